@@ -6,10 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.gradients.discovery import find_layers
@@ -133,3 +136,67 @@ def test_a_model_that_mixes_where_no_operation_shows_it_is_refused(
             session.step(next(session.batches()), lambda m, b: m(b[0]).sin().sum(1))
         assert len(str(error.value)) <= 160
         assert session.ledger.count == 0
+
+
+class Texts:
+    """Texts of other lengths, whose padding is id 0."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.rows = []
+        for i in range(24):
+            length = 2 + (i + 2) % 7
+            self.rows.append((torch.randint(1, 9, (length,), generator=generator), i % 2))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        return self.rows[i]
+
+
+def padded(rows: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+    ids = pad_sequence([ids for ids, _ in rows], batch_first=True)
+    return ids, torch.tensor([label for _, label in rows])
+
+
+def listed(rows: list[tuple[Tensor, int]]) -> tuple[list[Tensor], Tensor]:
+    return [ids for ids, _ in rows], torch.tensor([label for _, label in rows])
+
+
+class Pooled(nn.Module):
+    """Takes the largest of each feature, over the padding too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(9, 4, padding_idx=0).double()
+        self.head = nn.Linear(4, 2).double()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.table(ids).amax(1))
+
+
+def train_on_texts(model: nn.Module, collate: Callable[[Any], Any]) -> None:
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    plan = PrivacyConfig(expected_batch_size=4, steps=2, test_mode_seed=1).with_noise(1.0, 1e-3, 24)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with Session(plan, model, optimizer, Texts(), collate_fn=collate) as session:
+        for batch in session.batches():
+            session.step(batch, loss_fn)
+
+
+def test_the_largest_over_the_padding_is_refused() -> None:
+    """A short public text that holds the id of the padding by chance does not hide it."""
+    with pytest.raises(ValueError, match="padded to the length of a longer one"):
+        train_on_texts(Pooled(), padded)
+
+
+def test_a_list_of_records_as_long_as_the_batch_is_no_mixing() -> None:
+    class OfLists(Pooled):
+        def forward(self, texts: list[Tensor]) -> Tensor:
+            return torch.cat([super(OfLists, self).forward(ids[None]) for ids in texts])
+
+    train_on_texts(OfLists(), listed)

@@ -45,6 +45,7 @@ from dpkfc.linalg.metric import (
     Subspace,
 )
 from dpkfc.linalg.norms import InputCache, LayerNorms, per_example_norms
+from dpkfc.memory import is_out_of_memory
 from dpkfc.rng_state import device_of, randomize_generators, restarter
 from dpkfc.tracking import Tracker, Unknown
 
@@ -838,12 +839,15 @@ class Proof:
     Attributes:
         operation: why examples are computed one at a time, None where whole micro-batches are
             proved. Public: found on public rows.
+        is_checked: the loss has accepted public rows. Then an example whose values torch refuses
+            adds nothing, as one with a NaN, and does not end the run.
         exact_rows: rows of private micro-batches that were computed one at a time. PRIVATE.
         private_operation: the first operation that a private micro-batch could not be proved for,
             though public rows could. PRIVATE: control flow may have led there.
     """
 
     operation: Unknown | None = None
+    is_checked: bool = False
     exact_rows: int = 0
     private_operation: Unknown | None = None
 
@@ -933,7 +937,13 @@ class _Passes:
         """Yield calls or blocks, the number of their rows, and which rows are clipped together."""
         n = len(rows.records)
         if self.proof.operation is None and n > 1:
-            calls = self._together(loaded, rows)
+            calls = None
+            try:
+                calls = self._together(loaded, rows)
+            except (RuntimeError, ValueError) as error:
+                # One example may have caused it.
+                if not self.proof.is_checked or is_out_of_memory(error):
+                    raise
             if calls is not None:
                 yield calls, n, Groups(rows.units, rows.group)
                 return
@@ -1020,7 +1030,14 @@ class _Passes:
                     torch.enable_grad(),
                 ):
                     factor = weight * point.weight
-                    gradients = example_gradient(self.model, loss, batch, factor)
+                    try:
+                        gradients = example_gradient(self.model, loss, batch, factor)
+                    except (RuntimeError, ValueError) as error:
+                        if not self.proof.is_checked or not _is_refused_by_torch(error):
+                            raise
+                        gradients = {}
+                        for name, p in named_tensors(self.layers).items():
+                            gradients[name] = torch.full_like(p, math.nan)
                     add_gradients(total, gradients)
 
     def _record(self, index: int) -> Any:
@@ -1034,6 +1051,20 @@ class _Passes:
                 "differentiate records alone"
             )
         return self.one_record(index)
+
+
+def _is_refused_by_torch(error: Exception) -> bool:
+    """Return whether a function of torch has refused values, such as a NaN where [0, 1] is asked.
+
+    An id outside of a table or a label outside of the classes is an IndexError, and a mistake.
+    """
+    trace = error.__traceback__
+    module = ""
+    while trace is not None:
+        module = trace.tb_frame.f_globals.get("__name__", "")
+        trace = trace.tb_next
+    is_of_torch = module.startswith("torch.") or isinstance(error, torch.linalg.LinAlgError)
+    return is_of_torch and not is_out_of_memory(error)
 
 
 def batch_tracker(model: nn.Module, batch: Any, size: int) -> Tracker:
@@ -1122,8 +1153,8 @@ def losses_of(loss_fn: LossFn, model: nn.Module, batch: Any) -> Tensor:
         texts = ("out of bounds", "out of range in self")
         if message is None and any(text in str(error) for text in texts):
             message = (
-                f"loss_fn failed on a batch: {error}. A label or token id is outside the range the "
-                "model was built for."
+                "loss_fn failed on a batch: a label or token id is outside the range that the model"
+                " was built for"
             )
         if message is None:
             raise  # a mistake of the function itself
