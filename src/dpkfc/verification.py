@@ -205,7 +205,7 @@ class _RecordDrawer:
 
     def _tensor(self, dtype: torch.dtype, shape: list[int]) -> Tensor:
         if dtype.is_floating_point or dtype.is_complex:
-            draw = self.generator.standard_normal
+            draw: Callable[[Any], Any] = self.generator.standard_normal
             if self.integers == "ones" or (self.integers == "bits" and not shape):
                 draw = self.generator.random
             return torch.as_tensor(draw(shape)).to(dtype)
@@ -507,10 +507,18 @@ class _Check:
                 " verify='strict' (docs/errors.md#one-example-at-a-time)"
             )
         self._check_padding(rows)
-        if not self._is_repeatable(rows, few, restarted=True):
+
+        def make_batch() -> Any:
+            return self._augment(rows.batch(range(few)), few)
+
+        if not self._is_repeatable(make_batch, restarted=True):
             self._check_memory(rows)
-            if failure is not None:
-                self._check_repeatable(rows, few)
+            batch = make_batch()
+            if failure is not None and not self._is_repeatable(lambda: batch, restarted=True):
+                raise ValueError(
+                    "model or loss_fn remembers earlier batches, or has a random generator of its"
+                    " own; use those of torch, numpy and random (docs/errors.md#state)"
+                )
             # A proof needs no comparison. Without a proof every example has a pass of its own.
             return Verdict(
                 failure,
@@ -519,7 +527,7 @@ class _Check:
             )
         with ConstantNumbers():
             # numpy and random draw different numbers for a batch of another size.
-            are_constant = self._is_repeatable(rows, few, restarted=False)
+            are_constant = self._is_repeatable(make_batch, restarted=False)
             if are_constant:
                 self._check_sizes(rows, failure)
             if failure is None:
@@ -567,39 +575,22 @@ class _Check:
                 self._check_augment_with_nan(rows, size)
         return failure
 
-    def _is_repeatable(self, rows: PublicRows, size: int, *, restarted: bool) -> bool:
-        """Return whether two passes over one batch agree, where torch draws constants.
+    def _is_repeatable(self, make_batch: Callable[[], Any], *, restarted: bool) -> bool:
+        """Return whether two passes agree, where torch draws constants.
 
         Args:
-            rows: public rows.
-            size: of the batch.
+            make_batch: makes the batch of each pass.
             restarted: begin both with the same state of the global generators.
         """
         restart = restarter(self.device)
-        losses = []
+        passes = []
         with ConstantNumbers():
             for _ in range(2):
                 if restarted:
                     restart()
-                values = self.loss_values(rows.batch(range(size)), size)
-                losses.append(values.nan_to_num())
-        return torch.equal(*losses)
-
-    def _check_repeatable(self, rows: PublicRows, size: int) -> None:
-        """Check that model and loss do not keep what they were given in an earlier pass."""
-        batch = self._augment(rows.batch(range(size)), size)
-        restart = restarter(self.device)
-        passes = []
-        with ConstantNumbers():
-            for _ in range(3):
-                restart()
-                losses = losses_of(self.loss_fn, self.model, batch)
+                losses = losses_of(self.loss_fn, self.model, make_batch())
                 passes.append(losses.detach().double())
-        if any(self._losses_differ(passes[0], losses) for losses in passes[1:]):
-            raise ValueError(
-                "model or loss_fn remembers earlier batches, or has a random generator of its own;"
-                " use those of torch, numpy and random (docs/errors.md#state)"
-            )
+        return not self._losses_differ(*passes)
 
     def _losses_differ(self, losses: Tensor, others: Tensor) -> bool:
         """Return whether losses differ by more than rounding."""
