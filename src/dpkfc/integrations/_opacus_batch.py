@@ -856,7 +856,8 @@ def check_padding(
         public = draw_public_rows(source.dataset[0], 0, source.collate_fn, integers)
         if len(public.longer) < 2:
             return
-        records = list(public.longer)
+        longest, *shorter = public.longer
+        records = [shorter[0], longest, *shorter[1:]]
         try:
             padded = run(public.collate(records[:2]))
             alone = run(public.collate(records[:1]))
