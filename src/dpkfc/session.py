@@ -672,6 +672,7 @@ class Session:
         if not self._verify or program in self._verified:
             return
         self._proof.operation = None
+        self._proof.is_checked = False
         verdict = check_on_public_rows(
             self.model,
             self.layers,
@@ -690,6 +691,7 @@ class Session:
             )
         self._verified.add(program)
         self._proof.operation = unproved
+        self._proof.is_checked = not verdict.unchecked
         if unproved is not None:
             _log.warning("%s", self.gradients)
         self._unverified_reason = ""

@@ -121,6 +121,8 @@ class Unknown:
     reason: str
 
 
+_OF_EARLIER_BATCH = Unknown("an earlier batch", "what it has left depends on other examples")
+
 State = BatchAxis | Parametric | Public | Total | Unknown
 """What a tracked pass knows of a tensor that is not public."""
 
@@ -1571,6 +1573,9 @@ class Tracker:
         read: ids of the declared parameters that were read outside of a layer that covers them.
     """
 
+    # The tracker of the batch before, which knows the tensors that this batch has left.
+    _of_last_batch: Tracker | None = None
+
     def __init__(
         self, size: int, persistent: Iterable[Tensor] = (), *, trusts_public_rows: bool = False
     ) -> None:
@@ -1694,6 +1699,20 @@ class Tracker:
                 shape = list(x.shape)
                 why = f"a tensor {shape} of the batch does not have {self.size} examples in front"
                 self.set_state(x, Unknown("batch", why))
+
+    def declare_earlier_batches(self) -> None:
+        """Declare that tensors which earlier batches have left depend on other examples."""
+        earlier = Tracker._of_last_batch
+        Tracker._of_last_batch = self
+        if earlier is None:
+            return
+        for key, reference in [*earlier._references.items()]:
+            x = reference()
+            state = earlier._states.get(key)
+            if x is None or not isinstance(state, (BatchAxis, Total, Unknown)):
+                continue
+            if _memory(x) not in self._persistent:
+                self.set_state(x, _OF_EARLIER_BATCH)
 
     def declare_parameters(self, parameters: Iterable[Tensor]) -> None:
         """Declare the trainable parameters."""
@@ -2025,6 +2044,16 @@ class Tracker:
                 why = "the examples are written beside entries of their places"
                 return Unknown(str(function), why)
         return moved
+
+
+@contextmanager
+def forget_batches() -> Iterator[None]:
+    """Forget after the body which tensors its batches have left: they hold public rows."""
+    before = Tracker._of_last_batch
+    try:
+        yield
+    finally:
+        Tracker._of_last_batch = before
 
 
 @cache

@@ -25,6 +25,7 @@ from dpkfc._checks import check_one_of
 from dpkfc.distributed import trainable_tensors
 from dpkfc.gradients.clipped_sum import (
     LossFn,
+    add_gradients,
     follow_augmentation,
     follow_pass,
     full_precision,
@@ -40,7 +41,7 @@ from dpkfc.gradients.tape import Tape, check_losses, run_eagerly, tensors_of
 from dpkfc.linalg.metric import NamedTensors
 from dpkfc.memory import is_out_of_memory
 from dpkfc.rng_state import device_of, preserve_generators, restarter, seed_generators
-from dpkfc.tracking import Unknown, UnknownOperation
+from dpkfc.tracking import Unknown, UnknownOperation, forget_batches
 
 # --------------------------------------------------------------------------------------------------
 # Public rows: records with the types and shapes of one record, and numbers of a fixed seed.
@@ -55,8 +56,8 @@ class PublicRows:
     Attributes:
         records: the records.
         collate: list of records to a batch.
-        longer: records whose leading axes have different lengths; none where records have no such
-            axis.
+        longer: records whose leading axes have different lengths, the longest first; none where
+            records have no such axis.
     """
 
     records: Sequence[Any]
@@ -89,7 +90,8 @@ def draw_public_rows(
             means 1.
 
     Returns:
-        The records; floating-point numbers are standard normal.
+        The records. Floating-point numbers are standard normal. With "ones" all lie in [0, 1], as
+        probabilities do; with "bits" those do that are alone.
 
     Raises:
         TypeError: a record with a value of a type that cannot be drawn, by name.
@@ -100,7 +102,8 @@ def draw_public_rows(
     longer: list[Any] = []
     if len(lengths) == 1:
         base = lengths.pop()
-        sizes = (max(1, base // 2), base + 3, max(1, base // 3))
+        # Several short ones: an id in a record may be that of the padding.
+        sizes = [base + 3, *4 * [max(1, base // 2), max(1, base // 3)]]
         longer = [draw.value_like(record, length) for length in sizes]
     return PublicRows(records, collate, longer)
 
@@ -202,8 +205,10 @@ class _RecordDrawer:
 
     def _tensor(self, dtype: torch.dtype, shape: list[int]) -> Tensor:
         if dtype.is_floating_point or dtype.is_complex:
-            normal = self.generator.standard_normal(shape)
-            return torch.as_tensor(normal).to(dtype)
+            draw: Callable[[Any], Any] = self.generator.standard_normal
+            if self.integers == "ones" or (self.integers == "bits" and not shape):
+                draw = self.generator.random
+            return torch.as_tensor(draw(shape)).to(dtype)
         bound = 2
         if dtype != torch.bool:
             if self.integers == "ones":
@@ -216,6 +221,8 @@ class _RecordDrawer:
     def _number(self, kind: str) -> float | int | bool:
         """Return a number of a kind of numpy's types."""
         if kind == "f":
+            if self.integers != "tokens":
+                return float(self.generator.random())
             return float(self.generator.standard_normal())
         if kind == "b":
             return bool(self.generator.integers(2))
@@ -355,7 +362,13 @@ def check_on_public_rows(
     most = max(_MAX_ROWS, expected)
     max_rows = max(4, min(twice, bound or twice, most))
     device = device_of(layers)
-    with run_eagerly(), torch.enable_grad(), preserve_generators(), checked_state(model) as state:
+    with (
+        run_eagerly(),
+        forget_batches(),
+        torch.enable_grad(),
+        preserve_generators(),
+        checked_state(model) as state,
+    ):
         while True:
             seed_generators(1)
             check = _Check(model, layers, loss_fn, augment, device, max_rows, state)
@@ -469,6 +482,7 @@ class _Check:
         batch, tracker = follow_augmentation(self.augment, self.model, batch, size)
         tape, losses = follow_pass(self.loss_fn, self.model, self.layers, batch, tracker)
         tape.check_enabled()
+        tape.check_depends(losses)
         return tape.failure(losses), tape, losses
 
     def _augment(self, batch: Any, size: int) -> Any:
@@ -493,8 +507,18 @@ class _Check:
                 " verify='strict' (docs/errors.md#one-example-at-a-time)"
             )
         self._check_padding(rows)
-        if not self._is_repeatable(rows, few, restarted=True):
+
+        def make_batch() -> Any:
+            return self._augment(rows.batch(range(few)), few)
+
+        if not self._is_repeatable(make_batch, restarted=True):
             self._check_memory(rows)
+            batch = make_batch()
+            if failure is not None and not self._is_repeatable(lambda: batch, restarted=True):
+                raise ValueError(
+                    "model or loss_fn remembers earlier batches, or has a random generator of its"
+                    " own; use those of torch, numpy and random (docs/errors.md#state)"
+                )
             # A proof needs no comparison. Without a proof every example has a pass of its own.
             return Verdict(
                 failure,
@@ -503,12 +527,13 @@ class _Check:
             )
         with ConstantNumbers():
             # numpy and random draw different numbers for a batch of another size.
-            if self._is_repeatable(rows, few, restarted=False):
+            are_constant = self._is_repeatable(make_batch, restarted=False)
+            if are_constant:
                 self._check_sizes(rows, failure)
-            if failure is not None:
+            if failure is None:
+                self._check_tape(rows, few, alone=are_constant)
+            else:
                 self._check_neighbours(rows, size, failure)
-        if failure is None:
-            self._check_tape(rows, few)
         self._check_memory(rows)
         return Verdict(failure)
 
@@ -533,6 +558,10 @@ class _Check:
         Returns:
             Why a collate function cannot be compared, or None.
         """
+        lengths = [x.shape[0] for x in tensors_of(rows.records[0]) if x.dim()]
+        while size > 2 and size in lengths:
+            # A tensor of one record would look like one with a row for each.
+            size -= 1
         failure = None
         if not self._check_rows("collate_fn", rows.batch, size):
             reason = "it draws random numbers of its own, so that it cannot be compared"
@@ -546,23 +575,22 @@ class _Check:
                 self._check_augment_with_nan(rows, size)
         return failure
 
-    def _is_repeatable(self, rows: PublicRows, size: int, *, restarted: bool) -> bool:
-        """Return whether two passes over one batch agree, where torch draws constants.
+    def _is_repeatable(self, make_batch: Callable[[], Any], *, restarted: bool) -> bool:
+        """Return whether two passes agree, where torch draws constants.
 
         Args:
-            rows: public rows.
-            size: of the batch.
+            make_batch: makes the batch of each pass.
             restarted: begin both with the same state of the global generators.
         """
         restart = restarter(self.device)
-        losses = []
+        passes = []
         with ConstantNumbers():
             for _ in range(2):
                 if restarted:
                     restart()
-                values = self.loss_values(rows.batch(range(size)), size)
-                losses.append(values.nan_to_num())
-        return torch.equal(*losses)
+                losses = losses_of(self.loss_fn, self.model, make_batch())
+                passes.append(losses.detach().double())
+        return not self._losses_differ(*passes)
 
     def _losses_differ(self, losses: Tensor, others: Tensor) -> bool:
         """Return whether losses differ by more than rounding."""
@@ -635,7 +663,13 @@ class _Check:
             if bit > 0:
                 scales = (1.0,)
             for scale in scales:
-                other_losses, other_gradient = run_pass(replaced, kept, scale)
+                try:
+                    other_losses, other_gradient = run_pass(replaced, kept, scale)
+                except (RuntimeError, ValueError) as error:
+                    if scale == 1.0 or is_out_of_memory(error):
+                        raise
+                    # The loss takes no rows of this scale, as where a target is a probability.
+                    continue
                 differ = self._losses_differ(losses, other_losses)
                 if differ or _gradients_differ(gradient, other_gradient):
                     why = "rows changed when only the rows next to them did"
@@ -663,8 +697,17 @@ class _Check:
             parts.append(part.detach().double().flatten())
         return torch.cat(parts)
 
-    def _check_tape(self, rows: PublicRows, size: int) -> None:
-        """Compare the tape with plain autograd once, as a guard against faults of this library."""
+    def _check_tape(self, rows: PublicRows, size: int, *, alone: bool) -> None:
+        """Compare the tape with plain autograd once.
+
+        This is a guard against faults of this library, and against hooks that mix examples in the
+        backward pass, where no operation is followed.
+
+        Args:
+            rows: public rows.
+            size: of the batch on the tape.
+            alone: let plain autograd differentiate one row at a time.
+        """
         restart = restarter(self.device)
         batch = rows.batch(range(size))
         steps = torch.arange(1, size + 1, dtype=torch.float64, device=self.device)
@@ -674,10 +717,15 @@ class _Check:
         if failure is not None:
             return
         calls = tape.backward(losses)
-        restart()
-        losses = self.losses(batch, size)
-        weighted = losses * weights.to(losses)
-        expected = self._gradients(weighted.sum())
+        parts = [range(size)]
+        if alone:
+            parts = [range(i, i + 1) for i in range(size)]
+        expected: NamedTensors = {}
+        for part in parts:
+            restart()
+            losses = self.losses(rows.batch(part), len(part))
+            weighted = losses * weights[list(part)].to(losses)
+            add_gradients(expected, self._gradients(weighted.sum()))
         if not all(bool(g.isfinite().all()) for g in expected.values()):
             return
         total_norm = math.hypot(*map(_norm, expected.values()))
@@ -742,23 +790,21 @@ class _Check:
 
     def _check_padding(self, rows: PublicRows) -> None:
         """Check that the loss of a short record does not depend on the padding of its batch."""
-        if len(rows.longer) < 2:
-            return
-        short, long = rows.longer[:2]
-        with ConstantNumbers():
-            try:
-                in_batch = self.loss_values(rows.collate([short, long]), 2)
-                alone = self.loss_values(rows.collate([short]), 1)
-            except Exception as error:
-                if is_out_of_memory(error):
-                    raise
-                # Records of several lengths cannot be batched at all.
-                return
-        if self._losses_differ(in_batch[:1], alone):
-            raise ValueError(
-                "an example padded to the length of a longer one has another loss than alone; mask"
-                " the padding (docs/errors.md#gradient-mismatch)"
-            )
+        for short in rows.longer[1:]:
+            with ConstantNumbers():
+                try:
+                    in_batch = self.loss_values(rows.collate([short, rows.longer[0]]), 2)
+                    alone = self.loss_values(rows.collate([short]), 1)
+                except Exception as error:
+                    if is_out_of_memory(error):
+                        raise
+                    # Records of such lengths cannot be batched at all.
+                    continue
+            if self._losses_differ(in_batch[:1], alone):
+                raise ValueError(
+                    "an example padded to the length of a longer one has another loss than alone;"
+                    " mask the padding (docs/errors.md#gradient-mismatch)"
+                )
 
     def _check_memory(self, rows: PublicRows) -> None:
         """Check that the forward pass keeps nothing of its examples for later ones."""
@@ -802,7 +848,7 @@ def _first_line(error: Exception) -> str:
 
 def _row_tensors(batch: Any, size: int) -> list[Tensor]:
     """Return the tensors of a batch with one row for each example."""
-    return [x for x in tensors_of(batch) if x.dim() and len(x) == size]
+    return [x for x in tensors_of(batch) if x.dim() and not x.is_nested and len(x) == size]
 
 
 def _gradients_differ(gradient: Tensor, other: Tensor) -> bool:
@@ -905,8 +951,13 @@ def _mixing_message(failure: Unknown | None, what: str) -> str:
             f"{what}: model, loss_fn or augment depends on the batch"
             " (docs/errors.md#mixes-examples)"
         )
-    reason = failure.reason[:70]
-    return f"{failure.operation} mixes examples: {what}, {reason} (docs/errors.md#mixes-examples)"
+    begin = f"{failure.operation} mixes examples: "
+    end = " (docs/errors.md#mixes-examples)"
+    room = 160 - len(begin) - len(end)
+    reason = failure.reason
+    if len(reason) > room:
+        reason = reason.partition(" (shapes")[0]
+    return begin + reason[:room] + end
 
 
 def _is_permanent(error: Exception) -> bool:

@@ -99,8 +99,8 @@ def test_the_mean_over_views_is_clipped_once(case: Case) -> None:
         assert int(chosen.sum()) == K
         means.append(gradients(model, loss_fn(model, (views[chosen], labels[chosen]))))
     c = float(np.median([norm(g) for g in means]))
-    for _, views in seen:
-        made.put(views)
+    for _, (views, labels) in seen:
+        made.put((views.clone(), labels.clone()))
 
     def replayed(batch: Batch) -> Batch:
         """The same views again, each row computed from its own."""

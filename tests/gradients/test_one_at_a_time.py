@@ -92,3 +92,28 @@ def test_micro_batches_after_the_counted_ones_are_not_summed() -> None:
     )
     assert torch.equal(counted, norms)
     assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_values_that_python_code_may_read_are_given_for_one_example_at_a_time() -> None:
+    """No operation of torch shows that Python compares the numbers of several examples."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 2).double(), torch.randn(N, 3, dtype=torch.float64)
+
+    def batch_of(rows: Tensor) -> tuple[Tensor, list[float]]:
+        return rows, rows[:, 0].tolist()
+
+    def loss_by_largest(model: nn.Module, batch: tuple[Tensor, list[float]]) -> Tensor:
+        return loss_fn(model, (batch[0],)) * max(batch[1])
+
+    found, _ = clipped_sum(
+        model,
+        find_layers(model),
+        {},
+        Clip(1e9),
+        loss_fn=loss_by_largest,
+        micro_batches=[(batch_of(x), part_of(None, 1))],
+        one_record=lambda i: batch_of(x[i : i + 1]),
+    )
+    losses = loss_fn(model, (x,)) * x[:, 0]
+    expected = torch.autograd.grad(losses.sum(), list(model.parameters()))
+    torch.testing.assert_close(list(found.values()), list(expected), rtol=1e-10, atol=1e-12)

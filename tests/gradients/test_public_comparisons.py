@@ -4,11 +4,15 @@ seen, and so are wrong rules.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.gradients.discovery import find_layers
@@ -84,3 +88,115 @@ def test_a_layer_rule_that_gives_other_gradients_is_refused_before_a_release() -
         with pytest.raises(Exception, match="gain"):
             session.step(next(session.batches()), lambda m, b: m(b[0]).sin().sum(1))
         assert session.ledger.count == 0
+
+
+FEATURES: SimpleQueue[Tensor] = SimpleQueue()
+MEANS = {"mean": torch.zeros(3, dtype=torch.float64)}
+
+
+def queued(h: Tensor) -> Tensor:
+    """Add the features of the batch before, which no restored attribute holds."""
+    FEATURES.put(h.detach())
+    if FEATURES.qsize() > 1:
+        return h + FEATURES.get().mean(0)
+    return h
+
+
+def moving(h: Tensor) -> Tensor:
+    mean = MEANS["mean"]
+    MEANS["mean"] = 0.9 * mean + 0.1 * h.detach().mean(0)
+    return h - mean
+
+
+def mixing_backward(h: Tensor) -> Tensor:
+    """Let the backward pass read other values than the forward pass has saved."""
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x + x.flip(0)):
+        return h * h.exp()
+
+
+class Inner(nn.Module):
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3).double(), nn.Linear(3, 3).double()
+        self.change = change
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.change(self.a(x).tanh()))
+
+
+@pytest.mark.parametrize("change", [queued, moving, mixing_backward])
+def test_a_model_that_mixes_where_no_operation_shows_it_is_refused(
+    change: Callable[[Tensor], Tensor],
+) -> None:
+    torch.manual_seed(0)
+    model, x = Inner(change), torch.randn(24, 3, dtype=torch.float64)
+    plan = PrivacyConfig(expected_batch_size=8, steps=2, test_mode_seed=1).with_noise(1.0, 1e-3, 24)
+    with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), (x, x)) as session:
+        with pytest.raises(ValueError, match="earlier batch|do not add up") as error:
+            session.step(next(session.batches()), lambda m, b: m(b[0]).sin().sum(1))
+        assert len(str(error.value)) <= 160
+        assert session.ledger.count == 0
+
+
+class Texts:
+    """Texts of other lengths, whose padding is id 0."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.rows = []
+        for i in range(24):
+            length = 2 + (i + 2) % 7
+            self.rows.append((torch.randint(1, 9, (length,), generator=generator), i % 2))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        return self.rows[i]
+
+
+def padded(rows: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+    ids = pad_sequence([ids for ids, _ in rows], batch_first=True)
+    return ids, torch.tensor([label for _, label in rows])
+
+
+def listed(rows: list[tuple[Tensor, int]]) -> tuple[list[Tensor], Tensor]:
+    return [ids for ids, _ in rows], torch.tensor([label for _, label in rows])
+
+
+class Pooled(nn.Module):
+    """Takes the largest of each feature, over the padding too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(9, 4, padding_idx=0).double()
+        self.head = nn.Linear(4, 2).double()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.table(ids).amax(1))
+
+
+def train_on_texts(model: nn.Module, collate: Callable[[Any], Any]) -> None:
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    plan = PrivacyConfig(expected_batch_size=4, steps=2, test_mode_seed=1).with_noise(1.0, 1e-3, 24)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with Session(plan, model, optimizer, Texts(), collate_fn=collate) as session:
+        for batch in session.batches():
+            session.step(batch, loss_fn)
+
+
+def test_the_largest_over_the_padding_is_refused() -> None:
+    """A short public text that holds the id of the padding by chance does not hide it."""
+    with pytest.raises(ValueError, match="padded to the length of a longer one"):
+        train_on_texts(Pooled(), padded)
+
+
+def test_a_list_of_records_as_long_as_the_batch_is_no_mixing() -> None:
+    class OfLists(Pooled):
+        def forward(self, texts: list[Tensor]) -> Tensor:
+            return torch.cat([super(OfLists, self).forward(ids[None]) for ids in texts])
+
+    train_on_texts(OfLists(), listed)

@@ -332,3 +332,24 @@ def test_a_loss_of_logits_or_margins_equals_a_loop(loss) -> None:
         clipped += flat * min(1.0, bound / max(float(flat.norm()), 1e-300))
     torch.testing.assert_close(before - weights(model), rate * clipped / 20, rtol=1e-10, atol=1e-12)
     engine.close()
+
+
+@pytest.mark.parametrize("where", ["input", "loss"])
+def test_what_an_earlier_batch_has_left_is_no_public_number(where: str) -> None:
+    """One example of an earlier batch would move the gradients of a whole later one."""
+    _, model, optimizer, batches = private()
+    left: list[Tensor] = []
+    steps = 0
+    with pytest.raises(ValueError, match="an earlier batch") as error:
+        for x, y in batches:
+            mean = left[-1] if left else torch.zeros((), dtype=torch.float64)
+            if where == "input":
+                loss = F.cross_entropy(model(x + mean), y)
+            else:
+                loss = F.cross_entropy(model(x), y) * (1 + mean)
+            left.append(loss.detach())
+            loss.backward()
+            optimizer.step()
+            steps += 1
+    assert steps == 1
+    assert len(str(error.value)) <= 160

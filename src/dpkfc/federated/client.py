@@ -260,6 +260,7 @@ class LocalModel:
         )
         verdict.warn(stacklevel=4)
         self._proof.operation = verdict.operation
+        self._proof.is_checked = not verdict.unchecked
         self._is_verified = True
 
     def clipped_sum(self, records: Records, indices: Indices, *, together: bool = False) -> Tensors:

@@ -45,6 +45,7 @@ from dpkfc.linalg.metric import (
     Subspace,
 )
 from dpkfc.linalg.norms import InputCache, LayerNorms, per_example_norms
+from dpkfc.memory import is_out_of_memory
 from dpkfc.rng_state import device_of, randomize_generators, restarter
 from dpkfc.tracking import Tracker, Unknown
 
@@ -838,12 +839,15 @@ class Proof:
     Attributes:
         operation: why examples are computed one at a time, None where whole micro-batches are
             proved. Public: found on public rows.
+        is_checked: the loss has accepted public rows. Then an example whose values torch refuses
+            adds nothing, as one with a NaN, and does not end the run.
         exact_rows: rows of private micro-batches that were computed one at a time. PRIVATE.
         private_operation: the first operation that a private micro-batch could not be proved for,
             though public rows could. PRIVATE: control flow may have led there.
     """
 
     operation: Unknown | None = None
+    is_checked: bool = False
     exact_rows: int = 0
     private_operation: Unknown | None = None
 
@@ -933,7 +937,13 @@ class _Passes:
         """Yield calls or blocks, the number of their rows, and which rows are clipped together."""
         n = len(rows.records)
         if self.proof.operation is None and n > 1:
-            calls = self._together(loaded, rows)
+            calls = None
+            try:
+                calls = self._together(loaded, rows)
+            except (RuntimeError, ValueError) as error:
+                # One example may have caused it.
+                if not self.proof.is_checked or is_out_of_memory(error):
+                    raise
             if calls is not None:
                 yield calls, n, Groups(rows.units, rows.group)
                 return
@@ -971,6 +981,9 @@ class _Passes:
         with restored_state(self.model):
             tape, losses = follow_pass(self.loss_fn, self.model, self.layers, batch, tracker)
             failure = tape.failure(losses)
+            if failure is None and losses.grad_fn is None:
+                # All examples of this micro-batch may have a constant loss.
+                failure = Unknown("loss", "it depends on no trainable layer")
             if failure is not None:
                 self.proof.private_operation = self.proof.private_operation or failure
                 return None
@@ -1017,7 +1030,14 @@ class _Passes:
                     torch.enable_grad(),
                 ):
                     factor = weight * point.weight
-                    gradients = example_gradient(self.model, loss, batch, factor)
+                    try:
+                        gradients = example_gradient(self.model, loss, batch, factor)
+                    except (RuntimeError, ValueError) as error:
+                        if not self.proof.is_checked or not _is_refused_by_torch(error):
+                            raise
+                        gradients = {}
+                        for name, p in named_tensors(self.layers).items():
+                            gradients[name] = torch.full_like(p, math.nan)
                     add_gradients(total, gradients)
 
     def _record(self, index: int) -> Any:
@@ -1033,9 +1053,24 @@ class _Passes:
         return self.one_record(index)
 
 
+def _is_refused_by_torch(error: Exception) -> bool:
+    """Return whether a function of torch has refused values, such as a NaN where [0, 1] is asked.
+
+    An id outside of a table or a label outside of the classes is an IndexError, and a mistake.
+    """
+    trace = error.__traceback__
+    module = ""
+    while trace is not None:
+        module = trace.tb_frame.f_globals.get("__name__", "")
+        trace = trace.tb_next
+    is_of_torch = module.startswith("torch.") or isinstance(error, torch.linalg.LinAlgError)
+    return is_of_torch and not is_out_of_memory(error)
+
+
 def batch_tracker(model: nn.Module, batch: Any, size: int) -> Tracker:
     """Return a tracker for a batch whose tensors have their examples in front."""
     tracker = Tracker(size, model.buffers())
+    tracker.declare_earlier_batches()
     tracker.declare_batch(batch)
     tracker.declare_parameters(trainable_tensors(model).values())
     return tracker
@@ -1046,6 +1081,9 @@ def follow_augmentation(
 ) -> tuple[Any, Tracker]:
     """Return the batch as `augment` changes it, and the tracker that has followed the change."""
     tracker = batch_tracker(model, batch, size)
+    if tracker.is_opaque:
+        why = "it holds values that are no tensors, which no operation shows to be read"
+        tracker.fail("batch", why, is_read=True)
     with tracker.following():
         batch = augmented(augment, model, batch, size)
     return batch, tracker
@@ -1067,13 +1105,12 @@ def follow_pass(
         The tape of the pass and its losses `[n]`.
 
     Raises:
-        ValueError: losses of another shape, or that depend on no layer.
+        ValueError: losses of another shape.
     """
     tape = Tape(model, layers, tracker.size, tracker=tracker)
     with torch.enable_grad(), tape, tracker.following():
         losses = losses_of(loss_fn, model, batch)
     check_losses(losses, tracker.size)
-    tape.check_depends(losses)
     return tape, losses
 
 
@@ -1116,8 +1153,8 @@ def losses_of(loss_fn: LossFn, model: nn.Module, batch: Any) -> Tensor:
         texts = ("out of bounds", "out of range in self")
         if message is None and any(text in str(error) for text in texts):
             message = (
-                f"loss_fn failed on a batch: {error}. A label or token id is outside the range the "
-                "model was built for."
+                "loss_fn failed on a batch: a label or token id is outside the range that the model"
+                " was built for"
             )
         if message is None:
             raise  # a mistake of the function itself

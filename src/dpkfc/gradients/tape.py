@@ -587,7 +587,7 @@ class Tape:
         Raises:
             ValueError: they do not.
         """
-        if losses.grad_fn is None:
+        if not depends_on(self.model, losses):
             raise ValueError(
                 "the losses do not depend on any trainable layer of the model that the session was "
                 "given: call that model, uncompiled, inside loss_fn"
@@ -858,6 +858,12 @@ def nodes_of(losses: Tensor, ends: Sequence[Tensor] = ()) -> Iterator[Any]:
             if following is not None and following not in seen:
                 seen.add(following)
                 waiting.append(following)
+
+
+def depends_on(model: nn.Module, x: Tensor) -> bool:
+    """Return whether a tensor was computed from a trainable parameter of a model."""
+    parameters = set(map(id, trainable_tensors(model).values()))
+    return any(id(getattr(node, "variable", None)) in parameters for node in nodes_of(x))
 
 
 def tensors_of(values: Any) -> list[Tensor]:

@@ -30,7 +30,7 @@ from dpkfc.gradients.clipped_sum import ClippedSummer, batch_tracker
 from dpkfc.gradients.fallback import blocks_of_one
 from dpkfc.gradients.layers import Calls, Layer
 from dpkfc.gradients.state import evaluation_mode, restored_state
-from dpkfc.gradients.tape import Tape, custom_function, is_differentiable, nodes_of, tensors_of
+from dpkfc.gradients.tape import Tape, custom_function, depends_on, is_differentiable, tensors_of
 from dpkfc.memory import is_out_of_memory
 from dpkfc.tracking import BatchAxis, State, Total, Tracker, Unknown, example_first
 from dpkfc.verification import PublicRows, Verdict, check_on_public_rows, draw_public_rows
@@ -215,7 +215,7 @@ def _apply_public_divisor(recording: BatchRecording, loss: Any, args: Any, kwarg
         and options["reduce"] is None
         and not options["target"].is_floating_point()
     )
-    if not is_plain_mean or not recording.reaches_the_model(options["input"]):
+    if not is_plain_mean or not depends_on(recording.model, options["input"]):
         return loss(*args, **kwargs)
     options["reduction"] = "none"
     return loss(*bound.args, **bound.kwargs).mean()
@@ -427,7 +427,7 @@ class BatchRecording:
 
     def differentiate(self, loss: Tensor) -> bool:
         """Differentiate a loss for every example; return False if it is not of this batch."""
-        if not self.forwards or not self.reaches_the_model(loss):
+        if not self.forwards or not depends_on(self.model, loss):
             return False
         state: State | None = None
         if self.tracker is not None:
@@ -473,15 +473,6 @@ class BatchRecording:
             return
         self.exact = failure
         self._differentiate_singles(total)
-
-    def reaches_the_model(self, x: Tensor) -> bool:
-        """Return whether a tensor depends on a trainable parameter of the model."""
-        parameters = {id(p) for p in self.model.parameters() if p.requires_grad}
-        for node in nodes_of(x):
-            variable = getattr(node, "variable", None)
-            if id(variable) in parameters:
-                return True
-        return False
 
     def _sum_factor(self, state: State | None) -> float:
         """Return the factor that makes the loss the sum of the losses of its examples.
@@ -869,7 +860,8 @@ def check_padding(
         public = draw_public_rows(source.dataset[0], 0, source.collate_fn, integers)
         if len(public.longer) < 2:
             return
-        records = list(public.longer)
+        longest, *shorter = public.longer
+        records = [shorter[0], longest, *shorter[1:]]
         try:
             padded = run(public.collate(records[:2]))
             alone = run(public.collate(records[:1]))

@@ -56,7 +56,7 @@ from dpkfc.privacy.mechanism import ClippedSum
 from dpkfc.private_step import PreconditionerManager, ReleasePipeline, set_gradients
 from dpkfc.rng_state import preserve_generators, renew
 from dpkfc.session import check_recorded_weights, record_weights
-from dpkfc.tracking import Unknown
+from dpkfc.tracking import Unknown, forget_batches
 
 if TYPE_CHECKING:
     from dpkfc.curvature.base import PreconditionerState
@@ -579,7 +579,12 @@ class PrivateStep:
         expected = self.plan.config.expected_rows
         self._is_running_model = True
         try:
-            with recording.suspended(), checked_state(self.model), preserve_generators():
+            with (
+                recording.suspended(),
+                checked_state(self.model),
+                preserve_generators(),
+                forget_batches(),
+            ):
                 verdict = check_model(
                     self.model, self.layers, args, kwargs, recording.tracker, expected, is_strict
                 )
