@@ -152,6 +152,8 @@ CONTROLS = [
     Arm(("tuned1",)),
     Arm(("tuned1",), method="dp-kfc"),
     Arm(("tuned6",)),
+    Arm(("scattering", "encoder4")),
+    Arm(("scattering", "encoder4"), method="dp-kfc"),
 ]
 
 

@@ -224,6 +224,26 @@ def test_an_empty_schema_shows_no_row_and_asks_for_kinds(tmp_path: Path):
     assert 'delimiter = ";"' in text and '[columns."sex,or gender"]' in text
 
 
+def test_numbers_may_have_a_decimal_comma(tmp_path: Path):
+    path = tmp_path / "european.csv"
+    path.write_text("age;y\n3,5;a\n4.5;b\n1.234,5;a\n", "utf-8")
+    toml = tmp_path / "european.toml"
+    text = """target = "y"
+classes = ["a", "b"]
+delimiter = ";"
+decimal = ","
+[columns.age]
+kind = "number"
+bounds = [0, 10]
+"""
+    toml.write_text(text, "utf-8")
+    features = encode_table(path, read_schema(toml)).inputs
+    assert torch.allclose(features, torch.tensor([[-0.3, 0.0], [-0.1, 0.0], [0.0, 1.0]]))
+    toml.write_text(text.replace('decimal = ","', 'decimal = ";"'), "utf-8")
+    with pytest.raises(ConfigError, match="decimal must be"):
+        read_schema(toml)
+
+
 def test_the_probe_looks_like_the_schema(tmp_path: Path):
     schema = read_schema(write_patients(tmp_path)[1])
     noise = SchemaNoise(tuple(schema.features.items()))

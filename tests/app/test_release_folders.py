@@ -212,6 +212,9 @@ def test_a_damaged_card_is_one_error(make_folder: Folder, tmp_path: Path) -> Non
         path.write_text(json.dumps(damaged), "utf-8")
         with pytest.raises(CardError, match=r"damaged|differ|not as"):
             fill_card(folder, {})
+    path.write_text(json.dumps(whole | {"format": 7}), "utf-8")
+    with pytest.raises(CardError, match="a newer dpkfc wrote"):
+        fill_card(folder, {})
 
 
 def take_id_away(path: Path) -> str:

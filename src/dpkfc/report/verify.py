@@ -37,6 +37,7 @@ from dpkfc.privacy.ledger import Verified, verify
 from dpkfc.report import ensure_mapping, json_number, rounded_up
 from dpkfc.report.card import (
     CARD,
+    FORMAT,
     LAYOUT,
     LEDGER,
     REGISTRY,
@@ -105,7 +106,7 @@ def read_card(ledger: Path) -> Card | None:
     """Return the card next to a ledger, None if there is none.
 
     Raises:
-        CardError: the card is damaged.
+        CardError: the card is damaged, or a newer version wrote it.
     """
     path = ledger.parent / CARD
     if not path.is_file():
@@ -117,13 +118,17 @@ def read_card(ledger: Path) -> Card | None:
         releases = int(stated["releases"] if "releases" in stated else stated["count"])
         if releases < 0 or not 0 < delta < 1:
             raise ValueError(f"{releases} releases at δ = {delta}")
+        version = int(content.get("format", FORMAT))
         head = str(stated["head"])
-        return Card(path=path, content=content, releases=releases, head=head, delta=delta)
+        card = Card(path=path, content=content, releases=releases, head=head, delta=delta)
     except _DAMAGE as error:
         raise CardError(
             f"the privacy card {path} is damaged ({type(error).__name__}: {error}) and cannot be "
             "compared: move it away to verify the ledger alone"
         ) from None
+    if version > FORMAT:
+        raise CardError(f"a newer dpkfc wrote {path}; read it with the version that it names")
+    return card
 
 
 def verify_history(path: Path) -> Verified:

@@ -235,7 +235,8 @@ def encode_table(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
     figures = {}
     parts = []
     for name, column in schema.features.items():
-        encoded = column.encode(column_texts(path, table, name))
+        decimal = schema.decimal if column.kind == "number" else "."
+        encoded = column.encode(column_texts(path, table, name, decimal))
         parts.append(encoded.features)
         figures["missing", name] = encoded.missing
         if column.kind == "number":
@@ -244,7 +245,8 @@ def encode_table(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
             figures["of no known category", name] = encoded.odd
     inputs = np.concatenate(parts, axis=1)
     if schema.target in table.column_names:
-        targets = column_texts(path, table, schema.target)
+        decimal = schema.decimal if schema.target_bounds else "."
+        targets = column_texts(path, table, schema.target, decimal)
         labels, shares = target_of(schema).encode(targets)
         figures |= shares
     else:
@@ -281,8 +283,14 @@ def _blank_private_columns(inputs: np.ndarray, schema: Schema) -> np.ndarray:
     return public
 
 
-def column_texts(path: Path, table: pa.Table, name: str) -> list[str | None]:
+def column_texts(path: Path, table: pa.Table, name: str, decimal: str = ".") -> list[str | None]:
     """Return a column as texts, None where a value is null or has no form as text.
+
+    Args:
+        path: of the table, for errors.
+        table: its columns.
+        name: of the column.
+        decimal: the sign before a fraction in texts; the result has a point.
 
     Raises:
         DatasetError: its type has no form as text.
@@ -302,7 +310,9 @@ def column_texts(path: Path, table: pa.Table, name: str) -> list[str | None]:
         values: list[str | None] = column.cast(pa.string()).to_pylist()
     except (pa.ArrowException, ValueError):
         values = [_text_at(column, row) for row in range(len(column))]
-    return values
+    if decimal == ".":
+        return values
+    return [text and text.replace(decimal, ".") for text in values]
 
 
 def _text_at(column: pa.ChunkedArray, row: int) -> str | None:

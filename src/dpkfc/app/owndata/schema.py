@@ -467,6 +467,7 @@ class Schema:
         max_records: most records of one unit that count in a step.
         missing: texts that mean a missing value.
         delimiter: of a CSV file.
+        decimal: the sign before the fraction of a number that is stored as text: "." or ",".
         columns: of a table.
         images: of a folder of images.
         text: of a file of texts.
@@ -479,6 +480,7 @@ class Schema:
     max_records: int = 4
     missing: tuple[str, ...] = MISSING
     delimiter: str = ","
+    decimal: str = "."
     columns: Mapping[str, Column] = field(default_factory=dict)
     images: ImageForm = ImageForm()
     text: TextForm = TextForm()
@@ -577,6 +579,10 @@ def check_schema(schema: Schema, where: str, *, may_be_open: bool = False) -> Sc
         raise ConfigError(
             f"{where}: target_bounds must be [least, greatest], known without the data; got"
             f" {list(schema.target_bounds)}"
+        )
+    if schema.decimal not in (".", ",") or schema.decimal == schema.delimiter:
+        raise ConfigError(
+            f"{where}: decimal must be '.' or ',' and not the delimiter, got {schema.decimal!r}"
         )
     if schema.max_records < 1:
         raise ConfigError(f"{where}: max_records must be at least 1, got {schema.max_records}")
@@ -735,6 +741,7 @@ def template(
     ]
     if delimiter != ",":
         lines.append(tomli_w.dumps({"delimiter": delimiter}).strip())
+        lines.append('decimal = "."      # or ",", where numbers are written 3,5')
     for name, kind in columns.items():
         if name == target:
             continue
