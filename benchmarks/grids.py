@@ -11,7 +11,8 @@ batches and schedules. `refined`, `refined-fashion`: inputs that the released mo
 seeds on the validation split. `mapped`: the step along the preconditioned gradient, or along the
 natural gradient. `varied`: root, interval of refreshes, labels and source of G,
 each by itself, two seeds on the validation split.
-`fashion`: natural gradients and baselines on Fashion-MNIST. `cifar`: a five-layer CNN on CIFAR-10
+`fashion`: natural gradients and baselines on Fashion-MNIST. `fashion-baselines`: grids of three
+baselines that the study had left at the recipe's values. `cifar`: a five-layer CNN on CIFAR-10
 at ε = 2. `imdb`: logistic regression on hashed words, where twenty trials of the study had left six
 of thirteen arms with one or two that ran to their end.
 """
@@ -440,6 +441,19 @@ GRIDS: dict[str, Grid] = {
                 _each(lr=(0.001, 0.002), **_one(DISCS)),
             ),
             "DP-Adam": ("dp-adam", _each(lr=(0.001, 0.003))),
+        },
+    ),
+    "fashion-baselines": Grid(
+        recipe="fashion-mnist-cnn",
+        common={**PROTOCOL, "max_grad_norm": 1.0},
+        seeds=(0, 1, 2, 3, 4),
+        arms={
+            "DP-SGD": ("dp-sgd", _each(lr=(0.05, 0.1, 0.2, 0.4))),
+            "DP-AdamBC": (
+                "dp-adambc",
+                _each(lr=(0.0015, 0.003, 0.006, 0.012), adam_bc_floor=(1e-4,)),
+            ),
+            "DiSK": ("disk", _each(lr=(0.25, 0.5, 1.0, 2.0))),
         },
     ),
     "cifar": Grid(
