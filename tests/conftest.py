@@ -37,7 +37,14 @@ settings.register_profile(
 settings.load_profile("repeatable")
 
 # Files whose accounting is that of users.
-EXACT = ("test_account", "test_calibration", "test_events", "test_tradeoff")
+EXACT = (
+    "test_account",
+    "test_begun",
+    "test_calibration",
+    "test_events",
+    "test_gep",
+    "test_tradeoff",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:

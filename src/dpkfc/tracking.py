@@ -121,7 +121,7 @@ class Unknown:
     reason: str
 
 
-_OF_EARLIER_BATCH = Unknown("an earlier batch", "what it has left depends on other examples")
+_OF_EARLIER_BATCH = Unknown("a tensor that an earlier batch left", "it depends on other examples")
 
 State = BatchAxis | Parametric | Public | Total | Unknown
 """What a tracked pass knows of a tensor that is not public."""

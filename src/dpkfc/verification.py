@@ -25,7 +25,6 @@ from dpkfc._checks import check_one_of
 from dpkfc.distributed import trainable_tensors
 from dpkfc.gradients.clipped_sum import (
     LossFn,
-    add_gradients,
     follow_augmentation,
     follow_pass,
     full_precision,
@@ -720,12 +719,13 @@ class _Check:
         parts = [range(size)]
         if alone:
             parts = [range(i, i + 1) for i in range(size)]
-        expected: NamedTensors = {}
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
         for part in parts:
             restart()
             losses = self.losses(rows.batch(part), len(part))
             weighted = losses * weights[list(part)].to(losses)
-            add_gradients(expected, self._gradients(weighted.sum()))
+            total = total + weighted.sum()
+        expected = self._gradients(total)
         if not all(bool(g.isfinite().all()) for g in expected.values()):
             return
         total_norm = math.hypot(*map(_norm, expected.values()))

@@ -751,7 +751,7 @@ def parse_pairs(setting: str, text: str) -> dict[str, str]:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the end of an error message: the nearest known word, or those that fit a line."""
-    known = sorted(known)
+    known = sorted(set(known))
     word = str(word)
     longer = [name for name in known if word and name.startswith(word)]
     close = longer or difflib.get_close_matches(word, known, n=1, cutoff=0.5)
