@@ -272,6 +272,9 @@ CLAIMS: tuple[Claim | FeatureClaim | HeadClaim, ...] = (
         ("scattering+encoder4",),
         ("scattering+encoder2",),
     ),
+    FeatureClaim(
+        "", "the encoder's last block trains with the head", "maps", ("tuned1",), ("encoder2",)
+    ),
     FeatureClaim("", "a mean with the mirrored image adds", "more", (("mirrored",),), ((),)),
     FeatureClaim(
         "", "scales of synthetic images beat one number", "scales", ("synthetic",), ("none",)
