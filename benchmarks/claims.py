@@ -173,7 +173,7 @@ class HeadClaim:
         known = {}
         for data in dict.fromkeys(row.data for row in rows):
             own = [row for row in rows if row.data == data and row.epsilon == 1.0]
-            heads = [row for row in own if not row.arm.is_network]
+            heads = [row for row in own if row.arm.is_head]
             if not heads:
                 continue
             best = max(heads, key=lambda row: row.validation)

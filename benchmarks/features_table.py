@@ -70,8 +70,13 @@ class Arm:
 
     @property
     def is_network(self) -> bool:
-        """Whether it trains a network instead of a head on features."""
-        return not set(self.maps.split("+")) & set(MAPS)
+        """Whether it trains a network on pixels."""
+        return not self.is_head and not self.maps.startswith("tuned")
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it trains a linear head alone."""
+        return bool(set(self.maps.split("+")) & set(MAPS))
 
     @property
     def features(self) -> str:
