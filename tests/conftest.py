@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, settings
 from torch.overrides import _get_current_function_mode
 
 from dpkfc.integrations._opacus_batch import remove_finished_modes
-from tests.quick import make_accounting_quick, make_figures_blank
+from tests.quick import make_figures_blank
 
 settings.register_profile(
     "repeatable",
@@ -35,16 +35,6 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("repeatable")
-
-# Files whose accounting is that of users.
-EXACT = (
-    "test_account",
-    "test_begun",
-    "test_calibration",
-    "test_events",
-    "test_gep",
-    "test_tradeoff",
-)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -87,18 +77,6 @@ def _end_abandoned_modes() -> Iterator[None]:
     if _get_current_function_mode() is not None:
         gc.collect()
         remove_finished_modes()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quick_accounting(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Account with few points, but in tests of accounting and of figures of the past."""
-    path = request.path
-    if path.parent.name == "golden" or path.stem.startswith(EXACT):
-        yield
-        return
-    with pytest.MonkeyPatch.context() as patched:
-        make_accounting_quick(patched)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import pytest
-
 from dpkfc.privacy import accounting
-from tests.quick import INTERVAL, make_accounting_quick
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.preloaded"])
@@ -35,21 +32,15 @@ class Done:
 
 def started(work: Callable[..., Any], *args: Any) -> Any:
     """A process that does this work, a function of a module; values of ε that are known here are
-    known there, and others are computed alike.
+    known there.
     """
-    known = (accounting._INTERVAL, dict(accounting._values))
-    process = CONTEXT.Process(target=_work, args=(known, work, args))
+    process = CONTEXT.Process(target=_work, args=(dict(accounting._values), work, args))
     with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path)):
         process.start()  # the first one starts the process that forks them all
     return process
 
 
-def _work(
-    known: tuple[float, Mapping[Any, float]], work: Callable[..., Any], args: tuple[Any, ...]
-) -> None:
-    interval, values = known
-    if interval == INTERVAL:
-        make_accounting_quick(pytest.MonkeyPatch())
+def _work(values: Mapping[Any, float], work: Callable[..., Any], args: tuple[Any, ...]) -> None:
     accounting._values.update(values)
     work(*args)
 

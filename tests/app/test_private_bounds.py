@@ -270,7 +270,7 @@ def test_a_resumed_run_is_not_charged_for_bounds_again(tmp_path: Path, monkeypat
 def test_a_run_that_does_not_fit_into_a_budget_finds_no_bounds(tmp_path: Path):
     from dpkfc.privacy.ledger import BudgetExhausted
 
-    budget = Budget(tmp_path / "ward.toml", epsilon=1.0, delta=1e-5)
+    budget = Budget(tmp_path / "ward.toml", epsilon=2.0, delta=1e-5)
     with pytest.raises(BudgetExhausted):
         run(_config(tmp_path, budget=str(budget.path)))
     assert not budget.charges and not (tmp_path / "run" / "ledger.jsonl").exists()

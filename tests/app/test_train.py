@@ -54,7 +54,7 @@ def _config(out: Path | str, **changed) -> RunConfig:
 
 
 @contextmanager
-def drawn_figures() -> Iterator[None]:
+def draw_figures() -> Iterator[None]:
     """Draw figures, and measure them in full."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("dpkfc.app.plots.save", SAVE)
@@ -71,7 +71,7 @@ def _remembered_accounting():
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("runs") / "run"
-    with drawn_figures():
+    with draw_figures():
         return run(_config(folder)), folder
 
 
@@ -383,7 +383,7 @@ def test_signals_get_their_handlers_back():
 
 def test_the_demo_compares_two_methods(tmp_path: Path):
     settings = {key: value for key, value in QUICK.items() if key != "recipe"}
-    with drawn_figures():
+    with draw_figures():
         done = demo(settings, out=str(tmp_path / "demo"))
     assert set(done.results) == {"dp-sgd", "dp-kfc"} == set(COMPARED)
     assert (tmp_path / "demo" / "comparison.png").stat().st_size > 10_000

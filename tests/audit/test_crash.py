@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kills forked pr
 
 DEFAULT = "DP-KFC, Adam, average"
 KILLS = size(
-    {DEFAULT: 6},
+    {DEFAULT: 10},
     {
         DEFAULT: 60,
         "DP-SGD": 80,

@@ -6,7 +6,7 @@ number.
 
 Sums of floating-point numbers differ between processors in their last bits. Figures that depend on
 them are stored beside the processor's instruction set and maker, and compared to the bit where both
-are the same and to seven digits elsewhere.
+are the same, and elsewhere to nine digits, or seven in float32.
 """
 
 from __future__ import annotations
@@ -163,7 +163,8 @@ def differences(stored: dict[str, Any], found: dict[str, Any]) -> list[str]:
             if key in ("weights", "metric") and not same_machine:
                 continue
             if isinstance(value, float) and not same_machine:
-                is_equal = abs(value - before[key]) <= 1e-7 * abs(before[key]) + 1e-15
+                digits = 1e-7 if "float32" in name else 1e-9
+                is_equal = abs(value - before[key]) <= digits * abs(before[key]) + 1e-15
             else:
                 is_equal = value == before[key]
             if not is_equal:

@@ -75,7 +75,7 @@ def with_own_backward(out: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(Mixing.apply(out), y)
 
 
-def of_classes(out: Tensor, y: Tensor) -> Tensor:
+def weigh_classes(out: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(out, y, weight=out.new_tensor([1.0, 2.0, 0.5]))
 
 
@@ -90,7 +90,7 @@ def weighted_by_numpy(out: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("loss", "match"),
     [
-        (of_classes, r"class weights .*; write reduction='none', then mean\(\)"),
+        (weigh_classes, r"class weights .*; write reduction='none', then mean\(\)"),
         (without_a_class, r"ignore_index=0 .*; write reduction='none', then mean\(\)"),
         (weighted_by_numpy, r"lift_fresh.*; reduce losses by mean\(\) or sum\(\)"),
         (contrastive, "not a sum over examples: aten.mm"),

@@ -329,11 +329,14 @@ class _Entry:
 
     Attributes:
         is_elementwise: the map is one of gradients by role, and otherwise one of a matrix.
-        sides: the entry itself if it has a map of inputs and one of outputs, else None.
     """
 
     is_elementwise: ClassVar[bool] = False
-    sides: Kronecker | None = None
+
+    @property
+    def sides(self) -> Kronecker | None:
+        """Return the entry if it has a map of inputs and one of outputs, else None."""
+        return None
 
     @property
     def is_identity(self) -> bool:
@@ -366,7 +369,7 @@ class Kronecker(_Entry):
     output: Side = field(default_factory=Identity)
 
     @property
-    def sides(self) -> Kronecker:  # type: ignore[override]
+    def sides(self) -> Kronecker:
         """Return the product itself, which is a map of inputs and one of outputs."""
         return self
 
