@@ -141,11 +141,11 @@ def test_a_model_that_mixes_where_no_operation_shows_it_is_refused(
 class Texts:
     """Texts of other lengths, whose padding is id 0."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 4) -> None:
         generator = torch.Generator().manual_seed(0)
         self.rows = []
         for i in range(24):
-            length = 2 + (i + 2) % 7
+            length = 2 + (i + first - 2) % 7
             self.rows.append((torch.randint(1, 9, (length,), generator=generator), i % 2))
 
     def __len__(self) -> int:
@@ -177,21 +177,22 @@ class Pooled(nn.Module):
         return self.head(self.table(ids).amax(1))
 
 
-def train_on_texts(model: nn.Module, collate: Callable[[Any], Any]) -> None:
+def train_on_texts(model: nn.Module, collate: Callable[[Any], Any], first: int = 4) -> None:
     def loss_fn(model: nn.Module, batch: Any) -> Tensor:
         return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
     plan = PrivacyConfig(expected_batch_size=4, steps=2, test_mode_seed=1).with_noise(1.0, 1e-3, 24)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with Session(plan, model, optimizer, Texts(), collate_fn=collate) as session:
+    with Session(plan, model, optimizer, Texts(first), collate_fn=collate) as session:
         for batch in session.batches():
             session.step(batch, loss_fn)
 
 
-def test_the_largest_over_the_padding_is_refused() -> None:
+@pytest.mark.parametrize("first", range(2, 9))
+def test_the_largest_over_the_padding_is_refused(first: int) -> None:
     """A short public text that holds the id of the padding by chance does not hide it."""
     with pytest.raises(ValueError, match="padded to the length of a longer one"):
-        train_on_texts(Pooled(), padded)
+        train_on_texts(Pooled(), padded, first)
 
 
 def test_a_list_of_records_as_long_as_the_batch_is_no_mixing() -> None:
