@@ -12,7 +12,9 @@ seeds on the validation split. `mapped`: the step along the preconditioned gradi
 natural gradient. `varied`: root, interval of refreshes, labels and source of G,
 each by itself, two seeds on the validation split.
 `fashion`: natural gradients and baselines on Fashion-MNIST. `fashion-baselines`: grids of three
-baselines that the study had left at the recipe's values. `cifar`: a five-layer CNN on CIFAR-10
+baselines that the study had left at the recipe's values. `mnist-others`, `fashion-others`: methods
+that were measured on digits alone. `vit`: whitening of inputs or of both sides, on a transformer of
+two blocks. `cifar`: a five-layer CNN on CIFAR-10
 at ε = 2. `imdb`: logistic regression on hashed words, where twenty trials of the study had left six
 of thirteen arms with one or two that ran to their end.
 """
@@ -292,6 +294,13 @@ IMDB = {
     ),
 }
 
+GEP_RATES = (0.01, 0.03, 0.1)
+OTHERS = {
+    "DP²": ("dp2", _each(lr=(0.5, 1.0, 2.0, 4.0))),
+    "DOPPLER": ("doppler", _each(lr=(0.1, 0.2, 0.4, 0.8))),
+}
+VIT = _each(lr=(0.001, 0.002, 0.004))
+
 SOURCES = {
     "pink noise": {},
     "dead leaves": {"source": "dead-leaves"},
@@ -454,6 +463,27 @@ GRIDS: dict[str, Grid] = {
                 _each(lr=(0.0015, 0.003, 0.006, 0.012), adam_bc_floor=(1e-4,)),
             ),
             "DiSK": ("disk", _each(lr=(0.25, 0.5, 1.0, 2.0))),
+        },
+    ),
+    "mnist-others": Grid(
+        recipe="mnist-cnn",
+        common={**PROTOCOL, "max_grad_norm": 1.0},
+        arms=OTHERS
+        | {"B-GEP": ("b-gep", _each(lr=GEP_RATES, public_data=("@fashion-mnist-cnn:500",)))},
+    ),
+    "fashion-others": Grid(
+        recipe="fashion-mnist-cnn",
+        common={**PROTOCOL, "max_grad_norm": 1.0},
+        arms=OTHERS | {"B-GEP": ("b-gep", _each(lr=GEP_RATES, public_data=("@mnist-cnn:500",)))},
+    ),
+    "vit": Grid(
+        recipe="mnist-vit",
+        common={**PROTOCOL, "epochs": 1.0, "max_grad_norm": 1.0},
+        seeds=(0, 1, 2, 3, 4),
+        arms={
+            "DP-Adam": ("dp-adam", VIT),
+            "A only, pink noise": ("dp-kfc-a", VIT),
+            "both sides, pink noise": ("dp-kfc", VIT),
         },
     ),
     "cifar": Grid(
