@@ -536,7 +536,7 @@ def measure_course(
         "hardware": hardware(),
     }
     if result.interrupted:
-        raise Ended(row, asked=False)
+        raise Ended(row, is_deliberate=False)
     return row
 
 

@@ -200,8 +200,8 @@ class Plan(PlanBase):
         )
 
     def _extra_charges(self, extra: Mapping[str, int]) -> Charges:
-        made = {kind: extra.get(kind.purpose, 0) for kind in self.extra_releases}
-        return tuple((kind.event, count) for kind, count in made.items() if count)
+        counts = {kind: extra.get(kind.purpose, 0) for kind in self.extra_releases}
+        return tuple((kind.event, count) for kind, count in counts.items() if count)
 
     def epsilon(self, steps: int | None = None, extra: Mapping[str, int] | None = None) -> float:
         """Return ε after a number of steps, by default all planned ones; infinite without noise.

@@ -258,15 +258,15 @@ class DistributedContext:
         """
         if self.world_size == 1:
             return make()
-        made: list[R] = []
+        releases: list[R] = []
 
         def decide() -> R:
-            made.append(make())
-            shapes = {name: x.to("meta") for name, x in made[0].gradients.items()}
-            return replace(made[0], gradients=shapes)
+            releases.append(make())
+            shapes = {name: x.to("meta") for name, x in releases[0].gradients.items()}
+            return replace(releases[0], gradients=shapes)
 
         value = self.broadcast_from_rank0(decide, "release")
-        tensors = made[0].gradients if made else {}
+        tensors = releases[0].gradients if releases else {}
         gradients = self.broadcast_tensors(tensors, value.gradients, device)
         return replace(value, gradients=gradients)
 

@@ -843,15 +843,15 @@ class Session:
 
     # -- the card ---------------------------------------------------------------------------------
 
-    def write_card(self, folder: StrPath, **said: Any) -> dict[str, Any]:
+    def write_card(self, folder: StrPath, **statements: Any) -> dict[str, Any]:
         """Write released weights, a copy of the ledger and the privacy card into a folder.
 
         `dpkfc ledger verify`, `audit`, `card` and `report` take the folder.
 
         Args:
             folder: made if it is missing. It may hold an earlier state of the same run.
-            said: `title`, `chosen_by`, `not_private`, `results`, `settings`, `declared` and `total`
-                of `dpkfc.report.card.session_card`.
+            statements: `title`, `chosen_by`, `not_private`, `results`, `settings`, `declared`
+                and `total` of `dpkfc.report.card.session_card`.
 
         All processes call this method, and rank 0 writes.
 
@@ -869,7 +869,7 @@ class Session:
         state = self.released_state()
 
         def write() -> dict[str, Any]:
-            return write_release(folder, state, self.ledger, session_card(self, **said))
+            return write_release(folder, state, self.ledger, session_card(self, **statements))
 
         return self._ranks.broadcast_from_rank0(write, "write_card")
 

@@ -149,7 +149,7 @@ def test_a_watched_cell_can_be_ended_and_a_second_one_spends_in_a_folder_of_its_
     seen = []
     with pytest.raises(Ended) as ended:
         run_cell(run, tmp_path, report=lambda number, accuracy: seen.append(number) or number < 2)
-    assert ended.value.asked and ended.value.row["steps"] == 2 and seen == [1, 2]
+    assert ended.value.is_deliberate and ended.value.row["steps"] == 2 and seen == [1, 2]
     run_cell(run, tmp_path)
     assert (tmp_path / f"{run.hash}-2" / "ledger.jsonl").is_file()
 

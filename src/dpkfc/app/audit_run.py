@@ -433,8 +433,8 @@ def _ledger_problem(ledger: Verified, plan: Plan) -> str:
     planned: dict[str, Plan | ExtraRelease] = {"": plan}
     most = {"": plan.steps, **plan.extra_counts}
     planned |= {kind.purpose: kind for kind in plan.extra_releases}
-    made = Counter(release.get("purpose", "") for release in ledger.releases)
-    for purpose, count in made.items():
+    counts = Counter(release.get("purpose", "") for release in ledger.releases)
+    for purpose, count in counts.items():
         if count > most.get(purpose, 0):
             kind = f" for {purpose}" if purpose else ""
             return f"it has more releases{kind} than the plan's {most.get(purpose, 0):,}"

@@ -130,7 +130,7 @@ def _facts(
         device=config.device,
         receipt=session.receipt,
         declared=config.declared,
-        begun=str(ledger.header.get("created", "")),
+        start=str(ledger.header.get("created", "")),
         extra=describe_extra(ledger.releases, prepared.plan.delta),
     )
 

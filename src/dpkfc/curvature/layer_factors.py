@@ -156,10 +156,10 @@ class RowSubsampler:
             active = mask.sum(1)
             keys = keys.masked_fill(~mask, math.inf)
         order = keys.argsort(1)[:, :wanted]
-        taken = active.clamp(max=wanted)
-        is_taken = torch.arange(wanted) < taken.unsqueeze(1)
+        count = active.clamp(max=wanted)
+        is_chosen = torch.arange(wanted) < count.unsqueeze(1)
         shape = (n, groups, wanted)
-        valid = is_taken.unsqueeze(1).expand(shape)
+        valid = is_chosen.unsqueeze(1).expand(shape)
         if fraction < 1:
             is_sampled = self._sample_pairs(groups, pairs)[self._rows]
             valid = valid & is_sampled.unsqueeze(2)
@@ -171,7 +171,7 @@ class RowSubsampler:
         if mask is None:
             share = fraction * wanted / positions
         elif fraction < 1 or bool((active > wanted).any()):
-            weight = active.double() / taken.clamp(min=1) / fraction
+            weight = active.double() / count.clamp(min=1) / fraction
             weights = weight.view(n, 1, 1).expand(shape)[valid].to(device)
         total = float(active.sum()) * groups
         return RowSubsample(total, index, weights, share)

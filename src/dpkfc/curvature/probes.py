@@ -498,8 +498,8 @@ class PublicData(Probe):
             chosen = torch.randint(size, (n,), generator=generator)
         sampled = {}
         for name, x in tensors(self.inputs):
-            held = x.detach().cpu()
-            rows = held[chosen]
+            values = x.detach().cpu()
+            rows = values[chosen]
             sampled[name] = rows.float() if rows.is_floating_point() else rows
         labels = None
         if self.labels is not None:
@@ -614,9 +614,9 @@ class DeadLeaves(_SyntheticProbe):
         down = down.view(-1, 1)
         across = torch.arange(width) + 0.5
         for leaf, colour in enumerate(colours):
-            below = down - down_centre[leaf]
-            beside = across - across_centre[leaf]
-            squares = below.square() + beside.square()
+            dy = down - down_centre[leaf]
+            dx = across - across_centre[leaf]
+            squares = dy.square() + dx.square()
             is_inside = squares <= radius[leaf].square()
             x = torch.where(is_inside, colour, x)
         return _standardize(x, self.mean, self.std), None

@@ -288,16 +288,16 @@ def _draw_classes(logits: Tensor, uniform: Tensor, labels: str) -> Tensor:
     if labels == "uniform":
         return (uniform * classes).long().clamp(max=classes - 1)
     # Without any rows there are no pieces.
-    drawn = [torch.zeros(0, 1).to(uniform.device, torch.int64)]
+    pieces = [torch.zeros(0, 1).to(uniform.device, torch.int64)]
     start = 0
     flat = uniform.reshape(-1, 1)
     for x in _pieces(logits.reshape(-1, classes)):
         stop = start + len(x)
         weights = torch.softmax(x.double(), -1)
         cumulative = weights.cumsum(-1)
-        drawn.append(torch.searchsorted(cumulative, flat[start:stop]))
+        pieces.append(torch.searchsorted(cumulative, flat[start:stop]))
         start = stop
-    numbers = torch.cat(drawn).view(uniform.shape)
+    numbers = torch.cat(pieces).view(uniform.shape)
     return numbers.clamp(max=classes - 1)
 
 

@@ -250,13 +250,13 @@ def _gabor(
     across = _offsets(width)[None, :, None, :]
     cosine = math.cos(turn)
     sine = math.sin(turn)
-    along = across * cosine + down * sine
-    beside = down * cosine - across * sine
-    slanted = slant * beside
-    distance = along**2 + slanted**2
+    u = across * cosine + down * sine
+    v = down * cosine - across * sine
+    slanted = slant * v
+    distance = u**2 + slanted**2
     variance = sigma**2
     envelope = torch.exp(-distance / (2 * variance))
-    wave = torch.exp(1j * frequency * along)
+    wave = torch.exp(1j * frequency * u)
     product = envelope * wave
     total = product.sum(dim=(0, 1))
     area = 2 * math.pi * variance / slant

@@ -93,12 +93,12 @@ def _axes(places: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _turn(across: Tensor, down: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
-    """Return coordinates along and beside a direction."""
+    """Return coordinates (u, v) along a direction and at right angles to it."""
     cosine = angle.cos()
     sine = angle.sin()
-    along = across * cosine + down * sine
-    beside = down * cosine - across * sine
-    return along, beside
+    u = across * cosine + down * sine
+    v = down * cosine - across * sine
+    return u, v
 
 
 def _draw_leaves(side: int, draw: Draw) -> Tensor:
@@ -120,36 +120,36 @@ def _draw_leaves(side: int, draw: Draw) -> Tensor:
         stretch = torch.exp(0.5 * draw.normal())
         x = across - place[0]
         y = down - place[1]
-        along, beside = _turn(x, y, angle)
-        along = along * stretch / radius
-        beside = beside / (stretch * radius)
-        is_inside = _is_inside(along, beside, draw.uniform())
+        u, v = _turn(x, y, angle)
+        u = u * stretch / radius
+        v = v / (stretch * radius)
+        is_inside = _is_inside(u, v, draw.uniform())
         paint = draw.colours()
-        paint = paint + _draw_grating(along, beside, draw)
+        paint = paint + _draw_grating(u, v, draw)
         is_painted = is_inside & (leaf < wanted)
         images = torch.where(is_painted, paint, images)
     return images
 
 
-def _is_inside(along: Tensor, beside: Tensor, kind: Tensor) -> Tensor:
+def _is_inside(u: Tensor, v: Tensor, kind: Tensor) -> Tensor:
     """Return the pixels inside of a disc, a box or a triangle of radius one."""
-    width = along.abs()
-    distance = along.square() + beside.square()
+    width = u.abs()
+    distance = u.square() + v.square()
     disc = distance <= 1
-    box = torch.maximum(width, beside.abs()) <= 0.9
-    is_above_base = beside >= -0.6
-    is_below_top = beside + 1.7 * width <= 1.1
+    box = torch.maximum(width, v.abs()) <= 0.9
+    is_above_base = v >= -0.6
+    is_below_top = v + 1.7 * width <= 1.1
     triangle = is_above_base & is_below_top
     corners = torch.where(kind < 0.8, box, triangle)
     return torch.where(kind < 0.45, disc, corners)
 
 
-def _draw_grating(along: Tensor, beside: Tensor, draw: Draw) -> Tensor:
+def _draw_grating(u: Tensor, v: Tensor, draw: Draw) -> Tensor:
     """Return stripes or checks across each leaf: `[n, 3, side, side]` around zero."""
     angle = draw.angle()
     frequency = 2 + 12 * draw.uniform().square()
     phase = draw.angle(2)
-    first, second = _turn(along, beside, angle)
+    first, second = _turn(u, v, angle)
     stripes = torch.sin(frequency * first + phase[0])
     crossed = torch.sin(frequency * second + phase[1])
     is_check = draw.uniform() < 0.3
@@ -172,10 +172,10 @@ def _draw_noise(side: int, draw: Draw) -> Tensor:
     down, across = _axes(frequencies)
     angle = draw.between(0, math.pi)
     stretch = torch.exp(0.6 * draw.normal())
-    along, beside = _turn(across, down, angle)
-    along *= stretch
-    beside /= stretch
-    squared = along.square() + beside.square()
+    u, v = _turn(across, down, angle)
+    u *= stretch
+    v /= stretch
+    squared = u.square() + v.square()
     frequency = squared.sqrt().clamp_min(1 / side)
     exponent = draw.between(0.5, 2.0)
     spectrum = torch.fft.fft2(white)

@@ -648,14 +648,14 @@ class Server:
         return self._pipeline.preconditioning.current
 
     def write_card(
-        self, folder: StrPath, records: Sequence[RoundRecord], **said: Any
+        self, folder: StrPath, records: Sequence[RoundRecord], **statements: Any
     ) -> dict[str, Any]:
         """Write weights, a copy of the ledger and the privacy card, as `Session.write_card` does.
 
         Args:
             folder: made if it is missing.
             records: of the rounds.
-            said: `title`, `chosen_by`, `results`, `not_private`, `declared` and `total` of
+            statements: `title`, `chosen_by`, `results`, `not_private`, `declared` and `total` of
                 `dpkfc.report.card.build_federated_card`.
 
         Raises:
@@ -665,7 +665,7 @@ class Server:
         from dpkfc.report.card import build_federated_card, write_release
 
         state = self.released_state()
-        card = build_federated_card(self, records, **said)
+        card = build_federated_card(self, records, **statements)
         return write_release(folder, state, self.ledger, card)
 
     def released_state(self) -> Tensors:

@@ -917,8 +917,8 @@ def clipped_sum(
                     norms.append(part)
     if not norms:
         return summer.result(), torch.zeros(0)
-    alike = [x.to(norms[-1]) for x in norms]
-    return summer.result(), torch.cat(alike)
+    same_type = [x.to(norms[-1]) for x in norms]
+    return summer.result(), torch.cat(same_type)
 
 
 @dataclass(frozen=True)

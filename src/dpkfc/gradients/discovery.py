@@ -153,7 +153,7 @@ def find_layers(model: nn.Module) -> list[Layer]:
         for sharers, roles in groups.items():
             # An owner that is no sharer only holds what one of its children uses.
             if owner in sharers:
-                layer = _layer(owner, sharers, roles, names, taken=layers)
+                layer = _layer(owner, sharers, roles, names, used_names=layers)
                 layers[layer.name] = layer
                 covered.update(owner.trainable[role] for role in roles)
     _check_partition(model, layers.values())
@@ -277,12 +277,12 @@ def _layer(
     sharers: Sequence[_Owner],
     roles: Sequence[str],
     names: dict[Tensor, str],
-    taken: Iterable[str],
+    used_names: Iterable[str],
 ) -> Layer:
     rule = _shared_rule(sharers, roles)
     first = owner if rule == "fallback" else sharers[0]
     name = first.name
-    if name in taken:
+    if name in used_names:
         # A module whose weight is shared and whose bias is its own belongs to two layers.
         parts = [name, *roles]
         name = ".".join(filter(None, parts))

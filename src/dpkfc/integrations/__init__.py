@@ -74,7 +74,7 @@ def steps_per_epoch(plan: Plan) -> int:
     return max(1, round(plan.dataset_size / plan.expected_batch_size))
 
 
-def write_card(session: Session | None, folder: StrPath, **said: Any) -> dict[str, Any]:
+def write_card(session: Session | None, folder: StrPath, **statements: Any) -> dict[str, Any]:
     """Write weights, a copy of the ledger and the privacy card, as `Session.write_card` does.
 
     Raises:
@@ -82,7 +82,7 @@ def write_card(session: Session | None, folder: StrPath, **said: Any) -> dict[st
     """
     if session is None:
         raise RuntimeError("there is no session yet; train before a card is written")
-    return session.write_card(folder, **said)
+    return session.write_card(folder, **statements)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -820,8 +820,8 @@ def _project(outputs: Sequence[Tensor], axes: Sequence[BatchAxis | None], size: 
         raise ValueError(
             "no output of the model has an axis for the examples; return one row for each example"
         )
-    alike = [x.to(rows[0].dtype) for x in rows]
-    row = torch.cat(alike, 1)
+    same_type = [x.to(rows[0].dtype) for x in rows]
+    row = torch.cat(same_type, 1)
     places = torch.arange(row.shape[1], dtype=row.dtype, device=row.device)
     curved = row + 0.5 * row.square()
     return curved @ places.cos()

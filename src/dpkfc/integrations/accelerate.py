@@ -76,12 +76,12 @@ def _refused(accelerator: Any, session: Session) -> Iterator[tuple[bool, str]]:
         "accelerator.prepare was given another model than the session's; build optimizer and"
         " session from the model that prepare returned",
     )
-    held = [session.optimizer, *accelerator._optimizers]
+    optimizers = [session.optimizer, *accelerator._optimizers]
     yield (
         any(
             hasattr(x, "optimizer")
             and x.optimizer is getattr(session.optimizer, "optimizer", session.optimizer)
-            for x in held
+            for x in optimizers
         ),
         "the optimizer went through accelerator.prepare, which may skip its steps; leave it out of"
         " prepare and give the plain torch optimizer to the session",

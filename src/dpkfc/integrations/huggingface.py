@@ -317,13 +317,13 @@ class ClosedTrainer(Trainer):
         if self.session is not None and folder is not None:
             write_summary(folder, self.session, self.ledger_path, self._not_private())
 
-    def write_card(self, folder: StrPath, **said: Any) -> dict[str, Any]:
+    def write_card(self, folder: StrPath, **statements: Any) -> dict[str, Any]:
         """Write weights, a copy of the ledger and the privacy card, as `Session.write_card` does.
 
         Raises:
             RuntimeError: as there, or nothing was trained.
         """
-        return write_card(self.session, folder, **said)
+        return write_card(self.session, folder, **statements)
 
     def _not_private(self) -> list[str]:
         """Return the logged values, those of resumed runs included, that ε does not cover."""
@@ -652,15 +652,15 @@ def _begin(trainer: PrivateTrainer, session: Session, folder: str | None) -> Non
             trainer.lr_scheduler.step()
     epoch = steps_per_epoch(plan)
     passes = math.ceil(plan.steps / epoch)
-    asked = trainer.args.num_train_epochs
+    epochs = trainer.args.num_train_epochs
     # the default, or given as such
-    if trainer.args.max_steps <= 0 and round(asked * epoch) != plan.steps:
+    if trainer.args.max_steps <= 0 and round(epochs * epoch) != plan.steps:
         _log.warning(
             "the plan makes %d releases, about %.3g passes over the data; num_train_epochs=%g"
             " plays no part",
             plan.steps,
             plan.steps / epoch,
-            asked,
+            epochs,
         )
     trainer.state.compute_steps(trainer.args, plan.steps)
     trainer.state.init_training_references(trainer, plan.steps, passes, None)

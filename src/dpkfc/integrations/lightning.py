@@ -339,13 +339,13 @@ class PrivateTraining(pl.Callback):
 
     # -- the card and checkpoints ------------------------------------------------------------------
 
-    def write_card(self, folder: StrPath, **said: Any) -> dict[str, Any]:
+    def write_card(self, folder: StrPath, **statements: Any) -> dict[str, Any]:
         """Write weights, a copy of the ledger and the privacy card, as `Session.write_card` does.
 
         Raises:
             RuntimeError: as there, or nothing was trained.
         """
-        return write_card(self.session, folder, **said)
+        return write_card(self.session, folder, **statements)
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]

@@ -908,11 +908,11 @@ class PrivacyEngine:
             raise RuntimeError("call make_private or make_private_with_epsilon first")
         return self._step
 
-    def write_card(self, folder: StrPath, **said: Any) -> dict[str, Any]:
+    def write_card(self, folder: StrPath, **statements: Any) -> dict[str, Any]:
         """Write weights, ledger and privacy card, as `Session.write_card` does."""
         from dpkfc.report.card import session_card, write_release
 
-        card = session_card(self, **said)
+        card = session_card(self, **statements)
         return write_release(folder, self._private.released_state(), self.ledger, card)
 
     def validate(

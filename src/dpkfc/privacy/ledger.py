@@ -84,9 +84,9 @@ def make_header(plan_hash: str, extra: Mapping[str, Any] | None) -> dict[str, An
         ValueError: `extra` sets a key that the ledger writes itself.
     """
     extra = dict(extra or {})
-    if taken := _RESERVED & set(extra):
+    if reserved := _RESERVED & set(extra):
         raise ValueError(
-            f"a header of a ledger may not set {sorted(taken)}: the ledger writes these itself"
+            f"a header of a ledger may not set {sorted(reserved)}: the ledger writes these itself"
         )
     created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     own = {"format": FORMAT, "plan_hash": plan_hash, "created": created, "dpkfc": version()}

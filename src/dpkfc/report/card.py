@@ -117,7 +117,7 @@ class CardFacts:
         weights: "file" and "sha256" of the weights, if they lie in a file.
         receipt: what the budget of these people was charged, None without one.
         declared: what the owner says about the run.
-        begun: when training began; "" where nobody knows.
+        start: when training began; "" where nobody knows.
         total: "epsilon", "delta" and "runs" of several runs on the same data, if it was computed.
         extra: releases beside the steps, as `describe_extra` gives them.
     """
@@ -137,7 +137,7 @@ class CardFacts:
     weights: Mapping[str, str] = field(default_factory=dict)
     receipt: Receipt | None = None
     declared: Declared = field(default_factory=Declared)
-    begun: str = ""
+    start: str = ""
     total: Mapping[str, Any] | None = None
     extra: Sequence[Mapping[str, Any]] = ()
 
@@ -175,8 +175,8 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
             a total below the ε of this run alone.
     """
     _check_releases(plan, facts)
-    made = facts.extra_counts
-    extra = [(kind.event, made.get(kind.purpose, 0)) for kind in plan.extra_releases]
+    counts = facts.extra_counts
+    extra = [(kind.event, counts.get(kind.purpose, 0)) for kind in plan.extra_releases]
     check_total(facts.total, [(plan.event, facts.steps), *extra])
     described = plan.describe()
     promise = {
@@ -217,7 +217,7 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
     if curvature is not None:
         curvature = {**curvature, "refreshes": [dict(refresh) for refresh in facts.refreshes]}
     return {
-        **_introduction(facts.title, facts.declared, facts.begun, facts.total),
+        **_introduction(facts.title, facts.declared, facts.start, facts.total),
         "stamp": stamp(plan) or None,
         "caveats": list(plan.caveats),
         "guarantee": _guarantee(plan, epsilon) | promise,
@@ -242,7 +242,7 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
 
 
 def _introduction(
-    title: str, declared: Declared, begun: str, total: Mapping[str, Any] | None
+    title: str, declared: Declared, start: str, total: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Return the sections that say what the run is, for whom and when."""
     # The day alone: how long training took depends on the sizes of private batches.
@@ -252,7 +252,7 @@ def _introduction(
         "layout": LAYOUT,
         "title": title,
         "declared": asdict(declared),
-        "dates": {"begun": begun, "ended": ended},
+        "dates": {"begun": start, "ended": ended},
         "total": None if total is None else dict(total),
     }
 
@@ -377,7 +377,7 @@ def session_card(
         weights=delivered,
         receipt=trained.receipt,
         declared=declared or Declared(),
-        begun=str(ledger.header.get("created", "")),
+        start=str(ledger.header.get("created", "")),
         total=total,
         extra=describe_extra(ledger.releases, plan.delta),
     )
@@ -393,8 +393,8 @@ def _check_file(path: Path, state: Mapping[str, Tensor]) -> None:
             f"{path} is no safetensors file ({error}); leave weights= out, and call write_card"
         ) from None
     wrong = [name for name in found if name not in state or not found[name].equal(state[name])]
-    held = {x.shape for x in found.values()}
-    wrong += [name for name, x in state.items() if name not in found and x.shape not in held]
+    shapes = {x.shape for x in found.values()}
+    wrong += [name for name, x in state.items() if name not in found and x.shape not in shapes]
     if wrong:
         raise ValueError(
             f"{path} does not hold the weights of the last release: {min(wrong)!r} differs; call"
@@ -534,7 +534,7 @@ def build_federated_card(
         "planned_releases": plan.releases,
         "epsilon_by": _json_numbers(checked),
     }
-    begun = str(server.ledger.header.get("created", ""))
+    start = str(server.ledger.header.get("created", ""))
     # A client is sampled with all its records, so they do not take part independently.
     meaning = _meaning(
         plan,
@@ -545,7 +545,7 @@ def build_federated_card(
         independent=False,
     )
     return {
-        **_introduction(title, declared or Declared(), begun, total),
+        **_introduction(title, declared or Declared(), start, total),
         "caveats": list(plan.caveats),
         "guarantee": _guarantee(plan, server.epsilon) | promise,
         "meaning": meaning,

@@ -377,10 +377,10 @@ def check_texts(card: Card) -> str:
     return "say what the card says"
 
 
-def _find_weights(beside: Path, card: Card | None) -> Path:
+def _find_weights(file: Path, card: Card | None) -> Path:
     """Return the file of weights that a card names, next to another file."""
     named = {} if card is None else ensure_mapping(card.content.get("weights"))
-    return beside.parent / (Path(str(named.get("file", ""))).name or WEIGHTS)
+    return file.parent / (Path(str(named.get("file", ""))).name or WEIGHTS)
 
 
 def check_weights(card: Card) -> str:

@@ -183,7 +183,7 @@ def fine_tuned_recipe(
         num_classes: of its labels.
     """
     build = partial(timm_model, model, side, num_classes)
-    made = image_recipe(
+    recipe = image_recipe(
         name=name,
         title=title,
         pixels=pixels,
@@ -193,22 +193,22 @@ def fine_tuned_recipe(
         normalisation=_IMAGENET,
     )
     constants = {
-        **made.constants,
+        **recipe.constants,
         "pretrained weights": (f"timm {model}", "published; trained on ImageNet"),
     }
-    made = replace(made, constants=constants, heavy=True)
-    read = made.load
+    recipe = replace(recipe, constants=constants, heavy=True)
+    read = recipe.load
 
     def load(config: RunConfig) -> ExampleSet:
         check_timm(model, config.pretrained)  # before half a minute of reading
         return read(config)
 
-    made = replace(made, load=load)
+    recipe = replace(recipe, load=load)
 
     def variant(weights: str) -> Recipe:
-        return replace(made, build=partial(build, weights))
+        return replace(recipe, build=partial(build, weights))
 
-    return replace(made, variant=variant)
+    return replace(recipe, variant=variant)
 
 
 _tuned_cifar10 = partial(fine_tuned_recipe, title="CIFAR-10", pixels=load_cifar10, num_classes=10)

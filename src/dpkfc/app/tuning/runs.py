@@ -307,9 +307,9 @@ def _is_whole(path: Path, count: int) -> bool:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, "pt") as held:
+        with safe_open(path, "pt") as file:
             return all(
-                held.get_slice(name).get_shape()[:1] == [count] for name in ("inputs", "labels")
+                file.get_slice(name).get_shape()[:1] == [count] for name in ("inputs", "labels")
             )
     except (OSError, SafetensorError):
         return False
@@ -396,12 +396,13 @@ class Ended(Exception):
 
     Args:
         row: the figures so far, as of `run_cell`.
-        asked: True where the one who watched wanted it, False for a signal.
+        is_deliberate: True where the one who watched wanted it, False for a signal.
     """
 
-    def __init__(self, row: dict[str, Any], asked: bool) -> None:
+    def __init__(self, row: dict[str, Any], is_deliberate: bool) -> None:
         super().__init__("ended early")
-        self.row, self.asked = row, asked
+        self.row = row
+        self.is_deliberate = is_deliberate
 
 
 @dataclass(frozen=True)
@@ -465,15 +466,14 @@ class Run:
         Raises:
             ConfigError: settings that this version does not know.
         """
-        held = row["run"]
-        of_run = {name: held[name] for name in ("seed", "evaluate_on", "measure") if name in held}
-        run = cls.of(held["recipe"], held["method"], held["settings"], **of_run)
-        former = cls.of(held["recipe"], held["method"], {**_FORMER, **held["settings"]}, **of_run)
-        return (
-            former
-            if "hash" in row and row["hash"] != run.hash and row["hash"] == former.hash
-            else run
-        )
+        content = row["run"]
+        of_run = ("seed", "evaluate_on", "measure")
+        more = {name: content[name] for name in of_run if name in content}
+        recipe, method, settings = content["recipe"], content["method"], content["settings"]
+        run = cls.of(recipe, method, settings, **more)
+        former = cls.of(recipe, method, {**_FORMER, **settings}, **more)
+        digest = row.get("hash", run.hash)
+        return former if digest == former.hash != run.hash else run
 
     def config(self, **machine: Plain) -> RunConfig:
         """The settings of the run, all of them."""
@@ -628,7 +628,7 @@ def run_cell(
     row = _row(run, prepared, result, place, time.perf_counter() - started)
     _clear(place)
     if result.interrupted:
-        raise Ended(row, asked=stopped)
+        raise Ended(row, is_deliberate=stopped)
     return row
 
 
@@ -746,13 +746,13 @@ def departures(run: Mapping[str, Any]) -> dict[str, Any]:
     given = {str(name): value for name, value in run["settings"].items()}
     try:
         if "hash" in run:
-            held = Run.stored({"run": {**run, "settings": given}, "hash": run["hash"]})
-            if held.hash != run["hash"]:
+            record = Run.stored({"run": {**run, "settings": given}, "hash": run["hash"]})
+            if record.hash != run["hash"]:
                 return given
-            given = dict(held.settings)
+            given = dict(record.settings)
         chosen = {name: value for name, value in given.items() if name in _FIELDS}
-        said = {"recipe": run["recipe"], "method": run["method"]}
-        full = dataclasses.asdict(run_config({**chosen, **said}))
+        names = {"recipe": run["recipe"], "method": run["method"]}
+        full = dataclasses.asdict(run_config({**chosen, **names}))
         usual = _usual(run["recipe"], run["method"], full["smoke"], bool(full["public_data"]))
     except (ConfigError, StudyError, TypeError):
         return given
@@ -763,13 +763,13 @@ def departures(run: Mapping[str, Any]) -> dict[str, Any]:
 @functools.cache
 def _usual(recipe: str, method: str, smoke: bool, public: bool) -> dict[str, Any]:
     """What a recipe and a method come to; in the place of public data a name that no file has."""
-    said = {
+    settings = {
         "recipe": recipe,
         "method": method,
         "smoke": smoke,
         **({"public_data": "@"} if public else {}),
     }
-    return dataclasses.asdict(run_config(said))
+    return dataclasses.asdict(run_config(settings))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -835,7 +835,7 @@ def _outcome(
         )
         return "done", row, False
     except Ended as ended:
-        return ("done", ended.row, True) if ended.asked else ("interrupted",)
+        return ("done", ended.row, True) if ended.is_deliberate else ("interrupted",)
     except (EOFError, BrokenPipeError, ConnectionError):
         raise
     except Exception as error:
@@ -1006,20 +1006,20 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def worker_count(asked: int | None) -> int:
+def worker_count(count: int | None) -> int:
     """How many cells run at once: every core, or as many as asked for.
 
     Raises:
         StudyError: less than one, or more than there are cores.
     """
-    if asked is None:
+    if count is None:
         return cores()
-    if not 1 <= asked <= cores():
+    if not 1 <= count <= cores():
         raise StudyError(
-            f"workers = {asked}: every cell takes one core and there are {cores()}; choose 1 to"
+            f"workers = {count}: every cell takes one core and there are {cores()}; choose 1 to"
             f" {cores()}"
         )
-    return asked
+    return count
 
 
 @dataclass

@@ -268,18 +268,18 @@ def _released(found: Verified) -> dict[str, int]:
     """
     counts: dict[str, int] = {}
     last_events: dict[str, str] = {}
-    made: Counter[str] = Counter()
+    purposes: Counter[str] = Counter()
     for release in found.releases:
         event = json.dumps(release["event"], sort_keys=True)
         counts[event] = counts.get(event, 0) + 1
         purpose = release.get("purpose", "")
         last_events[purpose] = event
-        made[purpose] += 1
+        purposes[purpose] += 1
     planned = {"": found.header.get("steps"), **found.planned_extra}
     for purpose, event in last_events.items():
         most = planned.get(purpose)
         if isinstance(most, int):
-            counts[event] += max(0, most - made[purpose])
+            counts[event] += max(0, most - purposes[purpose])
     return counts
 
 
@@ -439,7 +439,7 @@ def settings_text(params: Mapping[str, Plain]) -> str:
 
 def cost_of(
     plan: Any,
-    begun: StudyLedgers,
+    ledgers: StudyLedgers,
     law: TrialLaw | None = None,
     arms: int = 1,
     *,
@@ -450,7 +450,7 @@ def cost_of(
 
     Args:
         plan: of one trial; every trial has its event and number of steps.
-        begun: runs that have started, in this study or before it in its folder.
+        ledgers: of runs that have started, in this study or before it in its folder.
         law: of the number of trials of a random search, None for a search whose trials depend on
             one another.
         arms: that were compared.
@@ -465,7 +465,7 @@ def cost_of(
         f"**Tuning is NOT in ε.** A run with the chosen settings is {given} as if they had been"
         " known beforehand; the search looked at private examples for every trial.",
     ]
-    total, together = _together(plan, begun)
+    total, together = _together(plan, ledgers)
     chosen = trained = None
     unpublished = ""
     if law is None:
@@ -505,19 +505,19 @@ def cost_of(
     )
 
 
-def _together(plan: Any, begun: StudyLedgers) -> tuple[float | None, str]:
+def _together(plan: Any, ledgers: StudyLedgers) -> tuple[float | None, str]:
     """Return ε of all runs started where it is finite, with a remark; nothing without a run."""
-    total = begun.epsilon(plan.delta, plan.neighbouring_relation)
+    total = ledgers.epsilon(plan.delta, plan.neighbouring_relation)
     if total is not None:
-        said = (
-            f"All {begun.runs} runs started compose to ε = {rounded_up(total)} by RDP, if all that"
-            " they showed counts."
+        remark = (
+            f"All {ledgers.runs} runs started compose to ε = {rounded_up(total)} by RDP, if all"
+            " that they showed counts."
         )
-        return total if math.isfinite(total) else None, said  # JSON holds no infinity
-    if not begun.runs:
+        return total if math.isfinite(total) else None, remark  # JSON holds no infinity
+    if not ledgers.runs:
         return None, ""
-    why = begun.unread[0] if begun.unread else "RDP does not compose their events"
-    return None, f"What the {begun.runs} runs started cost together cannot be told: {why}."
+    why = ledgers.unread[0] if ledgers.unread else "RDP does not compose their events"
+    return None, f"What the {ledgers.runs} runs started cost together cannot be told: {why}."
 
 
 def _describe_choice_cost(plan: Any, final: Any, law: TrialLaw) -> tuple[float, float, str]:
@@ -752,12 +752,12 @@ def expected_seconds(store: Store) -> Callable[[Run], float | None]:
             for row in store
             if row["run"]["recipe"] == run.recipe and not row.get("tag", {}).get("pruned")
         ]
-        alike = [row for row in rows if row["run"]["method"] == run.method] or rows
-        if not alike:
+        same_method = [row for row in rows if row["run"]["method"] == run.method] or rows
+        if not same_method:
             return None
-        rate = max(row.get("wall_seconds", 0.0) / max(1, row["steps"]) for row in alike)
+        rate = max(row.get("wall_seconds", 0.0) / max(1, row["steps"]) for row in same_method)
         config = run.config()
-        size = max(row["dataset_size"] for row in alike)
+        size = max(row["dataset_size"] for row in same_method)
         return rate * (config.steps or config.epochs * size / config.expected_batch_size)
 
     return expected
@@ -812,14 +812,14 @@ def tune(
         source = Trials(found, store)
         place = Place(folder, data_dir)
         total = sum(search.trials for search in found)
-        made: list[Tuned] = []
+        outcomes: list[Tuned] = []
 
         def report() -> None:
-            made.append(_tuned(settings, found, source, law, place))
-            made[-1].write(folder)
+            outcomes.append(_tuned(settings, found, source, law, place))
+            outcomes[-1].write(folder)
 
-        begun = sum(search.started for search in found)
-        with reported(report), StudyProgress(total, done=begun, console=console) as progress:
+        starts = sum(search.started for search in found)
+        with reported(report), StudyProgress(total, done=starts, console=console) as progress:
             drive(
                 source,
                 place,
@@ -828,7 +828,7 @@ def tune(
                 expected=expected_seconds(store),
                 watcher=progress,
             )
-    return made[-1]
+    return outcomes[-1]
 
 
 def _check_terms(
@@ -900,8 +900,8 @@ def _tuned(
     plan = prepare(run.config(data_dir=place.data_dir)).plan
     whole = found[0].run({}, seed=SEED, evaluate_on="test")
     final = prepare(whole.config(data_dir=place.data_dir)).plan if law is not None else None
-    begun = StudyLedgers.read(place.folder / "runs")
-    cost = cost_of(plan, begun, law, len(found), final=final, over=source.is_over)
+    ledgers = StudyLedgers.read(place.folder / "runs")
+    cost = cost_of(plan, ledgers, law, len(found), final=final, over=source.is_over)
     results = sorted(
         (_arm_result(search, settings, law) for search in found),
         key=lambda one: -(one.accuracy or 0.0),
@@ -914,7 +914,7 @@ def _tuned(
         epsilon=plan.target_epsilon or plan.epsilon(),
         delta=plan.delta,
         **vars(cost),
-        runs_begun=begun.runs,
+        runs_begun=ledgers.runs,
         arms=results,
         complete=source.is_over,
         failures=source.failures,
