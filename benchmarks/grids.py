@@ -299,7 +299,7 @@ OTHERS = {
     "DP²": ("dp2", _each(lr=(0.5, 1.0, 2.0, 4.0))),
     "DOPPLER": ("doppler", _each(lr=(0.1, 0.2, 0.4, 0.8))),
 }
-VIT = _each(lr=(0.001, 0.002, 0.004))
+VIT = _each(lr=(0.001, 0.002, 0.004, 0.008, 0.016))
 
 SOURCES = {
     "pink noise": {},
@@ -460,7 +460,7 @@ GRIDS: dict[str, Grid] = {
             "DP-SGD": ("dp-sgd", _each(lr=(0.05, 0.1, 0.2, 0.4))),
             "DP-AdamBC": (
                 "dp-adambc",
-                _each(lr=(0.0015, 0.003, 0.006, 0.012), adam_bc_floor=(1e-4,)),
+                _each(lr=(0.0015, 0.003, 0.006, 0.012, 0.024), adam_bc_floor=(1e-4,)),
             ),
             "DiSK": ("disk", _each(lr=(0.25, 0.5, 1.0, 2.0))),
         },

@@ -197,6 +197,15 @@ def _sampled_pld(
     )
 
 
+# A card asks for the profile of the losses whose ε has been computed.
+@functools.lru_cache(maxsize=4)
+def _compose(
+    one: dp_accounting.pld.privacy_loss_distribution.PrivacyLossDistribution, count: int
+) -> dp_accounting.pld.privacy_loss_distribution.PrivacyLossDistribution:
+    """Return the distribution of the privacy loss of `count` releases."""
+    return one.self_compose(count)
+
+
 def interval_of(event: dp_accounting.DpEvent) -> float:
     """Return the interval of the coarsest grid of a part of the event."""
     if is_truncated(event):
@@ -404,7 +413,7 @@ def _total_by_pld(
             losses.append(_sampled_pld(1.0, noise, relation, interval))
         else:
             one = pld_of_one(event, relation, interval)
-            losses.append(one.self_compose(count))
+            losses.append(_compose(one, count))
     total = functools.reduce(lambda one, other: one.compose(other), losses)
     resolved = delta - _rounding(composed, 1)
     return float(total.get_epsilon_for_delta(resolved))
@@ -470,8 +479,9 @@ def deltas_of_epsilons(
                 compute = dp_accounting.rdp.rdp_privacy_accountant.compute_delta
                 deltas = [compute(orders, total, e)[0] for e in epsilons]
             else:
-                losses = pld_of_one(neighbour, relation).self_compose(count)
-                deltas = losses.get_delta_for_epsilon(epsilons)
+                losses = _compose(pld_of_one(neighbour, relation), count)
+                # For several values at once dp-accounting walks over all losses in Python.
+                deltas = [losses.get_delta_for_epsilon(float(e)) for e in epsilons]
             found.append(deltas)
     largest = np.max(found, axis=0) + _rounding(event, count)
     return np.asarray(np.clip(largest, 0.0, 1.0))
@@ -735,7 +745,7 @@ class EpsilonCurve:
             spent, _ = dp_accounting.rdp.compute_epsilon(orders, total, self.delta)
             return float(spent)
         delta = self._resolved_delta(count)
-        composed = one_step.self_compose(count)
+        composed = _compose(one_step, count)
         return float(composed.get_epsilon_for_delta(delta))
 
     def _resolved_delta(self, count: int) -> float:
