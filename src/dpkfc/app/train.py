@@ -458,7 +458,7 @@ def prepare(
     # Refuse a wrong augmentation before data are read.
     make_augment(config, recipe.input_shape)
     if data is None:
-        data = recipe.data(config)
+        data = recipe.data(config, is_training=True)
     # A measurement takes minutes: a missing file is known before.
     config = measure_structure(config)
     private = data.train if "private-oracle" in (config.source, config.output_source) else None

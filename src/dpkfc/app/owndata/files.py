@@ -138,8 +138,8 @@ def _kind_of_type(kind: pa.DataType) -> str:
 def read_table(path: Path, names: Sequence[str], delimiter: str = ",") -> tuple[pa.Table, Figures]:
     """Read these columns of a file.
 
-    A row of a CSV file that has no form counts as a row without values: what one person's row holds
-    must not decide whether a run begins.
+    A row of a CSV file that has no form counts as a row without values: what rows hold must not
+    decide whether a run begins, even where none has a form.
 
     Returns:
         The table, and the share of such rows, which is PRIVATE.
@@ -182,17 +182,12 @@ def _read_delimited(
             place += used
         else:
             place += 1
-    broken = rows.count(None)
-    if rows and broken == len(rows):
-        raise DatasetError(
-            f"{path}: no row has the {len(header)} cells of the header; check the delimiter"
-        )
     columns = {}
     for name in names:
         cell = header.index(name)
         values = [None if row is None else row[cell] for row in rows]
         columns[name] = pa.array(values, pa.string())
-    return pa.table(columns), {("unreadable", "rows"): broken / max(1, len(rows))}
+    return pa.table(columns), {("unreadable", "rows"): rows.count(None) / max(1, len(rows))}
 
 
 def _read_row(
@@ -383,7 +378,8 @@ def encode_folder(
         class have no label, and neither has a file that cannot be read, whose pixels are 0.
 
     Raises:
-        DatasetError: a file cannot be read and `broken` is "error", or there are no images.
+        DatasetError: a file cannot be read and `broken` is "error", or there are no images. In
+            training it is no error that no file can be read.
     """
     people: list[str | None] = []
     figures: Figures = {}
@@ -412,7 +408,7 @@ def encode_folder(
         if pixels is not None or with_broken:
             images.append(nothing if pixels is None else pixels)
             kept.append(row)
-    if broken == len(paths):
+    if not kept:
         raise DatasetError(f"{folder}: holds no PNG or JPEG image that can be read; check --data")
     labels_kept = []
     names = []
@@ -506,30 +502,20 @@ def text_width(schema: Schema) -> int:
     return schema.text.buckets
 
 
-def encode_texts(path: Path, schema: Schema, *, with_target: bool = True) -> Records:
+def encode_texts(path: Path, schema: Schema) -> Records:
     """Read a file of texts and encode it. Empty lines are ignored.
 
     A key that a line lacks is a missing value, and a line that is no object lacks all of them: what
-    one person's line holds must not decide whether a run begins.
+    lines hold must not decide whether a run begins, even where no line has the key.
 
     Args:
         path: of the file.
         schema: public; keys that it does not name are ignored.
-        with_target: whether the target must be there.
 
     Raises:
-        DatasetError: the file cannot be read, no line is an object, or none has a key. No message
-            repeats a line.
+        DatasetError: the file cannot be read, or has no lines. No message repeats a line.
     """
     numbers, objects = _read_objects(path)
-    wanted = [schema.text.key]
-    if with_target:
-        wanted.append(schema.target)
-        if schema.unit:
-            wanted.append(schema.unit)
-    for key in wanted:
-        if not any(key in entry for entry in objects):
-            raise DatasetError(f"{path}: no line has a key {key!r}; check --text and --target")
     texts = [_plain(entry.get(schema.text.key)) or "" for entry in objects]
     targets = [_plain(entry.get(schema.target)) for entry in objects]
     encoded, shares = target_of(schema).encode(targets)
@@ -586,8 +572,6 @@ def _read_objects(path: Path) -> tuple[list[int], list[Entry]]:
         objects.append(_parse(line))
     if not objects:
         raise DatasetError(f"{path}: holds empty lines alone; give a file with records")
-    if not any(objects):
-        raise DatasetError(f"{path}: no line is a JSON object; give one object a line")
     return numbers, objects
 
 

@@ -822,7 +822,7 @@ def public_facts(schema: Schema, *, has_release: bool = False) -> dict[str, tupl
         counted = ", ".join(f"{kinds.count(kind)} {kind}" for kind in KINDS if kind in kinds)
         facts["schema"] = (
             f"columns: {counted}",
-            "kinds, bounds and categories are stated by the user",
+            "kinds, categories and all bounds without a row here are stated by the user",
         )
     for origin, reason in _ORIGINS.items():
         bounds = []
