@@ -57,6 +57,18 @@ def test_a_broken_image_counts_as_one_without_a_class(tmp_path: Path):
         encode_folder(folder, SCHEMA, with_broken=False)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pixels_of_16_bits_are_scaled(tmp_path: Path, channels: int):
+    (tmp_path / "cat").mkdir()
+    ramp = np.arange(256, dtype=np.uint16).reshape(16, 16)
+    form = replace(SCHEMA, images=ImageForm(size=16, channels=channels))
+    found = []
+    for pixels in (ramp.astype(np.uint8), ramp * 257):
+        Image.fromarray(pixels).save(tmp_path / "cat" / "x.png")
+        found.append(encode_folder(tmp_path, form).inputs)
+    assert torch.allclose(*found, atol=1e-6)
+
+
 def test_the_decoder_warns_of_no_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = write_images(tmp_path / "pets", 2)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)

@@ -95,6 +95,15 @@ def test_predictions_of_a_file_without_the_target(finished, tmp_path: Path):
         assert row["class"] == ("no" if scores[0] >= scores[1] else "yes")
 
 
+def test_predictions_do_not_replace_the_data(finished, tmp_path: Path, monkeypatch):
+    folder, path = finished
+    content = path.read_bytes()
+    monkeypatch.chdir(path.parent)
+    code, text = _call("predict", str(folder), "--data", path.name, "--out", str(path))
+    assert code == 2 and "is the file of --data; choose another" in text
+    assert path.read_bytes() == content
+
+
 def test_a_file_without_a_column_of_the_schema_is_one_error(finished, tmp_path: Path):
     folder, _ = finished
     new = write_rows(tmp_path / "new.csv", [row[1:2] for row in patients()[:5]], ["age"])

@@ -241,7 +241,9 @@ def fill_card(run: Path, given: Mapping[str, str]) -> str:
         content = _fill_content(found, given)
         text = to_markdown(content)
         stored = json.loads(json.dumps(content))
-        if stored != found.content or not _pages_hold(run, text):
+        page = (run / CARD).with_suffix(".md")
+        is_current = page.is_file() and page.read_text("utf-8") == text
+        if stored != found.content or not is_current:
             write_card_files(run, content)
     except (AttributeError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
@@ -257,11 +259,6 @@ def _fill_content(found: Card, given: Mapping[str, str]) -> dict[str, Any]:
     if content.get("layout") != LAYOUT:
         content = explain_ledger(found) | content
     return content | {"layout": LAYOUT, "declared": vars(declared)}
-
-
-def _pages_hold(run: Path, text: str) -> bool:
-    path = (run / CARD).with_suffix(".md")
-    return path.is_file() and path.read_text("utf-8") == text
 
 
 # --------------------------------------------------------------------------------------------------
@@ -866,11 +863,14 @@ def predict(
     """
     from dpkfc.app.owndata.predictions import load_run, read_records, write_predictions
 
+    if out.resolve() == data.resolve():
+        raise ConfigError(f"--out {out} is the file of --data; choose another")
     trained = load_run(run)
     records = read_records(trained, data, run)
     count = write_predictions(trained, records, out)
-    open_console().print(f"{count:,} predictions: {out}", soft_wrap=True)
-    open_console().print(describe_figures(records.figures), soft_wrap=True, highlight=False)
+    console = open_console()
+    console.print(f"{count:,} predictions: {out}", soft_wrap=True)
+    _print_line(console, describe_figures(records.figures))
 
 
 def evaluate_run(

@@ -96,7 +96,7 @@ def _read_first_line(path: Path, delimiter: str) -> tuple[list[str], str]:
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         line = file.readline()
     if not is_unicode(line):
-        raise damaged_error(path, "has a header that is not UTF-8 text")
+        raise DatasetError(f"{path}: its header is not UTF-8 text; save the file as UTF-8")
     if not delimiter:
         delimiter = max((",", ";", "\t", "|"), key=line.count)
     names = next(csv.reader([line], delimiter=delimiter), [])
@@ -151,7 +151,8 @@ def read_table(path: Path, names: Sequence[str], delimiter: str = ",") -> tuple[
     for name in names:
         if name not in kinds:
             raise DatasetError(
-                f"{path}: has no column {name!r}; its header has {shorten(kinds, 60)}"
+                f"{path}: has no column {name!r}; its header has {shorten(kinds, 60)}; check names"
+                " and delimiter of the schema"
             )
     try:
         if path.suffix.lower() in DELIMITED:
@@ -203,7 +204,8 @@ def _read_row(
         row = next(reader)
     except csv.Error:
         return None, 1
-    if len(row) != cells or not is_unicode("".join(row)):
+    # Programs end rows with empty cells that the header lacks.
+    if len(row) < cells or any(row[cells:]) or not is_unicode("".join(row)):
         return None, 1
     return row, reader.line_num
 
@@ -393,7 +395,10 @@ def encode_folder(
             parts = path.relative_to(folder).parts
             numbers.append(number_of.get(parts[0], UNKNOWN))
     images = []
-    kept = []
+    labels_kept = []
+    names = []
+    contents = []
+    people_kept = []
     broken = 0
     unknown, _ = target_of(schema).encode([None])
     form = schema.images
@@ -405,21 +410,17 @@ def encode_folder(
         if pixels is None:
             broken += 1
             numbers[row] = unknown[0].item()
-        if pixels is not None or with_broken:
-            images.append(nothing if pixels is None else pixels)
-            kept.append(row)
-    if not kept:
-        raise DatasetError(f"{folder}: holds no PNG or JPEG image that can be read; check --data")
-    labels_kept = []
-    names = []
-    contents = []
-    people_kept = []
-    for row, image in zip(kept, images, strict=True):
+            pixels = nothing
+            if not with_broken:
+                continue
+        images.append(pixels)
         labels_kept.append(numbers[row])
-        names.append(os.path.relpath(paths[row], folder))
-        contents.append(image.tobytes() + str(numbers[row]).encode())
+        names.append(os.path.relpath(path, folder))
+        contents.append(pixels.tobytes() + str(numbers[row]).encode())
         if people:
             people_kept.append(people[row])
+    if not images:
+        raise DatasetError(f"{folder}: holds no PNG or JPEG image that can be read; check --data")
     return Records(
         inputs=torch.from_numpy(np.stack(images)),
         labels=torch.tensor(labels_kept),
@@ -431,11 +432,7 @@ def encode_folder(
 
 
 def _find_images(folder: Path) -> list[Path]:
-    try:
-        found = sorted(folder.rglob("*"))
-    except OSError as error:
-        raise unreadable_error(folder, error) from None
-    paths = [path for path in found if path.suffix.lower() in IMAGE_SUFFIXES]
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
     if not paths:
         raise DatasetError(f"{folder}: holds no PNG or JPEG file; check --data")
     return paths
@@ -474,7 +471,11 @@ def _read_image(path: Path, form: ImageForm) -> np.ndarray | None:
             warnings.simplefilter("ignore")
             with Image.open(path, formats=("PNG", "JPEG")) as image:
                 check_unpacked_size(path, image.width * image.height * 4)
-                scaled = image.convert(mode).resize(shape)
+                scaled: Image.Image = image
+                if image.mode.startswith("I"):
+                    # A conversion would cut 16 bits to 255 instead of scaling them.
+                    scaled = image.point(lambda value: value / 257).convert("L")
+                scaled = scaled.convert(mode).resize(shape)
     # Whatever a decoder says about a damaged file.
     except Exception as error:
         if form.broken == "skip":

@@ -263,14 +263,14 @@ def _image_recipe(config: RunConfig) -> Recipe:
         schema = Schema(target=config.target)
         if config.schema:
             schema = read_schema(Path(config.schema), config.target)
+        if schema.target_bounds:
+            raise ConfigError(
+                f"{config.schema}: target_bounds need a number for each image; give --label-file"
+            )
         if column := schema.unit or schema.target:
             raise ConfigError(
                 f"{column!r} is a column, and a folder a class has none; give --label-file, or"
                 " leave it out"
-            )
-        if schema.target_bounds:
-            raise ConfigError(
-                f"{config.schema}: target_bounds need a number for each image; give --label-file"
             )
         classes = schema.classes or folder_classes(folder)
         schema = replace(schema, classes=classes)

@@ -306,7 +306,7 @@ def _are_bounds(bounds: tuple[float, ...]) -> bool:
     if len(bounds) != 2:
         return False
     least, greatest = bounds
-    return -math.inf < least < greatest < math.inf
+    return least < greatest and greatest - least < math.inf
 
 
 @dataclass(frozen=True)
@@ -583,6 +583,10 @@ def check_schema(schema: Schema, where: str, *, may_be_open: bool = False) -> Sc
     if schema.decimal not in (".", ",") or schema.decimal == schema.delimiter:
         raise ConfigError(
             f"{where}: decimal must be '.' or ',' and not the delimiter, got {schema.decimal!r}"
+        )
+    if len(schema.delimiter) != 1 or schema.delimiter in '"\r\n':
+        raise ConfigError(
+            f"{where}: delimiter must be one character, such as ';', got {schema.delimiter!r:.20}"
         )
     if schema.max_records < 1:
         raise ConfigError(f"{where}: max_records must be at least 1, got {schema.max_records}")
