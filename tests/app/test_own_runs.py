@@ -406,6 +406,7 @@ def test_an_error_in_a_task_is_one_line(task: str, message: str):
         (["--data", "x.csv", "--task", "a:b"], "leave one out"),
         (["--data", "x.csv", "--recipe", "digits"], "has its own data"),
         (["--data", "nothing"], "does not exist"),
+        (["--recipe", "digits", "--device", "foo"], "opencl,); try cpu"),
         (["--data", "x.csv"], "dpkfc schema x.csv --target NAME"),
         (["--data", "x.csv", "--text", "note"], "text = 'note' says nothing of x.csv; leave it"),
         (["--data", "x.csv", "--label-file", "l.csv"], "label_file = 'l.csv' says nothing of"),

@@ -477,7 +477,7 @@ def prepare(
     try:
         model = recipe.model(config.seed).to(torch.device(config.device))
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0][:60]
         raise ConfigError(f"device {config.device!r} cannot be used ({reason}); try cpu") from None
     start = ""
     if config.pretrain_epochs:
