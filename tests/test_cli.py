@@ -124,7 +124,11 @@ def test_every_setting_is_a_flag(monkeypatch: pytest.MonkeyPatch):
         ),
         (["doctor", "digts"], "did you mean 'digits'"),
         (["doctor", "no_such_module:f"], "cannot be imported"),
-        (["ledger", "verify", "none.jsonl"], "cannot be read"),
+        (["epsilon", "-s", "1", "-q", "0.1", "--epochs", "1e9"], "more than 1,000,000; choose"),
+        (
+            ["ledger", "verify", "none.jsonl"],
+            "cannot be read (No such file or directory); give a run folder or its ledger.jsonl",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(

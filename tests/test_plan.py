@@ -225,6 +225,8 @@ def test_a_preconditioner_must_describe_itself_plainly():
         ({"epochs": 2}, "exactly one of epochs and steps, got epochs=2 and steps=10"),
         ({"steps": None}, "exactly one of epochs and steps, got epochs=None and steps=None"),
         ({"steps": 0}, "steps must be an integer >= 1, got 0"),
+        ({"steps": 10**9}, "1000000000 steps are planned, more than 1,000,000; choose fewer"),
+        ({"steps": None, "epochs": 1e9}, "steps are planned, more than 1,000,000; choose fewer"),
         ({"steps": None, "epochs": 0.0}, "epochs must be positive and finite, got 0.0"),
         ({"steps": None, "epochs": math.inf}, "epochs must be positive and finite, got inf"),
         ({"clipping": "soft"}, "clipping must be one of"),

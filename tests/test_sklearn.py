@@ -221,7 +221,7 @@ def test_class_weights_are_public_numbers(blobs):
         ({"classes": [1]}, "two classes or more"),
         ({"classes": 3}, "classes must list labels of one type, as .0, 1., got 3"),
         ({"classes": ["a", 1]}, "classes must list labels of one type"),
-        ({"class_weights": {9: 1.0}}, "names 9"),
+        ({"class_weights": {9: 1.0}}, "names 9, .*; leave it out or list it"),
         ({"class_weights": {0: -1.0}}, "must be finite and >= 0"),
         ({"class_weights": "balanced"}, "must map labels to public numbers, got 'balanced'"),
         ({"epsilon": None, "max_grad_norm": 1.0}, "epsilon must be positive and finite, got None"),

@@ -363,6 +363,26 @@ def check_plan(plan: Any) -> None:
 SAMPLERS = ("poisson", "truncated_poisson", "fixed", "shuffle")
 
 
+MOST_STEPS = 1_000_000
+
+
+def count_steps(
+    steps: int | None, epochs: float | None, dataset_size: int, batch_size: float
+) -> int:
+    """Return the steps that are given, or those of the expected passes over the data.
+
+    Raises:
+        ValueError: more than `MOST_STEPS`, whose accounting would take minutes.
+    """
+    count = steps or (epochs or 0.0) * dataset_size / batch_size
+    if count > MOST_STEPS:
+        raise ValueError(
+            f"{count!s:.20} steps are planned, more than {MOST_STEPS:,}; choose fewer steps or"
+            " epochs, or a larger batch"
+        )
+    return max(1, round(count))
+
+
 @dataclass(frozen=True, kw_only=True)
 class PrivacyConfig:
     """Settings of a private run.
@@ -472,13 +492,13 @@ class PrivacyConfig:
         self._check_sampler()
         self._check_extra()
         check_fields(self.preconditioner, self.weight_average)
-        if self.preconditioner is not None and not isinstance(self.preconditioner, Preconditioner):
-            raise ValueError(
-                "preconditioner must derive from dpkfc.curvature.Preconditioner, got"
-                f" {type(self.preconditioner).__name__}; "
-                "use KFAC(probe=...), or see docs/extending.md"
-            )
         if self.preconditioner is not None:
+            if not isinstance(self.preconditioner, Preconditioner):
+                raise ValueError(
+                    "preconditioner must derive from dpkfc.curvature.Preconditioner, got"
+                    f" {type(self.preconditioner).__name__}; "
+                    "use KFAC(probe=...), or see docs/extending.md"
+                )
             _ = self.preconditioner.probes  # a probe of an unknown class is an error
         self._check_split()
 
@@ -686,15 +706,7 @@ class PrivacyConfig:
         return kind(self.expected_batch_size, dataset_size)
 
     def _steps(self, dataset_size: int) -> int:
-        if self.steps is not None:
-            return self.steps
-        assert self.epochs is not None
-        try:
-            return max(1, round(self.epochs * dataset_size / self.expected_batch_size))
-        except OverflowError:
-            raise ValueError(
-                f"epochs = {self.epochs} are more steps than can be counted; choose fewer"
-            ) from None
+        return count_steps(self.steps, self.epochs, dataset_size, self.expected_batch_size)
 
     def clip(self, layers: Iterable[str]) -> Clip:
         """Return how examples are clipped in a model with these layers.

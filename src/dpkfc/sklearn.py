@@ -587,7 +587,10 @@ def read_class_weights(weights: Mapping[Any, float] | None, classes: Sequence[An
         )
     for label, weight in weights.items():
         if label not in classes:
-            raise ValueError(f"class_weights names {label!r}, which is not among the classes")
+            raise ValueError(
+                f"class_weights names {label!r:.40}, which is not among the classes; leave it out"
+                " or list it"
+            )
         check_not_negative(f"class_weights[{label!r}]", weight)
     return torch.tensor([float(weights.get(label, 1.0)) for label in classes])
 

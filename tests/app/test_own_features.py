@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from dpkfc.app import recipes
 from dpkfc.app.owndata.predictions import export_model, load_run, read_records
 from dpkfc.app.owndata.recipes import own_recipe
 from dpkfc.app.recipes.catalogue import run_config
@@ -38,6 +40,18 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     chosen = settings_of(folder, "size = 16\n")
     assert run(run_config({**chosen, "out": str(place / "run")})).steps == 2
     return folder, place / "run"
+
+
+def test_a_batch_that_is_too_large_is_refused_before_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipes, "build_features", None)
+    config = run_config({**settings_of(write_images(tmp_path / "pets", 40), ""), "steps": 1})
+    for size in (100, 4):
+        chosen = replace(config, expected_batch_size=size)
+        with pytest.raises((ConfigError, TypeError)) as caught:
+            own_recipe(chosen).data(chosen, is_training=True)
+        assert ("expected_batch_size = 100 is more" in str(caught.value)) == (size == 100)
 
 
 def test_a_folder_is_trained_predicted_and_exported_by_its_features(

@@ -177,6 +177,7 @@ def test_images_and_texts_may_have_numbers_too(tmp_path: Path):
         ("[100, 300]", "[300, 100]", r"target_bounds must be \[least, greatest\]"),
         ("[100, 300]", "[100]", "target_bounds must be"),
         ("[100, 300]", "[100, inf]", "target_bounds must be"),
+        ("[100, 300]", "[-1e308, 1e308]", "target_bounds must be"),
         ("[100, 300]", '["a"]', "target_bounds must be a list of numbers"),
         ("target_bounds", 'classes = ["a", "b"]\ntarget_bounds', "exclude each other"),
         ("target_bounds = [100, 300]", "", "or give target_bounds of a number"),

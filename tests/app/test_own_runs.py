@@ -95,6 +95,15 @@ def test_predictions_of_a_file_without_the_target(finished, tmp_path: Path):
         assert row["class"] == ("no" if scores[0] >= scores[1] else "yes")
 
 
+def test_predictions_do_not_replace_the_data(finished, tmp_path: Path, monkeypatch):
+    folder, path = finished
+    content = path.read_bytes()
+    monkeypatch.chdir(path.parent)
+    code, text = _call("predict", str(folder), "--data", path.name, "--out", str(path))
+    assert code == 2 and "is the file of --data; choose another" in text
+    assert path.read_bytes() == content
+
+
 def test_a_file_without_a_column_of_the_schema_is_one_error(finished, tmp_path: Path):
     folder, _ = finished
     new = write_rows(tmp_path / "new.csv", [row[1:2] for row in patients()[:5]], ["age"])
@@ -219,6 +228,16 @@ def test_a_row_without_a_class_does_not_decide_about_a_run(tmp_path: Path):
     assert code == 0 and "without a known target left out" in text
 
 
+def test_rows_without_a_form_do_not_decide_about_a_run(tmp_path: Path):
+    """A file whose every row is broken is trained on, as is one with a row more that is whole."""
+    path, schema = write_patients(tmp_path)
+    header = ",".join(HEADER)
+    path.write_text("\n".join([header, *["broken"] * 200]), "utf-8")
+    chosen = {**QUICK, "data": str(path), "schema": str(schema), "out": str(tmp_path / "run")}
+    result = run(run_config(chosen))
+    assert result.steps == 2 and result.figures["unreadable", "rows"] == 1
+
+
 def test_a_label_outside_of_the_classes_has_no_loss():
     model = torch.nn.Linear(3, 2)
     inputs = torch.randn(4, 3)
@@ -252,6 +271,8 @@ def test_images_and_texts_train(tmp_path: Path):
     assert code == 0 and "60 predictions" in text
     code, text = _call("evaluate", str(out), "--data", str(folder))
     assert code == 0 and "60 records" in text and "cat" in text
+    code, text = _call("evaluate", str(out), "--data", str(folder), "--label-file", "labels.csv")
+    assert code == 2 and "for runs that were trained with one" in text
     path, schema = write_texts(tmp_path / "notes.jsonl"), tmp_path / "notes.toml"
     schema.write_text(TEXT_SCHEMA, "utf-8")
     chosen = {"data": str(path), "schema": str(schema), "out": str(tmp_path / "texts")}
@@ -334,6 +355,25 @@ def test_a_task_trains_and_is_evaluated(tmp_path: Path):
     assert prepare(run_config({**QUICK, "task": "my_task:units"})).plan.dataset_size == 50
 
 
+def test_images_with_a_table_of_labels_are_evaluated_with_one(tmp_path: Path):
+    folder = write_images(tmp_path / "pets")
+    table, schema = tmp_path / "labels.csv", tmp_path / "pets.toml"
+    names = sorted(path.relative_to(folder) for path in folder.rglob("*.*"))
+    lines = [f"{name},{'a' if row % 3 else 'b'}" for row, name in enumerate(names)]
+    table.write_text("file,kind\n" + "\n".join(lines), "utf-8")
+    schema.write_text('target = "kind"\nclasses = ["a", "b"]\n[images]\nsize = 8\n', "utf-8")
+    chosen = {"data": str(folder), "label_file": str(table), "schema": str(schema)}
+    out = str(tmp_path / "run")
+    assert run(run_config({**QUICK, **chosen, "out": out})).steps == 2
+    code, text = _call("evaluate", out, "--data", str(folder))
+    assert code == 2 and "no record has a known target" in text and "--label-file" in text
+    few = tmp_path / "few.csv"
+    few.write_text("file,kind\n" + "\n".join([*lines[:9], "none.png,a"]), "utf-8")
+    code, text = _call("evaluate", out, "--data", str(folder), "--label-file", str(few))
+    assert code == 0 and "9 records" in text and re.search("b . 3 .", text)
+    assert _call("evaluate", out, "--label-file", str(few)) == (code, text)
+
+
 @pytest.mark.usefixtures("task_module")
 def test_a_number_that_is_missing_in_the_test_set_ends_no_run(tmp_path: Path):
     out = tmp_path / "run"
@@ -366,7 +406,11 @@ def test_an_error_in_a_task_is_one_line(task: str, message: str):
         (["--data", "x.csv", "--task", "a:b"], "leave one out"),
         (["--data", "x.csv", "--recipe", "digits"], "has its own data"),
         (["--data", "nothing"], "does not exist"),
+        (["--recipe", "digits", "--device", "foo"], "opencl,); try cpu"),
         (["--data", "x.csv"], "dpkfc schema x.csv --target NAME"),
+        (["--data", "x.csv", "--text", "note"], "text = 'note' says nothing of x.csv; leave it"),
+        (["--data", "x.csv", "--label-file", "l.csv"], "label_file = 'l.csv' says nothing of"),
+        (["--task", "a:b", "--target", "y"], "target = 'y' says nothing of a:b; leave it out"),
         (["--recipe", "own-table"], "made from own data; give --data"),
         ([], "which recipe or data? give --recipe"),
     ],

@@ -315,10 +315,10 @@ def test_without_a_schema_the_error_is_the_command(tmp_path: Path):
         (b"\n", "no header"),
         (b"age,outcome\n", "has no column 'sex'"),
         (",".join(HEADER).encode() + b"\n", "a header and no rows"),
-        (",".join(HEADER).encode() + b"\n1,2,3\n", "no row has the 7 cells"),
         (b"age,age\n1,2\n", "two columns are named 'age'"),
-        (b"\xff\xfe\x00", "not UTF-8"),
+        (b"\xff\xfe\x00", "not UTF-8 text; save the file as UTF-8"),
         (b"PAR1", "has no column"),
+        (b"age;sex\n1;male\n", "its header has age;sex; check names and delimiter"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: bytes, message: str):
@@ -338,6 +338,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: bytes, mes
         b'1,50,male,cook,yes,"open"quote,no',
         b"1,50,male,cook,yes,M\xfcller,no",
         b"1,50,male,cook,yes,a comma, too,no",
+        b"1,50,male,cook,yes,pain,no,,x",
         b"1,50,male,cook,yes," + b"a" * 200_000 + b",no",
     ],
 )
@@ -418,3 +419,21 @@ def test_rows_without_a_known_class_count_and_have_no_loss(tmp_path: Path):
 
 def train_units(records: Records) -> set[str]:
     return {unit for unit in records.units if _place(unit.encode(), 0, b"test") >= TEST_SHARE}
+
+
+def test_empty_cells_behind_those_of_the_header_are_left_out(tmp_path: Path):
+    path, schema_path = write_patients(tmp_path)
+    schema = read_schema(schema_path)
+    whole = encode_table(path, schema)
+    header, *lines = path.read_text("utf-8").splitlines()
+    path.write_text("\n".join([header, *(line + ",," for line in lines)]), "utf-8")
+    records = encode_table(path, schema)
+    assert torch.equal(records.inputs, whole.inputs) and records.contents == whole.contents
+
+
+@pytest.mark.parametrize("delimiter", ["", ";;", '\\"', "\\n"])
+def test_a_delimiter_is_one_character(tmp_path: Path, delimiter: str):
+    schema = write_patients(tmp_path)[1]
+    schema.write_text(f'delimiter = "{delimiter}"\n{SCHEMA}', "utf-8")
+    with pytest.raises(ConfigError, match="delimiter must be one character, such as ';', got"):
+        read_schema(schema)

@@ -210,6 +210,7 @@ def test_a_run_finds_bounds_and_its_card_says_so(finished: Path):
     (row,) = card["mechanism"]["extra_releases"]
     assert row["epsilon_alone"] == pytest.approx(0.75, rel=1e-3)
     text = (finished / "privacy_card.md").read_text("utf-8")
+    assert "categories and all bounds without a row here are stated by the user" in text
     assert "releases for bounds" in text and "empty -1 to 1" in text and "3 of 3 planned" in text
     facts = verify_ledger(finished / "ledger.jsonl")
     assert "alone ε = 0.75" in facts["releases for bounds, part of ε"]

@@ -77,6 +77,16 @@ def test_the_bound_is_that_of_the_exact_intervals() -> None:
     assert "20 releases a world" in found.finding().detail
 
 
+def test_canaries_that_move_no_release_are_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def release(*arguments, seed=None):
+        return iter([np.zeros(3)] * 2)
+
+    monkeypatch.setattr(module, "_release_samples", release)
+    canaries = canaries_of("DP-SGD").select("loss × 1e4", "loss × -1e4")
+    with pytest.raises(ValueError, match="no canary moves a release; .* give other canaries"):
+        distinguish_neighbors(subject_of("DP-SGD"), canaries, runs=20)
+
+
 def test_scores_look_along_the_difference_and_where_the_noise_repeats() -> None:
     subject: Subject = subject_of("DP-SGD")
     sizes = [p.numel() for p in subject.model().parameters()]

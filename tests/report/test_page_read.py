@@ -19,7 +19,7 @@ from dpkfc.app.html import (
     read_all,
     show,
 )
-from dpkfc.app.html.render import make_environment
+from dpkfc.app.html.render import make_environment, write_page
 from dpkfc.app.plots import Figures
 from dpkfc.report import number, plain
 from tests.report.page_cases import FIGURES, chart, plan, row, run_folder, study, tuning
@@ -279,6 +279,12 @@ RESULTS = ROOT / "benchmarks" / "results"
 def test_stored_results_can_be_read(path: Path):
     found = read_all([path])
     assert found.runs and not found.broken
+
+
+def test_the_page_does_not_say_that_runs_of_one_seed_differ(tmp_path: Path):
+    path = study(tmp_path / "s.json", [row(seed=0, accuracy=a) for a in (0.8, 0.9)])
+    write_page([path], tmp_path / "page.html")
+    assert "equal but for the public seed" in (tmp_path / "page.html").read_text("utf-8")
 
 
 def test_seeds_become_one_group_with_mean_and_deviation(tmp_path: Path):

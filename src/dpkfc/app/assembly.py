@@ -21,7 +21,7 @@ from dpkfc.app.recipes import Recipe
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.settings import RECIPE_DEFAULTS, ConfigError, RunConfig, library_values
 from dpkfc.callbacks import NORM, PURPOSE, EarlyStopping, PrivateEarlyStopping
-from dpkfc.config import Plan, PrivacyConfig
+from dpkfc.config import Plan, PrivacyConfig, count_steps
 from dpkfc.curvature.base import Preconditioner
 from dpkfc.curvature.diagonal import DP2, AdaDPS
 from dpkfc.curvature.gep import GEP
@@ -338,15 +338,8 @@ def make_privacy_config(
     Raises:
         ConfigError: settings that do not go together.
     """
-    try:
-        steps = config.steps
-        if not steps:
-            steps = max(1, round(config.epochs * dataset_size / config.expected_batch_size))
-    except OverflowError:
-        raise ConfigError(
-            f"epochs = {config.epochs} are more steps than can be counted; choose fewer"
-        ) from None
     with _library_errors():
+        steps = count_steps(config.steps, config.epochs, dataset_size, config.expected_batch_size)
         preconditioner = make_preconditioner(config, input_shape, steps, recipe_probe, private)
         values = library_values(config, PrivacyConfig)
         # A basis along which gradients are split has a clipping of its own.

@@ -25,8 +25,10 @@ from dpkfc.app.settings import (
     ConfigError,
     Method,
     RunConfig,
+    flatten,
     nearest,
     read_choices,
+    to_toml,
 )
 from dpkfc.app.tuning.runs import StudyError
 from dpkfc.distributed import is_first, is_launched
@@ -56,6 +58,7 @@ DataDir = Annotated[
         help="Folder with the data sets; left out: $DPKFC_DATA, then Hugging Face datasets."
     ),
 ]
+LabelFile = Annotated[Path | None, typer.Option(help="Table of image files and labels.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
 SettingsFile = Annotated[Path | None, typer.Option(help="TOML file of settings; flags win.")]
 DemoFolder = Annotated[
@@ -238,7 +241,9 @@ def fill_card(run: Path, given: Mapping[str, str]) -> str:
         content = _fill_content(found, given)
         text = to_markdown(content)
         stored = json.loads(json.dumps(content))
-        if stored != found.content or not _pages_hold(run, text):
+        page = (run / CARD).with_suffix(".md")
+        is_current = page.is_file() and page.read_text("utf-8") == text
+        if stored != found.content or not is_current:
             write_card_files(run, content)
     except (AttributeError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
@@ -254,11 +259,6 @@ def _fill_content(found: Card, given: Mapping[str, str]) -> dict[str, Any]:
     if content.get("layout") != LAYOUT:
         content = explain_ledger(found) | content
     return content | {"layout": LAYOUT, "declared": vars(declared)}
-
-
-def _pages_hold(run: Path, text: str) -> bool:
-    path = (run / CARD).with_suffix(".md")
-    return path.is_file() and path.read_text("utf-8") == text
 
 
 # --------------------------------------------------------------------------------------------------
@@ -365,8 +365,6 @@ def _parse_settings(pairs: list[str]) -> dict[str, Any]:
         StudyError: a text without "=".
         ConfigError: an unknown key.
     """
-    from dpkfc.app.settings import flatten
-
     settings: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
@@ -657,7 +655,6 @@ def every_setting(
     Nothing is trained. Save the output to a file, change it, and give it to train --config.
     """
     from dpkfc.app.recipes.catalogue import run_config
-    from dpkfc.app.settings import to_toml
 
     sys.stdout.write(to_toml(run_config(read_choices(config, settings))))
 
@@ -731,8 +728,6 @@ def pretrain_encoder(
     A JSON file beside the weights has losses and seconds. Two cores would take days: lower --steps
     and --batch-size to try it.
     """
-    import json
-
     from rich.progress import Progress
 
     from dpkfc.app.pretrained import pretrain_and_save
@@ -818,9 +813,7 @@ def write_schema(
     *,
     target: Annotated[str, typer.Option(help="Column (or key) that is learned.")] = "",
     text: Annotated[str, typer.Option(help="Key of the text in a JSONL file.")] = "text",
-    label_file: Annotated[
-        Path | None, typer.Option(help="Table of image files and their labels.")
-    ] = None,
+    label_file: LabelFile = None,
     out: Annotated[Path | None, typer.Option(help="The file; left out: the terminal.")] = None,
 ) -> None:
     """Write a schema to fill in, from the header of a file alone.
@@ -843,7 +836,6 @@ def write_schema(
 def print_recipes() -> None:
     """Show the built-in tasks that --recipe takes."""
     from dpkfc.app.recipes.catalogue import RECIPES
-    from dpkfc.app.settings import RunConfig
 
     table = make_table("recipe", "data", "input", "classes", "method")
     for recipe in RECIPES.values():
@@ -869,14 +861,16 @@ def predict(
 
     Example: dpkfc predict runs/first --data new.csv --out predictions.csv
     """
-    from dpkfc.app.owndata import describe_figures
     from dpkfc.app.owndata.predictions import load_run, read_records, write_predictions
 
+    if out.resolve() == data.resolve():
+        raise ConfigError(f"--out {out} is the file of --data; choose another")
     trained = load_run(run)
     records = read_records(trained, data, run)
     count = write_predictions(trained, records, out)
-    open_console().print(f"{count:,} predictions: {out}", soft_wrap=True)
-    open_console().print(describe_figures(records.figures), soft_wrap=True, highlight=False)
+    console = open_console()
+    console.print(f"{count:,} predictions: {out}", soft_wrap=True)
+    _print_line(console, describe_figures(records.figures))
 
 
 def evaluate_run(
@@ -885,6 +879,7 @@ def evaluate_run(
     data: Annotated[
         Path | None, typer.Option(help="A labelled file; left out: the test split of the run.")
     ] = None,
+    label_file: LabelFile = None,
     public: Annotated[
         bool, typer.Option("--public", help="Anyone may see the file and figures of it.")
     ] = False,
@@ -901,8 +896,9 @@ def evaluate_run(
     )
 
     trained = load_run(run)
-    if data is not None:
-        records = read_records(trained, data, run)
+    if data or label_file:
+        folder = data or Path(trained.config.data)
+        records = read_records(trained, folder, run, label_file)
         found = evaluate_records(trained, records)
     else:
         split = trained.recipe.data(trained.config)

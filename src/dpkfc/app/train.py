@@ -458,7 +458,7 @@ def prepare(
     # Refuse a wrong augmentation before data are read.
     make_augment(config, recipe.input_shape)
     if data is None:
-        data = recipe.data(config)
+        data = recipe.data(config, is_training=True)
     # A measurement takes minutes: a missing file is known before.
     config = measure_structure(config)
     private = data.train if "private-oracle" in (config.source, config.output_source) else None
@@ -477,7 +477,7 @@ def prepare(
     try:
         model = recipe.model(config.seed).to(torch.device(config.device))
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0][:60]
         raise ConfigError(f"device {config.device!r} cannot be used ({reason}); try cpu") from None
     start = ""
     if config.pretrain_epochs:

@@ -998,6 +998,9 @@ def distinguish_neighbors(
         runs: releases of each world.
         alpha: probability that the bound is wrong.
         progress: called with (releases done, of all).
+
+    Raises:
+        ValueError: no canary moves a release.
     """
     base = _first_units(subject, BATCH)
     without = base
@@ -1039,10 +1042,14 @@ def _find_farthest(
     pattern = np.zeros(0)
     for number, (one, other) in enumerate(zip(ones, others, strict=True)):
         moved = np.nan_to_num(other - one)
-        farthest = (1 + 1e-6) * np.linalg.norm(pattern)
-        if not pattern.size or np.linalg.norm(moved) > farthest:
+        if np.linalg.norm(moved) > (1 + 1e-6) * np.linalg.norm(pattern):
             best = number
             pattern = moved
+    if not pattern.any():
+        raise ValueError(
+            "no canary moves a release; check that the loss depends on the example, or give other"
+            " canaries"
+        )
     return best, pattern
 
 
@@ -1089,13 +1096,10 @@ def _make_directions(pattern: Samples, sizes: Units, lags: Sequence[int]) -> Sam
         end = _restrict(pattern, slice(lag, d))
         directions += [beginning, np.roll(beginning, lag)]
         directions += [end, np.roll(end, -lag)]
-    norms = [np.linalg.norm(x) for x in directions]
-    largest = max(norms)
-    kept = []
-    for x, length in zip(directions, norms, strict=True):
-        if length > 1e-9 * largest:
-            kept.append(x / length)
-    return np.stack(kept)
+    stacked = np.stack(directions)
+    norms = np.linalg.norm(stacked, axis=1, keepdims=True)
+    is_kept = norms[:, 0] > 1e-9 * norms.max()
+    return stacked[is_kept] / norms[is_kept]
 
 
 def _restrict(pattern: Samples, places: slice) -> Samples:

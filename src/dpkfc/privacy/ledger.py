@@ -563,7 +563,10 @@ def verify(path: str | os.PathLike[str]) -> Verified:
     try:
         content = Path(path).read_bytes()
     except OSError as error:
-        raise LedgerError(f"the ledger {path} cannot be read ({error})") from error
+        raise LedgerError(
+            f"the ledger {path} cannot be read ({error.strerror}); give a run folder or its"
+            " ledger.jsonl"
+        ) from error
     if not content:
         raise LedgerError(f"the ledger {path} is empty")
     return parse(content, str(path))

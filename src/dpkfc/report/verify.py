@@ -23,7 +23,7 @@ from dpkfc.checkpoint import (
     remembered_ledger,
     weights_record_path,
 )
-from dpkfc.config import Plan, PrivacyConfig
+from dpkfc.config import Plan, PrivacyConfig, count_steps
 from dpkfc.data.sampling import Poisson
 from dpkfc.privacy.accounting import (
     cross_check,
@@ -739,16 +739,16 @@ def _check_same(rows: Sequence[LedgerCost]) -> None:
 
 def describe_total(total: Total) -> dict[str, Any]:
     """Return a total as plain values that JSON can hold."""
-    runs = []
-    for row in total.rows:
-        run = {
+    runs = [
+        {
             "ledger": str(row.path),
             "plan": row.ledger.header["plan_hash"],
             "releases": len(row.ledger.releases),
             "epsilon": json_number(row.epsilon),
             "certified": not row.doubt,
         }
-        runs.append(run)
+        for row in total.rows
+    ]
     return {
         "epsilon": json_number(total.epsilon),
         "delta": total.delta,
@@ -864,8 +864,7 @@ def rate_table(
     # The config refuses both, neither, and values that are not positive.
     PrivacyConfig(expected_batch_size=1, epochs=epochs, steps=steps)
     sampler = Poisson(rate, max(1, round(1 / rate)) if rate > 0 else 1)
-    if steps is None:
-        steps = max(1, round((epochs or 0.0) / rate))
+    steps = count_steps(steps, epochs, 1, rate)
     relation = sampler.neighbouring_relation
     epsilons = cross_check(sampler.event(sigma), steps, delta, relation)
     rows = {

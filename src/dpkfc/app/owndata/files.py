@@ -96,7 +96,7 @@ def _read_first_line(path: Path, delimiter: str) -> tuple[list[str], str]:
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         line = file.readline()
     if not is_unicode(line):
-        raise damaged_error(path, "has a header that is not UTF-8 text")
+        raise DatasetError(f"{path}: its header is not UTF-8 text; save the file as UTF-8")
     if not delimiter:
         delimiter = max((",", ";", "\t", "|"), key=line.count)
     names = next(csv.reader([line], delimiter=delimiter), [])
@@ -138,8 +138,8 @@ def _kind_of_type(kind: pa.DataType) -> str:
 def read_table(path: Path, names: Sequence[str], delimiter: str = ",") -> tuple[pa.Table, Figures]:
     """Read these columns of a file.
 
-    A row of a CSV file that has no form counts as a row without values: what one person's row holds
-    must not decide whether a run begins.
+    A row of a CSV file that has no form counts as a row without values: what rows hold must not
+    decide whether a run begins, even where none has a form.
 
     Returns:
         The table, and the share of such rows, which is PRIVATE.
@@ -151,7 +151,8 @@ def read_table(path: Path, names: Sequence[str], delimiter: str = ",") -> tuple[
     for name in names:
         if name not in kinds:
             raise DatasetError(
-                f"{path}: has no column {name!r}; its header has {shorten(kinds, 60)}"
+                f"{path}: has no column {name!r}; its header has {shorten(kinds, 60)}; check names"
+                " and delimiter of the schema"
             )
     try:
         if path.suffix.lower() in DELIMITED:
@@ -182,17 +183,12 @@ def _read_delimited(
             place += used
         else:
             place += 1
-    broken = rows.count(None)
-    if rows and broken == len(rows):
-        raise DatasetError(
-            f"{path}: no row has the {len(header)} cells of the header; check the delimiter"
-        )
     columns = {}
     for name in names:
         cell = header.index(name)
         values = [None if row is None else row[cell] for row in rows]
         columns[name] = pa.array(values, pa.string())
-    return pa.table(columns), {("unreadable", "rows"): broken / max(1, len(rows))}
+    return pa.table(columns), {("unreadable", "rows"): rows.count(None) / max(1, len(rows))}
 
 
 def _read_row(
@@ -208,7 +204,8 @@ def _read_row(
         row = next(reader)
     except csv.Error:
         return None, 1
-    if len(row) != cells or not is_unicode("".join(row)):
+    # Programs end rows with empty cells that the header lacks.
+    if len(row) < cells or any(row[cells:]) or not is_unicode("".join(row)):
         return None, 1
     return row, reader.line_num
 
@@ -383,7 +380,8 @@ def encode_folder(
         class have no label, and neither has a file that cannot be read, whose pixels are 0.
 
     Raises:
-        DatasetError: a file cannot be read and `broken` is "error", or there are no images.
+        DatasetError: a file cannot be read and `broken` is "error", or there are no images. In
+            training it is no error that no file can be read.
     """
     people: list[str | None] = []
     figures: Figures = {}
@@ -397,7 +395,10 @@ def encode_folder(
             parts = path.relative_to(folder).parts
             numbers.append(number_of.get(parts[0], UNKNOWN))
     images = []
-    kept = []
+    labels_kept = []
+    names = []
+    contents = []
+    people_kept = []
     broken = 0
     unknown, _ = target_of(schema).encode([None])
     form = schema.images
@@ -409,21 +410,17 @@ def encode_folder(
         if pixels is None:
             broken += 1
             numbers[row] = unknown[0].item()
-        if pixels is not None or with_broken:
-            images.append(nothing if pixels is None else pixels)
-            kept.append(row)
-    if broken == len(paths):
-        raise DatasetError(f"{folder}: holds no PNG or JPEG image that can be read; check --data")
-    labels_kept = []
-    names = []
-    contents = []
-    people_kept = []
-    for row, image in zip(kept, images, strict=True):
+            pixels = nothing
+            if not with_broken:
+                continue
+        images.append(pixels)
         labels_kept.append(numbers[row])
-        names.append(os.path.relpath(paths[row], folder))
-        contents.append(image.tobytes() + str(numbers[row]).encode())
+        names.append(os.path.relpath(path, folder))
+        contents.append(pixels.tobytes() + str(numbers[row]).encode())
         if people:
             people_kept.append(people[row])
+    if not images:
+        raise DatasetError(f"{folder}: holds no PNG or JPEG image that can be read; check --data")
     return Records(
         inputs=torch.from_numpy(np.stack(images)),
         labels=torch.tensor(labels_kept),
@@ -435,11 +432,7 @@ def encode_folder(
 
 
 def _find_images(folder: Path) -> list[Path]:
-    try:
-        found = sorted(folder.rglob("*"))
-    except OSError as error:
-        raise unreadable_error(folder, error) from None
-    paths = [path for path in found if path.suffix.lower() in IMAGE_SUFFIXES]
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
     if not paths:
         raise DatasetError(f"{folder}: holds no PNG or JPEG file; check --data")
     return paths
@@ -478,7 +471,11 @@ def _read_image(path: Path, form: ImageForm) -> np.ndarray | None:
             warnings.simplefilter("ignore")
             with Image.open(path, formats=("PNG", "JPEG")) as image:
                 check_unpacked_size(path, image.width * image.height * 4)
-                scaled = image.convert(mode).resize(shape)
+                scaled: Image.Image = image
+                if image.mode.startswith("I"):
+                    # A conversion would cut 16 bits to 255 instead of scaling them.
+                    scaled = image.point(lambda value: value / 257).convert("L")
+                scaled = scaled.convert(mode).resize(shape)
     # Whatever a decoder says about a damaged file.
     except Exception as error:
         if form.broken == "skip":
@@ -506,30 +503,20 @@ def text_width(schema: Schema) -> int:
     return schema.text.buckets
 
 
-def encode_texts(path: Path, schema: Schema, *, with_target: bool = True) -> Records:
+def encode_texts(path: Path, schema: Schema) -> Records:
     """Read a file of texts and encode it. Empty lines are ignored.
 
     A key that a line lacks is a missing value, and a line that is no object lacks all of them: what
-    one person's line holds must not decide whether a run begins.
+    lines hold must not decide whether a run begins, even where no line has the key.
 
     Args:
         path: of the file.
         schema: public; keys that it does not name are ignored.
-        with_target: whether the target must be there.
 
     Raises:
-        DatasetError: the file cannot be read, no line is an object, or none has a key. No message
-            repeats a line.
+        DatasetError: the file cannot be read, or has no lines. No message repeats a line.
     """
     numbers, objects = _read_objects(path)
-    wanted = [schema.text.key]
-    if with_target:
-        wanted.append(schema.target)
-        if schema.unit:
-            wanted.append(schema.unit)
-    for key in wanted:
-        if not any(key in entry for entry in objects):
-            raise DatasetError(f"{path}: no line has a key {key!r}; check --text and --target")
     texts = [_plain(entry.get(schema.text.key)) or "" for entry in objects]
     targets = [_plain(entry.get(schema.target)) for entry in objects]
     encoded, shares = target_of(schema).encode(targets)
@@ -586,8 +573,6 @@ def _read_objects(path: Path) -> tuple[list[int], list[Entry]]:
         objects.append(_parse(line))
     if not objects:
         raise DatasetError(f"{path}: holds empty lines alone; give a file with records")
-    if not any(objects):
-        raise DatasetError(f"{path}: no line is a JSON object; give one object a line")
     return numbers, objects
 
 

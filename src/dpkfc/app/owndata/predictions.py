@@ -70,11 +70,20 @@ def load_run(path: Path) -> Trained:
     return Trained(config=config, recipe=recipe, model=model)
 
 
-def read_records(trained: Trained, data: Path, run: Path) -> Records:
+def read_records(
+    trained: Trained, data: Path, run: Path, label_file: Path | None = None
+) -> Records:
     """Read another file of the form that a run was trained on.
 
+    Args:
+        trained: of the run.
+        data: a file, or a folder of images.
+        run: the folder of the run.
+        label_file: a table of image files and labels; None takes them from folders of classes.
+
     Raises:
-        ConfigError: the run is of a recipe or a task, which reads its own data.
+        ConfigError: the run is of a recipe or a task, which reads its own data, or had no label
+            file.
         DatasetError: a file that cannot be read, or lacks a column.
     """
     if trained.recipe.read is None:
@@ -84,7 +93,12 @@ def read_records(trained: Trained, data: Path, run: Path) -> Records:
         )
     if trained.config.recipe == "own-images" and not data.is_dir():
         raise DatasetError(f"{data}: is no folder of images, as the run was trained on")
-    records = trained.recipe.read(data)
+    if label_file is None:
+        records = trained.recipe.read(data)
+    elif trained.config.label_file:
+        records = trained.recipe.read(data, label_file)
+    else:
+        raise ConfigError(f"--label-file is for runs that were trained with one; {run} was not")
     if trained.recipe.features is None:
         return records
     inputs = compute_features(trained.recipe.features, records.inputs, data.name)
@@ -144,8 +158,8 @@ def evaluate_records(trained: Trained, records: Records) -> Evaluation:
     labelled = records.labelled()
     if not len(labelled):
         raise DatasetError(
-            "no record has a known target; check its column, and classes or target_bounds in"
-            " schema.toml of the run"
+            "no record has a known target; check its column, --label-file, and classes or"
+            " target_bounds in schema.toml of the run"
         )
     examples = labelled.inputs, labelled.labels
     unlabelled = len(records) - len(labelled)

@@ -46,7 +46,13 @@ from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import release_vector
 
 OWN_KINDS = ("own-table", "own-images", "own-text", "own-task")
-_DATA_SETTINGS = ("data", "target", "schema", "text", "label_file", "task")
+# The kinds of data that a setting describes.
+_KINDS_OF = {
+    "target": OWN_KINDS[:3],
+    "schema": OWN_KINDS[:3],
+    "text": ("own-text",),
+    "label_file": ("own-images",),
+}
 
 # --------------------------------------------------------------------------------------------------
 # Settings: which kind of own data a user chose.
@@ -58,7 +64,7 @@ def own_kind(chosen: Mapping[str, Any]) -> str:
     Raises:
         ConfigError: settings that do not go together, or data of an unknown form.
     """
-    given = {name: chosen.get(name, "") for name in _DATA_SETTINGS}
+    given = {name: chosen.get(name, "") for name in ("data", "task", *_KINDS_OF)}
     data, task = given["data"], given["task"]
     recipe = chosen.get("recipe", "")
     if not data and not task:
@@ -68,6 +74,11 @@ def own_kind(chosen: Mapping[str, Any]) -> str:
     if data and task:
         raise ConfigError("--data and --task are two sources of examples; leave one out")
     kind = "own-task" if task else kind_of_data(Path(str(data)))
+    for name, kinds in _KINDS_OF.items():
+        if given[name] and kind not in kinds:
+            raise ConfigError(
+                f"{name} = {given[name]!r:.40} says nothing of {data or task!s:.40}; leave it out"
+            )
     if recipe not in ("", kind):
         raise ConfigError(
             f"recipe = {recipe!r} has its own data; leave it out, or leave --data and --task out"
@@ -249,16 +260,17 @@ def _image_recipe(config: RunConfig) -> Recipe:
     if labels is not None:
         schema = _need_schema(config)
     else:
-        schema = Schema()
+        schema = Schema(target=config.target)
         if config.schema:
-            schema = read_schema(Path(config.schema))
-        if schema.unit:
-            raise ConfigError(
-                f"unit = {schema.unit!r} is a column; give --label-file, or leave the unit out"
-            )
+            schema = read_schema(Path(config.schema), config.target)
         if schema.target_bounds:
             raise ConfigError(
                 f"{config.schema}: target_bounds need a number for each image; give --label-file"
+            )
+        if column := schema.unit or schema.target:
+            raise ConfigError(
+                f"{column!r} is a column, and a folder a class has none; give --label-file, or"
+                " leave it out"
             )
         classes = schema.classes or folder_classes(folder)
         schema = replace(schema, classes=classes)
@@ -281,7 +293,7 @@ def _image_recipe(config: RunConfig) -> Recipe:
             "normalisation": (f"scaled to {form.size} pixels, −1 to 1", "no number of the images"),
         },
         probe=lambda config: DeadLeaves(shape),
-        read=lambda other: encode_folder(other, schema, with_broken=False),
+        read=lambda other, table=None: encode_folder(other, schema, table, with_broken=False),
     )
     if form.has_features:
         recipe = use_features(recipe, image_features(shape))
@@ -344,7 +356,7 @@ def _text_recipe(config: RunConfig) -> Recipe:
             "features": (features, "published; nothing is fitted"),
         },
         probe=probe,
-        read=lambda other: encode_texts(other, schema, with_target=False),
+        read=lambda other: encode_texts(other, schema),
     )
     return _with_schema(recipe, schema)
 

@@ -306,7 +306,7 @@ def _are_bounds(bounds: tuple[float, ...]) -> bool:
     if len(bounds) != 2:
         return False
     least, greatest = bounds
-    return -math.inf < least < greatest < math.inf
+    return least < greatest and greatest - least < math.inf
 
 
 @dataclass(frozen=True)
@@ -584,6 +584,10 @@ def check_schema(schema: Schema, where: str, *, may_be_open: bool = False) -> Sc
         raise ConfigError(
             f"{where}: decimal must be '.' or ',' and not the delimiter, got {schema.decimal!r}"
         )
+    if len(schema.delimiter) != 1 or schema.delimiter in '"\r\n':
+        raise ConfigError(
+            f"{where}: delimiter must be one character, such as ';', got {schema.delimiter!r:.20}"
+        )
     if schema.max_records < 1:
         raise ConfigError(f"{where}: max_records must be at least 1, got {schema.max_records}")
     _check_forms(schema, where)
@@ -822,7 +826,7 @@ def public_facts(schema: Schema, *, has_release: bool = False) -> dict[str, tupl
         counted = ", ".join(f"{kinds.count(kind)} {kind}" for kind in KINDS if kind in kinds)
         facts["schema"] = (
             f"columns: {counted}",
-            "kinds, bounds and categories are stated by the user",
+            "kinds, categories and all bounds without a row here are stated by the user",
         )
     for origin, reason in _ORIGINS.items():
         bounds = []

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -332,7 +331,8 @@ class Recipe:
         classes: names of the labels; empty where they have none.
         unit: what ε protects: an example, or a person with several records.
         max_records_per_unit: most records of one unit that count in a step.
-        read: maps another file of the same form to its records, for predictions.
+        read: maps another file of the same form to its records, for predictions. Of a folder of
+            images it may also take a table of labels.
         answer: maps outputs `[N, ...]` to the columns of a file of predictions.
         schema: what is public of a user's own data, as TOML.
         reason: why its defaults name the method that they name.
@@ -356,22 +356,26 @@ class Recipe:
     classes: tuple[str, ...] = ()
     unit: str = "example"
     max_records_per_unit: int | None = None
-    read: Callable[[Path], Records] | None = None
+    read: Callable[..., Records] | None = None
     answer: Callable[[Tensor], dict[str, list[str]]] | None = None
     schema: str = ""
     reason: str = ""
     private_bounds: int = 0
     find_bounds: Callable[[ExampleSet, Plan, Ledger], str] | None = None
 
-    def data(self, config: RunConfig) -> ExampleSet:
+    def data(self, config: RunConfig, *, is_training: bool = False) -> ExampleSet:
         """Return the tensors of a run, or a slice of them for a smoke run.
 
         A set with its own validation split gives that split whole where `validation_size` is above
         0.
 
+        Args:
+            config: settings.
+            is_training: refuse a batch larger than the training split before features are made.
+
         Raises:
             DatasetError: files are missing or damaged, or the validation split takes everything.
-            ConfigError: a vocabulary of private text.
+            ConfigError: a vocabulary of private text, or a batch that is too large.
         """
         if config.vocabulary != "hashed":
             raise ConfigError(
@@ -381,11 +385,17 @@ class Recipe:
         data = self.load(config)
         if config.smoke:
             data = slice_for_smoke(data, config.split_seed, heavy=self.heavy)
-        if self.features is not None:
-            data = _map_examples(data, self.features)
         if data.validation is None:
-            return split_off_validation(data, config.validation_size, config.split_seed)
-        return data if config.validation_size else replace(data, validation=None)
+            data = split_off_validation(data, config.validation_size, config.split_seed)
+        elif not config.validation_size:
+            data = replace(data, validation=None)
+        size = config.expected_batch_size
+        if is_training and size > data.size:
+            raise ConfigError(
+                f"expected_batch_size = {size} is more than the {data.size} examples; choose at"
+                f" most {data.size}"
+            )
+        return _map_examples(data, self.features) if self.features else data
 
     def model(self, seed: int) -> nn.Module:
         """Return the model with initial weights of a public seed."""
