@@ -213,3 +213,29 @@ def test_a_script_may_sort_its_records_by_length() -> None:
 def test_a_script_whose_padding_cannot_be_compared_is_told() -> None:
     with pytest.warns(UserWarning, match="whether padding mixes examples is not checked"):
         run_script(Mean(masked=True), lambda ids: ids.repeat_interleave(2, 1), padded)
+
+
+class Attends(nn.Module):
+    """Attends over the padding with weights so small that no loss shows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(50, 4)
+        self.value = nn.Linear(4, 4)
+        self.norm = nn.LayerNorm(4)
+        self.head = nn.Linear(4, 2)
+        nn.init.normal_(self.value.weight, std=1e-4)
+        nn.init.normal_(self.head.weight, std=1e-2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.table(ids)
+        x = self.norm(x + self.value(x).mean(1, keepdim=True))
+        return self.head(x[:, 0])
+
+
+def test_gradients_show_padding_that_losses_hide() -> None:
+    with pytest.raises(ValueError, match="padded to the length of a longer one"):
+        train(Rows(text), Attends(), padded)
+    with pytest.raises(ValueError, match="padded to the length of a longer one"):
+        run_script(Attends(), Tensor.clone, padded)
