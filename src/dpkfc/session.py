@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -51,10 +50,11 @@ from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
 from dpkfc.privacy.mechanism import ClippedSum, Released, charge_extra, release_vector
 from dpkfc.private_step import PreconditionerManager, ReleasePipeline, set_gradients
 from dpkfc.verification import (
+    Attempts,
     PublicRows,
+    attempts_like,
     check_on_public_rows,
     check_verify_setting,
-    draw_public_rows,
 )
 
 # --------------------------------------------------------------------------------------------------
@@ -699,7 +699,7 @@ class Session:
             self._unverified_reason = f": {verdict.unchecked.splitlines()[0][:60]}"
         verdict.warn(stacklevel=4)
 
-    def _public_rows(self) -> list[Callable[[int], PublicRows]]:
+    def _public_rows(self) -> Attempts:
         """Return ways to make public rows.
 
         They are the given records, or drawn rows with two or three choices of integers.
@@ -710,13 +710,7 @@ class Session:
             return [
                 lambda count: PublicRows([given[i % len(given)] for i in range(count)], collate)
             ]
-        record = self._loader.example()
-        integers = ["bits", "ones"]
-        if self._device.type == "cpu":
-            integers = ["tokens", *integers]  # a wrong label would end a CUDA process
-        return [
-            partial(draw_public_rows, record, collate=collate, integers=kind) for kind in integers
-        ]
+        return attempts_like(self._loader.example(), collate, self._device)
 
     @property
     def unproved_operation(self) -> str:

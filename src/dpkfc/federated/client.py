@@ -14,7 +14,6 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -78,7 +77,7 @@ from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.privacy.mechanism import ClippedSum
 from dpkfc.private_step import PreconditionerManager, ReleasePipeline
 from dpkfc.rng_state import device_of, randomize_generators
-from dpkfc.verification import check_on_public_rows, check_verify_setting, draw_public_rows
+from dpkfc.verification import attempts_like, check_on_public_rows, check_verify_setting
 
 # --------------------------------------------------------------------------------------------------
 # A client's model, and the private sums that it forms from per-example gradients.
@@ -245,15 +244,11 @@ class LocalModel:
             return
         config = self._config
         collate = records.loader.collate
-        kinds = ["bits", "ones"]
-        # A wrong label ends a CUDA process, so tokens are tried on the CPU only.
-        if device_of(self.layers).type == "cpu":
-            kinds.insert(0, "tokens")
         verdict = check_on_public_rows(
             self.model,
             self.layers,
             self.loss_fn,
-            [partial(draw_public_rows, example, collate=collate, integers=kind) for kind in kinds],
+            attempts_like(example, collate, device_of(self.layers)),
             expected=max(1, round(config.expected_records * config.example_rate / config.clients)),
             bound=config.max_physical_batch_size,
             strict=strict,

@@ -11,10 +11,11 @@ import inspect
 import math
 import textwrap
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,14 @@ from dpkfc.gradients.state import evaluation_mode, restored_state
 from dpkfc.gradients.tape import Tape, custom_function, depends_on, is_differentiable, tensors_of
 from dpkfc.memory import is_out_of_memory
 from dpkfc.tracking import BatchAxis, State, Total, Tracker, Unknown, example_first
-from dpkfc.verification import PublicRows, Verdict, check_on_public_rows, draw_public_rows
+from dpkfc.verification import (
+    PublicRows,
+    Verdict,
+    check_on_public_rows,
+    draw_public_rows,
+    have_equal_gradients,
+    warn_of_padding,
+)
 
 # --------------------------------------------------------------------------------------------------
 # Modes of torch that stay on from one line of a script to another, outside of any `with`.
@@ -843,81 +851,111 @@ def check_padding(
         ValueError: the outputs depend on the padding.
     """
     leaves, spec = tree_flatten((args, kwargs))
-    places = _match_leaves(leaves, tree_leaves(unwrap_containers(batch)))
-    if places is None:
-        return
+    matches = _match_leaves(leaves, tree_leaves(unwrap_containers(batch)))
 
-    def run(collated: Any) -> list[Tensor]:
+    def run(collated: Any, match: _Match) -> list[Tensor]:
         rows = tree_leaves(unwrap_containers(collated))
         given = list(leaves)
-        for i, place in places.items():
-            given[i] = rows[place].to(leaves[i].device)
+        for i, (place, arrange) in match.items():
+            given[i] = arrange(rows[place]).to(leaves[i])
         args, kwargs = tree_unflatten(given, spec)
-        with torch.no_grad(), restored_state(model), evaluation_mode(model):
+        # cuDNN differentiates no recurrent layer in evaluation mode.
+        no_cudnn = torch.backends.cudnn.flags(enabled=False)
+        with torch.enable_grad(), no_cudnn, restored_state(model), evaluation_mode(model):
             return _float_arrays(model(*args, **kwargs))
+
+    def agree(batch: Any, alone: Any) -> bool:
+        results = []
+        for match in matches:
+            with suppress(IndexError, RuntimeError, ValueError):
+                pairs = list(zip(run(batch, match), run(alone, match), strict=True))
+                # A collate function may sort its records by length.
+                for first in (0, 1):
+                    sums = [_sums(x[first:], y) for x, y in pairs]
+                    results.append(None not in sums)
+                    if results[-1]:
+                        columns = zip(*filter(None, sums), strict=True)
+                        one, other = (torch.stack(column).sum() for column in columns)
+                        results[-1] = have_equal_gradients(model, one, other)
+        if not results:
+            raise ValueError("the model takes no such batch")
+        return any(results)
 
     for integers in ("tokens", "bits", "ones"):
         public = draw_public_rows(source.dataset[0], 0, source.collate_fn, integers)
-        if len(public.longer) < 2:
-            return
-        longest, *shorter = public.longer
-        records = [shorter[0], longest, *shorter[1:]]
-        try:
-            padded = run(public.collate(records[:2]))
-            alone = run(public.collate(records[:1]))
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            # Records of several lengths cannot be batched, or the model does not take the numbers.
-            continue
-        pairs = zip(padded, alone, strict=True)
-        if not all(_agree(x, y) for x, y in pairs):
+        is_different = public.depends_on_padding(agree)
+        if is_different:
             raise ValueError(
                 "an example that is padded to the length of a longer one has other outputs than "
                 "alone; mask the padding, or pad every batch to one length"
             )
+        if is_different is False:
+            return
+    warn_of_padding(stacklevel=5)
 
 
-def _match_leaves(leaves: Sequence[Any], batch: Sequence[Any]) -> dict[int, int] | None:
-    """Return which argument is which leaf of the batch; None where that is ambiguous."""
-    places = {}
-    for i, x in enumerate(leaves):
-        if not isinstance(x, Tensor) or not x.dim():
-            continue
-        candidates = [j for j, y in enumerate(batch) if y is x]
-        if not candidates:
-            candidates = [j for j, y in enumerate(batch) if _has_same_form(x, y)]
-        if len(candidates) != 1:
-            return None
-        places[i] = candidates[0]
-    return places or None
+# How a leaf of the batch became an argument of the model.
+_Arrangement = Callable[[Tensor], Tensor]
+# Place of an argument to the place of a leaf.
+_Match = dict[int, tuple[int, _Arrangement]]
+_MAX_MATCHES = 64
+_ARRANGEMENTS: list[_Arrangement] = [
+    torch.clone,
+    partial(torch.transpose, dim0=0, dim1=1),
+    partial(torch.unsqueeze, dim=1),
+    partial(torch.unsqueeze, dim=-1),
+]
 
 
-def _has_same_form(x: Tensor, y: Any) -> bool:
-    return isinstance(y, Tensor) and y.shape == x.shape and y.dtype == x.dtype
+def _match_leaves(arguments: Sequence[Any], batch: Sequence[Any]) -> list[_Match]:
+    """Return which argument may be which leaf of the batch, for all arguments with axes."""
+    choices: dict[int, list[tuple[int, _Arrangement]]] = {}
+    for i, x in enumerate(arguments):
+        if isinstance(x, Tensor) and x.dim():
+            own = [(j, _ARRANGEMENTS[0]) for j, y in enumerate(batch) if y is x]
+            choices[i] = own or _find_leaves(x, batch)
+    matches = []
+    for chosen in islice(product(*choices.values()), _MAX_MATCHES):
+        if len({j for j, _ in chosen}) == len(chosen):
+            matches.append(dict(zip(choices, chosen, strict=True)))
+    return matches
 
 
-def _agree(padded: Tensor, alone: Tensor) -> bool:
-    """Return whether the first row of a batch is that of the record alone.
+def _find_leaves(x: Tensor, batch: Sequence[Any]) -> list[tuple[int, _Arrangement]]:
+    """Return the leaves of a batch that an argument has the shape of, by the least change."""
+    arrangements = list(_ARRANGEMENTS)
+    if x.dim() > 2:  # else labels could become anything
+        arrangements.append(partial(_one_hot, classes=x.shape[-1]))
+    for arrange in arrangements:
+        found = []
+        for j, y in enumerate(batch):
+            with suppress(AttributeError, IndexError):
+                if arrange(torch.empty(y.shape, device="meta")).shape == x.shape:
+                    found.append((j, arrange))
+        if found:
+            return found
+    return []
+
+
+def _one_hot(x: Tensor, classes: int) -> Tensor:
+    if x.is_meta:
+        return x.unsqueeze(-1).expand(*x.shape, classes)
+    return F.one_hot(x, classes)
+
+
+def _sums(padded: Tensor, alone: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return sums over the first row of a batch and over the record alone, None where they differ.
 
     Only the positions that both have are compared, counted from the front or from the back.
     """
     if alone.dim() == padded.dim() - 1:
         alone = alone.unsqueeze(0)  # squeeze() has taken the batch axis away
-    if padded.dim() != alone.dim():
-        return True
     first = padded[:1]
     lengths = list(map(min, first.shape, alone.shape))
-    fronts = []
-    backs = []
-    for x in (first, alone):
-        front = back = x.double()
-        for dim, length in enumerate(lengths):
-            front = front.narrow(dim, 0, length)
-            back = back.narrow(dim, x.shape[dim] - length, length)
-        fronts.append(front)
-        backs.append(back)
-    for a, b in (fronts, backs):
-        if torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True):
-            return True
-    return False
+    front = tuple(slice(length) for length in lengths)
+    back = tuple(slice(-length, None) for length in lengths)
+    for part in (front, back):
+        x, y = first[part], alone[part]
+        if torch.allclose(x, y, rtol=1e-3, atol=1e-5, equal_nan=True):
+            return x.sin().sum(), y.sin().sum()  # a sum of softmax has no gradient
+    return None

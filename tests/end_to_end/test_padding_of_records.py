@@ -1,0 +1,241 @@
+"""A longer record in the batch may change nothing of a shorter one, whatever the records hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader
+
+from dpkfc import PrivacyConfig, Session
+from dpkfc.integrations.opacus import PrivacyEngine
+from tests.gradients.test_public_comparisons import Texts
+
+COUNT = 24
+Record = tuple[Any, ...]
+
+
+class Rows:
+    """Records of other lengths, made by a function of their length and a generator."""
+
+    def __init__(self, make: Callable[[int, torch.Generator], Record], first: int = 5) -> None:
+        generator = torch.Generator().manual_seed(0)
+        lengths = [first, *(2 + i % 7 for i in range(COUNT - 1))]
+        self.rows = [make(length, generator) for length in lengths]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> Record:
+        return self.rows[i]
+
+
+class Mean(nn.Module):
+    """Averages over all positions, or over those with an id alone."""
+
+    def __init__(self, outputs: int = 2, *, masked: bool = False, dim: int = 1) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(50, 4)
+        self.head = nn.Linear(4, outputs)
+        self.masked, self.dim = masked, dim
+
+    def forward(self, ids: Tensor) -> Tensor:
+        mask = torch.ones_like(ids)
+        if self.masked:
+            mask = (ids > 0).long()
+        total = (self.table(ids) * mask.unsqueeze(-1)).sum(self.dim)
+        return self.head(total / mask.sum(self.dim).clamp(min=1).unsqueeze(-1))
+
+
+def ids_of(length: int, generator: torch.Generator) -> Tensor:
+    return torch.randint(1, 9, (length,), generator=generator)
+
+
+def text(length: int, generator: torch.Generator) -> Record:
+    return ids_of(length, generator), 1
+
+
+def text_with_several_labels(length: int, generator: torch.Generator) -> Record:
+    return ids_of(length, generator), torch.randint(2, (6,), generator=generator).float()
+
+
+def words(length: int, generator: torch.Generator) -> Record:
+    return " ".join(["word"] * length), 1
+
+
+def padded(rows: list[Record], multiple: int = 1) -> tuple[Tensor, Tensor]:
+    ids = pad_sequence([row[0] for row in rows], batch_first=True)
+    ids = F.pad(ids, (0, -ids.shape[1] % multiple))
+    return ids, torch.stack([torch.as_tensor(row[1]) for row in rows])
+
+
+def padded_to_64(rows: list[Record]) -> tuple[Tensor, Tensor]:
+    return padded(rows, 64)
+
+
+def tokenised(rows: list[Record]) -> tuple[Tensor, Tensor]:
+    texts = [[1 + len(word) for word in text.split()] for text, _ in rows]
+    return padded([(torch.tensor(ids), label) for ids, (_, label) in zip(texts, rows, strict=True)])
+
+
+def last_axis_padded(rows: list[Record]) -> tuple[Tensor, Tensor]:
+    longest = max(x.shape[1] for x, _ in rows)
+    wide = [F.pad(x, (0, longest - x.shape[1])) for x, _ in rows]
+    return torch.stack(wide), torch.tensor([label for _, label in rows])
+
+
+def classify(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def tag(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    losses = F.binary_cross_entropy_with_logits(model(batch[0]), batch[1], reduction="none")
+    return losses.mean(1)
+
+
+class MeanOverTime(nn.Module):
+    """Averages `[n, 4, t]` over time, padding included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x.sin().mean(2))
+
+
+def spectrum(length: int, generator: torch.Generator) -> Record:
+    return torch.randn(4, length, generator=generator), 1
+
+
+def train(data: Any, model: nn.Module, collate: Any, loss_fn: Any = classify) -> None:
+    plan = PrivacyConfig(expected_batch_size=8, steps=2, test_mode_seed=1).with_noise(
+        1.0, 1e-3, len(data)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with Session(plan, model, optimizer, data, collate_fn=collate) as session:
+        for batch in session.batches():
+            session.step(batch, loss_fn)
+
+
+@pytest.mark.parametrize(
+    ("make", "model", "collate", "loss_fn"),
+    [
+        (text_with_several_labels, Mean(6), padded, tag),
+        (text, Mean(), padded_to_64, classify),
+        (words, Mean(), tokenised, classify),
+        (spectrum, MeanOverTime(), last_axis_padded, classify),
+    ],
+    ids=["two lengths in a record", "multiples of 64", "texts of words", "the last axis"],
+)
+def test_padding_that_reaches_other_examples_is_refused(
+    make: Any, model: nn.Module, collate: Any, loss_fn: Any
+) -> None:
+    with pytest.raises(ValueError, match="padded to the length of a longer one"):
+        train(Rows(make), model, collate, loss_fn)
+
+
+@pytest.mark.parametrize("first", [0, 1, 5])
+def test_the_length_of_the_first_record_decides_nothing(first: int) -> None:
+    with pytest.raises(ValueError, match="padded to the length of a longer one"):
+        train(Rows(text, first), Mean(), padded)
+    train(Rows(text, first), Mean(masked=True), padded)
+
+
+@pytest.mark.parametrize("first", [5, 6])
+def test_masked_padding_trains_beside_labels_of_any_number(first: int) -> None:
+    """Six labels may be as many as the first record has positions."""
+    train(Rows(text_with_several_labels, first), Mean(6, masked=True), padded, tag)
+
+
+class TooShort(Mean):
+    """Has six positions, fewer than any longer public record."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        assert ids.shape[1] <= 6
+        return super().forward(ids)
+
+
+def test_padding_that_no_public_record_shows_is_said() -> None:
+    data = Rows(lambda length, generator: text(min(length, 6), generator))
+    with pytest.warns(UserWarning, match="whether padding mixes examples is not checked"):
+        train(data, TooShort(masked=True), padded)
+
+
+def cast(ids: Tensor) -> Tensor:
+    return ids.int()
+
+
+SCRIPTS = [
+    (Mean, Tensor.t, 0),
+    (Mean, cast, 1),
+    (Mean, Tensor.clone, 1),
+]
+
+
+def run_script(model: nn.Module, change: Callable[[Tensor], Tensor], collate: Any) -> None:
+    model, optimizer, loader = PrivacyEngine(accountant="rdp").make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        data_loader=DataLoader(Texts(), batch_size=12, collate_fn=collate),
+        test_mode_seed=1,
+    )
+    for ids, label in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(change(ids)), label).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(("kind", "change", "dim"), SCRIPTS, ids=["transposed", "cast", "copied"])
+def test_a_script_that_changes_its_batch_first_is_compared(
+    kind: Any, change: Any, dim: int
+) -> None:
+    with pytest.raises(ValueError, match="padded to the length of a longer one"):
+        run_script(kind(dim=dim), change, padded)
+    run_script(kind(dim=dim, masked=True), change, padded)
+
+
+def test_a_script_may_sort_its_records_by_length() -> None:
+    def collate(rows: list[Record]) -> tuple[Tensor, Tensor]:
+        return padded(sorted(rows, key=lambda row: -len(row[0])))
+
+    run_script(Mean(masked=True), Tensor.clone, collate)
+
+
+def test_a_script_whose_padding_cannot_be_compared_is_told() -> None:
+    with pytest.warns(UserWarning, match="whether padding mixes examples is not checked"):
+        run_script(Mean(masked=True), lambda ids: ids.repeat_interleave(2, 1), padded)
+
+
+class Attends(nn.Module):
+    """Attends over the padding with weights so small that no loss shows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(50, 4)
+        self.value = nn.Linear(4, 4)
+        self.norm = nn.LayerNorm(4)
+        self.head = nn.Linear(4, 2)
+        nn.init.normal_(self.value.weight, std=1e-4)
+        nn.init.normal_(self.head.weight, std=1e-2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.table(ids)
+        x = self.norm(x + self.value(x).mean(1, keepdim=True))
+        return self.head(x[:, 0])
+
+
+def test_gradients_show_padding_that_losses_hide() -> None:
+    with pytest.raises(ValueError, match="padded to the length of a longer one"):
+        train(Rows(text), Attends(), padded)
+    with pytest.raises(ValueError, match="padded to the length of a longer one"):
+        run_script(Attends(), Tensor.clone, padded)
