@@ -281,10 +281,7 @@ class _RecordDrawer:
     def _container(self, x: Any, sizes: Mapping[Axis, int], place: Axis) -> Any:
         """Return a mapping, list or tuple of random values."""
         if isinstance(x, Mapping):
-            mapping = {}
-            for key, value in x.items():
-                mapping[key] = self.value_like(value, sizes, (*place, key))
-            return mapping
+            return {key: self.value_like(y, sizes, (*place, key)) for key, y in x.items()}
         if _is_list_of_numbers(x):
             count = sizes.get((*place, 0), len(x))
             return [self.value_like(x[0]) for _ in range(count)]

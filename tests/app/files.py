@@ -8,7 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from dpkfc.app.datasets import encode_delta
+
+def encode_delta(images: np.ndarray) -> np.ndarray:
+    """Return RGB images `[N, H, W, 3]` as the uint8 array `[3, N, H, W]` for `decode_delta`."""
+    red, green, blue = np.moveaxis(images, -1, 0)
+    planes = np.stack([green, red - green, blue - green])
+    planes = np.diff(planes, axis=2, prepend=np.zeros_like(planes[:, :, :1]))
+    return np.diff(planes, axis=3, prepend=np.zeros_like(planes[..., :1]))
 
 
 def idx_bytes(array: np.ndarray) -> bytes:

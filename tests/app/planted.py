@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 from scipy.io import savemat
 
-from dpkfc.app.datasets import encode_delta
-from tests.app.files import write_cifar, write_mnist
+from tests.app.files import encode_delta, write_cifar, write_mnist
 
 WORDS = ("a fine film", "dull and slow", "I'd see it again<br />twice", "bad")
 

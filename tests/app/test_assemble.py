@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from dpkfc.app.assembly import make_kfac, make_optimizer, make_plan, make_privacy_config
-from dpkfc.app.models import digits_mlp
+from dpkfc.app.models import digits_cnn
 from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.curvature import DeadLeaves, FeatureNoise, PinkNoise, PublicData, Refined, WhiteNoise
 from dpkfc.postprocess import AdamBC
@@ -159,7 +159,7 @@ def test_settings_reach_adam_bc(settings: dict, expected: AdamBC):
 
 
 def test_optimizers():
-    model = digits_mlp()
+    model = digits_cnn()
     sgd = make_optimizer(replace(CONFIG, optimizer="sgd", lr=0.2, momentum=0.5), model)
     assert (
         isinstance(sgd, torch.optim.SGD)
@@ -171,7 +171,7 @@ def test_optimizers():
 
 @pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.0), ("adam", 0.9)])
 def test_weight_decay_acts_after_the_release(optimizer: str, momentum: float):
-    model = digits_mlp()
+    model = digits_cnn()
     before = [p.detach().clone() for p in model.parameters()]
     settings = {"optimizer": optimizer, "momentum": momentum, "lr": 0.1, "weight_decay": 0.5}
     made = make_optimizer(replace(CONFIG, **settings), model)

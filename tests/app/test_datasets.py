@@ -21,7 +21,6 @@ from dpkfc.app.datasets import (
     Normalisation,
     Pixels,
     decode_delta,
-    encode_delta,
     read_cifar,
     read_digits,
     read_idx,
@@ -31,7 +30,7 @@ from dpkfc.app.datasets import (
 from dpkfc.app.datasets.sources import CIFAR10, FASHION_MNIST, MNIST, load_pixels
 from dpkfc.app.recipes.catalogue import find_recipe
 from dpkfc.app.settings import RunConfig
-from tests.app.files import idx_bytes, write_cifar, write_idx, write_mnist
+from tests.app.files import encode_delta, idx_bytes, write_cifar, write_idx, write_mnist
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])

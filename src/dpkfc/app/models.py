@@ -45,16 +45,6 @@ def _small_cnn(
     )
 
 
-def digits_mlp(num_classes: int = 10) -> nn.Sequential:
-    """Build one hidden layer of 64. Input `[N, 1, 8, 8]`, output `[N, num_classes]`."""
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(64, 64),
-        nn.ReLU(),
-        nn.Linear(64, num_classes),
-    )
-
-
 # --------------------------------------------------------------------------------------------------
 # Wide residual networks for private training from scratch (De et al. 2022; Zagoruyko and Komodakis
 # 2016).

@@ -372,14 +372,6 @@ def decode_delta(delta: np.ndarray) -> np.ndarray:
     return np.stack([red + green, green, blue + green], axis=-1)
 
 
-def encode_delta(images: np.ndarray) -> np.ndarray:
-    """Return RGB images `[N, H, W, 3]` as the uint8 array `[3, N, H, W]` for `decode_delta`."""
-    red, green, blue = np.moveaxis(images, -1, 0)
-    planes = np.stack([green, red - green, blue - green])
-    planes = np.diff(planes, axis=2, prepend=np.zeros_like(planes[:, :, :1]))
-    return np.diff(planes, axis=3, prepend=np.zeros_like(planes[..., :1]))
-
-
 def read_cifar(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Read one split of CIFAR-10.
 
