@@ -286,6 +286,7 @@ def test_names_of_identifiers(name: str, seen: bool):
         ('classes = ["no", "yes"]', 'classes = ["no"]', "two or more different"),
         ('classes = ["no", "yes"]', "", "classes is empty"),
         ("[columns.note]", "[columns.outcome]", "'outcome' is the target"),
+        ('target = "outcome"', 'target = "outcome"\nunit = "outcome"', "is unit and target"),
     ],
 )
 def test_a_wrong_schema_is_one_clear_error(tmp_path: Path, before: str, after: str, message: str):

@@ -566,6 +566,8 @@ def check_schema(schema: Schema, where: str, *, may_be_open: bool = False) -> Sc
             units.append(name)
     if len(set(units)) > 1:
         raise ConfigError(f"{where}: {units[0]!r} and {units[1]!r} are both units; keep one")
+    if schema.target in units:
+        raise ConfigError(f"{where}: {units[0]!r} is unit and target; name another column as unit")
     different = len(set(map(canonical, schema.classes)))
     if schema.classes and different < max(2, len(schema.classes)):
         raise ConfigError(
