@@ -234,9 +234,9 @@ def test_the_line_below_a_table_names_commit_machine_and_day_of_each_set_of_rows
         == "*a processor, 2 threads, torch 2.13, 2026-01-01, commit abc.*"
     )
     old = other | {"hardware": {**here, "commit": None}, "load_before": 3.5}
-    told = machine({"models": {"cnn": one, "mlp": old}})
-    assert "2026-01-01, commit abc: CNN." in told
-    assert "commit not recorded, shared with other work: load average up to 3.5: MLP" in told
+    line = machine({"models": {"cnn": one, "mlp": old}})
+    assert "2026-01-01, commit abc: CNN." in line
+    assert "commit not recorded, shared with other work: load average up to 3.5: MLP" in line
     memory = {"memory": {"plain": {}}, "memory_taken": {"date": "2026-01-01", "hardware": here}}
     assert "commit abc: CNN; memory of MLP." in machine(
         {"models": {"cnn": one, "mlp": other | memory}}

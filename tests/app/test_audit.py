@@ -102,7 +102,7 @@ def test_a_check_that_fails_fails_the_command_and_stays_on_the_card(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["nowhere"], "nowhere"),
         (
@@ -117,10 +117,10 @@ def test_a_check_that_fails_fails_the_command_and_stays_on_the_card(
         ),
     ],
 )
-def test_mistakes_are_one_line(arguments: list[str], said: str) -> None:
+def test_mistakes_are_one_line(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["audit", *arguments, "--quiet"])
     assert (
         result.exit_code == 2
-        and said in result.stderr
+        and message in result.stderr
         and len(result.stderr.strip().splitlines()) == 1
     )

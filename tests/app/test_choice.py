@@ -56,10 +56,10 @@ def test_the_settings_of_a_recipe_are_its_own(recipe: str):
     ],
 )
 def test_settings_that_are_not_the_recipes_are_named(chosen: dict, named: str):
-    told = describe_choice(run_config({"recipe": "digits", **chosen}))
+    text = describe_choice(run_config({"recipe": "digits", **chosen}))
     assert (
-        f"{named}: given, not stated how they were found; not covered by ε" in told
-        and told.endswith(RECIPE_DEFAULTS)
+        f"{named}: given, not stated how they were found; not covered by ε" in text
+        and text.endswith(RECIPE_DEFAULTS)
     )
 
 
@@ -72,8 +72,8 @@ def test_a_rate_that_follows_from_another_setting_is_the_recipes():
 
 
 def test_published_settings_that_were_changed_are_no_longer_the_published_ones():
-    told = describe_choice(run_config({"recipe": "cifar10-wrn", "lr": 0.77}))
-    assert told.startswith("lr: given, not stated") and "All others: published settings" in told
+    text = describe_choice(run_config({"recipe": "cifar10-wrn", "lr": 0.77}))
+    assert text.startswith("lr: given, not stated") and "All others: published settings" in text
 
 
 def test_what_was_stated_stands_on_the_card(tmp_path: Path):

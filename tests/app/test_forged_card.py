@@ -45,7 +45,7 @@ def audited(folder: Path) -> Result:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (guarantee(epsilon=0.5), "states another ε than its ledger (0.5 instead of"),
         (guarantee(epsilon=True), "states another ε"),
@@ -74,9 +74,11 @@ def audited(folder: Path) -> Result:
         "accountant",
     ],
 )
-def test_an_edited_promise_passes_neither_verify_nor_audit(folder: Path, change, said: str) -> None:
+def test_an_edited_promise_passes_neither_verify_nor_audit(
+    folder: Path, change, message: str
+) -> None:
     edited(folder, change)
-    assert said in refused("ledger", "verify", folder)
+    assert message in refused("ledger", "verify", folder)
     result = audited(folder)
     assert result.exit_code == 2 and "the audit FAILED" in result.stderr
     assert not json.loads((folder / "audit.json").read_text())["card"]["passed"]
@@ -93,7 +95,7 @@ def mechanism(**changed: object) -> Callable[[dict[str, Any]], object]:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda card: card.pop("layout"), "it has no layout"),
         (lambda card: card.pop("dates"), "was changed, or is damaged (KeyError: 'dates')"),
@@ -116,14 +118,16 @@ def mechanism(**changed: object) -> Callable[[dict[str, Any]], object]:
         (lambda card: card.update(total={"epsilon": 99.0}), "KeyError: 'delta'"),
     ],
 )
-def test_an_edited_card_with_fitting_pages_does_not_pass(folder: Path, change, said: str) -> None:
+def test_an_edited_card_with_fitting_pages_does_not_pass(
+    folder: Path, change, message: str
+) -> None:
     path = folder / "privacy_card.json"
     card = json.loads(path.read_text())
     change(card)
     path.write_text(json.dumps(card))
     for name in ("privacy_card.md", "card.json"):
         (folder / name).unlink()
-    assert said in refused("ledger", "verify", folder)
+    assert message in refused("ledger", "verify", folder)
 
 
 @pytest.mark.parametrize(
@@ -291,11 +295,11 @@ def test_what_speaks_against_a_ledger_comes_first(
             found["stddev"],
             found["sensitivity"],
         )
-    told = verify_ledger(path)
-    assert next(iter(told)) == "guarantee" and told["guarantee"].startswith(first)
+    answers = verify_ledger(path)
+    assert next(iter(answers)) == "guarantee" and answers["guarantee"].startswith(first)
     assert all(
         name.startswith("ε if it were certified")
-        for name in told
+        for name in answers
         if "ε" in name and "planned" not in name
     )
 

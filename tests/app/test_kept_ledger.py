@@ -65,7 +65,7 @@ def test_a_ledger_of_another_plan_or_of_other_releases_fails(folder: Path, tmp_p
     assert ledger_finding(folder / "ledger.jsonl", plan).passed
     other = prepare(run_config({**SETTINGS, "max_grad_norm": 2.0})).plan
     assert "another plan" in ledger_finding(folder / "ledger.jsonl", other).detail
-    for name, certified, noise, releases, said in (
+    for name, certified, noise, releases, message in (
         ("noise", True, 2.0, 1, "another noise_multiplier"),
         ("many", True, 1.0, 4, "more releases than the plan's 3"),
         ("open", False, 1.0, 1, "certified: False"),
@@ -78,7 +78,7 @@ def test_a_ledger_of_another_plan_or_of_other_releases_fails(folder: Path, tmp_p
                     step, plan.event, noise * plan.noise_multiplier, plan.stddev, plan.sensitivity
                 )
         found = ledger_finding(path, plan)
-        assert found.passed is (not said) and said in found.detail
+        assert found.passed is (not message) and message in found.detail
     assert not ledger_finding(tmp_path / "nowhere.jsonl", plan).passed
 
 

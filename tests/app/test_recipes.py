@@ -398,10 +398,10 @@ class _Timm(nn.Module):
 
 
 def test_models_of_timm_are_resized_to_and_take_a_file(tmp_path: Path, monkeypatch):
-    told: list[dict] = []
+    calls: list[dict] = []
 
     def create_model(name: str, *, num_classes: int, **more) -> nn.Module:
-        told.append({"name": name, **more})
+        calls.append({"name": name, **more})
         return _Timm(num_classes)
 
     monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=create_model))
@@ -413,8 +413,8 @@ def test_models_of_timm_are_resized_to_and_take_a_file(tmp_path: Path, monkeypat
     weights.write_bytes(b"")
     recipe.starting_from(str(weights)).model(0)
     assert (
-        told[1]["pretrained_cfg_overlay"] == {"file": str(weights)}
-        and told[0]["name"] == "crossvit_tiny_240"
+        calls[1]["pretrained_cfg_overlay"] == {"file": str(weights)}
+        and calls[0]["name"] == "crossvit_tiny_240"
     )
 
 

@@ -103,10 +103,10 @@ FORGERIES = {
 @pytest.mark.parametrize("host", HOSTS)
 def test_an_honest_folder_passes(make_folder: Folder, host: str, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(make_folder(host), tmp_path / "run"))
-    told = verify_ledger(folder / "ledger.jsonl")
-    assert told["privacy card"] == "states what the ledger shows"
-    assert told["weights"] == "those of the card (SHA-256)"
-    assert told["pages of the card"] == "say what the card says"
+    answers = verify_ledger(folder / "ledger.jsonl")
+    assert answers["privacy card"] == "states what the ledger shows"
+    assert answers["weights"] == "those of the card (SHA-256)"
+    assert answers["pages of the card"] == "say what the card says"
     card = json.loads((folder / "privacy_card.json").read_text("utf-8"))
     if host != "dpkfc train":
         assert card["declared"]["owner"] == "Ward 3"
@@ -243,8 +243,8 @@ def test_the_command_gives_an_older_card_its_first_page(
         del card[name]
     card["ledger"]["head"] = take_id_away(folder / "ledger.jsonl")
     path.write_text(json.dumps(card), "utf-8")
-    told = verify_ledger(folder / "ledger.jsonl")
-    assert told["pages of the card"].startswith("not compared: another version")
+    answers = verify_ledger(folder / "ledger.jsonl")
+    assert answers["pages of the card"].startswith("not compared: another version")
     done = call("card", folder, "--owner", "Ward 4")
     assert done.exit_code == 0 and "at even odds" in done.output and "Ward 4" in done.output
     assert verify_ledger(folder / "ledger.jsonl")["pages of the card"].startswith("say")

@@ -57,11 +57,11 @@ def test_runs_charge_their_budget_until_it_is_spent(tmp_path: Path) -> None:
     total = f"ε = {rounded_up(card['budget']['after'], 4)}, δ = 1e-05 for all runs that the budget"
     assert f"- **Total over several runs:** {total} of writers had counted." in page
     content = path.read_bytes()
-    said = refused(*RUN, "--budget", path, "--out", tmp_path / "b")
+    message = refused(*RUN, "--budget", path, "--out", tmp_path / "b")
     named = re.search(
-        r"digits\.toml has ε = ([\d.]+) of 1\.4 left.*plan for ε = ([\d.]+), or", said
+        r"digits\.toml has ε = ([\d.]+) of 1\.4 left.*plan for ε = ([\d.]+), or", message
     )
-    assert named is not None and len(said) <= 170
+    assert named is not None and len(message) <= 170
     assert path.read_bytes() == content and not (tmp_path / "b").exists()
     smaller = (*RUN[:-1], named[2])
     assert call(*smaller, "--budget", path, "--out", tmp_path / "b").exit_code == 0
@@ -91,8 +91,8 @@ def test_a_ledger_that_was_moved_keeps_its_charge(tmp_path: Path) -> None:
 
 
 def test_a_budget_that_is_not_there_stops_a_run_before_it_begins(tmp_path: Path) -> None:
-    said = refused(*RUN, "--budget", tmp_path / "none.toml", "--out", tmp_path / "run")
-    assert "there is no budget" in said and not list(tmp_path.iterdir())
+    message = refused(*RUN, "--budget", tmp_path / "none.toml", "--out", tmp_path / "run")
+    assert "there is no budget" in message and not list(tmp_path.iterdir())
 
 
 # -- a total ---------------------------------------------------------------------------------------

@@ -80,18 +80,19 @@ def calibrated() -> Subject:
 
 
 def test_an_honest_step_passes_every_check(evidence) -> None:
-    told: dict[str, list[tuple[int, int]]] = {}
+    progress: dict[str, list[tuple[int, int]]] = {}
     subject = calibrated()
     found = audit_step(
         subject,
         runs=size(12, 600),
-        progress=lambda name, done, of: told.setdefault(name, []).append((done, of)),
+        progress=lambda name, done, of: progress.setdefault(name, []).append((done, of)),
     )
     assert found.passed, select_failed(found.findings)
     assert {finding.check.partition(":")[0] for finding in found.findings} >= CHECKS
-    assert len(told) == 7 and all(done[-1][0] == done[-1][1] for done in told.values())
+    assert len(progress) == 7 and all(done[-1][0] == done[-1][1] for done in progress.values())
     assert all(
-        [done for done, _ in steps] == sorted(done for done, _ in steps) for steps in told.values()
+        [done for done, _ in steps] == sorted(done for done, _ in steps)
+        for steps in progress.values()
     )
     described = json.loads(json.dumps(found.describe()))
     assert (

@@ -186,22 +186,22 @@ def test_metrics_of_another_program(tmp_path: Path, evidence) -> None:
         columns = [pa.field(rng.choice(names), rng.choice(kinds)) for _ in range(rng.randrange(5))]
         if rng.random() < 0.5:
             columns = [pa.field("step", pa.int64()), pa.field("epsilon", pa.float64()), *columns]
-        told = {
+        foreign = {
             "measured_on": rng.choice(["test", "x", "\ud800".encode("utf-8", "surrogatepass"), ""])
         }
-        told |= {
+        foreign |= {
             "refreshes": rng.choice(
                 ["[]", "{}", "[1]", "[{}]", "nonsense", "[" * 5000, '[{"step":1,"digest":2}]']
             )
         }
-        schema = pa.schema(columns, metadata=told if rng.random() < 0.8 else None)
+        schema = pa.schema(columns, metadata=foreign if rng.random() < 0.8 else None)
         rows = rng.randrange(3)
         arrays = [
             pa.array([None if rng.random() < 0.2 else values.get(str(c.type))] * rows, c.type)
             for c in columns
         ]
         pq.write_table(pa.Table.from_arrays(arrays, schema=schema), path)
-        tally.attempt(lambda: Metrics.read(path), (columns, told), "m.parquet")
+        tally.attempt(lambda: Metrics.read(path), (columns, foreign), "m.parquet")
     tally.check(evidence, "metrics, other tables", 100)
 
 

@@ -110,11 +110,11 @@ def test_releases_are_drawn_across_a_crash_and_its_resume(monkeypatch: pytest.Mo
         return real(releases, parts, rate)
 
     monkeypatch.setattr(law, "judge_noise", judged)
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     assert not select_failed(
-        check_noise(vectors(), steps=24, progress=lambda done, of: told.append((done, of)))
+        check_noise(vectors(), steps=24, progress=lambda done, of: progress.append((done, of)))
     )
-    assert told == [(k, 24) for k in range(1, 25)] and LOST_STEPS < 12
+    assert progress == [(k, 24) for k in range(1, 25)] and LOST_STEPS < 12
     assert seen == [24, *[sum(p.numel() for p in vectors().model().parameters())] * 2]
 
 

@@ -70,8 +70,8 @@ def worst(values: dict[str, float]) -> dict[str, float | str]:
 def test_a_shipped_sampler_passes(name: str, seed: int, evidence) -> None:
     p = plan(**SHIPPED[name])
     batches = draw_batches(p, STEPS, SamplingStream.repeatable(seed))
-    beside = draw_batches(p, STEPS, SamplingStream.repeatable(seed + 1000))
-    values = compute_p_values(batches, SizeDistribution.from_event(p.event, N), beside)
+    others = draw_batches(p, STEPS, SamplingStream.repeatable(seed + 1000))
+    values = compute_p_values(batches, SizeDistribution.from_event(p.event, N), others)
     assert min(values.values()) > 1e-6, values
     evidence("samplers", f"{name}, seed {seed}", batches=2 * STEPS, examples=N, **worst(values))
 

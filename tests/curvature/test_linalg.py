@@ -279,7 +279,7 @@ def test_pairs_of_before_save_rounds(power: float, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(torch.linalg, "eigh", counted)
     cold = decompose_leading(matrix, 32)
-    begun = rounds[0]
+    first_round = rounds[0]
     warm = decompose_leading(matrix * 1.01, 32, start=cold.vectors)
-    assert 0 < rounds[0] - begun < begun
+    assert 0 < rounds[0] - first_round < first_round
     torch.testing.assert_close(warm.values, 1.01 * cold.values, rtol=1e-4, atol=0)

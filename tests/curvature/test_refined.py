@@ -155,10 +155,10 @@ def test_other_numbers_of_the_probe_stay_what_they_are(monkeypatch):
     """
     inner = PinkNoise(SHAPE)
     assert torch.equal(Refined(inner).sample(5, _stream())[0], inner.sample(5, _stream())[0])
-    told = PublicData(
+    public_data = PublicData(
         torch.randn(6, *SHAPE), torch.zeros(6, dtype=torch.long), provenance="made up"
     )
-    assert Refined(told).sample(5, _stream())[1] is None
+    assert Refined(public_data).sample(5, _stream())[1] is None
     seen: list[torch.Tensor] = []
     original = ProbeRandomness.rows
     monkeypatch.setattr(
@@ -194,8 +194,12 @@ def test_its_description_names_the_other_probe_and_the_model():
     public = PublicData(
         torch.randn(6, *SHAPE), torch.zeros(6, dtype=torch.long), provenance="made up"
     )
-    told = Refined(public).describe()
-    assert told["provenance"] == "made up" and told["examples"] == 6 and not told["labelled"]
+    description = Refined(public).describe()
+    assert (
+        description["provenance"] == "made up"
+        and description["examples"] == 6
+        and not description["labelled"]
+    )
 
 
 def _session(folder, probe, steps=4):

@@ -75,10 +75,13 @@ def test_a_hybrid_of_text_takes_gradients_from_the_second_probe() -> None:
 
 def test_a_hybrid_builds_and_describes_itself() -> None:
     config = kfac(output_probe=public(), labels="given")
-    told = config.describe()
-    json.dumps(told)
-    assert told["output_probe"]["kind"] == "PublicData" and told["probe"]["kind"] == "FeatureNoise"
-    assert told["curvature_source"] == "A from synthetic; G from public: random rows"
+    description = config.describe()
+    json.dumps(description)
+    assert (
+        description["output_probe"]["kind"] == "PublicData"
+        and description["probe"]["kind"] == "FeatureNoise"
+    )
+    assert description["curvature_source"] == "A from synthetic; G from public: random rows"
     assert set(config.build(net(), capture, 0).metric) == {"0", "2"}
     assert "output_probe" not in kfac().describe() and "control" not in kfac().describe()
     with pytest.raises(ValueError, match="output_probe must derive from"):
@@ -141,8 +144,8 @@ def test_an_oracle_voids_the_guarantee_and_says_so() -> None:
     torch.manual_seed(3)
     x, y = torch.randn(50, 12), torch.randint(4, (50,))
     config = kfac(probe=PrivateOracle((x, y)), labels="given")
-    told = config.describe()
-    assert told["uses_private_data"] is True and "sha256" not in told["probe"]
+    description = config.describe()
+    assert description["uses_private_data"] is True and "sha256" not in description["probe"]
     plan = PrivacyConfig(expected_batch_size=5, steps=2, preconditioner=config).with_noise(
         4.0, 1e-3, 50
     )

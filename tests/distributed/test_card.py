@@ -39,14 +39,14 @@ def _work(rank: int, folder: Path, divided: bool) -> dict[str, Any]:
         with session.averaged_weights():
             averaged = weights(session.model)
             names = {name: full(p) for name, p in session.model.named_parameters()}
-        said = ""
+        message = ""
         if rank == 1:
             next(iter(session.model.parameters())).data.mul_(2)
         try:
             session.write_card(folder / "again", **SAID)
         except RuntimeError as error:
-            said = str(error)
-    return {"averaged": averaged, "said": said, "names": list(names)}
+            message = str(error)
+    return {"averaged": averaged, "said": message, "names": list(names)}
 
 
 @pytest.mark.parametrize("divided", [False, True])
@@ -56,7 +56,9 @@ def test_all_processes_write_one_card(divided: bool, tmp_path: Path) -> None:
     tensors = load_file(tmp_path / "card" / "model.safetensors")
     written = torch.cat([tensors[name].flatten() for name in found[0]["names"]])
     assert written.tolist() == found[0]["averaged"] == found[1]["averaged"]
-    told = verify_ledger(tmp_path / "card" / "ledger.jsonl")
-    assert told["weights"].startswith("those of") and told["pages of the card"].startswith("say")
+    answers = verify_ledger(tmp_path / "card" / "ledger.jsonl")
+    assert answers["weights"].startswith("those of") and answers["pages of the card"].startswith(
+        "say"
+    )
     assert all("is not as the last release left it" in result["said"] for result in found)
     assert not (tmp_path / "again").exists()

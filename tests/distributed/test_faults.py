@@ -148,10 +148,12 @@ def test_a_step_that_does_not_fit_on_one_process(tmp_path: Path) -> None:
     assert len(verify(tmp_path / "ledger-auto.jsonl").releases) == 3
     for of in (refused, others):
         sizes = ("a micro-batch of 6 examples", "the whole logical batch")
-        for (told, charged, unmoved, clean), size in zip(of, sizes, strict=True):
-            assert f"{size} does not fit into memory" in told and "nothing was released" in told
+        for (message, charged, unmoved, clean), size in zip(of, sizes, strict=True):
+            assert (
+                f"{size} does not fit into memory" in message and "nothing was released" in message
+            )
             assert (charged, unmoved, clean) == (0, True, True)
-    assert all("another process failed, rank 1" in told for told, *_ in refused)
+    assert all("another process failed, rank 1" in message for message, *_ in refused)
     assert (
         not verify(tmp_path / "ledger-6.jsonl").releases
         and not verify(tmp_path / "ledger-None.jsonl").releases

@@ -393,7 +393,7 @@ def test_an_automatic_run_makes_its_refresh_smaller_and_goes_on(
 
 
 def test_a_given_size_is_named_and_nothing_is_charged() -> None:
-    for size, capacity, told in ((6, 2, "3 probe examples"), ("auto", 0, "one probe example")):
+    for size, capacity, message in ((6, 2, "3 probe examples"), ("auto", 0, "one probe example")):
         model = limited(capacity)
         before = weights(model)
         with session(
@@ -401,7 +401,7 @@ def test_a_given_size_is_named_and_nothing_is_charged() -> None:
             model,
         ) as s:
             with pytest.raises(
-                RuntimeError, match=f"{told} .*not fit into memory .*nothing was released"
+                RuntimeError, match=f"{message} .*not fit into memory .*nothing was released"
             ):
                 train(s)
             assert s.ledger.count == 0
@@ -486,9 +486,9 @@ def test_what_does_not_fit_on_one_process_is_made_smaller_on_all() -> None:
     torch.testing.assert_close(
         torch.tensor(first[0], dtype=torch.float64), weights(whole), rtol=1e-9, atol=1e-10
     )
-    for told, charged in (*refused, *others):
+    for message, charged in (*refused, *others):
         assert (
-            "4 probe examples does not fit into memory" in told
-            and "nothing was released" in told
+            "4 probe examples does not fit into memory" in message
+            and "nothing was released" in message
             and charged == 0
         )

@@ -115,11 +115,11 @@ def test_the_demo_leaves_a_folder_a_method(tmp_path):
             "model.safetensors",
             "plots",
         } <= names
-        told = verify_ledger(tmp_path / "demo" / method / "ledger.jsonl")
-        assert told["privacy card"] == "states what the ledger shows" and told[
+        answers = verify_ledger(tmp_path / "demo" / method / "ledger.jsonl")
+        assert answers["privacy card"] == "states what the ledger shows" and answers[
             "privacy unit"
         ].startswith("one ")
-        assert told["weights"] == "those of the card (SHA-256)"
+        assert answers["weights"] == "those of the card (SHA-256)"
     card = (tmp_path / "demo" / chosen[0] / "privacy_card.md").read_text("utf-8")
     assert "| weights, file | `model.safetensors` |" in card and "| weights, sha256 | `" in card
     one, other = (tmp_path / "demo" / name / "model.safetensors" for name in chosen)

@@ -209,19 +209,19 @@ class Federation:
 def test_the_app_of_the_demo_runs_between_processes_with_tls(tmp_path):
     federation = Federation(tmp_path)
     try:
-        said = federation.run(120)
-        assert "Connection to the SuperLink is unavailable" in said and "Traceback" not in said, (
-            said
-        )
+        output = federation.run(120)
+        assert (
+            "Connection to the SuperLink is unavailable" in output and "Traceback" not in output
+        ), output
         federation.superlink()
         folder = tmp_path / "server"
-        said = federation.run(120, clients=CLIENTS, folder=str(tmp_path / "nobody"), wait=1.0)
-        assert "0 of 3 clients are there after 1 s and a round needs 3" in said.replace(
+        output = federation.run(120, clients=CLIENTS, folder=str(tmp_path / "nobody"), wait=1.0)
+        assert "0 of 3 clients are there after 1 s and a round needs 3" in output.replace(
             "\n", " "
-        ), said
+        ), output
         for number in range(CLIENTS):
             federation.supernode(number)
-        said = federation.run(
+        output = federation.run(
             420,
             method="dp-kfc",
             clients=CLIENTS,
@@ -230,7 +230,7 @@ def test_the_app_of_the_demo_runs_between_processes_with_tls(tmp_path):
             wait=180.0,
             timeout=180.0,
         )
-        assert (folder / "privacy_card.json").exists(), said + federation.logs()
+        assert (folder / "privacy_card.json").exists(), output + federation.logs()
     finally:
         federation.end()
     card = json.loads((folder / "privacy_card.json").read_text("utf-8"))

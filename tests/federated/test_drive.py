@@ -205,10 +205,10 @@ def test_nobody_answers_for_another_client(tmp_path):
     inner = wires.ask
 
     def lying(requests, timeout):
-        told = dict(inner(requests, timeout))
-        if told[100]["kind"] == "sum":
-            told[100] = {**told[100], "client": 1}
-        return list(told.items()) + [(999, told[101]), (102, None)]
+        answers = dict(inner(requests, timeout))
+        if answers[100]["kind"] == "sum":
+            answers[100] = {**answers[100], "client": 1}
+        return list(answers.items()) + [(999, answers[101]), (102, None)]
 
     wires.ask = lying
     run = serve(APP, chosen, wires)

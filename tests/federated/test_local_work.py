@@ -118,11 +118,13 @@ def test_filters_are_told_the_variance_of_the_noise_where_it_is_known(options, k
     """Clients without records, so that what is released is noise."""
     filter_, empty = Listening(), [(x[:0], y[:0]) for x, y in datasets()]
     federate(plan_of(1.0, rounds=60, postprocess=(filter_,), **options), head(), loss_fn, empty)
-    found, (told,) = (
+    found, (known_variance,) = (
         sum(x for x, _ in filter_.heard) / 60,
         {variance for _, variance in filter_.heard},
     )
-    assert (told is not None) == known and (told is None or 0.85 < found / told < 1.15)
+    assert (known_variance is not None) == known and (
+        known_variance is None or 0.85 < found / known_variance < 1.15
+    )
 
 
 def test_scaffold_against_its_algorithm():

@@ -127,21 +127,21 @@ def bounds() -> list[float]:
 
 
 def main(path: str) -> None:
-    told: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     for number, case in enumerate(CASES):
         model, (x, y) = build(case, n=8, dtype=torch.float32)
         data = torch.utils.data.TensorDataset(x, y)
-        told[case.name] = compared(model, data, loss_fn)
+        report[case.name] = compared(model, data, loss_fn)
         if x.is_floating_point() and number % 3 == 0:
             kfac = dpkfc.KFAC(
                 probe=dpkfc.WhiteNoise(shape=tuple(x.shape[1:])), probe_size=8, sides="both"
             )
-            told[f"{case.name}, whitened"] = compared(model, data, loss_fn, preconditioner=kfac)
+            report[f"{case.name}, whitened"] = compared(model, data, loss_fn, preconditioner=kfac)
     torch.manual_seed(0)
     images = torch.utils.data.TensorDataset(torch.randn(8, 5, WIDTH), torch.randint(0, 3, (8,)))
     noise = dpkfc.WhiteNoise(shape=(5, WIDTH))
     for layers in (1, 5):
-        told[f"depth {layers}"] = compared(deep(layers), images, loss_fn)
+        report[f"depth {layers}"] = compared(deep(layers), images, loss_fn)
     methods: dict[str, dict[str, Any]] = {
         "filtered": {"postprocess": (DiSK(),)},
         "bias corrected": {"postprocess": (AdamBC(),)},
@@ -155,20 +155,20 @@ def main(path: str) -> None:
         "normalised": {"clipping": "normalised"},
     }
     for name, config in methods.items():
-        told[name] = compared(deep(1), images, loss_fn, **config)
+        report[name] = compared(deep(1), images, loss_fn, **config)
     # or what rounding makes of these models depends on how many were drawn before
     torch.manual_seed(0)
     ids = torch.utils.data.TensorDataset(torch.randint(0, 30, (8, 7)), torch.randint(0, 30, (8,)))
     tokens = dpkfc.TokenNoise(vocab_size=30, length=7, min_length=7, bare=True)
     for blocks in (1, 2):
-        told[f"text of {blocks}"] = compared(Text(blocks), ids, _of_words)
-    told["text, whitened"] = compared(
+        report[f"text of {blocks}"] = compared(Text(blocks), ids, _of_words)
+    report["text, whitened"] = compared(
         Text(1), ids, _of_words, preconditioner=dpkfc.KFAC(probe=tokens, probe_size=8)
     )
-    told["cancelling"] = compared(Pooled(), _cancelling(), loss_fn)
-    told["bounds"] = bounds()
+    report["cancelling"] = compared(Pooled(), _cancelling(), loss_fn)
+    report["bounds"] = bounds()
     with open(path, "w", encoding="utf-8") as file:
-        json.dump(told, file)
+        json.dump(report, file)
 
 
 def _of_words(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

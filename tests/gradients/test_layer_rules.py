@@ -130,11 +130,11 @@ def test_gradients_of_another_shape_are_refused_by_name() -> None:
     with tape:
         losses = model(torch.randn(N, 3)).sum(1)
     calls = tape.backward(losses)
-    said = (
+    message = (
         r"rule of layer '1' returned \(\) for 'gain'; return the gradient of one example, of shape"
         r" \(4,\)"
     )
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         blocks_of(layers[1], calls["1"], N)
 
 

@@ -76,8 +76,8 @@ def test_the_bound_of_an_example_does_not_follow_the_length_of_its_neighbours(me
     padded = torch.zeros(2, 9, 60), torch.zeros(2, 9, 50)
     padded[0][0, :1], padded[1][0, :1] = a[0], b[0]
     padded[0][1], padded[1][1] = torch.randn(9, 60), torch.randn(9, 50)
-    beside = per_example_norms(Outer(*padded), None, method).norms[0]
-    assert float(abs(beside - alone) / alone) < 1e-6
+    padded_norms = per_example_norms(Outer(*padded), None, method).norms[0]
+    assert float(abs(padded_norms - alone) / alone) < 1e-6
 
 
 def test_names_and_methods_are_checked_before_anything_is_spent() -> None:

@@ -40,12 +40,12 @@ class Unmasked(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [dict, UserDict])
-@pytest.mark.parametrize("alike", [0, 60])
+@pytest.mark.parametrize("same_length", [0, 60])
 def test_padding_is_looked_for_in_any_mapping_and_behind_many_records_of_one_length(
-    kind: type, alike: int
+    kind: type, same_length: int
 ) -> None:
     g = torch.Generator().manual_seed(0)
-    lengths = [5] * alike + [3, 9] * 4
+    lengths = [5] * same_length + [3, 9] * 4
     rows = [
         (torch.randint(1, 30, (n,), generator=g), torch.tensor(i % 3))
         for i, n in enumerate(lengths)

@@ -149,12 +149,12 @@ def test_what_hooks_of_the_training_log_is_marked(tmp_path) -> None:
         match=r"'meter' is logged while training.*'meter \(NOT private\)', or 'meter \(public\)'",
     ):
         fit(tmp_path / "plain", AtTheEnd("meter"), plan_of())
-    for name, told in (("meter (NOT private)", True), ("rate (public)", False)):
+    for name, is_private in (("meter (NOT private)", True), ("rate (public)", False)):
         trainer, _, _ = fit(tmp_path / name, AtTheEnd(name), plan_of())
         assert name in trainer.callback_metrics
         assert (
             name in json.loads((tmp_path / name / "privacy.json").read_text())["not_private"]
-        ) == told
+        ) == is_private
 
 
 @pytest.mark.parametrize("precision", ["64-true", "bf16-true"])

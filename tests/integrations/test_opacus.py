@@ -432,7 +432,7 @@ def test_a_second_engine_on_the_same_data_is_told_once() -> None:
                 noise_multiplier=1.0,
                 max_grad_norm=1.0,
             )
-        told = [w for w in seen if "add up" in str(w.message)]
-        assert len(told) == number and all(w.filename == __file__ for w in told)
+        warned = [w for w in seen if "add up" in str(w.message)]
+        assert len(warned) == number and all(w.filename == __file__ for w in warned)
         train(model, optimizer, batches, 1)
         engine.close()

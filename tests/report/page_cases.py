@@ -63,8 +63,8 @@ def run_folder(
     """A finished run; `words` stand in every text of it."""
     made = plan(sigma, test_mode=test_mode)
     path.mkdir(parents=True)
-    said = {"recipe": recipe, "method": method, "seed": seed, "data_dir": "/where/the/data/lie"}
-    lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in said.items())
+    settings = {"recipe": recipe, "method": method, "seed": seed, "data_dir": "/where/the/data/lie"}
+    lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
     (path / "config.toml").write_text(
         f"[run]\n{lines}[optimizer]\nlr = 0.1\n{f'note = {json.dumps(words)}' if words else ''}\n"
     )

@@ -67,8 +67,8 @@ def test_epsilon_of_an_older_file_falls_nowhere_and_is_nowhere_too_small(tmp_pat
     for step, epsilon in enumerate((0.0, 1.5, 1.2, 1.5, 2.9, 2.6, 2.9)):
         metrics.add(Row(step=step, epsilon=epsilon))
     metrics.write(tmp_path / "m.parquet")
-    told = [row.epsilon for row in Metrics.read(tmp_path / "m.parquet").rows]
-    assert told == [0.0, 1.2, 1.2, 1.5, 2.6, 2.6, 2.9]
+    epsilons = [row.epsilon for row in Metrics.read(tmp_path / "m.parquet").rows]
+    assert epsilons == [0.0, 1.2, 1.2, 1.5, 2.6, 2.6, 2.9]
 
 
 def test_epsilon_without_noise_stays_infinite():

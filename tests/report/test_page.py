@@ -73,7 +73,7 @@ def render_page(tmp_path: Path, words: str = "", method: str = "dp-kfc") -> str:
 def test_the_page_is_well_formed_and_says_what_it_must(tmp_path: Path):
     page = checked(render_page(tmp_path))
     text = " ".join(" ".join(page.texts).split())
-    for said in (
+    for words in (
         "Accuracy against ε",
         "Learning curves",
         "Privacy cards",
@@ -83,7 +83,7 @@ def test_the_page_is_well_formed_and_says_what_it_must(tmp_path: Path):
         "Figures that ε does NOT protect",
         "not protected by ε",
     ):
-        assert said in text
+        assert words in text
     assert (
         "dpkfc train --recipe mnist-cnn --method dp-sgd" in text
         and "dpkfc train --config config.toml" in text
@@ -208,12 +208,12 @@ def test_a_page_is_written_with_the_library_in_it_once_and_only_over_an_earlier_
     assert page.count("plotly.js v") <= 1 and len(page) > 10**6 and "Plotly" in page
     (tmp_path / "mine.html").write_text("mine")
     below = run / "config.toml" / "x"
-    for wrong, said in (
+    for wrong, message in (
         (tmp_path / "mine.html", "no earlier report"),
         (tmp_path, "is a folder"),
         (below, "written"),
     ):
-        with pytest.raises(RunFolderError, match=said):
+        with pytest.raises(RunFolderError, match=message):
             write_page([run], wrong)
     assert (tmp_path / "mine.html").read_text() == "mine"
 
@@ -243,5 +243,5 @@ def test_without_plotly_one_line_says_how_to_get_it(
     monkeypatch.setitem(sys.modules, "plotly", None)
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     assert _called("report", run_folder(tmp_path / "a"), "--out", tmp_path / "r.html") == 2
-    said = capsys.readouterr().err
-    assert 'pip install "dpkfc[report]"' in said and said.count("\n") == 1
+    message = capsys.readouterr().err
+    assert 'pip install "dpkfc[report]"' in message and message.count("\n") == 1

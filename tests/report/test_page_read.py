@@ -93,7 +93,7 @@ def _damage(path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "message"),
     [
         ("half-written", "has not ended; go on with dpkfc train --resume"),
         ("torn card", "is damaged"),
@@ -106,13 +106,13 @@ def _damage(path: Path, how: str) -> None:
         ("gone", "there is no such file"),
     ],
 )
-def test_a_broken_run_is_one_line_and_the_others_are_shown(tmp_path: Path, how: str, said: str):
+def test_a_broken_run_is_one_line_and_the_others_are_shown(tmp_path: Path, how: str, message: str):
     run_folder(tmp_path / "good")
     _damage(run_folder(tmp_path / "bad"), how)
     found = read_all([tmp_path / "good", tmp_path / "bad"])
     assert [run.source for run in found.runs] == [str(tmp_path / "good")]
     ((path, why),) = found.broken
-    assert path == str(tmp_path / "bad") and said in why and "\n" not in why
+    assert path == str(tmp_path / "bad") and message in why and "\n" not in why
     with pytest.raises(ValueError, match="nothing to report"):
         read_all([tmp_path / "bad"])
 
@@ -153,11 +153,11 @@ def test_a_figure_of_reproduce_is_named_with_its_picture(tmp_path: Path):
         )
     (tmp_path / "kfc-fig1-digits.png").write_bytes(b"")
     study(tmp_path / "good.json", [row()])
-    said = [why.split(": ") for _, why in read_all([tmp_path]).broken]
-    assert {what for what, _ in said} == {
+    reasons = [why.split(": ") for _, why in read_all([tmp_path]).broken]
+    assert {what for what, _ in reasons} == {
         "is a figure of dpkfc reproduce, which has its own picture"
     }
-    assert [where for _, where in said] == [
+    assert [where for _, where in reasons] == [
         "open kfc-fig1-digits.png",
         "there is no picture; dpkfc reproduce kfc-fig10 draws it",
     ]
@@ -177,8 +177,8 @@ def test_accuracy_over_settings_is_read_from_a_figure_and_from_the_folder_it_lie
     content["sensitivity_maps"][0]["values"] = [[1.0]]
     (tmp_path / "torn.json").write_text(json.dumps(content))
     (tmp_path / "old.json").write_text(json.dumps({**content, "version": 2}))
-    said = [why for _, why in read_all([tmp_path]).broken]
-    assert said == [
+    reasons = [why for _, why in read_all([tmp_path]).broken]
+    assert reasons == [
         "is of version 2, this dpkfc reads 1; use the version that wrote it",
         "torn.json is damaged; dpkfc reproduce torn writes it again",
     ]

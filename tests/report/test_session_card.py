@@ -168,10 +168,10 @@ def test_a_card_that_was_counted_by_hand_is_refused() -> None:
 def test_a_script_that_is_started_again_after_a_crash_is_told(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     trained(plan_of(), path, steps=2, save=tmp_path / "checkpoint")
-    told = "holds 2 releases from before; this session begins at new weights and has 4 left"
+    message = "holds 2 releases from before; this session begins at new weights and has 4 left"
     with pytest.raises(LedgerError, match=r"2 releases of an earlier run: session.restore\(\)"):
         trained(plan_of(), path, steps=2)
-    with pytest.warns(UserWarning, match=told) as seen:
+    with pytest.warns(UserWarning, match=message) as seen:
         trained(plan_of(), path, steps=2, resume=True)
     assert len(seen) == 1 and seen[0].filename == __file__
 

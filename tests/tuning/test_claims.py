@@ -26,7 +26,7 @@ def test_a_difference_has_the_interval_of_welch(claims):
 
 
 @pytest.mark.parametrize(
-    ("differences", "said"),
+    ("differences", "verdict"),
     [
         ({"a": (1.0, 0.5)}, "holds"),
         ({"a": (1.0, 0.5), "b": (2.0, 0.1)}, "holds"),
@@ -43,8 +43,8 @@ def test_a_difference_has_the_interval_of_welch(claims):
         ({"a": (1.0, 0.5), "a (again)": (0.1, 0.5)}, "no difference"),
     ],
 )
-def test_the_verdict_counts_data_sets(claims, differences, said):
-    assert claims.verdict(differences) == said
+def test_the_verdict_counts_data_sets(claims, differences, verdict):
+    assert claims.verdict(differences) == verdict
 
 
 def test_arms_are_read_from_the_results(claims, tmp_path):
@@ -153,7 +153,7 @@ def test_a_claim_that_was_chosen_on_tests_is_withdrawn(claims):
 
 
 @pytest.mark.parametrize(
-    ("cast", "said"),
+    ("cast", "verdict"),
     [
         (["holds", "holds"], "holds"),
         (["holds", "no difference"], "holds in part"),
@@ -162,8 +162,8 @@ def test_a_claim_that_was_chosen_on_tests_is_withdrawn(claims):
         (["no difference", "the reverse"], "does not hold"),
     ],
 )
-def test_a_verdict_has_two_words_or_three(claims, cast, said):
-    assert claims.judge(cast) == said
+def test_a_verdict_has_two_words_or_three(claims, cast, verdict):
+    assert claims.judge(cast) == verdict
 
 
 def test_rows_of_features_that_differ_in_one_part_are_compared(claims):

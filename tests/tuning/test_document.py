@@ -69,11 +69,11 @@ def test_no_row_of_cifar_has_the_defaults_of_its_recipe():
 
 
 def test_no_interval_separates_the_methods_on_tables(benchmark_module):
-    half, said = (
+    half, sentence = (
         benchmark_module("common").half_interval,
         "no interval separates DP-KFC from DP-SGD",
     )
-    assert said in read_line(PAGE)
+    assert sentence in read_line(PAGE)
     for entry in json.loads((RESULTS / "sklearn.json").read_text("utf-8"))["tables"]:
         found = {
             one["method"]: one["scores"]

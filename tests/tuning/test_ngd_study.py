@@ -85,10 +85,10 @@ def test_cells_have_the_printed_numbers_and_a_verdict_or_none(study, pages, tmp_
     sparse = cells["Tcur = 32"]
     assert (sparse.printed, sparse.baseline) == (67.53, 70.05)
     store = _filled(study, tmp_path / "rows.json")
-    said = {cell.label: verdict for cell, _, verdict in pages.directions(store)}
-    assert said["clip before the curvature"] == pages.SAME
-    assert said["Tcur = 32"] == pages.OTHER
-    assert said["p = 2"] == pages.NOT_RUN
+    verdicts = {cell.label: verdict for cell, _, verdict in pages.directions(store)}
+    assert verdicts["clip before the curvature"] == pages.SAME
+    assert verdicts["Tcur = 32"] == pages.OTHER
+    assert verdicts["p = 2"] == pages.NOT_RUN
     assert "| Table 6 | Tcur = 32 | -2.52 | 85.10" in pages.direction_table(store)
 
 

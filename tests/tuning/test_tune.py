@@ -500,8 +500,8 @@ def test_a_choice_and_the_training_with_it_are_composed_on_one_accountant():
     cost = cost_of(trial, StudyLedgers(), trial_law("geometric", 4), final=final)
     assert cost.epsilon_with_tuning == pytest.approx(alone)
     assert cost.epsilon_with_training == pytest.approx(accountant.get_epsilon(1e-5))
-    for told in (alone, accountant.get_epsilon(1e-5)):
-        assert f"ε = {rounded_up(told)}" in cost.statement
+    for epsilon in (alone, accountant.get_epsilon(1e-5)):
+        assert f"ε = {rounded_up(epsilon)}" in cost.statement
 
 
 def test_the_number_of_random_trials_is_told_to_the_operator_alone(tmp_path, monkeypatch):
@@ -517,11 +517,11 @@ def test_the_number_of_random_trials_is_told_to_the_operator_alone(tmp_path, mon
     assert words[words.index("--chosen-by") + 1] == chosen
     text = (tmp_path / "tune.md").read_text("utf-8")
     # no decimals: an accuracy of 88.13 % tells no number of trials
-    told = re.compile(r"(?<![\d.])13(?!\.?\d)")
-    numbers = [line for line in text.splitlines() if told.search(line)]
+    number = re.compile(r"(?<![\d.])13(?!\.?\d)")
+    numbers = [line for line in text.splitlines() if number.search(line)]
     assert numbers == [tuned.unpublished] and numbers[0].startswith("Not to be published")
     table = _read_tuning(json.loads((tmp_path / "tune.json").read_text("utf-8")))
-    assert not told.search(repr((table.notes, table.rows, table.commands)))
+    assert not number.search(repr((table.notes, table.rows, table.commands)))
 
 
 def test_what_won_is_trained_on_the_whole_training_set(tmp_path, fake_scores):
