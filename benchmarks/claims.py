@@ -41,6 +41,7 @@ STUDIES = {
     "fashion-mnist-cnn": "Fashion-MNIST, CNN",
     "imdb-logistic": "IMDB, logistic regression",
     "mnist-mlp": "MNIST, MLP",
+    "mnist-vit": "MNIST, ViT (with Adam)",
     "stackoverflow-head": "StackOverflow, head on sentences",
 }
 GRIDS = {  # data set, and the arms of a grid by the names they have in the studies
@@ -83,6 +84,18 @@ GRIDS = {  # data set, and the arms of a grid by the names they have in the stud
             "A only, pink noise, natural gradient": "pink-mapped",
             "A only, same spectrum, random directions, natural gradient": "random-mapped",
             "A only, private oracle (NOT PRIVATE), natural gradient": "oracle-mapped",
+        },
+    ),
+    "fashion-baselines": (
+        "fashion-mnist-cnn",
+        {"DP-SGD": "dp-sgd", "DP-AdamBC": "dp-adambc", "DiSK": "disk"},
+    ),
+    "vit": (
+        "mnist-vit",
+        {
+            "DP-Adam": "dp-sgd",
+            "A only, pink noise": "dp-kfc-a",
+            "both sides, pink noise": "dp-kfc-noise",
         },
     ),
 }
