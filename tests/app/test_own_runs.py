@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from dpkfc.app.audit_run import audit_folder
 from dpkfc.app.html.render import write_page
+from dpkfc.app.owndata import predictions
 from dpkfc.app.owndata.predictions import evaluate_examples, load_run
 from dpkfc.app.owndata.tasks import Task, load_task, task_examples
 from dpkfc.app.recipes import cross_entropy, evaluate, score_classes
@@ -134,6 +135,13 @@ def test_recall_and_precision_equal_a_plain_count(finished):
     right = int((guesses == 0).sum())
     assert (count, recall) == (50, right / 50) and precision == (1.0 if right else None)
     assert (none, no_recall) == (0, None)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no full device")
+def test_an_export_on_a_full_disk_ends_in_an_error():
+    program = torch.export.export(torch.nn.Linear(300, 300), (torch.zeros(2, 300),))
+    with pytest.raises(OSError, match="No space left"):
+        predictions._save_program(program, Path("/dev/full"))
 
 
 def test_exports(finished, tmp_path: Path):
