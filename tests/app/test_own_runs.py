@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 import shutil
 import sys
@@ -15,8 +16,9 @@ from typer.testing import CliRunner
 
 from dpkfc.app.audit_run import audit_folder
 from dpkfc.app.html.render import write_page
+from dpkfc.app.owndata import predictions
 from dpkfc.app.owndata.predictions import evaluate_examples, load_run
-from dpkfc.app.owndata.tasks import load_task
+from dpkfc.app.owndata.tasks import Task, load_task, task_examples
 from dpkfc.app.recipes import cross_entropy, evaluate, score_classes
 from dpkfc.app.recipes.catalogue import RECIPES, recipe_of, run_config
 from dpkfc.app.run_folder import RunFolderError
@@ -133,6 +135,13 @@ def test_recall_and_precision_equal_a_plain_count(finished):
     right = int((guesses == 0).sum())
     assert (count, recall) == (50, right / 50) and precision == (1.0 if right else None)
     assert (none, no_recall) == (0, None)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no full device")
+def test_an_export_on_a_full_disk_ends_in_an_error():
+    program = torch.export.export(torch.nn.Linear(300, 300), (torch.zeros(2, 300),))
+    with pytest.raises(OSError, match="No space left"):
+        predictions._save_program(program, Path("/dev/full"))
 
 
 def test_exports(finished, tmp_path: Path):
@@ -353,6 +362,39 @@ def test_a_task_trains_and_is_evaluated(tmp_path: Path):
     code, text = _call("doctor", "--task", "my_task:make")
     assert code == 0 and "Linear" in text
     assert prepare(run_config({**QUICK, "task": "my_task:units"})).plan.dataset_size == 50
+
+
+@pytest.mark.parametrize(
+    ("units", "part"),
+    [
+        ([math.nan, "a"] * 10, "record 0 has no unit"),
+        ([None, "a"] * 10, "record 0 has no unit"),
+        ([1, "1"] * 10, "mixed types"),
+        ([("ward", row) for row in range(20)], "must be a vector"),
+        (list(range(19)), "19 units for 20"),
+    ],
+)
+def test_a_task_with_units_that_protect_nobody_is_refused(units: list, part: str):
+    examples = torch.zeros(20, 2), torch.zeros(20, dtype=torch.long)
+    task = Task(
+        model=lambda: torch.nn.Linear(2, 2),
+        train=examples,
+        test=examples,
+        units=units,
+        max_records_per_unit=2,
+    )
+    with pytest.raises(ConfigError, match=part):
+        task_examples(task, "my_task:make")
+
+
+@pytest.mark.parametrize(
+    "train", [None, (), [], iter("ab"), torch.tensor(1), [torch.tensor(1)] * 2, {0: "a"}]
+)
+def test_a_task_with_other_examples_is_refused_in_one_line(train: object):
+    examples = torch.zeros(20, 2), torch.zeros(20, dtype=torch.long)
+    task = Task(model=lambda: torch.nn.Linear(2, 2), train=train, test=examples)
+    with pytest.raises(ConfigError, match=r"my_task:make: train .* or a dataset of pairs"):
+        task_examples(task, "my_task:make")
 
 
 def test_images_with_a_table_of_labels_are_evaluated_with_one(tmp_path: Path):

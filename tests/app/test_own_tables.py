@@ -19,7 +19,7 @@ import torch
 from dpkfc.app.datasets import DatasetError
 from dpkfc.app.datasets.text import hashed_texts
 from dpkfc.app.owndata import TEST_SHARE, UNKNOWN, Records, _place, split_records
-from dpkfc.app.owndata.files import encode_table
+from dpkfc.app.owndata.files import encode_table, unit_names
 from dpkfc.app.owndata.recipes import empty_schema
 from dpkfc.app.owndata.schema import (
     MISSING,
@@ -170,7 +170,8 @@ def test_one_more_record_moves_no_other_record():
         assert len(set(left)) <= 2  # the two values of one unit
 
 
-def test_one_more_row_without_a_person_moves_no_other_row(tmp_path: Path):
+@pytest.mark.parametrize("nobody", ["", "NA", " nan"])
+def test_one_more_row_without_a_person_moves_no_other_row(tmp_path: Path, nobody: str):
     schema = Schema(
         target="y",
         classes=("0", "1"),
@@ -185,9 +186,15 @@ def test_one_more_row_without_a_person_moves_no_other_row(tmp_path: Path):
         assert data.size == len(data.train[1])  # each row is a unit of its own
         return Counter(data.train[0][:, 0].tolist())
 
-    rows = [f"{row // 2},0," for row in range(200)]
-    before, after = train_of(rows), train_of(["999,0,", *rows])
+    rows = [f"{row // 2},0,{nobody}" for row in range(200)]
+    before, after = train_of(rows), train_of([f"999,0,{nobody}", *rows])
     assert not before - after and (after - before).total() <= 1
+
+
+def test_a_person_written_in_two_forms_is_one_unit():
+    forms = ["7", "7.0", " 7 ", "8", "NA", "NA"]
+    names = unit_names(forms, [b"same"] * len(forms), Schema(unit="who"))
+    assert len(set(names)) == 4 and len(set(names[:3])) == 1
 
 
 def test_rows_of_a_person_stay_together(tmp_path: Path):

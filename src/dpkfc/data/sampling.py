@@ -367,7 +367,7 @@ class Units:
         Raises:
             ValueError: ids that are not a vector, missing ids, ids of mixed kinds.
         """
-        _, inverse = np.unique(_check_ids(ids), return_inverse=True)
+        _, inverse = np.unique(check_ids(ids), return_inverse=True)
         counts = np.bincount(inverse)
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         return cls(np.argsort(inverse, kind="stable").astype(np.int64), starts, limit)
@@ -417,8 +417,12 @@ def read_unit_ids(dataset: Any, units: Any) -> Any:
         ) from error
 
 
-def _check_ids(ids: Any) -> NDArray[Any]:
-    """Return the ids as a vector, all present and of one kind."""
+def check_ids(ids: Any) -> NDArray[Any]:
+    """Return the ids of units as a vector, all present and of one kind.
+
+    Raises:
+        ValueError: ids that are not a vector, missing ids, ids of mixed kinds.
+    """
     column = _make_array(ids)
     if column.ndim != 1 or not column.size:
         raise ValueError(

@@ -27,7 +27,7 @@ from dpkfc.app.datasets import (
 )
 from dpkfc.app.datasets.text import hashed_texts
 from dpkfc.app.owndata import UNKNOWN, Figures, Records, number_equal
-from dpkfc.app.owndata.schema import ImageForm, Schema, target_of
+from dpkfc.app.owndata.schema import ImageForm, Schema, canonical, target_of
 from dpkfc.app.pretrained import SENTENCE_WIDTH, minilm_vectors
 from dpkfc.app.recipes.text import weighted_words
 from dpkfc.app.settings import shorten
@@ -259,7 +259,7 @@ def encode_table(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
     units: list[str] = []
     if schema.unit in table.column_names:
         people = column_texts(path, table, schema.unit)
-        units = unit_names(people, contents)
+        units = unit_names(people, contents, schema)
     return Records(
         inputs=torch.from_numpy(inputs),
         labels=torch.from_numpy(labels),
@@ -320,22 +320,20 @@ def _text_at(column: pa.ChunkedArray, row: int) -> str | None:
     return text
 
 
-def unit_names(values: Sequence[str | None], contents: Sequence[bytes]) -> list[str]:
+def unit_names(
+    values: Sequence[str | None], contents: Sequence[bytes], schema: Schema
+) -> list[str]:
     """Return the unit of each record; a record without one is a unit of its own.
 
     Its name follows from its content, so that no other record moves it to another side of a split.
     """
-    alone = []
-    for value, content in zip(values, contents, strict=True):
-        if value is None or not value.strip():
-            alone.append(content)
-    digests = [hashlib.blake2b(key, digest_size=16).hexdigest() for key in number_equal(alone)]
-    left = iter(digests)
-    names = []
-    for value in values:
-        text = "" if value is None else value.strip()
-        names.append(f"unit {text}" if text else f"record {next(left)}")
-    return names
+    missing = schema.columns.get(schema.unit, schema).missing
+    unknown = {canonical(text) for text in ("", *missing)}
+    people = [canonical(value or "") for value in values]
+    pairs = zip(people, contents, strict=True)
+    alone = number_equal([content for person, content in pairs if person in unknown])
+    left = (hashlib.blake2b(key, digest_size=16).hexdigest() for key in alone)
+    return [f"record {next(left)}" if person in unknown else f"unit {person}" for person in people]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -426,7 +424,7 @@ def encode_folder(
         labels=torch.tensor(labels_kept),
         names=names,
         contents=contents,
-        units=unit_names(people_kept, contents) if people else (),
+        units=unit_names(people_kept, contents, schema) if people else (),
         figures={**figures, ("broken", "files"): broken / len(paths)},
     )
 
@@ -536,7 +534,7 @@ def encode_texts(path: Path, schema: Schema) -> Records:
     units: list[str] = []
     if schema.unit:
         people = [_plain(entry.get(schema.unit)) for entry in objects]
-        units = unit_names(people, contents)
+        units = unit_names(people, contents, schema)
     unreadable = objects.count({})
     return Records(
         inputs=inputs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -226,9 +227,8 @@ def export_model(trained: Trained, run: Path, form: str, out: Path | None = None
     except Exception as error:
         reason = str(error).splitlines()[0][:80]
         raise ConfigError(f"the model cannot be traced ({reason}); take safetensors") from error
-    if form == "torch":
-        return placed(path, lambda part: _save_program(program, part))
-    return placed(path, lambda part: _save_onnx(program, part))
+    save = _save_program if form == "torch" else _save_onnx
+    return placed(path, lambda part: save(program, part))
 
 
 def example_inputs(recipe: Recipe) -> Tensor:
@@ -244,8 +244,10 @@ def example_inputs(recipe: Recipe) -> Tensor:
 
 
 def _save_program(program: torch.export.ExportedProgram, part: Path) -> None:
-    with part.open("wb") as file:
-        torch.export.save(program, file)
+    # torch ends the process where it cannot write itself.
+    content = io.BytesIO()
+    torch.export.save(program, content)
+    part.write_bytes(content.getvalue())
 
 
 def _save_onnx(program: torch.export.ExportedProgram, part: Path) -> None:

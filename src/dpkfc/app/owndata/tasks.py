@@ -20,6 +20,7 @@ from dpkfc.app.recipes import Judged, cross_entropy, evaluate
 from dpkfc.app.recipes import Task as Judgement
 from dpkfc.app.settings import ConfigError, nearest
 from dpkfc.curvature.probes import Probe
+from dpkfc.data.sampling import check_ids
 
 Loss = Callable[[nn.Module, Examples], Tensor]
 Judge = Callable[[nn.Module, Examples], Judged]
@@ -136,19 +137,22 @@ def task_examples(task: Task, target: str) -> ExampleSet:
     """Return the examples of a task as tensors.
 
     Raises:
-        ConfigError: examples of another form, or units of another number than examples.
+        ConfigError: examples of another form, missing units, or units of another number than
+            examples.
     """
     train = _tensors(task.train, f"{target}: train")
     units = None
     if task.units is not None:
-        if len(task.units) != len(train[1]):
+        try:
+            ids = check_ids(task.units)
+        except ValueError as error:
+            raise ConfigError(f"{target}: {error}") from None
+        if len(ids) != len(train[1]):
             raise ConfigError(
-                f"{target}: {len(task.units)} units for {len(train[1])} training examples; give"
+                f"{target}: {len(ids)} units for {len(train[1])} training examples; give"
                 " one for each"
             )
-        units_of = np.asarray(task.units)
-        _, numbers = np.unique(units_of, return_inverse=True)
-        units = torch.from_numpy(numbers)
+        units = torch.from_numpy(np.unique(ids, return_inverse=True)[1])
     return ExampleSet(
         train=train,
         test=_tensors(task.test, f"{target}: test"),
@@ -159,14 +163,16 @@ def task_examples(task: Task, target: str) -> ExampleSet:
 
 def _tensors(examples: Any, where: str) -> Examples:
     if not isinstance(examples, tuple | list):
-        items = []
-        for row in range(len(examples)):
-            items.append(examples[row])
-        if not items:
-            raise ConfigError(f"{where} holds no examples")
-        inputs, labels = torch.utils.data.default_collate(items)
-        examples = inputs, labels
-    if len(examples) != 2 or not all(isinstance(part, Tensor) for part in examples):
+        try:
+            items = [examples[row] for row in range(len(examples))]
+            examples = torch.utils.data.default_collate(items)
+        # Whatever the user's dataset raises becomes one line.
+        except Exception as error:
+            raise ConfigError(
+                f"{where} cannot be read ({type(error).__name__}); give two tensors, inputs and"
+                " labels, or a dataset of pairs"
+            ) from error
+    if len(examples) != 2 or not all(isinstance(part, Tensor) and part.dim() for part in examples):
         raise ConfigError(f"{where} must be two tensors, inputs and labels, or a dataset of pairs")
     inputs, labels = examples
     if len(inputs) != len(labels) or not len(labels):
@@ -197,13 +203,10 @@ def _judge_by(task: Task, metrics: Metrics) -> Judge:
         training = model.training
         device = next(model.parameters()).device
         model.eval()
-        inputs = examples[0].to(device)
-        labels = examples[1].to(device)
+        inputs, labels = (part.to(device) for part in examples)
         total = 0.0
-        for start in range(0, len(labels), _CHUNK):
-            rows = slice(start, start + _CHUNK)
-            losses = task.loss(model, (inputs[rows], labels[rows]))
-            total += float(losses.sum())
+        for batch in zip(inputs.split(_CHUNK), labels.split(_CHUNK), strict=True):
+            total += float(task.loss(model, batch).sum())
         figures = metrics(model, (inputs, labels))
         model.train(training)
         score = float(next(iter(figures.values())))
