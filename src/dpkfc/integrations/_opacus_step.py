@@ -753,7 +753,7 @@ class PrivateStep:
         if physical.size and not recording.passes:
             raise RuntimeError(
                 "optimizer.step() without a backward pass through the model in training mode; call "
-                "model.train() and loss.backward() on the private model"
+                "model.train() and loss.backward(), in the thread that iterates over the loader"
             )
         return recording
 
