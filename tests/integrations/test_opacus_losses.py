@@ -17,6 +17,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from dpkfc import tracking
+from dpkfc.integrations.opacus import BatchMemoryManager
 from tests.integrations.opacus_cases import backward, data, loader, mlp, private, train, weights
 
 
@@ -353,3 +354,36 @@ def test_what_an_earlier_batch_has_left_is_no_public_number(where: str) -> None:
             steps += 1
     assert steps == 1
     assert len(str(error.value)) <= 160
+
+
+@pytest.mark.parametrize("size", [1, 8])
+@pytest.mark.parametrize("factor", [0.1, -1.0])
+def test_a_gradient_of_backward_multiplies_the_loss(factor: float, size: int) -> None:
+    settings = {"max_grad_norm": 100.0, "data_loader": loader(batch_size=20)}
+    releases = []
+    for gradient in (torch.tensor(factor, dtype=torch.float64), None):
+        _, model, optimizer, batches = private(**settings)
+        with BatchMemoryManager(
+            data_loader=batches, max_physical_batch_size=size, optimizer=optimizer
+        ) as parts:
+            for x, y in parts:
+                loss = F.cross_entropy(model(x), y)
+                if gradient is None:
+                    loss = factor * loss
+                loss.backward(gradient)
+                optimizer.step()
+        releases.append(weights(model))
+    torch.testing.assert_close(*releases)
+    assert not torch.equal(releases[0], weights(mlp()))
+
+
+def test_a_backward_pass_to_some_parameters_is_one_error_and_spends_nothing() -> None:
+    engine, model, optimizer, batches = private()
+    x, y = next(iter(batches))
+    loss = F.cross_entropy(model(x), y)
+    with pytest.raises(ValueError, match="freeze the other parameters") as caught:
+        loss.backward(inputs=list(model[2].parameters()))
+    assert len(str(caught.value)) <= 160
+    with pytest.raises(RuntimeError, match="without a backward pass"):
+        optimizer.step()
+    assert engine.ledger.count == 0

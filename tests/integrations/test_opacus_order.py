@@ -4,6 +4,8 @@ show.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -145,6 +147,13 @@ def misuse_backward_of_an_earlier_batch(model, optimizer, batches):
     optimizer.step()
 
 
+def misuse_batch_of_another_thread(model, optimizer, batches):
+    with ThreadPoolExecutor(1) as pool:
+        batch = pool.submit(next, iter(batches)).result()
+    backward(model, batch)
+    optimizer.step()
+
+
 def misuse_weight_penalty(model, optimizer, batches):
     x, y = next(iter(batches))
     (F.cross_entropy(model(x), y) + model[0].weight.square().sum()).backward()
@@ -197,6 +206,7 @@ def misuse_input_overwritten(model, optimizer, batches):
         (misuse_closure, "closure"),
         (misuse_old_pass, "another pass over the private loader"),
         (misuse_backward_of_an_earlier_batch, "without a backward pass through the model"),
+        (misuse_batch_of_another_thread, "in the thread that iterates over the loader"),
         (misuse_weight_penalty, "aten.add.Tensor.*for a penalty on weights use weight_decay"),
         (misuse_changed_noise, "optimizer.noise_multiplier was changed"),
         (misuse_frozen_later, "'0.weight' was replaced or frozen"),

@@ -60,6 +60,7 @@ class OwnLoader(DataLoader):
         ({"noise_multiplier": -1.0}, "noise_multiplier"),
         ({"noise_multiplier": None}, "noise_multiplier must be finite and >= 0, got None"),
         ({"epochs": 3}, r"give it to make_private_with_epsilon\(\.\.\.\)"),
+        ({"steps": 10}, r"write epochs=steps / len\(data_loader\)"),
         ({"data_loader": DataLoader([], batch_size=B)}, "dataset_size must be an integer >= 1"),
         ({"noise_generator": torch.Generator()}, "test_mode_seed"),
         ({"grad_sample_mode": "ghost_fsdp"}, "leave it out"),

@@ -194,7 +194,7 @@ class _TakeOver(TorchFunctionMode):
         recording = self._recording()
         if recording is not None and self.is_on:
             if func is Tensor.backward:
-                if recording.differentiate(args[0]):
+                if recording.differentiate(args[0], kwargs):
                     self.is_done = True
                     return None
             elif func in _CLASS_LOSSES and not self.is_done:
@@ -433,15 +433,30 @@ class BatchRecording:
 
     # -- the loss ---------------------------------------------------------------------------------
 
-    def differentiate(self, loss: Tensor) -> bool:
-        """Differentiate a loss for every example; return False if it is not of this batch."""
+    def differentiate(self, loss: Tensor, options: Keywords) -> bool:
+        """Differentiate a loss for every example; return False if it is not of this batch.
+
+        Args:
+            loss: of the script.
+            options: the keywords of `loss.backward()`. A `gradient` multiplies the loss.
+
+        Raises:
+            ValueError: a loss that is not a sum over examples, or the option `inputs`.
+        """
         if not self.forwards or not depends_on(self.model, loss):
             return False
+        if options["gradient"] is not None:
+            loss = loss * options["gradient"]
         state: State | None = None
         if self.tracker is not None:
             state = self.tracker.state(loss)
             if not isinstance(state, (Total, Unknown, BatchAxis)):
                 return False
+        if options["inputs"] is not None:
+            raise ValueError(
+                "backward(inputs=...) is not supported; freeze the other parameters before"
+                " make_private"
+            )
         self.passes += 1
         if self.passes > 1 or self.size == 0:
             return True
@@ -539,9 +554,7 @@ class BatchRecording:
             ValueError: the loss has a backward pass in Python, which may mix examples.
         """
         self._repeat_for_singles()
-        outputs: list[Tensor] = []
-        for call in self._model_calls:
-            outputs += call.outputs
+        outputs = [x for call in self._model_calls for x in call.outputs]
         custom = custom_function(total, outputs)
         if custom is not None:
             raise ValueError(
@@ -551,9 +564,7 @@ class BatchRecording:
         output_gradients = torch.autograd.grad(total, outputs, allow_unused=True, retain_graph=True)
         gradients = []
         for i in range(self.size):
-            singles: list[Tensor] = []
-            for call in self._model_calls:
-                singles += call.singles[i]
+            singles = [x for call in self._model_calls for x in call.singles[i]]
             starts: list[Tensor] = []
             rows: list[Tensor] = []
             for output, gradient, single in zip(outputs, output_gradients, singles, strict=True):
@@ -688,11 +699,11 @@ class _Call:
 
     def record(self) -> list[Tensor]:
         """Return what belongs to the first example. Only its types and shapes are used."""
-        record = []
-        for x, axis in zip(self.leaves, self.axes, strict=True):
-            if axis is not None:
-                record.append(one_example(x, axis, self.size, 0))
-        return record
+        return [
+            one_example(x, axis, self.size, 0)
+            for x, axis in zip(self.leaves, self.axes, strict=True)
+            if axis is not None
+        ]
 
     def collate(self, records: Sequence[list[Tensor]]) -> list[Tensor]:
         """Return the batched arguments of some examples."""
@@ -819,11 +830,11 @@ def _project(outputs: Sequence[Tensor], axes: Sequence[BatchAxis | None], size: 
 
     They do not enter linearly, so that a mean over the batch shows.
     """
-    rows = []
-    for x, axis in zip(outputs, axes, strict=False):
-        if axis is not None:
-            own = example_first(x, axis, size)
-            rows.append(own.reshape(size, -1))
+    rows = [
+        example_first(x, axis, size).reshape(size, -1)
+        for x, axis in zip(outputs, axes, strict=False)
+        if axis is not None
+    ]
     if not rows:
         raise ValueError(
             "no output of the model has an axis for the examples; return one row for each example"

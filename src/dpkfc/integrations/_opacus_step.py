@@ -228,7 +228,6 @@ class WrapperMethod:
 _ONE_STEP = (
     "is a part of optimizer.step() here; leave it out and call optimizer.step() once a batch"
 )
-_NO_HOOKS = "is absent: evaluate in model.eval(), and end privacy with engine.close()"
 
 
 def wrapper_attributes(model: nn.Module, close: Callable[[], None]) -> dict[str, Any]:
@@ -250,8 +249,13 @@ def wrapper_attributes(model: nn.Module, close: Callable[[], None]) -> dict[str,
             "model.allow_grad_accumulation is absent: every batch is stepped; split large ones"
             " with BatchMemoryManager"
         ),
-        "enable_hooks": Refusal(f"model.enable_hooks {_NO_HOOKS}"),
-        "disable_hooks": Refusal(f"model.disable_hooks {_NO_HOOKS}"),
+        **dict.fromkeys(
+            ("enable_hooks", "disable_hooks"),
+            Refusal(
+                "hooks cannot be switched: evaluate in model.eval(), and end privacy with"
+                " engine.close()"
+            ),
+        ),
     }
 
 
@@ -749,7 +753,7 @@ class PrivateStep:
         if physical.size and not recording.passes:
             raise RuntimeError(
                 "optimizer.step() without a backward pass through the model in training mode; call "
-                "model.train() and loss.backward() on the private model"
+                "model.train() and loss.backward(), in the thread that iterates over the loader"
             )
         return recording
 
@@ -805,10 +809,7 @@ class PrivateStep:
         return tensors
 
     def _optimizer_parameters(self) -> list[Tensor]:
-        parameters: list[Tensor] = []
-        for group in self.optimizer.param_groups:
-            parameters += group["params"]
-        return parameters
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def _clear_gradients(self) -> None:
         for p in [*self._parameters.values(), *self._optimizer_parameters()]:

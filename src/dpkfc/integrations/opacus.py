@@ -34,7 +34,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
@@ -64,9 +64,6 @@ from dpkfc.privacy.budget import Budget
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError
 from dpkfc.privacy.rng import SamplingStream
 from dpkfc.rng_state import fresh_seed, renew
-
-if TYPE_CHECKING:
-    from dpkfc.integrations._opacus_step import PrivateStep
 
 # --------------------------------------------------------------------------------------------------
 # Names that scripts import from Opacus beside its engine.
@@ -343,6 +340,7 @@ _ELSEWHERE = {
     **dict.fromkeys(
         ("target_epsilon", "target_delta", "epochs"), "give it to make_private_with_epsilon(...)"
     ),
+    "steps": "write epochs=steps / len(data_loader)",
     "noise_multiplier": "the target (ε, δ) decides the noise; leave it out, or use make_private",
 }
 
