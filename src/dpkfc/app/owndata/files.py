@@ -332,8 +332,11 @@ def unit_names(
     people = [canonical(value or "") for value in values]
     pairs = zip(people, contents, strict=True)
     alone = number_equal([content for person, content in pairs if person in unknown])
-    left = (hashlib.blake2b(key, digest_size=16).hexdigest() for key in alone)
-    return [f"record {next(left)}" if person in unknown else f"unit {person}" for person in people]
+    digests = (hashlib.blake2b(key, digest_size=16).hexdigest() for key in alone)
+    names = []
+    for person in people:
+        names.append(f"record {next(digests)}" if person in unknown else f"unit {person}")
+    return names
 
 
 # --------------------------------------------------------------------------------------------------
