@@ -112,7 +112,7 @@ QUESTIONS = (
         "a linear head, dp-sgd or dp-kfc",
     ),
     ("Texts, and no encoder for them?", "dp-sgd on weighted words", "as the recipe imdb does"),
-    ("Is it a transformer or an adapter?", "dp-adam or dp-kfc-a", "not measured: compare both"),
+    ("Is it a transformer or an adapter?", "dp-kfc-a", "ahead on a small transformer"),
     ("Have you public data like yours?", "dp-ngd", "best or level on 2 of 3 image sets"),
     ("Are the records images?", "dp-kfc-natural", "with dead leaves as the probe"),
 )
