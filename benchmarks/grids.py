@@ -462,7 +462,7 @@ GRIDS: dict[str, Grid] = {
                 "dp-adambc",
                 _each(lr=(0.0015, 0.003, 0.006, 0.012, 0.024), adam_bc_floor=(1e-4,)),
             ),
-            "DiSK": ("disk", _each(lr=(0.25, 0.5, 1.0, 2.0))),
+            "DiSK": ("disk", _each(lr=(0.25, 0.5, 1.0, 2.0, 4.0, 8.0))),
         },
     ),
     "mnist-others": Grid(
