@@ -224,8 +224,20 @@ def _subsets(axes: list[Axis]) -> Iterator[list[Axis]]:
             yield [axis]
 
 
+def unwrap_containers(batch: Any) -> Any:
+    """Return a batch with dicts and lists in place of other mappings and sequences.
+
+    torch does not find tensors inside of those.
+    """
+    if isinstance(batch, Mapping):
+        return {key: unwrap_containers(value) for key, value in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return [unwrap_containers(value) for value in batch]
+    return batch
+
+
 def _shapes(batch: Any) -> list[torch.Size]:
-    return [x.shape for x in tensors_of(batch) if not x.is_nested]
+    return [x.shape for x in tensors_of(unwrap_containers(batch)) if not x.is_nested]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import inspect
 import math
 import textwrap
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,6 +40,7 @@ from dpkfc.verification import (
     check_on_public_rows,
     draw_public_rows,
     have_equal_gradients,
+    unwrap_containers,
     warn_of_padding,
 )
 
@@ -631,18 +632,6 @@ class BatchRecording:
             if blocks:
                 summer.add(blocks, 1)
         self.gradients = None
-
-
-def unwrap_containers(batch: Any) -> Any:
-    """Return a batch with dicts and lists in place of other mappings and sequences.
-
-    torch does not find tensors inside of those.
-    """
-    if isinstance(batch, Mapping):
-        return {key: unwrap_containers(value) for key, value in batch.items()}
-    if isinstance(batch, (list, tuple)):
-        return [unwrap_containers(value) for value in batch]
-    return batch
 
 
 def _holds_tensors(x: Any) -> bool:
