@@ -132,11 +132,12 @@ def study_lines(recipe: str) -> list[Line]:
     import headline
 
     found = headline.cells(read_json(RESULTS / "accuracy" / "cnn.json"), recipe)
-    more = claims.measured(RESULTS)[claims.STUDIES[recipe]].get("leaves-mapped", ())
+    grids_too = claims.measured(RESULTS)[claims.STUDIES[recipe]]
     lines = []
     for arm, label in STUDY.items():
         cells = {epsilon: found[arm][epsilon] for epsilon in sorted(found[arm])}
-        if arm == "dp-kfc-natural" and len(more) > len(cells.get(1.0, ())):
+        more = grids_too.get("leaves-mapped" if arm == "dp-kfc-natural" else arm, ())
+        if len(more) > len(cells.get(1.0, ())):
             cells[1.0] = list(more)
         if cells:
             lines.append(Line(label, cells))
