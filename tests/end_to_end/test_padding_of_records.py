@@ -149,9 +149,12 @@ def test_the_length_of_the_first_record_decides_nothing(first: int) -> None:
 
 
 @pytest.mark.parametrize("first", [5, 6])
-def test_masked_padding_trains_beside_labels_of_any_number(first: int) -> None:
-    """Six labels may be as many as the first record has positions."""
-    train(Rows(text_with_several_labels, first), Mean(6, masked=True), padded, tag)
+def test_padding_is_compared_with_any_number_of_labels(first: int) -> None:
+    """Six labels may be as many as the first record has positions, and are never padded."""
+    data = Rows(text_with_several_labels, first)
+    train(data, Mean(6, masked=True), padded, tag)
+    with pytest.raises(ValueError, match="padded to the length of a longer one"):
+        train(data, Mean(6), padded, tag)
 
 
 class TooShort(Mean):
@@ -162,7 +165,7 @@ class TooShort(Mean):
         return super().forward(ids)
 
 
-def test_padding_that_no_public_record_shows_is_said() -> None:
+def test_padding_that_no_public_record_shows_gets_a_warning() -> None:
     data = Rows(lambda length, generator: text(min(length, 6), generator))
     with pytest.warns(UserWarning, match="whether padding mixes examples is not checked"):
         train(data, TooShort(masked=True), padded)

@@ -77,7 +77,7 @@ def own_kind(chosen: Mapping[str, Any]) -> str:
     for name, kinds in _KINDS_OF.items():
         if given[name] and kind not in kinds:
             raise ConfigError(
-                f"{name} = {given[name]!r:.40} says nothing of {data or task!s:.40}; leave it out"
+                f"{name} = {given[name]!r:.40} does not apply to {data or task!s:.40}; leave it out"
             )
     if recipe not in ("", kind):
         raise ConfigError(
