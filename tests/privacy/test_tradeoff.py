@@ -87,6 +87,8 @@ def test_a_pair_alone_bounds_randomised_response():
 def test_without_a_guarantee_every_attack_may_succeed():
     rates = attack_rates(Gaussian(0.0), 1, math.inf, DELTA)
     assert (rates.right, rates.found) == (1.0, 1.0)
+    huge = attack_rates(Gaussian(0.01), 11, 1e5, DELTA)
+    assert (huge.right, huge.found) == (1.0, 1.0)
     assert attack_rates(Gaussian(1.0), 0, 0.0, DELTA).right <= 0.5 + DELTA
 
 

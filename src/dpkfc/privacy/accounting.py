@@ -885,6 +885,7 @@ def quiet_accountants() -> Iterator[None]:
 
 
 _POINTS = 24
+_LARGEST_EXPONENT = 700.0  # e to the power of more than 709 is no float
 _MOST_ITERATIONS = 100
 
 
@@ -945,7 +946,8 @@ def bound_found(points: Sequence[tuple[float, float]], false_alarms: float) -> f
     """Return the largest share of members found at a share of false alarms, for pairs (ε, δ)."""
     shares = [1.0]
     for e, d in points:
-        shares.append(d + math.exp(e) * false_alarms)
+        if e < _LARGEST_EXPONENT:
+            shares.append(d + math.exp(e) * false_alarms)
         shares.append(1 - math.exp(-e) * (1 - d - false_alarms))
     return min(shares)
 
