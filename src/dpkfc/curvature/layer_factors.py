@@ -578,11 +578,6 @@ class LayerAccumulator:
         """Return the multiplications of all decompositions after so many parts are joined."""
         return 1.0 + sum(side.cost(parts) for side in self.sides.values())
 
-    @property
-    def full_cost(self) -> float:
-        """Cost of complete bases of all sides."""
-        return sum(float(math.prod(shape)) ** 3 for shape in self._shapes.values())
-
     def result(self, keep: Callable[[str], int | None] | None = None) -> LayerFactors:
         """Return the layer's factors.
 

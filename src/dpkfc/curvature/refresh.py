@@ -754,35 +754,16 @@ def rows_of_process(team: RefreshGroup | None, size: int, first: int = 0) -> sli
     return slice(first + start, first + stop)
 
 
-def finish_on_owners(
-    team: RefreshGroup,
-    parts: Mapping[str, P],
-    cost: Callable[[P], float],
-    finish: Callable[[Mapping[str, list[P]]], Mapping[str, R]],
-    device: torch.device,
-) -> dict[str, R]:
-    """Send the parts of each layer to its owner, finish it there, and send the result to all.
+def send_to_owners(
+    team: RefreshGroup, parts: Mapping[str, P], cost: Callable[[P], float]
+) -> dict[str, list[P]]:
+    """Send the parts of each layer to its owner.
 
     Args:
         team: the processes.
         parts: layer name to the sums of this process; layers that its examples do not reach may be
             missing.
         cost: cost of finishing a layer, in any unit.
-        finish: maps layer name to its parts in the order of the processes; returns the results.
-        device: of the model on this process.
-
-    Returns:
-        Layer name to result, the same on every process.
-    """
-    own = send_to_owners(team, parts, cost)
-    results = team.run_on_all(lambda: finish(copy_to_device(own, device)))
-    return broadcast_results(team, results, device)
-
-
-def send_to_owners(
-    team: RefreshGroup, parts: Mapping[str, P], cost: Callable[[P], float]
-) -> dict[str, list[P]]:
-    """Send the parts of each layer to its owner; arguments as in `finish_on_owners`.
 
     Returns:
         The layers that this process owns to their parts, in the order of the processes, on the CPU.
@@ -805,15 +786,26 @@ def send_to_owners(
     return {name: own[name] for name in owners if name in own}
 
 
-def broadcast_results(
-    team: RefreshGroup, results: Mapping[str, R], device: torch.device
+def finish_on_owners(
+    finish: Callable[[], dict[str, R]], model: nn.Module, team: RefreshGroup | None
 ) -> dict[str, R]:
-    """Return the results of all processes; in one order, since owners hold consecutive layers."""
-    own = copy_to_device(dict(results), torch.device("cpu"))
+    """Return what all processes make of the layers that they own.
+
+    Args:
+        finish: returns layer name to result, for the layers of this process.
+        model: on whose device the results are wanted.
+        team: the processes, None for this one alone.
+
+    Returns:
+        The same on every process, in one order, since owners hold consecutive layers.
+    """
+    if team is None:
+        return finish()
+    own = copy_to_device(team.run_on_all(finish), torch.device("cpu"))
     merged = {}
     for part in team.all_gather(own):
         for name, x in part.items():
-            merged[name] = copy_to_device(x, device)
+            merged[name] = copy_to_device(x, device_of(model))
     return merged
 
 
@@ -1006,14 +998,14 @@ class ProbeStatistics:
     """Sums over one pass through the probe.
 
     Attributes:
-        layers: layer name to its factors, not decomposed yet.
+        layers: layer name to its factors, not decomposed yet, or to what `measure` has started.
         unknown: layer name to the kind of a block without factors; the layer keeps the identity.
         last: the last micro-batch, if it holds all examples that the scale is measured on. None
             otherwise, and if several processes each ran a part of the probe.
         note: what became of labels that do not fit the model's output.
     """
 
-    layers: Mapping[str, LayerAccumulator]
+    layers: Mapping[str, Any]
     unknown: Mapping[str, str]
     last: ProbeMicrobatch | None
     note: str = ""
@@ -1025,6 +1017,8 @@ def measure(
     spec: ProbeSpec,
     options: FactorOptions,
     team: RefreshGroup | None = None,
+    *,
+    start: Callable[..., Any] = LayerAccumulator,
 ) -> ProbeStatistics:
     """Run the probe and add up factors; of several processes, each runs its own examples.
 
@@ -1038,14 +1032,15 @@ def measure(
         spec: what to run.
         options: how factors are formed.
         team: the processes that share the refresh, None for this one alone.
+        start: makes the empty sums of a layer; takes the arguments of `LayerAccumulator`.
 
     Raises:
         ValueError: a layer's contribution on the probe is not finite or does not fit.
         RuntimeError: the probe does not return the same inputs on every process.
     """
     if team is None:
-        return _measure_own(model, capture, spec, options)[0]
-    own, digest = team.run_on_all(lambda: _measure_own(model, capture, spec, options, team))
+        return _measure_own(model, capture, spec, options, None, start)[0]
+    own, digest = team.run_on_all(lambda: _measure_own(model, capture, spec, options, team, start))
     answers = team.all_gather((digest, dict(own.unknown), own.note))
     digests = []
     unknown: dict[str, str] = {}
@@ -1063,7 +1058,8 @@ def _measure_own(
     capture: Capture,
     spec: ProbeSpec,
     options: FactorOptions,
-    team: RefreshGroup | None = None,
+    team: RefreshGroup | None,
+    start: Callable[..., Any],
 ) -> tuple[ProbeStatistics, str]:
     """Return the statistics of this process's examples, and for a team the probe's hash."""
     generator = public_generator(spec.seed, spec.step, "positions")
@@ -1086,7 +1082,7 @@ def _measure_own(
             raise ValueError(f"capture returned {block.batch_size} examples instead of {part.size}")
         if name not in layers:
             kind = options.kinds.get(name)
-            layers[name] = LayerAccumulator(block, options, kind, subsampler, cache)
+            layers[name] = start(block, options, kind, subsampler, cache)
         if part.differentiated:
             layers[name].add(block)
         else:
@@ -1114,8 +1110,8 @@ def _measure_own(
 
 
 def gather_layers(
-    layers: Mapping[str, LayerAccumulator], model: nn.Module, team: RefreshGroup | None
-) -> Mapping[str, LayerAccumulator]:
+    layers: Mapping[str, Any], model: nn.Module, team: RefreshGroup | None
+) -> Mapping[str, Any]:
     """Return the sums of all processes for the layers that this one owns, on the model's device."""
     if team is None:
         return layers
@@ -1162,11 +1158,7 @@ def decompose_layers(
         history = keep_history(totals, factors) if is_kept else {}
         return {name: (factors[name], history.get(name)) for name in factors}
 
-    if team is None:
-        results = decompose_own()
-    else:
-        results = team.run_on_all(decompose_own)
-        results = broadcast_results(team, results, device_of(model))
+    results = finish_on_owners(decompose_own, model, team)
     factors = {}
     history = {}
     for name, (of_layer, sums) in results.items():
@@ -1176,7 +1168,7 @@ def decompose_layers(
     return factors, history
 
 
-def sum_parts(parts: Mapping[str, list[LayerAccumulator]]) -> dict[str, LayerAccumulator]:
+def sum_parts(parts: Mapping[str, list[Any]]) -> dict[str, Any]:
     """Return layer name to the sum of its parts."""
     cache = FactorCache()
     sums = {}
