@@ -102,8 +102,7 @@ class PreconditionerState:
 
     def to(self, device: torch.device | str) -> PreconditionerState:
         """Return the same state with its metric and its sums on another device."""
-        metric = {name: entry.to(device) for name, entry in self.metric.items()}
-        running = copy_to_device(self.running, torch.device(device))
+        metric, running = copy_to_device((self.metric, self.running), torch.device(device))
         return replace(self, metric=metric, running=running)
 
     def check(self, layers: Mapping[str, Mapping[str, Sequence[int]]]) -> None:
@@ -149,7 +148,12 @@ class Preconditioner(ABC):
 
     Derive from this class, best as a frozen dataclass, and define `describe`, `is_due` and `build`.
     Everything else has a default. No method is ever given a private tensor.
+
+    Attributes:
+        uses_past_releases: whether a build reads what `observe` keeps of past releases.
     """
+
+    uses_past_releases = False
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -189,11 +193,6 @@ class Preconditioner(ABC):
     @property
     def uses_previous_state(self) -> bool:
         """Whether a build continues from the state of the one before."""
-        return False
-
-    @property
-    def uses_past_releases(self) -> bool:
-        """Whether a build reads what `observe` keeps of past releases."""
         return False
 
     def check_plan(self, steps: int, readout: str) -> None:  # noqa: B027

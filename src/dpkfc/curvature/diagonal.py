@@ -374,6 +374,8 @@ class DP2(Preconditioner):
     corrected: bool = False
     scale: str = "unit"
 
+    uses_past_releases = True
+
     def __post_init__(self) -> None:
         check_integer("phase", self.phase, 1)
         check_one_of("scale", self.scale, ("unit", "raw"))
@@ -388,11 +390,6 @@ class DP2(Preconditioner):
         own["curvature_source"] = _PROBE["source"]
         own["uses_private_data"] = False
         return own
-
-    @property
-    def uses_past_releases(self) -> bool:
-        """Whether a build reads what `observe` keeps of past releases: yes."""
-        return True
 
     def is_adaptive(self, step: int) -> bool:
         """Return whether a step (from 0) lies in an adaptive phase."""
