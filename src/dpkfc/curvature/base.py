@@ -283,15 +283,20 @@ class ProbePreconditioner(Preconditioner):
         """Refuse settings that no refresh can use.
 
         Args:
-            counts: names of fields that are numbers of things.
+            counts: names of fields that are numbers of things. None passes if it is the default.
             choices: field to its values, besides those of `labels` and `likelihood`.
 
         Raises:
             ValueError: naming the field.
         """
         check_probe(self.probe)
-        check_choices(self, {"labels": LABELS, "likelihood": LIKELIHOODS, **choices})
-        check_counts(self, counts)
+        for name, allowed in {"labels": LABELS, "likelihood": LIKELIHOODS, **choices}.items():
+            check_one_of(name, getattr(self, name), allowed)
+        optional = {f.name for f in fields(self) if f.default is None}  # type: ignore[arg-type]
+        for name in counts:
+            value = getattr(self, name)
+            if value is not None or name not in optional:
+                check_integer(name, value, 1)
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise ValueError(f"seed must be an integer, got {self.seed!r}")
 
@@ -367,29 +372,6 @@ def check_probe(probe: Any, name: str = "probe") -> None:
             f"{name} must derive from dpkfc.curvature.Probe and have sample() and describe(), "
             f"as PinkNoise(shape) does; got {probe!r}"
         )
-
-
-def check_choices(config: Any, choices: Mapping[str, Sequence[Any]]) -> None:
-    """Refuse a field whose value is not allowed.
-
-    Raises:
-        ValueError: naming the field and the values.
-    """
-    for name, allowed in choices.items():
-        check_one_of(name, getattr(config, name), allowed)
-
-
-def check_counts(config: Any, names: Sequence[str]) -> None:
-    """Refuse a field that is not an integer of at least 1. None passes if it is the default.
-
-    Raises:
-        ValueError: naming the field.
-    """
-    optional = {f.name for f in fields(config) if f.default is None}
-    for name in names:
-        value = getattr(config, name)
-        if value is not None or name not in optional:
-            check_integer(name, value, 1)
 
 
 def probe_examples(probe: Probe, wanted: int | None) -> int:

@@ -34,6 +34,7 @@ from dpkfc.curvature.base import (
     Preconditioner,
     PreconditionerState,
     ProbePreconditioner,
+    choose_labels,
     identity_row,
 )
 from dpkfc.curvature.ngd import (
@@ -129,9 +130,7 @@ class AdaDPS(ProbePreconditioner):
         """Where labels come from."""
         if self.labels is not None:
             return self.labels
-        if self.probe.describe().get("labelled"):
-            return "given"
-        return "model"
+        return choose_labels(self.probe, "given")
 
     def describe(self) -> dict[str, Any]:
         """Return plain values for the plan's hash and the privacy card."""

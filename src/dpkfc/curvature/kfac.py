@@ -445,9 +445,7 @@ def describe_shapes(model: nn.Module, name: str, factors: LayerFactors) -> dict[
 
     These are the kind, the sizes of the sides, and the weight's own shape if there is a weight.
     """
-    shapes: dict[str, Any] = {"kind": factors.kind}
-    for side, shape in factors.shapes.items():
-        shapes[side] = list(shape)
+    shapes = factors.sizes
     try:
         weight = getattr(model.get_submodule(name), "weight", None)
     except AttributeError:

@@ -288,6 +288,14 @@ class LayerFactors:
         """Return the kind of a side, among whose sides mean eigenvalues are comparable."""
         return "elementwise" if self.kind == "elementwise" else side
 
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """Kind and sizes of the sides, for `PreconditionerState.check`."""
+        sizes: dict[str, Any] = {"kind": self.kind}
+        for side, shape in self.shapes.items():
+            sizes[side] = list(shape)
+        return sizes
+
     def normalised(self) -> LayerFactors:
         """Return factors divided by their mean eigenvalues; an empty factor stays as it is."""
         sides: dict[str, Factor] = {}

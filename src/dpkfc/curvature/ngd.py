@@ -295,13 +295,10 @@ def _product_fisher(layer: LayerFactors) -> LayerFisher:
     size = (len(output_values), len(input_values))
     ones = torch.ones(size, dtype=layer.dtype, device=layer.device)
     entry = Eigenbasis(ones, input_basis, output_basis)
-    shapes: dict[str, Any] = {"kind": "outer"}
-    for side, shape in layer.shapes.items():
-        shapes[side] = list(shape)
     notes = [f"{side}: {text}" for side, text in layer.notes.items()]
     note = "; ".join(notes)
     spectrum = {"A": input_values, "G": output_values}
-    return LayerFisher(entry, spectrum, shapes, note)
+    return LayerFisher(entry, spectrum, layer.sizes, note)
 
 
 def _diagonal_fisher(moments: Moments) -> LayerFisher:

@@ -479,18 +479,14 @@ def run_probe(
     inputs, labels = _sample(spec, generator)
     if on_sample is not None:
         on_sample(inputs, labels)
-    randomness = ProbeRandomness(generator, spec.size)
-    # All labels of the probe decide how labels are used, not the ones that were sampled.
-    stored = spec.probe.stored_labels
-    source = _LabelSource(labels if stored is None else stored)
+    source = _ProbeLoss(spec, labels, ProbeRandomness(generator, spec.size))
     cuts = (gradients_from, *range(0, spec.size, spec.within or spec.size))
     last = spec.size if stop is None else stop
     for rows in _micro_batches(first, last, spec.chunk, cuts):
         chosen = move_to_model(select(inputs, rows), model)
         chosen = _refine(spec, model, chosen, rows)
         mask = padding_mask(chosen, spec.probe.padding_id)
-        own_labels = None if labels is None else labels[rows]
-        loss = _loss_of(spec, chosen, own_labels, randomness, rows=rows, mask=mask, source=source)
+        loss = partial(source.losses, chosen, rows, mask)
         differentiated = rows.stop > gradients_from
         # No local name holds the blocks, or they would stay in memory next to the next ones.
         yield ProbeMicrobatch(
@@ -543,27 +539,6 @@ def _refine(spec: ProbeSpec, model: nn.Module, inputs: Inputs, rows: slice) -> I
         )
 
     return spec.probe.refine(inputs, losses, rows)
-
-
-@dataclass
-class _LabelSource:
-    """All labels that decide whether given labels are used, and what became of them."""
-
-    labels: Tensor | None
-    note: str = ""
-
-    def kind(self, spec: ProbeSpec, output: Any) -> str:
-        """Return where labels come from: the given ones, unless one does not fit the head."""
-        if spec.labels != "given" or self.labels is None:
-            return spec.labels
-        if labels_fit(spec.likelihood, output, self.labels):
-            return spec.labels
-        if not self.note:
-            self.note = (
-                "the probe's labels do not fit the model's output: labels were drawn from the model"
-            )
-            _log.warning("%s", self.note)
-        return "model"
 
 
 def _sample(spec: ProbeSpec, generator: torch.Generator) -> tuple[Inputs, Tensor | None]:
@@ -661,33 +636,39 @@ def _call_on_probe(model: nn.Module, inputs: Inputs, probe: Probe) -> Any:
             handle.remove()
 
 
-def _loss_of(
-    spec: ProbeSpec,
-    inputs: Inputs,
-    labels: Tensor | None,
-    randomness: ProbeRandomness,
-    *,
-    rows: slice,
-    mask: Tensor | None,
-    source: _LabelSource,
-) -> Callable[[nn.Module], Tensor]:
-    """Return the function for `capture`: the per-example losses of these probe examples."""
-    size = rows.stop - rows.start
+@dataclass
+class _ProbeLoss:
+    """The loss on one pass over a probe.
 
-    def loss(model: nn.Module) -> Tensor:
+    Attributes:
+        spec: of the pass.
+        labels: of all its examples, or None.
+        randomness: of its examples.
+        note: what became of labels that do not fit the model's output.
+    """
+
+    spec: ProbeSpec
+    labels: Tensor | None
+    randomness: ProbeRandomness
+    note: str = ""
+
+    def losses(self, inputs: Inputs, rows: slice, mask: Tensor | None, model: nn.Module) -> Tensor:
+        """Return the per-example losses of some examples, as `capture` asks for them."""
+        spec = self.spec
         output = _call_on_probe(model, inputs, spec.probe)
         if spec.loss is None:
             losses = likelihood_loss(
                 spec.likelihood,
                 output,
-                labels=source.kind(spec, output),
-                given=labels,
-                draws=randomness,
+                labels=self._choose_labels(output),
+                given=None if self.labels is None else self.labels[rows],
+                draws=self.randomness,
                 rows=rows,
                 mask=mask,
             )
         else:
-            losses = spec.loss(output, randomness.generator)
+            losses = spec.loss(output, self.randomness.generator)
+        size = rows.stop - rows.start
         if losses.shape != (size,):
             raise ValueError(
                 f"the probe's loss returned shape {tuple(losses.shape)} for {size} examples; "
@@ -699,7 +680,24 @@ def _loss_of(
             )
         return losses
 
-    return loss
+    def _choose_labels(self, output: Any) -> str:
+        """Return where labels come from: the given ones, unless one does not fit the head.
+
+        All labels of the probe decide this, not the ones that were sampled.
+        """
+        spec = self.spec
+        stored = spec.probe.stored_labels
+        labels = self.labels if stored is None else stored
+        if spec.labels != "given" or labels is None:
+            return spec.labels
+        if labels_fit(spec.likelihood, output, labels):
+            return spec.labels
+        if not self.note:
+            self.note = (
+                "the probe's labels do not fit the model's output: labels were drawn from the model"
+            )
+            _log.warning("%s", self.note)
+        return "model"
 
 
 # --------------------------------------------------------------------------------------------------
