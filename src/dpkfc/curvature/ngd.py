@@ -238,7 +238,7 @@ def measure_fisher(
     del statistics
 
     def finish() -> dict[str, LayerFisher]:
-        return {name: _finish_layer(layer.result()) for name, layer in sums.items()}
+        return {name: make_fisher(layer.result()) for name, layer in sums.items()}
 
     layers = finish_on_owners(finish, model, team)
     products = {name: layer for name, layer in layers.items() if "A" in layer.spectrum}
@@ -283,13 +283,10 @@ def _start_layer(block: Block, *options: Any) -> LayerAccumulator | MomentAccumu
     return MomentAccumulator()
 
 
-def _finish_layer(sums: LayerFactors | Moments) -> LayerFisher:
-    if isinstance(sums, Moments):
-        return _diagonal_fisher(sums)
-    return _product_fisher(sums)
-
-
-def _product_fisher(layer: LayerFactors) -> LayerFisher:
+def make_fisher(layer: LayerFactors | Moments) -> LayerFisher:
+    """Return the Fisher information of a layer from its factors, or from its moments."""
+    if isinstance(layer, Moments):
+        return _diagonal_fisher(layer)
     input_basis, input_values = _complete_basis(layer.sides["input"], layer)
     output_basis, output_values = _complete_basis(layer.sides["output"], layer)
     size = (len(output_values), len(input_values))

@@ -319,13 +319,10 @@ def _standardize(x: Tensor, mean: float, std: float) -> Tensor:
 
     A constant example becomes its mean.
     """
-    flat = x.flatten(1)
-    spread = flat.std(1, keepdim=True, correction=0)
-    spread = spread.clamp(min=1e-12)
-    centred = flat - flat.mean(1, keepdim=True)
-    unit = centred / spread
+    own_mean, spread = _moments(x)
+    unit = (x - own_mean) / spread.clamp(min=1e-12)
     standardised = mean + std * unit
-    return standardised.view(x.shape).float()
+    return standardised.float()
 
 
 @dataclass(frozen=True)
