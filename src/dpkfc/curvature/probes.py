@@ -439,7 +439,7 @@ class _ComparedByDescription(Probe):
     """A probe with tensors, which is equal to another one of the same description."""
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, type(self)) and self.describe() == other.describe()
+        return isinstance(other, _ComparedByDescription) and self.describe() == other.describe()
 
     def __hash__(self) -> int:
         items = sorted(self.describe().items())
@@ -466,13 +466,12 @@ class PublicData(_ComparedByDescription):
     provenance: str = ""
 
     def __post_init__(self) -> None:
-        if isinstance(self.inputs, (tuple, list)):
-            object.__setattr__(self, "inputs", named_inputs(self.inputs))
-        if isinstance(self.inputs, Mapping):
-            object.__setattr__(self, "inputs", dict(self.inputs))
-        values: dict[str, Any] = {"": self.inputs}
-        if isinstance(self.inputs, Tensor | dict):
-            values = dict(tensors(self.inputs))
+        inputs = named_inputs(self.inputs)
+        values: dict[str, Any] = {"": inputs}
+        if isinstance(inputs, Mapping):
+            values = dict(inputs)
+            inputs = values
+        object.__setattr__(self, "inputs", inputs)
         if "labels" in values:
             raise ValueError(
                 "PublicData: give labels as PublicData(inputs, labels=...), not among the model's "

@@ -739,6 +739,13 @@ class RefreshGroup(Protocol):
         ...
 
 
+def gather_from_all(team: RefreshGroup | None, work: Callable[[], T]) -> list[T]:
+    """Run work on every process, and return all results in their order."""
+    if team is None:
+        return [work()]
+    return team.all_gather(team.run_on_all(work))
+
+
 def rows_of_process(team: RefreshGroup | None, size: int, first: int = 0) -> slice:
     """Return the consecutive examples from `first` to `size` that this process runs.
 
@@ -941,11 +948,7 @@ def measure_drift(
                 distances.append(distance)
         return distances
 
-    if team is None:
-        distances = measure_own()
-    else:
-        own = team.run_on_all(measure_own)
-        distances = list(chain.from_iterable(team.all_gather(own)))
+    distances = list(chain.from_iterable(gather_from_all(team, measure_own)))
     return sum(distances) / max(1, len(distances))
 
 
@@ -1195,13 +1198,10 @@ def probe_scale(
     first = _scale_from(spec)
     if last is not None and last.rows.start <= first:
         plain, mapped = _norms([last], first, metric)
-    elif team is None:
-        plain, mapped = _norms(run_probe(model, capture, spec, first), first, metric)
     else:
         rows = rows_of_process(team, spec.size, first)
         microbatches = run_probe(model, capture, spec, rows.start, stop=rows.stop)
-        own = team.run_on_all(lambda: _norms(microbatches, rows.start, metric))
-        parts = team.all_gather([norms.cpu() for norms in own])
+        parts = gather_from_all(team, lambda: _norms(microbatches, rows.start, metric))
         plain, mapped = map(torch.cat, zip(*parts, strict=True))
     if not plain.numel():
         return 1.0
