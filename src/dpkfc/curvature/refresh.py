@@ -488,24 +488,12 @@ def run_probe(
         mask = padding_mask(chosen, spec.probe.padding_id)
         loss = partial(source.losses, chosen, rows, mask)
         differentiated = rows.stop > gradients_from
-        # No local name holds the blocks, or they would stay in memory next to the next ones.
-        yield ProbeMicrobatch(
-            _capture_blocks(model, capture, loss, differentiated),
-            rows,
-            mask,
-            source.note,
-            differentiated,
-        )
-
-
-def _capture_blocks(
-    model: nn.Module,
-    capture: Capture,
-    loss: Callable[[nn.Module], Tensor],
-    differentiated: bool,
-) -> Mapping[str, Block]:
-    with torch.set_grad_enabled(differentiated):
-        return capture(model, loss)
+        with torch.set_grad_enabled(differentiated):
+            blocks = capture(model, loss)
+        microbatch = ProbeMicrobatch(blocks, rows, mask, source.note, differentiated)
+        yield microbatch
+        # Otherwise these stay in memory next to the next ones.
+        del microbatch, blocks
 
 
 def _micro_batches(first: int, stop: int, chunk: int, cuts: Iterable[int]) -> Iterator[slice]:
