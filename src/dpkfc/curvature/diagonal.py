@@ -273,7 +273,8 @@ class AdaDPS(ProbePreconditioner):
 
     def _roots(self, values: Mapping[str, Tensor], shift: float) -> dict[str, Tensor]:
         """Return 1/√(v + ε) by role, or what published code makes of v."""
-        inside, outside = shift, 0.0
+        inside = shift
+        outside = 0.0
         if self.as_released is not None:
             inside, outside, _ = _RELEASED[self.as_released]
         roots = {}
