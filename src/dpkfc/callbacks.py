@@ -344,9 +344,11 @@ def wrong_answers(model: nn.Module, batch: Any) -> Tensor:
 
 def _count_since_least(losses: Sequence[float], least_decrease: float) -> int:
     """Return the number of losses after the last one that was lower than all before."""
-    least, since = float("inf"), 0
+    least = float("inf")
+    since = 0
     for loss in losses:
         since += 1
         if loss < least - least_decrease:
-            least, since = loss, 0
+            least = loss
+            since = 0
     return since

@@ -654,7 +654,7 @@ class PrivacyConfig:
             relation=sampler.neighbouring_relation,
             also=tuple((kind.event, kind.count) for kind in self.extra_releases),
         )
-        return self._plan(sampler, steps, noise_multiplier, delta, epsilon)
+        return self._plan(sampler, noise_multiplier, delta, epsilon)
 
     def with_noise(self, noise_multiplier: float, delta: float, dataset_size: int) -> Plan:
         """Return the plan with a given noise multiplier; 0 means no noise and an infinite ε.
@@ -670,15 +670,10 @@ class PrivacyConfig:
         check_not_negative("noise_multiplier", noise_multiplier)
         sampler = self._sampler(dataset_size)
         check_target(None, delta, dataset_size)
-        return self._plan(sampler, self._steps(dataset_size), noise_multiplier, delta, None)
+        return self._plan(sampler, noise_multiplier, delta)
 
     def _plan(
-        self,
-        sampler: Sampler,
-        steps: int,
-        noise_multiplier: float,
-        delta: float,
-        target: float | None,
+        self, sampler: Sampler, noise_multiplier: float, delta: float, target: float | None = None
     ) -> Plan:
         return Plan(
             config=self,
@@ -686,7 +681,7 @@ class PrivacyConfig:
             sampler=sampler,
             noise_multiplier=float(noise_multiplier),
             delta=float(delta),
-            steps=steps,
+            steps=self._steps(sampler.dataset_size),
             target_epsilon=target,
         )
 

@@ -845,7 +845,8 @@ def divided_as(full: Tensor, like: Any) -> Tensor:
         return full
     from torch.distributed.tensor import DTensor
 
-    mesh, placements = like.device_mesh, like.placements
+    mesh = like.device_mesh
+    placements = like.placements
     size = -(-full.shape[0] // mesh.size())
     start = min(mesh.get_local_rank() * size, full.shape[0])
     # A copy lets the whole tensor be freed.

@@ -281,7 +281,9 @@ def _available_without_proc() -> int:
 # pays more. docs/results/speed.md has both times.
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # numbers of glibc's malloc.h
-_KEPT, _LARGEST, _PAD = (1 << 31) - 1, 1 << 30, 1 << 24
+_KEPT = (1 << 31) - 1
+_LARGEST = 1 << 30
+_PAD = 1 << 24
 
 
 def keep_freed_memory() -> bool:

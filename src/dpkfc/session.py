@@ -993,7 +993,8 @@ class Session:
         )
         world_size = None if any_world_size else self._ranks.world_size
         checkpoint.check_run(meta, self.plan.hash, world_size, folder)
-        count, head = meta["ledger_count"], meta["ledger_head"]
+        count = meta["ledger_count"]
+        head = meta["ledger_head"]
         if not self._ranks.broadcast_from_rank0(lambda: self.ledger.contains(count, head)):
             raise checkpoint.CheckpointError(
                 f"the ledger does not contain the {count} releases before the checkpoint "

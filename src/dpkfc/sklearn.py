@@ -158,7 +158,8 @@ class _PrivateEstimator(BaseEstimator):
         """
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         plan = self._plan(len(rows), seed, likelihood)
-        self._warn_of_another_fit(plan)
+        fits = 1 + vars(self).get("_fits", 0)
+        self._warn_of_another_fit(plan, fits)
         # The initial weights are a function of a public seed alone.
         with preserve_generators():
             seed_generators(seed)
@@ -172,7 +173,7 @@ class _PrivateEstimator(BaseEstimator):
             public_records.append((features, target))
         with Session(plan, module, optimizer, data, public_records=public_records) as session:
             # Before the first release, so that a fit that is cut off counts.
-            self._fits = self._fit_count() + 1
+            self._fits = fits
             for batch in session.batches():
                 session.step(batch, loss_fn)
             with session.averaged_weights():
@@ -218,12 +219,7 @@ class _PrivateEstimator(BaseEstimator):
             max_physical_batch_size=_MOST_ROWS,
         ).calibrate(float(self.epsilon), self.delta, count)
 
-    def _fit_count(self) -> int:
-        """Return how often this object was fitted before."""
-        return self._fits if "_fits" in vars(self) else 0
-
-    def _warn_of_another_fit(self, plan: Plan) -> None:
-        fits = self._fit_count() + 1
+    def _warn_of_another_fit(self, plan: Plan, fits: int) -> None:
         if fits > 1:
             warnings.warn(
                 f"fit number {fits} of this estimator spends ε = {self.epsilon:g} again. On the"

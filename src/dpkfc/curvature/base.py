@@ -102,8 +102,7 @@ class PreconditionerState:
 
     def to(self, device: torch.device | str) -> PreconditionerState:
         """Return the same state with its metric and its sums on another device."""
-        metric = {name: entry.to(device) for name, entry in self.metric.items()}
-        running = copy_to_device(self.running, torch.device(device))
+        metric, running = copy_to_device((self.metric, self.running), torch.device(device))
         return replace(self, metric=metric, running=running)
 
     def check(self, layers: Mapping[str, Mapping[str, Sequence[int]]]) -> None:
@@ -149,7 +148,12 @@ class Preconditioner(ABC):
 
     Derive from this class, best as a frozen dataclass, and define `describe`, `is_due` and `build`.
     Everything else has a default. No method is ever given a private tensor.
+
+    Attributes:
+        uses_past_releases: whether a build reads what `observe` keeps of past releases.
     """
+
+    uses_past_releases = False
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -189,11 +193,6 @@ class Preconditioner(ABC):
     @property
     def uses_previous_state(self) -> bool:
         """Whether a build continues from the state of the one before."""
-        return False
-
-    @property
-    def uses_past_releases(self) -> bool:
-        """Whether a build reads what `observe` keeps of past releases."""
         return False
 
     def check_plan(self, steps: int, readout: str) -> None:  # noqa: B027
@@ -284,15 +283,20 @@ class ProbePreconditioner(Preconditioner):
         """Refuse settings that no refresh can use.
 
         Args:
-            counts: names of fields that are numbers of things.
+            counts: names of fields that are numbers of things. None passes if it is the default.
             choices: field to its values, besides those of `labels` and `likelihood`.
 
         Raises:
             ValueError: naming the field.
         """
         check_probe(self.probe)
-        check_choices(self, {"labels": LABELS, "likelihood": LIKELIHOODS, **choices})
-        check_counts(self, counts)
+        for name, allowed in {"labels": LABELS, "likelihood": LIKELIHOODS, **choices}.items():
+            check_one_of(name, getattr(self, name), allowed)
+        optional = {f.name for f in fields(self) if f.default is None}  # type: ignore[arg-type]
+        for name in counts:
+            value = getattr(self, name)
+            if value is not None or name not in optional:
+                check_integer(name, value, 1)
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise ValueError(f"seed must be an integer, got {self.seed!r}")
 
@@ -368,29 +372,6 @@ def check_probe(probe: Any, name: str = "probe") -> None:
             f"{name} must derive from dpkfc.curvature.Probe and have sample() and describe(), "
             f"as PinkNoise(shape) does; got {probe!r}"
         )
-
-
-def check_choices(config: Any, choices: Mapping[str, Sequence[Any]]) -> None:
-    """Refuse a field whose value is not allowed.
-
-    Raises:
-        ValueError: naming the field and the values.
-    """
-    for name, allowed in choices.items():
-        check_one_of(name, getattr(config, name), allowed)
-
-
-def check_counts(config: Any, names: Sequence[str]) -> None:
-    """Refuse a field that is not an integer of at least 1. None passes if it is the default.
-
-    Raises:
-        ValueError: naming the field.
-    """
-    optional = {f.name for f in fields(config) if f.default is None}
-    for name in names:
-        value = getattr(config, name)
-        if value is not None or name not in optional:
-            check_integer(name, value, 1)
 
 
 def probe_examples(probe: Probe, wanted: int | None) -> int:

@@ -34,6 +34,7 @@ from dpkfc.curvature.base import (
     Preconditioner,
     PreconditionerState,
     ProbePreconditioner,
+    choose_labels,
     identity_row,
 )
 from dpkfc.curvature.ngd import (
@@ -129,9 +130,7 @@ class AdaDPS(ProbePreconditioner):
         """Where labels come from."""
         if self.labels is not None:
             return self.labels
-        if self.probe.describe().get("labelled"):
-            return "given"
-        return "model"
+        return choose_labels(self.probe, "given")
 
     def describe(self) -> dict[str, Any]:
         """Return plain values for the plan's hash and the privacy card."""
@@ -274,7 +273,8 @@ class AdaDPS(ProbePreconditioner):
 
     def _roots(self, values: Mapping[str, Tensor], shift: float) -> dict[str, Tensor]:
         """Return 1/√(v + ε) by role, or what published code makes of v."""
-        inside, outside = shift, 0.0
+        inside = shift
+        outside = 0.0
         if self.as_released is not None:
             inside, outside, _ = _RELEASED[self.as_released]
         roots = {}
@@ -374,6 +374,8 @@ class DP2(Preconditioner):
     corrected: bool = False
     scale: str = "unit"
 
+    uses_past_releases = True
+
     def __post_init__(self) -> None:
         check_integer("phase", self.phase, 1)
         check_one_of("scale", self.scale, ("unit", "raw"))
@@ -388,11 +390,6 @@ class DP2(Preconditioner):
         own["curvature_source"] = _PROBE["source"]
         own["uses_private_data"] = False
         return own
-
-    @property
-    def uses_past_releases(self) -> bool:
-        """Whether a build reads what `observe` keeps of past releases: yes."""
-        return True
 
     def is_adaptive(self, step: int) -> bool:
         """Return whether a step (from 0) lies in an adaptive phase."""

@@ -553,7 +553,6 @@ class FactorAccumulator:
         self.scale = 0.0
         self.count = 0.0
         self._rows: list[Tensor] = []
-        self._kept = 0
         self._sum: Tensor | None = None
         self._start: Tensor | None = None
         # Trace of past rows that are no longer kept.
@@ -615,13 +614,17 @@ class FactorAccumulator:
             squares = squares.sum()
         self._sum = squares if self._sum is None else self._sum + squares
 
+    @property
+    def _kept(self) -> int:
+        """Number of rows that are kept."""
+        return sum(map(len, self._rows))
+
     def _take(self, rows: Tensor, largest: float) -> None:
         """Keep rows until there are too many, and add them to the sum afterwards."""
         if self.shape != "full" or self._sum is not None:
             self._accumulate(rows, largest)
             return
         self._rows.append(rows)
-        self._kept += rows.shape[0]
         if self._kept < min(self.dim, self.max_size + 1) or self.most_rows is not None:
             return
         if self.dim > self.max_size:
@@ -695,7 +698,6 @@ class FactorAccumulator:
         if self.dim > self.max_size and self.shape == "full":
             twin.count = 0.0
             twin._rows = []
-            twin._kept = 0
             twin._start = None
             twin._rest = 0.0
             if self.most_rows is not None and self._start is not None:
@@ -723,7 +725,6 @@ class FactorAccumulator:
         twin._rows = [kept.to(dtype)]
         twin._rest = share * max(0.0, outside)
         twin.count = share * self.count
-        twin._kept = vectors.shape[1]
 
     def distance(self, other: FactorAccumulator) -> float:
         """Return ‖A/tr A − B/tr B‖ ÷ ‖A/tr A‖ (Frobenius) for this factor A and the other B.
@@ -832,7 +833,6 @@ class FactorAccumulator:
         rows = tensors.get("rows")
         if rows is not None:
             restored._rows = [rows]
-            restored._kept = len(rows)
         return restored
 
     def merge(self, other: FactorAccumulator) -> None:

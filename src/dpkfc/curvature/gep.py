@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ from dpkfc.curvature.base import (
     probe_examples,
 )
 from dpkfc.curvature.probes import Probe, preserve_model
-from dpkfc.curvature.refresh import Capture, public_generator, run_probe
+from dpkfc.curvature.refresh import Capture, assign_owners, public_generator, run_probe
 from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import Elementwise, Span, Subspace, clipping_of, pack, unpack
 
@@ -86,11 +86,6 @@ class Basis(PreconditionerState):
         metric = Subspace(spans, *values["settings"])
         report = tuple(values["report"])
         return cls(metric=metric, step=values["step"], report=report)
-
-    def to(self, device: torch.device | str) -> Basis:
-        """Return the same basis on another device."""
-        metric = self.metric.to(device)
-        return replace(self, metric=metric)
 
     @property
     def _names(self) -> Collection[str]:
@@ -360,17 +355,12 @@ def _make_groups(blocks: Mapping[str, Block], rank: int, most: int) -> list[_Gro
     """
     shapes = {name: block.gradient_shapes for name, block in blocks.items()}
     sizes = {name: _size(shape) for name, shape in shapes.items()}
-    total = max(1, sum(sizes.values()))
-    before = 0
     layers: dict[int, dict[str, Shapes]] = defaultdict(dict)
     parameters: dict[int, int] = defaultdict(int)
-    for name, size in sizes.items():
-        middle = before + size / 2
-        number = int(most * middle / total)
-        number = min(most - 1, number)
+    # Groups share layers as processes do.
+    for name, number in assign_owners([sizes] * most).items():
         layers[number][name] = shapes[name]
-        parameters[number] += size
-        before += size
+        parameters[number] += sizes[name]
     ranks = _split_rank([*parameters.values()], rank)
     groups = []
     for own_layers, own_rank in zip(layers.values(), ranks, strict=True):

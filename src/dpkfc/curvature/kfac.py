@@ -445,9 +445,7 @@ def describe_shapes(model: nn.Module, name: str, factors: LayerFactors) -> dict[
 
     These are the kind, the sizes of the sides, and the weight's own shape if there is a weight.
     """
-    shapes: dict[str, Any] = {"kind": factors.kind}
-    for side, shape in factors.shapes.items():
-        shapes[side] = list(shape)
+    shapes = factors.sizes
     try:
         weight = getattr(model.get_submodule(name), "weight", None)
     except AttributeError:
@@ -667,13 +665,10 @@ class KFAC(ProbePreconditioner):
             ValueError: as `build`.
         """
         with preserve_model(model), torch.no_grad():
-            by_probe = []
-            for statistics in self._measure(model, capture, self.probe_specs(step), rules):
-                layers, _ = decompose_layers(
-                    statistics.layers, lambda *_: None, model, past={}, share=0.0
-                )
-                by_probe.append(layers)
-            return dict(combine_factors(*by_probe))
+            statistics = self._measure(model, capture, self.probe_specs(step), rules)
+            sums = [own.layers for own in statistics]
+            factors, _ = self._decompose(sums, [{}] * len(sums), model, rank=lambda *_: None)
+            return dict(factors)
 
     def _measure(
         self,
@@ -747,7 +742,7 @@ class KFAC(ProbePreconditioner):
                 if previous is not None and drift < self.drift:
                     return replace(previous, step=step, drift=drift)
             past = past or ({},) * len(sums)
-            factors, histories = self._decompose(sums, past, model, team)
+            factors, histories = self._decompose(sums, past, model, self._wanted_rank, team)
             used = self._prepare(factors)
             damping = self._damping()
             sides_of = {name: layer.sides for name, layer in used.items()}
@@ -786,7 +781,8 @@ class KFAC(ProbePreconditioner):
         sums: Sequence[Mapping[str, LayerAccumulator]],
         past: Sequence[History],
         model: nn.Module,
-        team: RefreshGroup | None,
+        rank: Callable[[str, str], int | None],
+        team: RefreshGroup | None = None,
     ) -> tuple[Mapping[str, LayerFactors], tuple[History, ...]]:
         """Return the factors of all layers, and what the next refresh needs of each probe."""
         by_probe = []
@@ -794,7 +790,7 @@ class KFAC(ProbePreconditioner):
         for layers, history in zip(sums, past, strict=True):
             factors, kept = decompose_layers(
                 layers,
-                self._wanted_rank,
+                rank,
                 model,
                 team,
                 past=history,

@@ -288,6 +288,14 @@ class LayerFactors:
         """Return the kind of a side, among whose sides mean eigenvalues are comparable."""
         return "elementwise" if self.kind == "elementwise" else side
 
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """Kind and sizes of the sides, for `PreconditionerState.check`."""
+        sizes: dict[str, Any] = {"kind": self.kind}
+        for side, shape in self.shapes.items():
+            sizes[side] = list(shape)
+        return sizes
+
     def normalised(self) -> LayerFactors:
         """Return factors divided by their mean eigenvalues; an empty factor stays as it is."""
         sides: dict[str, Factor] = {}
@@ -577,11 +585,6 @@ class LayerAccumulator:
     def cost(self, parts: int) -> float:
         """Return the multiplications of all decompositions after so many parts are joined."""
         return 1.0 + sum(side.cost(parts) for side in self.sides.values())
-
-    @property
-    def full_cost(self) -> float:
-        """Cost of complete bases of all sides."""
-        return sum(float(math.prod(shape)) ** 3 for shape in self._shapes.values())
 
     def result(self, keep: Callable[[str], int | None] | None = None) -> LayerFactors:
         """Return the layer's factors.

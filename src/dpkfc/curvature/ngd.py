@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from typing import Any, TypeVar
 
 import torch
@@ -30,25 +29,16 @@ from torch import Tensor, nn
 
 from dpkfc._checks import check_in_range, check_positive
 from dpkfc.curvature.base import PreconditionerState, ProbePreconditioner
-from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, IsotropicFactor
-from dpkfc.curvature.layer_factors import (
-    FactorOptions,
-    LayerAccumulator,
-    LayerFactors,
-    RowSubsampler,
-)
-from dpkfc.curvature.probes import Inputs, Probe, device_of, preserve_model
+from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, FactorCache, IsotropicFactor
+from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, LayerFactors
+from dpkfc.curvature.probes import Probe, preserve_model
 from dpkfc.curvature.refresh import (
     Capture,
     ProbeSpec,
     RefreshGroup,
-    check_same_probe,
     finish_on_owners,
-    probe_digest,
-    public_generator,
-    rows_of_process,
-    run_probe,
-    sum_parts,
+    gather_layers,
+    measure,
 )
 from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import Eigenbasis, Elementwise, Entry, Kronecker, Metric
@@ -238,103 +228,74 @@ def measure_fisher(
             curvature.
         RuntimeError: the probe does not return the same inputs on every process.
     """
-    if team is None:
-        parts, note, _ = _measure_own(model, capture, spec, max_factor_size)
-        return _finish({name: [part] for name, part in parts.items()}), note
-    parts, note, digest = team.run_on_all(
-        lambda: _measure_own(model, capture, spec, max_factor_size, team)
-    )
-    answers = team.all_gather((digest, note))
-    digests, notes = zip(*answers, strict=True)
-    check_same_probe(digests)
-    layers = finish_on_owners(team, parts, _cost, _finish, device_of(model))
-    return layers, next(filter(None, notes), "")
-
-
-_Part = LayerAccumulator | Moments
-
-
-def _cost(part: _Part) -> float:
-    """Return the cost of two complete bases; that of a diagonal is negligible."""
-    if isinstance(part, LayerAccumulator):
-        return part.full_cost
-    return 1.0
-
-
-def _measure_own(
-    model: nn.Module,
-    capture: Capture,
-    spec: ProbeSpec,
-    max_factor_size: int,
-    team: RefreshGroup | None = None,
-) -> tuple[dict[str, _Part], str, str]:
-    """Return the sums of this process's examples, a note on labels, and the hash for a team."""
     options = FactorOptions(max_factor_size=max_factor_size)
-    generator = public_generator(spec.seed, spec.step, "positions")
-    subsampler = RowSubsampler(generator, spec.size, None)
-    factors = {}
-    moments: dict[str, Moments] = {}
-    note = digest = ""
+    statistics = measure(model, capture, spec, options, team, start=_start_layer)
+    for name, kind in statistics.unknown.items():
+        raise ValueError(f"layer '{name}': no curvature is known for a {kind}; freeze it")
+    note = statistics.note
+    sums = gather_layers(statistics.layers, model, team)
+    # Otherwise the last micro-batch stays in memory.
+    del statistics
 
-    def take_digest(inputs: Inputs, labels: Tensor | None) -> None:
-        nonlocal digest
-        digest = probe_digest(inputs, labels)
+    def finish() -> dict[str, LayerFisher]:
+        return {name: make_fisher(layer.result()) for name, layer in sums.items()}
 
-    def add(name: str, block: Block) -> None:
-        if block.kind is None:
-            raise ValueError(f"no curvature is known for a {type(block).__name__}; freeze it")
-        if block.kind == "outer":
-            if name not in factors:
-                factors[name] = LayerAccumulator(block, options, None, subsampler)
-            factors[name].add(block)
-        else:
-            new = squared_gradients(block)
-            if name in moments:
-                new = moments[name] + new
-            moments[name] = new
-
-    rows = rows_of_process(team, spec.size)
-    on_sample = None if team is None else take_digest
-    for part in run_probe(model, capture, spec, rows.start, stop=rows.stop, on_sample=on_sample):
-        subsampler.start(part.rows, part.mask)
-        note = part.note
-        part.visit(add)
-        # Otherwise this micro-batch stays in memory next to the next one.
-        del part
-    parts: dict[str, _Part] = {name: layer.detached_copy() for name, layer in factors.items()}
-    return parts | moments, note, digest
+    layers = finish_on_owners(finish, model, team)
+    products = {name: layer for name, layer in layers.items() if "A" in layer.spectrum}
+    return products | layers, note
 
 
-def _finish(parts: Mapping[str, list[_Part]]) -> dict[str, LayerFisher]:
-    """Return layers from the sums of every process, in the order of the processes."""
-    factors = {}
-    diagonals = {}
-    sums: Any
-    for name, sums in parts.items():
-        if isinstance(sums[0], Moments):
-            total = reduce(Moments.__add__, sums)
-            diagonals[name] = _diagonal_fisher(total)
-        else:
-            factors[name] = sums
-    layers = {}
-    for name, layer in sum_parts(factors).items():
-        layers[name] = _product_fisher(layer.result())
-    return layers | diagonals
+class MomentAccumulator:
+    """Squares of the gradients of one layer from blocks that arrive in pieces."""
+
+    def __init__(self, total: Moments | None = None) -> None:
+        self._total = total
+
+    def add(self, block: Block) -> None:
+        """Add one probe micro-batch; raises as `squared_gradients`."""
+        self._add(squared_gradients(block))
+
+    def merge(self, other: MomentAccumulator) -> None:
+        """Add the sums of another accumulator of the layer."""
+        self._add(other.result())
+
+    def _add(self, new: Moments) -> None:
+        self._total = new if self._total is None else self._total + new
+
+    def detached_copy(self, shared: FactorCache | None = None) -> MomentAccumulator:
+        """Return a copy; there is nothing to share between layers."""
+        return MomentAccumulator(self._total)
+
+    def cost(self, parts: int) -> float:
+        """Return the cost of finishing the layer, which is negligible."""
+        return 1.0
+
+    def result(self) -> Moments:
+        """Return the moments."""
+        assert self._total is not None
+        return self._total
 
 
-def _product_fisher(layer: LayerFactors) -> LayerFisher:
+def _start_layer(block: Block, *options: Any) -> LayerAccumulator | MomentAccumulator:
+    """Return empty sums for a layer: of factors if its curvature is a Kronecker product."""
+    if block.kind == "outer":
+        return LayerAccumulator(block, *options)
+    return MomentAccumulator()
+
+
+def make_fisher(layer: LayerFactors | Moments) -> LayerFisher:
+    """Return the Fisher information of a layer from its factors, or from its moments."""
+    if isinstance(layer, Moments):
+        return _diagonal_fisher(layer)
     input_basis, input_values = _complete_basis(layer.sides["input"], layer)
     output_basis, output_values = _complete_basis(layer.sides["output"], layer)
     size = (len(output_values), len(input_values))
     ones = torch.ones(size, dtype=layer.dtype, device=layer.device)
     entry = Eigenbasis(ones, input_basis, output_basis)
-    shapes: dict[str, Any] = {"kind": "outer"}
-    for side, shape in layer.shapes.items():
-        shapes[side] = list(shape)
     notes = [f"{side}: {text}" for side, text in layer.notes.items()]
     note = "; ".join(notes)
     spectrum = {"A": input_values, "G": output_values}
-    return LayerFisher(entry, spectrum, shapes, note)
+    return LayerFisher(entry, spectrum, layer.sizes, note)
 
 
 def _diagonal_fisher(moments: Moments) -> LayerFisher:

@@ -207,7 +207,12 @@ class Probe(ABC):
     """A source of probe inputs: what a refresh asks of it, with a default for the rest.
 
     Derive from this class, best as a frozen dataclass, and define `sample` and `describe`.
+
+    Attributes:
+        is_refined: whether `refine` changes the inputs.
     """
+
+    is_refined = False
 
     @abstractmethod
     def sample(self, n: int, generator: torch.Generator) -> Sample:
@@ -241,11 +246,6 @@ class Probe(ABC):
             "several inputs write a probe whose sample() returns {name of the argument: tensor} "
             "(docs/models.md)"
         )
-
-    @property
-    def is_refined(self) -> bool:
-        """Whether `refine` changes the inputs."""
-        return False
 
     def refine(
         self, inputs: Inputs, losses: Callable[[Tensor, slice], Tensor], rows: slice
@@ -319,13 +319,10 @@ def _standardize(x: Tensor, mean: float, std: float) -> Tensor:
 
     A constant example becomes its mean.
     """
-    flat = x.flatten(1)
-    spread = flat.std(1, keepdim=True, correction=0)
-    spread = spread.clamp(min=1e-12)
-    centred = flat - flat.mean(1, keepdim=True)
-    unit = centred / spread
+    own_mean, spread = _moments(x)
+    unit = (x - own_mean) / spread.clamp(min=1e-12)
     standardised = mean + std * unit
-    return standardised.view(x.shape).float()
+    return standardised.float()
 
 
 @dataclass(frozen=True)
@@ -438,8 +435,19 @@ class FeatureNoise(_SyntheticProbe):
         return x, None
 
 
+class _ComparedByDescription(Probe):
+    """A probe with tensors, which is equal to another one of the same description."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ComparedByDescription) and self.describe() == other.describe()
+
+    def __hash__(self) -> int:
+        items = sorted(self.describe().items())
+        return hash(repr(items))
+
+
 @dataclass(frozen=True, eq=False)
-class PublicData(Probe):
+class PublicData(_ComparedByDescription):
     """Public examples: their owner allows anyone to see them, and they show no private person.
 
     Attributes:
@@ -458,13 +466,12 @@ class PublicData(Probe):
     provenance: str = ""
 
     def __post_init__(self) -> None:
-        if isinstance(self.inputs, (tuple, list)):
-            object.__setattr__(self, "inputs", named_inputs(self.inputs))
-        if isinstance(self.inputs, Mapping):
-            object.__setattr__(self, "inputs", dict(self.inputs))
-        values: dict[str, Any] = {"": self.inputs}
-        if isinstance(self.inputs, Tensor | dict):
-            values = dict(tensors(self.inputs))
+        inputs = named_inputs(self.inputs)
+        values: dict[str, Any] = {"": inputs}
+        if isinstance(inputs, Mapping):
+            values = dict(inputs)
+            inputs = values
+        object.__setattr__(self, "inputs", inputs)
         if "labels" in values:
             raise ValueError(
                 "PublicData: give labels as PublicData(inputs, labels=...), not among the model's "
@@ -534,12 +541,6 @@ class PublicData(Probe):
             "labelled": self.labels is not None,
             "sha256": self.sha256,
         }
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PublicData) and self.describe() == other.describe()
-
-    def __hash__(self) -> int:
-        return hash(self.sha256)
 
 
 def _has_rows(x: Any) -> bool:
@@ -670,6 +671,8 @@ class Refined(Probe):
     step_size: float = 0.2
     smoothing: int = 2
 
+    is_refined = True
+
     def __post_init__(self) -> None:
         if not isinstance(self.probe, Probe) or self.probe.is_refined:
             raise ValueError(
@@ -679,11 +682,6 @@ class Refined(Probe):
         check_integer("Refined: steps", self.steps, 1)
         check_integer("Refined: smoothing", self.smoothing, 0)
         check_positive("Refined: step_size", self.step_size)
-
-    @property
-    def is_refined(self) -> bool:
-        """Whether `refine` changes the inputs: yes."""
-        return True
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
         """Return inputs of the other probe, not moved yet, and no labels."""
@@ -777,7 +775,7 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, eq=False)
-class TokenNoise(Probe):
+class TokenNoise(_ComparedByDescription):
     """Random tokens, `[cls] tokens [sep] [pad] …`, as a mapping for `model(**inputs)`.
 
     A sequence has a uniform random length from `min_length` to `length`, special tokens included.
@@ -1004,13 +1002,6 @@ class TokenNoise(Probe):
             content = table.numpy().tobytes()
             settings["frequencies"] = hashlib.sha256(content).hexdigest()
         return own | settings
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TokenNoise) and self.describe() == other.describe()
-
-    def __hash__(self) -> int:
-        items = sorted(self.describe().items())
-        return hash(repr(items))
 
     @classmethod
     def of_tokenizer(cls, tokenizer: Any, length: int, **settings: Any) -> TokenNoise:

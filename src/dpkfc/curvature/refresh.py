@@ -479,37 +479,21 @@ def run_probe(
     inputs, labels = _sample(spec, generator)
     if on_sample is not None:
         on_sample(inputs, labels)
-    randomness = ProbeRandomness(generator, spec.size)
-    # All labels of the probe decide how labels are used, not the ones that were sampled.
-    stored = spec.probe.stored_labels
-    source = _LabelSource(labels if stored is None else stored)
+    source = _ProbeLoss(spec, labels, ProbeRandomness(generator, spec.size))
     cuts = (gradients_from, *range(0, spec.size, spec.within or spec.size))
     last = spec.size if stop is None else stop
     for rows in _micro_batches(first, last, spec.chunk, cuts):
         chosen = move_to_model(select(inputs, rows), model)
         chosen = _refine(spec, model, chosen, rows)
         mask = padding_mask(chosen, spec.probe.padding_id)
-        own_labels = None if labels is None else labels[rows]
-        loss = _loss_of(spec, chosen, own_labels, randomness, rows=rows, mask=mask, source=source)
+        loss = partial(source.losses, chosen, rows, mask)
         differentiated = rows.stop > gradients_from
-        # No local name holds the blocks, or they would stay in memory next to the next ones.
-        yield ProbeMicrobatch(
-            _capture_blocks(model, capture, loss, differentiated),
-            rows,
-            mask,
-            source.note,
-            differentiated,
-        )
-
-
-def _capture_blocks(
-    model: nn.Module,
-    capture: Capture,
-    loss: Callable[[nn.Module], Tensor],
-    differentiated: bool,
-) -> Mapping[str, Block]:
-    with torch.set_grad_enabled(differentiated):
-        return capture(model, loss)
+        with torch.set_grad_enabled(differentiated):
+            blocks = capture(model, loss)
+        microbatch = ProbeMicrobatch(blocks, rows, mask, source.note, differentiated)
+        yield microbatch
+        # Otherwise these stay in memory next to the next ones.
+        del microbatch, blocks
 
 
 def _micro_batches(first: int, stop: int, chunk: int, cuts: Iterable[int]) -> Iterator[slice]:
@@ -543,27 +527,6 @@ def _refine(spec: ProbeSpec, model: nn.Module, inputs: Inputs, rows: slice) -> I
         )
 
     return spec.probe.refine(inputs, losses, rows)
-
-
-@dataclass
-class _LabelSource:
-    """All labels that decide whether given labels are used, and what became of them."""
-
-    labels: Tensor | None
-    note: str = ""
-
-    def kind(self, spec: ProbeSpec, output: Any) -> str:
-        """Return where labels come from: the given ones, unless one does not fit the head."""
-        if spec.labels != "given" or self.labels is None:
-            return spec.labels
-        if labels_fit(spec.likelihood, output, self.labels):
-            return spec.labels
-        if not self.note:
-            self.note = (
-                "the probe's labels do not fit the model's output: labels were drawn from the model"
-            )
-            _log.warning("%s", self.note)
-        return "model"
 
 
 def _sample(spec: ProbeSpec, generator: torch.Generator) -> tuple[Inputs, Tensor | None]:
@@ -661,33 +624,39 @@ def _call_on_probe(model: nn.Module, inputs: Inputs, probe: Probe) -> Any:
             handle.remove()
 
 
-def _loss_of(
-    spec: ProbeSpec,
-    inputs: Inputs,
-    labels: Tensor | None,
-    randomness: ProbeRandomness,
-    *,
-    rows: slice,
-    mask: Tensor | None,
-    source: _LabelSource,
-) -> Callable[[nn.Module], Tensor]:
-    """Return the function for `capture`: the per-example losses of these probe examples."""
-    size = rows.stop - rows.start
+@dataclass
+class _ProbeLoss:
+    """The loss on one pass over a probe.
 
-    def loss(model: nn.Module) -> Tensor:
+    Attributes:
+        spec: of the pass.
+        labels: of all its examples, or None.
+        randomness: of its examples.
+        note: what became of labels that do not fit the model's output.
+    """
+
+    spec: ProbeSpec
+    labels: Tensor | None
+    randomness: ProbeRandomness
+    note: str = ""
+
+    def losses(self, inputs: Inputs, rows: slice, mask: Tensor | None, model: nn.Module) -> Tensor:
+        """Return the per-example losses of some examples, as `capture` asks for them."""
+        spec = self.spec
         output = _call_on_probe(model, inputs, spec.probe)
         if spec.loss is None:
             losses = likelihood_loss(
                 spec.likelihood,
                 output,
-                labels=source.kind(spec, output),
-                given=labels,
-                draws=randomness,
+                labels=self._choose_labels(output),
+                given=None if self.labels is None else self.labels[rows],
+                draws=self.randomness,
                 rows=rows,
                 mask=mask,
             )
         else:
-            losses = spec.loss(output, randomness.generator)
+            losses = spec.loss(output, self.randomness.generator)
+        size = rows.stop - rows.start
         if losses.shape != (size,):
             raise ValueError(
                 f"the probe's loss returned shape {tuple(losses.shape)} for {size} examples; "
@@ -699,7 +668,24 @@ def _loss_of(
             )
         return losses
 
-    return loss
+    def _choose_labels(self, output: Any) -> str:
+        """Return where labels come from: the given ones, unless one does not fit the head.
+
+        All labels of the probe decide this, not the ones that were sampled.
+        """
+        spec = self.spec
+        stored = spec.probe.stored_labels
+        labels = self.labels if stored is None else stored
+        if spec.labels != "given" or labels is None:
+            return spec.labels
+        if labels_fit(spec.likelihood, output, labels):
+            return spec.labels
+        if not self.note:
+            self.note = (
+                "the probe's labels do not fit the model's output: labels were drawn from the model"
+            )
+            _log.warning("%s", self.note)
+        return "model"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -741,6 +727,13 @@ class RefreshGroup(Protocol):
         ...
 
 
+def gather_from_all(team: RefreshGroup | None, work: Callable[[], T]) -> list[T]:
+    """Run work on every process, and return all results in their order."""
+    if team is None:
+        return [work()]
+    return team.all_gather(team.run_on_all(work))
+
+
 def rows_of_process(team: RefreshGroup | None, size: int, first: int = 0) -> slice:
     """Return the consecutive examples from `first` to `size` that this process runs.
 
@@ -754,35 +747,16 @@ def rows_of_process(team: RefreshGroup | None, size: int, first: int = 0) -> sli
     return slice(first + start, first + stop)
 
 
-def finish_on_owners(
-    team: RefreshGroup,
-    parts: Mapping[str, P],
-    cost: Callable[[P], float],
-    finish: Callable[[Mapping[str, list[P]]], Mapping[str, R]],
-    device: torch.device,
-) -> dict[str, R]:
-    """Send the parts of each layer to its owner, finish it there, and send the result to all.
+def send_to_owners(
+    team: RefreshGroup, parts: Mapping[str, P], cost: Callable[[P], float]
+) -> dict[str, list[P]]:
+    """Send the parts of each layer to its owner.
 
     Args:
         team: the processes.
         parts: layer name to the sums of this process; layers that its examples do not reach may be
             missing.
         cost: cost of finishing a layer, in any unit.
-        finish: maps layer name to its parts in the order of the processes; returns the results.
-        device: of the model on this process.
-
-    Returns:
-        Layer name to result, the same on every process.
-    """
-    own = send_to_owners(team, parts, cost)
-    results = team.run_on_all(lambda: finish(copy_to_device(own, device)))
-    return broadcast_results(team, results, device)
-
-
-def send_to_owners(
-    team: RefreshGroup, parts: Mapping[str, P], cost: Callable[[P], float]
-) -> dict[str, list[P]]:
-    """Send the parts of each layer to its owner; arguments as in `finish_on_owners`.
 
     Returns:
         The layers that this process owns to their parts, in the order of the processes, on the CPU.
@@ -805,15 +779,26 @@ def send_to_owners(
     return {name: own[name] for name in owners if name in own}
 
 
-def broadcast_results(
-    team: RefreshGroup, results: Mapping[str, R], device: torch.device
+def finish_on_owners(
+    finish: Callable[[], dict[str, R]], model: nn.Module, team: RefreshGroup | None
 ) -> dict[str, R]:
-    """Return the results of all processes; in one order, since owners hold consecutive layers."""
-    own = copy_to_device(dict(results), torch.device("cpu"))
+    """Return what all processes make of the layers that they own.
+
+    Args:
+        finish: returns layer name to result, for the layers of this process.
+        model: on whose device the results are wanted.
+        team: the processes, None for this one alone.
+
+    Returns:
+        The same on every process, in one order, since owners hold consecutive layers.
+    """
+    if team is None:
+        return finish()
+    own = copy_to_device(team.run_on_all(finish), torch.device("cpu"))
     merged = {}
     for part in team.all_gather(own):
         for name, x in part.items():
-            merged[name] = copy_to_device(x, device)
+            merged[name] = copy_to_device(x, device_of(model))
     return merged
 
 
@@ -951,11 +936,7 @@ def measure_drift(
                 distances.append(distance)
         return distances
 
-    if team is None:
-        distances = measure_own()
-    else:
-        own = team.run_on_all(measure_own)
-        distances = list(chain.from_iterable(team.all_gather(own)))
+    distances = list(chain.from_iterable(gather_from_all(team, measure_own)))
     return sum(distances) / max(1, len(distances))
 
 
@@ -1006,14 +987,14 @@ class ProbeStatistics:
     """Sums over one pass through the probe.
 
     Attributes:
-        layers: layer name to its factors, not decomposed yet.
+        layers: layer name to its factors, not decomposed yet, or to what `measure` has started.
         unknown: layer name to the kind of a block without factors; the layer keeps the identity.
         last: the last micro-batch, if it holds all examples that the scale is measured on. None
             otherwise, and if several processes each ran a part of the probe.
         note: what became of labels that do not fit the model's output.
     """
 
-    layers: Mapping[str, LayerAccumulator]
+    layers: Mapping[str, Any]
     unknown: Mapping[str, str]
     last: ProbeMicrobatch | None
     note: str = ""
@@ -1025,6 +1006,8 @@ def measure(
     spec: ProbeSpec,
     options: FactorOptions,
     team: RefreshGroup | None = None,
+    *,
+    start: Callable[..., Any] = LayerAccumulator,
 ) -> ProbeStatistics:
     """Run the probe and add up factors; of several processes, each runs its own examples.
 
@@ -1038,14 +1021,15 @@ def measure(
         spec: what to run.
         options: how factors are formed.
         team: the processes that share the refresh, None for this one alone.
+        start: makes the empty sums of a layer; takes the arguments of `LayerAccumulator`.
 
     Raises:
         ValueError: a layer's contribution on the probe is not finite or does not fit.
         RuntimeError: the probe does not return the same inputs on every process.
     """
     if team is None:
-        return _measure_own(model, capture, spec, options)[0]
-    own, digest = team.run_on_all(lambda: _measure_own(model, capture, spec, options, team))
+        return _measure_own(model, capture, spec, options, None, start)[0]
+    own, digest = team.run_on_all(lambda: _measure_own(model, capture, spec, options, team, start))
     answers = team.all_gather((digest, dict(own.unknown), own.note))
     digests = []
     unknown: dict[str, str] = {}
@@ -1063,7 +1047,8 @@ def _measure_own(
     capture: Capture,
     spec: ProbeSpec,
     options: FactorOptions,
-    team: RefreshGroup | None = None,
+    team: RefreshGroup | None,
+    start: Callable[..., Any],
 ) -> tuple[ProbeStatistics, str]:
     """Return the statistics of this process's examples, and for a team the probe's hash."""
     generator = public_generator(spec.seed, spec.step, "positions")
@@ -1086,7 +1071,7 @@ def _measure_own(
             raise ValueError(f"capture returned {block.batch_size} examples instead of {part.size}")
         if name not in layers:
             kind = options.kinds.get(name)
-            layers[name] = LayerAccumulator(block, options, kind, subsampler, cache)
+            layers[name] = start(block, options, kind, subsampler, cache)
         if part.differentiated:
             layers[name].add(block)
         else:
@@ -1114,8 +1099,8 @@ def _measure_own(
 
 
 def gather_layers(
-    layers: Mapping[str, LayerAccumulator], model: nn.Module, team: RefreshGroup | None
-) -> Mapping[str, LayerAccumulator]:
+    layers: Mapping[str, Any], model: nn.Module, team: RefreshGroup | None
+) -> Mapping[str, Any]:
     """Return the sums of all processes for the layers that this one owns, on the model's device."""
     if team is None:
         return layers
@@ -1162,11 +1147,7 @@ def decompose_layers(
         history = keep_history(totals, factors) if is_kept else {}
         return {name: (factors[name], history.get(name)) for name in factors}
 
-    if team is None:
-        results = decompose_own()
-    else:
-        results = team.run_on_all(decompose_own)
-        results = broadcast_results(team, results, device_of(model))
+    results = finish_on_owners(decompose_own, model, team)
     factors = {}
     history = {}
     for name, (of_layer, sums) in results.items():
@@ -1176,7 +1157,7 @@ def decompose_layers(
     return factors, history
 
 
-def sum_parts(parts: Mapping[str, list[LayerAccumulator]]) -> dict[str, LayerAccumulator]:
+def sum_parts(parts: Mapping[str, list[Any]]) -> dict[str, Any]:
     """Return layer name to the sum of its parts."""
     cache = FactorCache()
     sums = {}
@@ -1205,13 +1186,10 @@ def probe_scale(
     first = _scale_from(spec)
     if last is not None and last.rows.start <= first:
         plain, mapped = _norms([last], first, metric)
-    elif team is None:
-        plain, mapped = _norms(run_probe(model, capture, spec, first), first, metric)
     else:
         rows = rows_of_process(team, spec.size, first)
         microbatches = run_probe(model, capture, spec, rows.start, stop=rows.stop)
-        own = team.run_on_all(lambda: _norms(microbatches, rows.start, metric))
-        parts = team.all_gather([norms.cpu() for norms in own])
+        parts = gather_from_all(team, lambda: _norms(microbatches, rows.start, metric))
         plain, mapped = map(torch.cat, zip(*parts, strict=True))
     if not plain.numel():
         return 1.0

@@ -31,7 +31,8 @@ def random_crop(pad: int = 4, mode: str = "reflect") -> Augment:
     Raises:
         ValueError: a pad below 1 or an unknown mode.
     """
-    _check_pad(pad, mode)
+    check_integer("pad", pad, 1)
+    check_one_of("mode", mode, ("reflect", "constant"))
     return _augment_images(partial(_crop, pad=pad, mode=mode))
 
 
@@ -54,18 +55,14 @@ def reflect_pad_crop_flip(pad: int = 4) -> Augment:
     Raises:
         ValueError: a pad below 1.
     """
-    _check_pad(pad, "reflect")
+    crop = random_crop(pad)
+    flip = horizontal_flip()
 
-    def change(images: Tensor) -> Tensor:
-        cropped = _crop(images, pad, "reflect")
-        return _flip(cropped, 0.5)
+    def augment(batch: Any) -> Any:
+        cropped = crop(batch)
+        return flip(cropped)
 
-    return _augment_images(change)
-
-
-def _check_pad(pad: int, mode: str) -> None:
-    check_integer("pad", pad, 1)
-    check_one_of("mode", mode, ("reflect", "constant"))
+    return augment
 
 
 def _augment_images(change: Callable[[Tensor], Tensor]) -> Augment:

@@ -301,12 +301,11 @@ def layout(
     if bound == 1:
         least = 1
     if table.ndim == 1:
-        runs = split(table, bound)
-        if multiple is not None:
-            # Full micro-batches, and a smaller last one.
-            step = bound or max(1, table.size)
-            runs = [table[i : i + step] for i in range(0, table.size, step)]
-        return [_part(run[:, None], multiple, least, reduction, 1) for run in runs]
+        if multiple is None:
+            runs = split(table, bound)
+            return [_part(run[:, None], multiple, least, reduction, views) for run in runs]
+        # Full micro-batches, and a smaller last one.
+        table = table[:, None]
     counts = (table >= 0).sum(1)
     # Units of similar size lie together, so that fewer rows fill short units.
     order = np.argsort(-counts, kind="stable")

@@ -226,7 +226,24 @@ class TruncatedPoisson(Sampler):
 
 
 @dataclass(frozen=True)
-class FixedSize(Sampler):
+class _EqualBatches(Sampler):
+    """A sampler whose batches all have one size."""
+
+    batch_size: int
+    dataset_size: int
+
+    def __post_init__(self) -> None:
+        _check_size("dataset_size", self.dataset_size)
+        _check_size("batch_size", self.batch_size, self.dataset_size)
+
+    @property
+    def expected_batch_size(self) -> float:
+        """Return the number of examples in every batch."""
+        return float(self.batch_size)
+
+
+@dataclass(frozen=True)
+class FixedSize(_EqualBatches):
     """Exactly `batch_size` distinct examples, uniform and new at every step.
 
     Neighbours: one example replaced.
@@ -239,20 +256,8 @@ class FixedSize(Sampler):
         ValueError: a size below 1, or a batch larger than the dataset.
     """
 
-    batch_size: int
-    dataset_size: int
-
     certified = True
     neighbouring_relation = REPLACE_ONE
-
-    def __post_init__(self) -> None:
-        _check_size("dataset_size", self.dataset_size)
-        _check_size("batch_size", self.batch_size, self.dataset_size)
-
-    @property
-    def expected_batch_size(self) -> float:
-        """Return the number of examples in every batch."""
-        return float(self.batch_size)
 
     def sensitivity(self, max_grad_norm: float) -> float:
         """Return 2 C: one vector of norm C leaves the sum, and another one enters."""
@@ -286,7 +291,7 @@ class FixedSize(Sampler):
 
 
 @dataclass(frozen=True)
-class Shuffle(Sampler):
+class Shuffle(_EqualBatches):
     """Fixed batches along one permutation an epoch; the incomplete last batch is skipped.
 
     UNCERTIFIED: `event` is that of a Poisson sampler of the same rate, for comparison with papers
@@ -300,22 +305,10 @@ class Shuffle(Sampler):
         ValueError: a size below 1, or a batch larger than the dataset.
     """
 
-    batch_size: int
-    dataset_size: int
-
-    def __post_init__(self) -> None:
-        _check_size("dataset_size", self.dataset_size)
-        _check_size("batch_size", self.batch_size, self.dataset_size)
-
     @property
     def steps_per_draw(self) -> int:
         """Return the number of batches of an epoch: they are cut from one permutation."""
         return self.dataset_size // self.batch_size
-
-    @property
-    def expected_batch_size(self) -> float:
-        """Return the number of examples in every batch."""
-        return float(self.batch_size)
 
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
         """Return the event of a Poisson step of the same rate: NOT a bound for this sampler."""

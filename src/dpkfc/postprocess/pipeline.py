@@ -157,10 +157,6 @@ class CachedReadout:
     noise_variance: float
     variances: Mapping[str, Tensor]
 
-    def is_of(self, entry: Entry, noise_variance: float) -> bool:
-        """Return whether the map is that of this object and this variance."""
-        return self.entry is entry and self.noise_variance == noise_variance
-
 
 def read_out(
     released: Released,
@@ -199,7 +195,7 @@ def read_out(
         if entry is None:
             continue
         cached = cache.get(layer.name)
-        if cached is None or not cached.is_of(entry, variance):
+        if cached is None or cached.entry is not entry or cached.noise_variance != variance:
             change = entry if how == "natural" else entry.inverse()
             changed = _variances(layer, gradients, change, variance)
             cached = CachedReadout(entry, change, variance, changed)

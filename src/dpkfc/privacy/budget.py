@@ -46,7 +46,8 @@ _HEAD = """\
 """
 _KEYS = {"people", "epsilon", "delta", "charge"}
 # The noise that would fit is searched up to so many doublings, then in so many halvings.
-_DOUBLINGS, _HALVINGS = 6, 5
+_DOUBLINGS = 6
+_HALVINGS = 5
 
 
 class BudgetError(ValueError):
@@ -150,7 +151,9 @@ class Budget:
                     f"the budget {self.path.name} has {name} = {known[name]!r}, not {value!r};"
                     " leave it out, or name another file"
                 )
-        self.epsilon, self.delta, self.people = state.epsilon, state.delta, state.people
+        self.epsilon = state.epsilon
+        self.delta = state.delta
+        self.people = state.people
 
     @property
     def charges(self) -> tuple[Charge, ...]:
@@ -230,7 +233,8 @@ class Budget:
                 f"{Path(old).name} is still there, and a copy is a run of its own; delete one of"
                 " them before --moved"
             )
-        found, before = verify(new), str(Path(old).resolve())
+        found = verify(new)
+        before = str(Path(old).resolve())
 
         def contains(count: int, head: str) -> bool:
             return found.heads[count : count + 1] == [head]
@@ -468,7 +472,8 @@ def _parse(text: str, name: str) -> _State:
         if unknown:
             raise ValueError(f"unknown key {unknown[0]!r}")
         charges = tuple(_read_charge(row) for row in content.get("charge", []))
-        epsilon, delta = float(content["epsilon"]), float(content["delta"])
+        epsilon = float(content["epsilon"])
+        delta = float(content["delta"])
         check_positive("epsilon", epsilon)
         check_in_range("delta", delta, "(0, 1)")
         people = str(content.get("people") or Path(name).stem)
@@ -491,7 +496,8 @@ def _parse(text: str, name: str) -> _State:
 def _read_charge(row: Mapping[str, Any]) -> Charge:
     row = {"released": 0, "head": "", **row}
     for known in fields(Charge):
-        value, kind = row[known.name], str(known.type)
+        value = row[known.name]
+        kind = str(known.type)
         is_number = isinstance(value, (int, float) if kind == "float" else int)
         is_right = isinstance(value, str) if kind == "str" else is_number
         if not is_right or isinstance(value, bool):

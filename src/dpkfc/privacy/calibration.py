@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from dpkfc.privacy.accounting import Charges
     from dpkfc.privacy.mechanism import ExtraRelease
 
-SMALLEST, LARGEST = 0.1, 1e6
+SMALLEST = 0.1
+LARGEST = 1e6
 _TOLERANCE = math.log(1.0005)  # of the bracket, in log(noise_multiplier)
 
 
@@ -210,9 +211,11 @@ def _narrow(excess: Excess, bracket: Bracket, tolerance: float = _TOLERANCE) -> 
         guess += margin if guess - low < high - guess else -margin
         value = excess(guess)
         if value > 0:
-            low, low_excess = guess, value
+            low = guess
+            low_excess = value
         else:
-            high, high_excess = guess, value
+            high = guess
+            high_excess = value
         widths.append(high - low)
     return high
 

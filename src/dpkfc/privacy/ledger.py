@@ -310,7 +310,8 @@ class Ledger:
         self._state = state
         self._counts = Counter(line.get("purpose", "") for line in state.releases)
         self._size = state.size
-        self._descriptor, self._forks = descriptor, count_forks()
+        self._descriptor = descriptor
+        self._forks = count_forks()
         self._failure: str | None = None
         self._is_new = False
 
@@ -453,7 +454,8 @@ class Ledger:
         )
         if failure is not None:
             raise LedgerError(f"{self.name} takes no further release: {failure}")
-        most, charged = self.max_releases, self._counts[purpose]
+        most = self.max_releases
+        charged = self._counts[purpose]
         if purpose:
             most = self._extra.get(purpose, 0)
         if most is not None and charged >= most:

@@ -707,9 +707,11 @@ def _check(
             f"{plan.max_grad_norm} ({plan.clipping}); clip with the plan's own settings"
         )
     if noise.is_secure == plan.test_mode:
-        kind, mode = "repeatable", "not in test mode"
+        kind = "repeatable"
+        mode = "not in test mode"
         if noise.is_secure:
-            kind, mode = "secure", "in test mode"
+            kind = "secure"
+            mode = "in test mode"
         raise ValueError(
             f"the noise stream is {kind} and the plan is {mode}; take the stream from"
             " plan.noise_stream()"
