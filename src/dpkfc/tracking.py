@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
-from types import FrameType, MappingProxyType
+from traceback import walk_stack
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -2174,15 +2175,13 @@ def _memory(x: Tensor) -> int:
 
 def _is_harmless() -> bool:
     """Return whether a listed function reads the value; its branches give one result."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame, _ in walk_stack(sys._getframe(1)):
         module = frame.f_globals.get("__name__", "")
         if (module, frame.f_code.co_name) in _HARMLESS_READS:
             return True
         # a user's function reads what it wants
         if module.partition(".")[0] not in ("torch", "dpkfc", "transformers"):
             return False
-        frame = frame.f_back
     return False
 
 

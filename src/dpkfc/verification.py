@@ -790,15 +790,9 @@ class _Check:
                     raise ValueError(_mixing_message(failure, why))
                 part_gradients = []
 
-    def _gradients(self, total: Tensor) -> NamedTensors:
-        """Return the gradients of a number by parameter, where there are any."""
-        if total.grad_fn is None:
-            return {}
-        return gradient_of(self.model, total)
-
     def _gradient(self, total: Tensor) -> Tensor:
         """Return the gradient of a number as one vector."""
-        gradients = self._gradients(total)
+        gradients = gradient_of(self.model, total)
         parts = []
         for name, p in trainable_tensors(self.model).items():
             part = gradients.get(name, torch.zeros_like(p))
@@ -834,7 +828,7 @@ class _Check:
             losses = self.losses(rows.batch(part), len(part))
             weighted = losses * weights[list(part)].to(losses)
             total = total + weighted.sum()
-        expected = self._gradients(total)
+        expected = gradient_of(self.model, total)
         if not all(bool(g.isfinite().all()) for g in expected.values()):
             return
         total_norm = math.hypot(*map(_norm, expected.values()))
@@ -846,11 +840,17 @@ class _Check:
                     block = blocks_of(layer, calls.pop(layer.name), size)
                     sums = dict(split_sum(layer, block.weighted_sum(weights)))
             for name in layer.parameters.values():
-                _check_gradient(name, expected.get(name), sums.get(name), total_norm, dtype)
+                difference = _difference(expected.get(name), sums.get(name), total_norm, dtype)
+                if difference:
+                    raise ValueError(
+                        f"the per-example gradients of '{name}' do not add up to the gradient of "
+                        f"autograd (relative difference {difference:.2g}; see"
+                        " docs/errors.md#gradient-mismatch)"
+                    )
 
     def _warn_of_unused(self, losses: Tensor) -> None:
         """Warn where the loss never uses a trainable parameter, which noise alone would train."""
-        gradients = self._gradients(losses.sum())
+        gradients = gradient_of(self.model, losses.sum())
         unused = [name for name in trainable_tensors(self.model) if name not in gradients]
         if unused:
             warnings.warn(
@@ -996,31 +996,17 @@ def _coarsest_dtype(layer: Layer, calls: Sequence[Any]) -> torch.dtype:
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
 
-def _check_gradient(
-    name: str, expected: Tensor | None, total: Tensor | None, total_norm: float, dtype: torch.dtype
-) -> None:
-    """Check that the per-example gradients of a parameter add up to its gradient by autograd.
-
-    Args:
-        name: of the parameter.
-        expected: gradient by autograd, None for zero.
-        total: sum of the per-example gradients, None for zero.
-        total_norm: norm of the gradient of all parameters.
-        dtype: the type of the layer that rounds most.
-    """
-    difference = _difference(expected, total, total_norm, dtype)
-    if difference:
-        raise ValueError(
-            f"the per-example gradients of '{name}' do not add up to the gradient of autograd "
-            f"(relative difference {difference:.2g}; see"
-            " docs/errors.md#gradient-mismatch)"
-        )
-
-
 def _difference(
     one: Tensor | None, other: Tensor | None, total_norm: float, dtype: torch.dtype
 ) -> float:
-    """Return the relative difference of two gradients of a parameter, 0 where it is rounding."""
+    """Return the relative difference of two gradients of a parameter, 0 where it is rounding.
+
+    Args:
+        one: a gradient, None for zero.
+        other: another, None for zero.
+        total_norm: norm of the gradient of all parameters.
+        dtype: the type of the layer that rounds most.
+    """
     if one is None and other is None:
         return 0.0
     # The slack is for a gradient that is zero up to rounding.
@@ -1040,7 +1026,8 @@ def have_equal_gradients(model: nn.Module, one: Tensor, other: Tensor) -> bool:
 
     An attention over padding hardly changes the outputs of an untrained model.
     """
-    gradients, others = (gradient_of(model, x) if x.grad_fn else {} for x in (one, other))
+    gradients = gradient_of(model, one)
+    others = gradient_of(model, other)
     total_norm = math.hypot(*map(_norm, gradients.values()))
     for name, p in trainable_tensors(model).items():
         if _difference(gradients.get(name), others.get(name), total_norm, p.dtype):

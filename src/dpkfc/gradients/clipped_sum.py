@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from traceback import walk_tb
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 
 from dpkfc._checks import check_one_of, check_positive
 from dpkfc.distributed import local, trainable_tensors
-from dpkfc.gradients.fallback import blocks_of_one, gradient_of
+from dpkfc.gradients.fallback import blocks_of_one, gradient_of, matrices_of
 from dpkfc.gradients.internals import has_batch_in_place
 from dpkfc.gradients.layers import MATRICES, Call, Calls, Layer, named_tensors
 from dpkfc.gradients.rules import blocks_of, joined_calls, settled
@@ -29,6 +30,7 @@ from dpkfc.gradients.state import (
     augmented,
     check_finite,
     loss_state_restored,
+    paths_of,
     restored_attributes,
     restored_state,
 )
@@ -545,29 +547,16 @@ def map_groups(layer: Layer, matrix: Tensor, work: Callable[[Tensor], Tensor]) -
 
 def matrix_of(layer: Layer, tensors: Mapping[str, Tensor]) -> Tensor:
     """Return a layer's weight and bias as the matrix that `split_sum` cuts, the bias last."""
-    columns = []
-    names = layer.parameters
-    if "weight" in names:
-        weight = tensors[names["weight"]]
-        if layer.transposed:
-            weight = weight.T
-        columns.append(weight.flatten(1))
-    if "bias" in names:
-        bias = tensors[names["bias"]]
-        columns.append(bias.unsqueeze(1))
-    if len(columns) == 1:
-        return columns[0]
-    return torch.cat(columns, 1)
+    rows = {role: tensors[name].unsqueeze(0) for role, name in layer.parameters.items()}
+    return matrices_of(layer, rows)[0]
 
 
 def split_sum(layer: Layer, value: Tensor | NamedTensors) -> Mapping[str, Tensor]:
     """Cut a layer's sum, for example a matrix `[d_out, d_in (+1)]`, into tensors by parameter."""
     names = layer.parameters
-    result: NamedTensors = {}
     if isinstance(value, dict):
-        for role, tensor in value.items():
-            result[names[role]] = tensor
-        return result
+        return {names[role]: tensor for role, tensor in value.items()}
+    result: NamedTensors = {}
     columns = value
     if "bias" in names:
         columns = value[:, :-1]
@@ -633,8 +622,6 @@ def example_gradient(model: nn.Module, loss_fn: LossFn, batch: Any, weight: floa
     """
     losses = loss_fn(model, batch)
     check_losses(losses, 1)
-    if losses.grad_fn is None:
-        return {}
     return gradient_of(model, losses.sum() * weight)
 
 
@@ -749,19 +736,14 @@ def unknown_row(model: nn.Module, error: BaseException) -> str | None:
     Returns:
         None where no embedding raised the error.
     """
-    trace = error.__traceback__
     embedding: nn.Embedding | None = None
-    while trace is not None:
-        module = trace.tb_frame.f_locals.get("self")
+    for frame, _ in walk_tb(error.__traceback__):
+        module = frame.f_locals.get("self")
         if isinstance(module, nn.Embedding):
             embedding = module
-        trace = trace.tb_next
     if embedding is None:
         return None
-    name = type(embedding).__name__
-    for path, module in model.named_modules():
-        if module is embedding:
-            name = path
+    name = paths_of(model).get(embedding, type(embedding).__name__)
     last = embedding.num_embeddings - 1
     return (
         f"embedding '{name}' has {embedding.num_embeddings} rows, and the batch holds an id "
@@ -1058,11 +1040,9 @@ def _is_refused_by_torch(error: Exception) -> bool:
 
     An id outside of a table or a label outside of the classes is an IndexError, and a mistake.
     """
-    trace = error.__traceback__
     module = ""
-    while trace is not None:
-        module = trace.tb_frame.f_globals.get("__name__", "")
-        trace = trace.tb_next
+    for frame, _ in walk_tb(error.__traceback__):
+        module = frame.f_globals.get("__name__", "")
     is_of_torch = module.startswith("torch.") or isinstance(error, torch.linalg.LinAlgError)
     return is_of_torch and not is_out_of_memory(error)
 

@@ -268,16 +268,21 @@ def block_of_gradients(
             by_role[role] = like.new_zeros(len(like), *shape)
     if layer.rule not in MATRICES:
         return PerExample(by_role)
-    columns = []
-    if "weight" in by_role:
-        weight = by_role["weight"]
-        weight = weight.mT if layer.transposed else weight.flatten(2)
-        columns.append(weight)
-    if "bias" in by_role:
-        columns.append(by_role["bias"].unsqueeze(2))
-    matrix = torch.cat(columns, 2) if len(columns) > 1 else columns[0]
+    matrix = matrices_of(layer, by_role)
     rows = matrix.reshape(len(like) * layer.groups, -1, matrix.shape[-1])
     return MaterializedGradients(rows, layer.groups, crosswise=layer.rule == "embedding")
+
+
+def matrices_of(layer: Layer, tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return `[N, d_out, columns]` from `[N, *parameter.shape]` by role, the bias last."""
+    columns = []
+    if "weight" in tensors:
+        weight = tensors["weight"]
+        weight = weight.mT if layer.transposed else weight.flatten(2)
+        columns.append(weight)
+    if "bias" in tensors:
+        columns.append(tensors["bias"].unsqueeze(2))
+    return torch.cat(columns, 2) if len(columns) > 1 else columns[0]
 
 
 def gradient_of(model: nn.Module, total: Tensor) -> NamedTensors:
@@ -285,6 +290,8 @@ def gradient_of(model: nn.Module, total: Tensor) -> NamedTensors:
 
     Parameters that the number does not depend on are absent.
     """
+    if total.grad_fn is None:
+        return {}
     parameters = trainable_tensors(model)
     tensors = list(parameters.values())
     with torch.autocast(total.device.type, enabled=False):

@@ -22,7 +22,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from functools import cache, partial, update_wrapper
 from itertools import pairwise
-from types import CellType, CodeType, FrameType, FunctionType, MethodType
+from traceback import walk_stack
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -1459,11 +1460,9 @@ def is_nested_step(optimizer: torch.optim.Optimizer) -> bool:
     For `super().step()` torch runs all hooks once more.
     """
     steps = 0
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
+    for frame, _ in walk_stack(sys._getframe()):
         if frame.f_code is _HOOKED_STEP and frame.f_locals["self"] is optimizer:
             steps += 1
-        frame = frame.f_back
     return steps > 1
 
 
