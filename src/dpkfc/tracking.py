@@ -321,6 +321,11 @@ def register_batch_rule(name: str, rule: Rule) -> None:
     RULES[name.removeprefix("aten::")] = rule
 
 
+def split_names(text: str) -> frozenset[str]:
+    """Return the names in a text that divides them by spaces."""
+    return frozenset(text.split())
+
+
 def rule_name(function: Any) -> str:
     """Return the name under which an operation is in the table."""
     name = str(function.overloadpacket.__name__)
@@ -870,20 +875,20 @@ def _channels(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 # -- operations on trailing dimensions -------------------------------------------------------------
 
 
+def _common_axis(operation: Operation, tensors: Iterable[Tensor]) -> BatchAxis | None:
+    """Return the one axis of all batched tensors, None where they have several or none."""
+    axes = set(map(operation.axis, tensors)) - {None}
+    return axes.pop() if len(axes) == 1 else None
+
+
 def _trailing(count: int) -> Rule:
     """Return the rule of an operation that works within the last `count` dimensions."""
 
     def rule(operation: Operation) -> Answer:
-        axes = set()
-        for x in operation.tensors:
-            axis = operation.axis(x)
-            if axis is not None:
-                axes.add(axis)
-                if axis.dim >= x.dim() - count:
-                    return operation.lost("it works along the batch axis")
-        if len(axes) > 1:
+        batched = list(filter(operation.is_batched, operation.tensors))
+        axis = _common_axis(operation, batched)
+        if axis is None or any(axis.dim >= x.dim() - count for x in batched):
             return operation.lost("it works along the batch axis")
-        axis = axes.pop()
         if not _are_shared(operation, operation.tensors, axis):
             return operation.lost("it pairs examples with their places")
         return axis
@@ -1025,16 +1030,10 @@ def _embedding_bag(operation: Operation) -> Answer:
 @_rule("gather scatter scatter_add scatter_reduce take_along_dim")
 def _gather(operation: Operation) -> Answer:
     tensors = [x for x in operation.tensors if x.dim()]
-    dim = _dimension(operation, tensors[0])
-    axes = set()
-    for x in tensors:
-        axis = operation.axis(x)
-        if axis is not None:
-            axes.add(axis)
-    if len(axes) > 1:
+    axis = _common_axis(operation, tensors)
+    if axis is None:
         return operation.lost("it pairs different examples")
-    axis = axes.pop()
-    if axis.dim == dim:
+    if axis.dim == _dimension(operation, tensors[0]):
         return operation.lost("it reads along the batch axis")
     if not all(operation.has_length(x, axis) for x in tensors):
         return operation.lost("its operands have different numbers of examples")
@@ -1497,23 +1496,17 @@ def _scale_total(operation: Operation) -> Answer:
 
 
 _BATCH, _TOTAL, _PARAMETRIC, _UNKNOWN, _HISTORY = 1, 2, 4, 8, 16
-_READS = frozenset("_local_scalar_dense is_nonzero equal item allclose".split())
-_LEAVES_TORCH = frozenset(
-    (
-        "numpy tolist __array__ __dlpack__ untyped_storage storage data_ptr __reduce_ex__ "
-        "__deepcopy__ apply_ map_ map2_ _typed_storage"
-    ).split()
+_READS = split_names("_local_scalar_dense is_nonzero equal item allclose")
+_LEAVES_TORCH = split_names(
+    "numpy tolist __array__ __dlpack__ untyped_storage storage data_ptr __reduce_ex__ "
+    "__deepcopy__ apply_ map_ map2_ _typed_storage"
 )
-_WRITES_VALUES = frozenset("apply_ map_ map2_".split())
-_CREATES = frozenset(
-    ("tensor as_tensor from_numpy asarray frombuffer from_dlpack new_tensor").split()
-)
+_WRITES_VALUES = split_names("apply_ map_ map2_")
+_CREATES = split_names("tensor as_tensor from_numpy asarray frombuffer from_dlpack new_tensor")
 # Operations in place whose result has nothing of the old values.
-_OVERWRITES = frozenset(
-    (
-        "copy fill zero normal uniform random exponential bernoulli cauchy geometric "
-        "log_normal _foreach_copy _foreach_zero"
-    ).split()
+_OVERWRITES = split_names(
+    "copy fill zero normal uniform random exponential bernoulli cauchy geometric "
+    "log_normal _foreach_copy _foreach_zero"
 )
 # Memory that these return holds what was there before, which is no part of the program.
 _UNFILLED = frozenset(
@@ -1526,13 +1519,9 @@ _UNFILLED = frozenset(
         torch.ops.aten.new_empty_strided.default,
     )
 )
-_TAKES_LISTS = frozenset("__getitem__ __setitem__ new".split())
-_MEETS_RUNNING_STATISTICS = frozenset(
-    ("native_batch_norm cudnn_batch_norm miopen_batch_norm").split()
-)
-_DRAWS = frozenset(
-    ("rand randn randint bernoulli uniform normal exponential random log_normal").split()
-)
+_TAKES_LISTS = split_names("__getitem__ __setitem__ new")
+_MEETS_RUNNING_STATISTICS = split_names("native_batch_norm cudnn_batch_norm miopen_batch_norm")
+_DRAWS = split_names("rand randn randint bernoulli uniform normal exponential random log_normal")
 # Functions whose branches on values only choose between forms with equal results, or only check
 # values.
 _HARMLESS_READS = frozenset(

@@ -35,7 +35,7 @@ from dpkfc.gradients.state import (
     restored_state,
 )
 from dpkfc.gradients.tape import Tape, check_losses
-from dpkfc.linalg.blocks import AnyBlock, Block, defer_flags, raise_precision, read_flags
+from dpkfc.linalg.blocks import Block, defer_flags, raise_precision, read_flags
 from dpkfc.linalg.metric import (
     EMBEDDING,
     Eigenbasis,
@@ -184,12 +184,12 @@ class Split:
         self._removed: Tensor | float = 0.0
 
     def clip(
-        self, blocks: Mapping[str, AnyBlock], layer_norms: Mapping[str, Tensor], norms: Tensor
+        self, results: Mapping[str, LayerNorms], layer_norms: Mapping[str, Tensor], norms: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Add the clipped embeddings of one micro-batch, and return the factors of its gradients.
 
         Args:
-            blocks: layer name to its contribution, as its clipped sum will be taken of it.
+            results: layer name to the block that its clipped sum will be taken of.
             layer_norms: upper bounds of the norms of each layer's gradient `[N]`.
             norms: of the whole gradient.
 
@@ -201,9 +201,10 @@ class Split:
         norms = norms.double()
         w = norms.new_zeros(len(norms), basis.width)
         error = 8 * torch.finfo(torch.float64).eps * norms
-        for name, block in blocks.items():
+        for name, result in results.items():
             span = basis.spans.get(name)
             if span is not None:
+                block: Any = result.block
                 w[:, span.columns] += block.inner_products(span)
                 gain = 1 + basis.defect
                 error = error + block.product_error(span, layer_norms[name], gain)
@@ -397,15 +398,13 @@ class ClippedSummer:
                 kind.
         """
         groups = groups or Groups(batch_size)
-        layer_norms, blocks, all_finite = self._norms(calls, batch_size, groups)
+        results, layer_norms, all_finite = self._norms(calls, batch_size, groups)
         squares = [x.square() for x in layer_norms.values()]
         norms = torch.stack(squares).sum(0).sqrt()
         if self._split is None:
             factors = self._factors(layer_norms, norms)
         else:
-            unkeyed = {name: block for (name, _), block in blocks.items()}
-            norms, factor = self._split.clip(unkeyed, layer_norms, norms)
-            del unkeyed
+            norms, factor = self._split.clip(results, layer_norms, norms)
             factors = dict.fromkeys(layer_norms, factor)
             all_finite = False
         excluded = None
@@ -414,16 +413,17 @@ class ClippedSummer:
             if bool(wrong.any()):
                 excluded = wrong
         if self._split is None or self._split.keeps_residual:
-            for key in list(blocks):
-                name, _ = key
-                # Each block is freed as soon as its sum is taken.
-                self._add(key, blocks.pop(key).weighted_sum(factors[name], excluded))
+            for name in list(results):
+                # Each block is freed before the sum of the next one is taken.
+                result = results.pop(name)
+                value = result.block.weighted_sum(factors[name], excluded)
+                self._add((name, result.whitened), value)
         return norms
 
     def _norms(
         self, calls: Calls, batch_size: int, groups: Groups
-    ) -> tuple[NamedTensors, dict[tuple[str, bool], AnyBlock], bool]:
-        """Return norms `[N]` by layer, the blocks to sum, and whether all norms are finite."""
+    ) -> tuple[dict[str, LayerNorms], NamedTensors, bool]:
+        """Return the blocks to sum and norms `[N]` by layer, and whether all norms are finite."""
         results: dict[str, LayerNorms] = {}
         cache = InputCache()
         with defer_flags() as flags:
@@ -439,9 +439,7 @@ class ClippedSummer:
                 del block
         if not results:
             raise ValueError("no layer of the model was called by loss_fn")
-        norms, all_finite = _resolve_flags(results, flags)
-        blocks = {(name, x.whitened): x.block for name, x in results.items()}
-        return norms, blocks, all_finite
+        return results, *_resolve_flags(results, flags)
 
     def _factors(self, layer_norms: Mapping[str, Tensor], norms: Tensor) -> NamedTensors:
         """Return clip factors `[N]` of each layer, zero where the whole gradient is not finite."""

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -26,6 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from dpkfc.distributed import trainable_tensors
 from dpkfc.gradients.layers import MATRICES, Call, Calls, Layer
+from dpkfc.gradients.state import AttributeSnapshot
 from dpkfc.linalg.blocks import (
     ConvBlock,
     MaterializedGradients,
@@ -73,8 +73,13 @@ def fallback_gradients(layer: Layer, call: Call, batch_size: int) -> NamedTensor
     repeated = _RepeatedCall(
         layer.display_name, call.module, parameters, arguments, spec, list(axes), used
     )
-    with torch.enable_grad(), _attributes_restored(call.module):
-        result = repeated.run(rows, gradients, batch_size)
+    # A forward pass may store computed weights or caches on its modules.
+    before = AttributeSnapshot(call.module)
+    try:
+        with torch.enable_grad():
+            result = repeated.run(rows, gradients, batch_size)
+    finally:
+        before.restore(before.changed())
     return {role: raise_precision(g) for role, g in result.items()}
 
 
@@ -220,23 +225,6 @@ def differentiate(
 
 def _dense(gradient: Tensor) -> Tensor:
     return gradient.to_dense() if gradient.is_sparse else gradient
-
-
-@contextmanager
-def _attributes_restored(module: nn.Module) -> Iterator[None]:
-    """Restore tensors that a forward pass stores on its modules (computed weights, caches)."""
-    before = [(m, _tensors(m)) for m in module.modules()]
-    try:
-        yield
-    finally:
-        for m, tensors in before:
-            for name in _tensors(m).keys() - tensors.keys():
-                vars(m).pop(name)
-            vars(m).update(tensors)
-
-
-def _tensors(module: nn.Module) -> NamedTensors:
-    return {name: x for name, x in vars(module).items() if isinstance(x, Tensor)}
 
 
 # --------------------------------------------------------------------------------------------------

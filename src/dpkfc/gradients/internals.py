@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from dpkfc.gradients.fallback import differentiate
-from dpkfc.gradients.layers import Call, Layer, name_arguments
+from dpkfc.gradients.layers import Arguments, Call, Keywords, Layer, name_arguments
 from dpkfc.linalg.blocks import raise_precision
+from dpkfc.linalg.metric import NamedTensors
 from dpkfc.rng_state import random_states, restore_states
 from dpkfc.tracking import BatchAxis
 
@@ -77,7 +78,7 @@ class AttentionCall:
     def __init__(
         self,
         module: nn.MultiheadAttention,
-        arguments: dict[str, Any],
+        arguments: Keywords,
         states: Sequence[Tensor] | None,
     ) -> None:
         self.module = module
@@ -90,9 +91,7 @@ class AttentionCall:
         self._autocast_dtype = torch.get_autocast_dtype(self._device)
 
     @classmethod
-    def record(
-        cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> AttentionCall | None:
+    def record(cls, module: nn.Module, args: Arguments, kwargs: Keywords) -> AttentionCall | None:
         """Return the record of a call that is about to happen, None for other attentions."""
         if not is_attention(module):
             return None
@@ -299,7 +298,7 @@ def has_batch_in_place(call: Call, batch_size: int) -> bool:
     return call.axes[0] == BatchAxis(dim)
 
 
-def recurrent_gradients(layer: Layer, calls: Sequence[Call]) -> dict[str, Tensor]:
+def recurrent_gradients(layer: Layer, calls: Sequence[Call]) -> NamedTensors:
     """Return the gradients of each example's loss for an LSTM, GRU, RNN or one of their cells.
 
     Args:

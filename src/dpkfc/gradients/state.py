@@ -61,6 +61,10 @@ _VALUES = (Tensor, np.ndarray, int, float, complex, str, bytes)
 _COMMON = frozenset({"builtins", "abc", "typing", "collections", "enum"})
 
 
+_Names = dict[nn.Module, frozenset[str]]
+"""Modules with names of their attributes."""
+
+
 @dataclass(frozen=True, eq=False)
 class Snapshot:
     """A value, with what is needed to see a change in it and to undo the change.
@@ -154,11 +158,8 @@ class Snapshot:
         """Return the object, with the contents that it had."""
         x = self.value
         if isinstance(self.copy, Tensor):
-            if x.shape != self.copy.shape:
-                return self.copy
             if not same_values(x, self.copy):
-                with torch.no_grad():
-                    x.copy_(self.copy)
+                x = _write_copy(x, self.copy)
         elif isinstance(self.copy, np.ndarray):
             x[...] = self.copy
         elif self.inner is not None:
@@ -189,6 +190,10 @@ class Snapshot:
         return self.copy
 
 
+_Copies = dict[nn.Module, dict[str, Snapshot | None]]
+"""Modules with copies of their attributes, None where one is gone."""
+
+
 class AttributeSnapshot:
     """The plain attributes of all modules of a model, as they are when this is made.
 
@@ -214,9 +219,7 @@ class AttributeSnapshot:
                     snapshots[name] = Snapshot.take(x, watched)
             self._before[m] = (attributes, snapshots)
 
-    def changed(
-        self, *, by_value: bool = False, also: Iterable[nn.Module] = ()
-    ) -> dict[nn.Module, frozenset[str]]:
+    def changed(self, *, by_value: bool = False, also: Iterable[nn.Module] = ()) -> _Names:
         """Return the changed attributes of every module where a value changed.
 
         Values are tensors, arrays, numbers and texts.
@@ -226,7 +229,7 @@ class AttributeSnapshot:
                 writes.
             also: modules of which any change is returned.
         """
-        changed: dict[nn.Module, frozenset[str]] = {}
+        changed: _Names = {}
         others = set(also)
         for module, (before, snapshots) in self._before.items():
             now = vars(module)
@@ -240,11 +243,9 @@ class AttributeSnapshot:
                 changed[module] = frozenset(names)
         return changed
 
-    def values(
-        self, changed: Mapping[nn.Module, frozenset[str]]
-    ) -> dict[nn.Module, dict[str, Snapshot | None]]:
+    def values(self, changed: _Names) -> _Copies:
         """Return copies of the present values of some attributes, None where one is gone."""
-        copies: dict[nn.Module, dict[str, Snapshot | None]] = {}
+        copies: _Copies = {}
         for module, names in changed.items():
             now = vars(module)
             copies[module] = dict.fromkeys(sorted(names))
@@ -253,7 +254,7 @@ class AttributeSnapshot:
                 copies[module][name] = Snapshot.take(now[name], watched)
         return copies
 
-    def restore(self, changed: Mapping[nn.Module, frozenset[str]]) -> None:
+    def restore(self, changed: _Names) -> None:
         """Undo changes."""
         for module, names in changed.items():
             now = vars(module)
@@ -811,12 +812,9 @@ def check_memory(
                 _refuse_memory(model, dependent)
 
 
-def _find_dependent(
-    runs: Sequence[Mapping[nn.Module, Mapping[str, Snapshot | None]]],
-    again: Mapping[nn.Module, Mapping[str, Snapshot | None]],
-) -> dict[nn.Module, frozenset[str]]:
+def _find_dependent(runs: Sequence[_Copies], again: _Copies) -> _Names:
     """Return attributes whose values depended on the input. Record the others as caches."""
-    dependent: dict[nn.Module, frozenset[str]] = {}
+    dependent: _Names = {}
     modules: dict[nn.Module, None] = {}
     for values in runs:
         modules |= dict.fromkeys(values)
@@ -858,7 +856,7 @@ def _is_equal(
     return a is b or a.equals(b)
 
 
-def _refuse_memory(model: nn.Module, dependent: Mapping[nn.Module, frozenset[str]]) -> None:
+def _refuse_memory(model: nn.Module, dependent: _Names) -> None:
     for module, path in paths_of(model).items():
         for name in sorted(dependent.get(module, ())):
             raise ValueError(

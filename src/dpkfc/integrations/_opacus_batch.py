@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader
 
 from dpkfc.gradients.clipped_sum import ClippedSummer, batch_tracker
 from dpkfc.gradients.fallback import blocks_of_one
-from dpkfc.gradients.layers import Calls, Layer
+from dpkfc.gradients.layers import Arguments, Calls, Keywords, Layer
 from dpkfc.gradients.state import evaluation_mode, restored_state
 from dpkfc.gradients.tape import Tape, custom_function, depends_on, is_differentiable, tensors_of
 from dpkfc.memory import is_out_of_memory
@@ -107,8 +107,6 @@ def remove_finished_modes() -> None:
 # --------------------------------------------------------------------------------------------------
 
 # Positional and named arguments of one call.
-Arguments = tuple[Any, ...]
-Keywords = dict[str, Any]
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 # From here on, a power of two before the loss comes from a GradScaler.
 _LARGEST_SCALE = 2.0**8

@@ -876,30 +876,14 @@ def _rotate(block: MatrixBlock, metric: Eigenbasis) -> Tensor:
     return b.mT @ a
 
 
-def _slack_of_materialised(block: MatrixBlock, metric: MatrixMap, plain: Tensor) -> Tensor | float:
-    """Return what a second pass may add, also where this batch needs no second pass.
-
-    In another batch the same example may be formed twice.
-    """
-    rotation: Tensor | float
-    if isinstance(metric, Eigenbasis):
-        units = rank_one_rotation_error(block.d_out, block.d_in, metric)
-        magnitudes = block.magnitudes()[0]
-        rotation = units * roundoff(block.b) * metric.operator_norm * magnitudes
-    elif isinstance(block, Outer) and _is_kept(block, metric):
-        return 0.0  # by its widths, so in every batch
-    else:
-        rotation = _rounding_of_whitening(block, metric, plain)
-    return _rounding_of_second_pass(block, metric, plain) + rotation
-
-
 def _round_up(
     norms: Tensor, z: Tensor, plain: Tensor, block: MatrixBlock, metric: MatrixMap
 ) -> Tensor:
     """Return upper bounds `[N]`.
 
-    Positions may cancel so far that the norm depends on their order. Then the bound is what
-    cancelled.
+    They count what a second pass may add, also where this batch needs no second pass: in another
+    batch the same example may be formed twice. Positions may cancel so far that the norm depends on
+    their order. Then the bound is what cancelled.
 
     Args:
         norms: ‖z‖ `[N]`, not rounded up.
@@ -909,15 +893,21 @@ def _round_up(
         metric: its map.
     """
     _, d_in, d_out = block.dimensions
+    magnitudes, positions = block.magnitudes()
+    size = 2 * math.sqrt(d_in * d_out)
+    slack: Tensor | float = 0.0
     if isinstance(metric, Eigenbasis):
-        size: float = d_in + d_out + 8  # as with one position
-    else:
-        size = 2 * math.sqrt(d_in * d_out)
-    slack = _slack_of_materialised(block, metric, plain)
+        size = d_in + d_out + 8  # as with one position
+        units = rank_one_rotation_error(d_out, d_in, metric)
+        rotation = units * roundoff(block.b) * metric.operator_norm * magnitudes
+        slack = _rounding_of_second_pass(block, metric, plain) + rotation
+    elif isinstance(block, ConvBlock) or not _is_kept(block, metric):
+        # Rows are kept by their widths, so in every batch.
+        whitening = _rounding_of_whitening(block, metric, plain)
+        slack = _rounding_of_second_pass(block, metric, plain) + whitening
     norms = norms * (1 + size * roundoff(z)) + slack
     if isinstance(block, ConvBlock):
         return norms  # images of one size keep the order
-    magnitudes, positions = block.magnitudes()
     unit = roundoff(z) / SURE * metric.operator_norm
     order = positions.double().sqrt() * unit
     least = torch.where(positions > 1, order * magnitudes, 0.0)
