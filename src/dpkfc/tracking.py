@@ -163,17 +163,29 @@ def example_first(x: Tensor, axis: BatchAxis, size: int) -> Tensor:
         size: examples N.
     """
     if axis.pre == axis.post == 1:
-        if axis.dim == 0:
-            return x
         return x.movedim(axis.dim, 0)
-    parts = x.unflatten(axis.dim, (axis.pre, size, axis.post))
+    rows = _split_batch(x, axis, size)
     pre_dim = axis.dim + 1
-    rows = parts.movedim(pre_dim, 0)
     if axis.post == 1:
         rows = rows.squeeze(pre_dim + 1)
     if axis.pre == 1:
         rows = rows.squeeze(pre_dim)
     return rows
+
+
+def one_example_a_row(x: Tensor, axis: BatchAxis, size: int) -> Tensor:
+    """Return `[N, ...]`, where each row is what a batch of that one example would hold.
+
+    The batch dimension is kept.
+    """
+    rows = _split_batch(x, axis, size)
+    return rows.flatten(axis.dim + 1, axis.dim + 2)
+
+
+def _split_batch(x: Tensor, axis: BatchAxis, size: int) -> Tensor:
+    """Return `[N, ...]` with pre and post in the place of the batch dimension."""
+    parts = x.unflatten(axis.dim, (axis.pre, size, axis.post))
+    return parts.movedim(axis.dim + 1, 0)
 
 
 def names_of_shapes(tensors: Sequence[Tensor]) -> str:
@@ -1636,7 +1648,7 @@ class Tracker:
 
     def is_declared(self, x: Tensor) -> bool:
         """Return whether a tensor is a parameter, or was seen before."""
-        return id(x) in self._parameters or id(x) in self._states
+        return id(x) in self._states
 
     def axis(self, x: Any) -> BatchAxis | None:
         """Return the batch axis of a tensor, None where it has none."""

@@ -37,7 +37,7 @@ from dpkfc.linalg.blocks import (
 from dpkfc.linalg.metric import NamedTensors
 from dpkfc.memory import is_out_of_memory
 from dpkfc.rng_state import are_states_equal, random_states
-from dpkfc.tracking import BatchAxis
+from dpkfc.tracking import one_example_a_row
 
 _log = logging.getLogger(__name__)
 _CHUNK_ELEMENTS = 1 << 24  # of gradients held at once
@@ -61,14 +61,14 @@ def fallback_gradients(layer: Layer, call: Call, batch_size: int) -> NamedTensor
     leaves, spec, axes = call.batched_leaves()
     # Inputs may come from an autocast region and be narrower than the parameters.
     arguments = [_widen(leaf, widest) for leaf in leaves]
-    rows = [_one_example_a_row(arguments[i], axis, batch_size) for i, axis in axes.items()]
+    rows = [one_example_a_row(arguments[i], axis, batch_size) for i, axis in axes.items()]
     used = []
     gradients = []
     outputs = zip(call.output_gradients, call.output_axes, strict=True)
     for i, (gradient, axis) in enumerate(outputs):
         if gradient is not None and axis is not None:
             used.append(i)
-            gradient_rows = _one_example_a_row(gradient, axis, batch_size)
+            gradient_rows = one_example_a_row(gradient, axis, batch_size)
             gradients.append(_widen(gradient_rows, widest))
     repeated = _RepeatedCall(
         layer.display_name, call.module, parameters, arguments, spec, list(axes), used
@@ -81,17 +81,6 @@ def fallback_gradients(layer: Layer, call: Call, batch_size: int) -> NamedTensor
     finally:
         before.restore(before.changed())
     return {role: raise_precision(g) for role, g in result.items()}
-
-
-def _one_example_a_row(x: Tensor, axis: BatchAxis, size: int) -> Tensor:
-    """Return `[N, ...]`, where each row is what a batch of that one example would hold.
-
-    The batch dimension is kept.
-    """
-    dim = axis.dim
-    parts = x.unflatten(dim, (axis.pre, size, axis.post))
-    rows = parts.movedim(dim + 1, 0)
-    return rows.flatten(dim + 1, dim + 2)
 
 
 def _widen(x: Any, dtype: torch.dtype) -> Any:

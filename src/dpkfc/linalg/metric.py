@@ -30,9 +30,9 @@ class _TensorFields:
         moved = self._map_tensors(lambda _, tensor: tensor.to(device))
         return replace(self, **moved)  # type: ignore[type-var]
 
-    def pack_fields(self, key: str, tensors: TensorStore) -> dict[str, Any]:
+    def pack_fields(self, key: str, tensors: NamedTensors) -> dict[str, Any]:
         """Return the fields by name, with the key of each stored tensor in its place."""
-        return self._map_tensors(lambda name, tensor: tensors.put(f"{key}.{name}", tensor))
+        return self._map_tensors(lambda name, tensor: _store(tensors, f"{key}.{name}", tensor))
 
     def _map_tensors(self, function: Callable[[str, Tensor], Any]) -> dict[str, Any]:
         """Return the fields by name, with a function of its name and value for each tensor."""
@@ -102,7 +102,7 @@ class _Side(_TensorFields):
         """Return the multiplications to map one row of width d."""
         return 0
 
-    def pack(self, key: str, tensors: TensorStore) -> dict[str, Any]:
+    def pack(self, key: str, tensors: NamedTensors) -> dict[str, Any]:
         """Return the side as values for JSON, its tensors stored under names below `key`."""
         return {"kind": self.kind, **self.pack_fields(key, tensors)}
 
@@ -430,7 +430,7 @@ class Kronecker(_Entry):
         """Return the same map with its tensors on a device."""
         return Kronecker(self.input.to(device), self.output.to(device))
 
-    def pack(self, key: str, tensors: TensorStore) -> dict[str, Any]:
+    def pack(self, key: str, tensors: NamedTensors) -> dict[str, Any]:
         """Return the map as values for JSON, its tensors stored under names below `key`."""
         return {
             "input": self.input.pack(f"{key}.input", tensors),
@@ -578,7 +578,7 @@ class Eigenbasis(_TensorFields, _Entry):
         rest = None if self.rest is None else 1 / self.rest
         return replace(self, scale=1 / self.scale, rest=rest)
 
-    def pack(self, key: str, tensors: TensorStore) -> dict[str, Any]:
+    def pack(self, key: str, tensors: NamedTensors) -> dict[str, Any]:
         """Return the map as values for JSON, its tensors stored under names below `key`."""
         return {"eigenbasis": self.pack_fields(key, tensors)}
 
@@ -644,11 +644,11 @@ class Elementwise(_Entry):
         """Return the same map with its tensors on a device."""
         return self._map_scales(lambda scale: scale.to(device))
 
-    def pack(self, key: str, tensors: TensorStore) -> dict[str, Any]:
+    def pack(self, key: str, tensors: NamedTensors) -> dict[str, Any]:
         """Return the map as values for JSON, its tensors stored under names below `key`."""
         roles = {}
         for i, (role, scale) in enumerate(self.scale.items()):
-            roles[role] = tensors.put(f"{key}.{i}", scale)
+            roles[role] = _store(tensors, f"{key}.{i}", scale)
         return {"elementwise": roles}
 
 
@@ -817,7 +817,7 @@ def pack(
     metric: Metric, spectra: Mapping[str, Mapping[str, Tensor]], rest: Mapping[str, Any]
 ) -> NamedTensors:
     """Flatten a metric, spectra and JSON-able values into tensors."""
-    tensors = TensorStore()
+    tensors: NamedTensors = {}
     entries = []
     for i, (name, entry) in enumerate(metric.items()):
         packed = entry.pack(f"metric.{i}", tensors)
@@ -825,30 +825,22 @@ def pack(
     curves: list[list[str]] = []
     for i, (name, sides) in enumerate(spectra.items()):
         for side, values in sides.items():
-            key = tensors.put(f"spectrum.{i}.{len(curves)}", values)
+            key = _store(tensors, f"spectrum.{i}.{len(curves)}", values)
             curves.append([name, side, key])
     state = {"metric": entries, "spectra": curves, "rest": dict(rest)}
     text = json.dumps(state)
     data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-    tensors.put(_META, data.clone())
-    return tensors.values
+    _store(tensors, _META, data.clone())
+    return tensors
 
 
-class TensorStore:
-    """Tensors by key. One that several layers share is stored under its first key alone."""
-
-    def __init__(self) -> None:
-        self.values: NamedTensors = {}
-        self._keys: dict[int, str] = {}
-
-    def put(self, key: str, tensor: Tensor) -> str:
-        """Store a tensor and return its key."""
-        known = self._keys.get(id(tensor))
-        if known is not None and self.values[known] is tensor:
+def _store(tensors: NamedTensors, key: str, tensor: Tensor) -> str:
+    """Add a tensor to others and return its key; one that layers share keeps its first key."""
+    for known, other in tensors.items():
+        if other is tensor:
             return known
-        self._keys[id(tensor)] = key
-        self.values[key] = tensor
-        return key
+    tensors[key] = tensor
+    return key
 
 
 def unpack(
