@@ -628,20 +628,16 @@ def _cat(operation: Operation) -> Answer:
     axes = [operation.axis(x) for x in tensors]
     known = [axis for axis in axes if axis is not None]
     first = known[0]
-    copies = 0
-    has_one_pre = True
-    for axis in known:
-        copies += axis.pre
-        has_one_pre = has_one_pre and axis == first
-        if axis.dim != first.dim or axis.post != first.post:
-            return operation.lost("tensors with different batch axes are joined")
     if dim != first.dim:
-        if has_one_pre and _are_shared(operation, tensors, first):
+        if _common_axis(operation, tensors) and _are_shared(operation, tensors, first):
             return first
+        return operation.lost("tensors with different batch axes are joined")
+    joined = replace(first, pre=sum(axis.pre for axis in known))
+    if any(replace(axis, pre=joined.pre) != joined for axis in known):
         return operation.lost("tensors with different batch axes are joined")
     if len(known) < len(axes):
         return operation.lost("rows of no example are joined to the batch")
-    return BatchAxis(first.dim, copies, first.post)
+    return joined
 
 
 @_rule("stack")

@@ -33,7 +33,15 @@ from dpkfc.gradients.layers import Arguments, Calls, Keywords, Layer
 from dpkfc.gradients.state import evaluation_mode, restored_state
 from dpkfc.gradients.tape import Tape, custom_function, depends_on, is_differentiable, tensors_of
 from dpkfc.memory import is_out_of_memory
-from dpkfc.tracking import BatchAxis, State, Total, Tracker, Unknown, example_first, one_example_a_row
+from dpkfc.tracking import (
+    BatchAxis,
+    State,
+    Total,
+    Tracker,
+    Unknown,
+    example_first,
+    one_example_a_row,
+)
 from dpkfc.verification import (
     PublicRows,
     Verdict,
