@@ -15,10 +15,9 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from traceback import walk_stack
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -209,6 +208,7 @@ class Operation:
         output: what the operation returned.
         size: examples N of the pass, at least 2.
         state: maps a tensor to its state, None for a public one.
+        axis: maps an operand to its batch axis, None for a public tensor or for no tensor.
         trusts_public_rows: a public tensor with a row for each example may hold the examples' own
             rows.
         before: by id, the old values of public tensors that an operation in place has changed.
@@ -220,8 +220,9 @@ class Operation:
     output: Any
     size: int
     state: Callable[[Tensor], State | None]
-    trusts_public_rows: bool = False
-    before: Mapping[int, Tensor] = field(default_factory=dict)
+    axis: Callable[[Any], BatchAxis | None]
+    trusts_public_rows: bool
+    before: Mapping[int, Tensor]
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -237,14 +238,6 @@ class Operation:
     def result(self) -> Tensor:
         """Return the first tensor output."""
         return next(tensors_in((self.output,)))
-
-    def axis(self, x: Any) -> BatchAxis | None:
-        """Return the batch axis of an operand, None for a public tensor or for no tensor."""
-        if isinstance(x, Tensor):
-            state = self.state(x)
-            if isinstance(state, BatchAxis):
-                return state
-        return None
 
     def is_batched(self, x: Any) -> bool:
         """Return whether an operand has a batch axis."""
@@ -1834,6 +1827,7 @@ class Tracker:
                 output,
                 self.size,
                 self.state,
+                self.axis,
                 self.trusts_public_rows,
                 before,
             )
@@ -1915,7 +1909,7 @@ class Tracker:
             answer = [answer] * len(outputs)
         for x, state in zip(outputs, answer, strict=False):
             if _writes(function):
-                self._write(function, x, state, operation.before)
+                self._write(operation, x, state)
             elif state is not None:
                 self.set_state(x, state)
         if depends:
@@ -1951,7 +1945,7 @@ class Tracker:
             if is_written:
                 for x in tensors_in((operation.argument(argument.name),)):
                     if id(x) not in returned:
-                        self._write(operation.function, x, written)
+                        self._write(operation, x, written)
 
     def _apply(self, operation: Operation, has_total: bool) -> Any:
         function = operation.function
@@ -1985,14 +1979,9 @@ class Tracker:
             why = "the program reads a value that depends on the examples"
             self.fail(function, why, is_read=True)
 
-    def _write(
-        self,
-        function: Any,
-        x: Tensor,
-        state: State | None,
-        before: Mapping[int, Tensor] = MappingProxyType({}),
-    ) -> None:
+    def _write(self, operation: Operation, x: Tensor, state: State | None) -> None:
         """Set the state of a tensor that was written into, and of the tensor that it views."""
+        function = operation.function
         is_private = not isinstance(state, (Parametric, Public, type(None)))
         memory = _memory(x)
         if is_private and memory in self._persistent:
@@ -2008,7 +1997,7 @@ class Tracker:
             return
         base = x._base
         if base is not None:
-            base_state = self._state_of_base(function, x, state, before.get(id(base)))
+            base_state = self._state_of_base(operation, x, state)
             self.set_state(base, base_state)
             if isinstance(base_state, Unknown):
                 self._rewritten[id(base)] = base_state  # other views of it show the same memory
@@ -2016,16 +2005,13 @@ class Tracker:
             self._rewritten[id(x)] = state
         self.set_state(x, state)
 
-    def _state_of_base(
-        self, function: Any, view: Tensor, state: State, before: Tensor | None
-    ) -> State:
+    def _state_of_base(self, operation: Operation, view: Tensor, state: State) -> State:
         """Return the state of a tensor after a view of it was written.
 
         Args:
-            function: what wrote.
+            operation: what wrote.
             view: the view.
             state: of the view.
-            before: the old values of the tensor, None where it was not public.
         """
         base: Any = view._base
         known = self.state(base) if id(base) in self._states else None
@@ -2036,11 +2022,13 @@ class Tracker:
         moved = _same_memory(state, view, base, self.size)
         if moved is None or (isinstance(known, BatchAxis) and known != moved):
             why = "the examples are written into a part of a tensor that cannot be followed"
-            return Unknown(str(function), why)
+            return Unknown(str(operation.function), why)
+        # None where the tensor was not public.
+        before = operation.before.get(id(base))
         if before is not None and not self.trusts_public_rows:
             if not are_places_equal(before, moved, self.size):
                 why = "the examples are written beside entries of their places"
-                return Unknown(str(function), why)
+                return Unknown(str(operation.function), why)
         return moved
 
 

@@ -704,7 +704,7 @@ def restore_attributes(model: nn.Module, before: AttributeSnapshot) -> None:
     """
     changed = before.changed()
     before.restore(changed)
-    paths = paths_of(model) if any(changed.values()) else {}
+    paths = paths_of(model) if changed else {}
     for module, names in changed.items():
         new = names - _reported.get(module, frozenset())
         if new:
