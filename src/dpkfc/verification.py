@@ -268,12 +268,9 @@ class _RecordDrawer:
         if isinstance(x, np.ndarray):
             tensor = torch.from_numpy(np.ascontiguousarray(x))
             return self.value_like(tensor, sizes, place).numpy()
-        if isinstance(x, np.generic):
-            number = self._number(x.dtype.kind)
-            return type(x)(number)
-        for kind, letter in ((bool, "b"), (int, "i"), (float, "f")):
-            if isinstance(x, kind):
-                return self._number(letter)
+        if isinstance(x, (np.generic, int, float)):
+            number = self._number(np.asarray(x).dtype.kind)
+            return type(x)(number) if isinstance(x, np.generic) else number
         if x is None:
             return None
         if isinstance(x, str) and self.integers != "ones":

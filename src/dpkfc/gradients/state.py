@@ -14,6 +14,7 @@ import cmath
 import hashlib
 import io
 import logging
+import math
 import operator
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -88,7 +89,7 @@ class Snapshot:
 
     @classmethod
     def take(
-        cls, x: Any, watched: set[int] | None = None, depth: int = _DEPTH, most: int | None = None
+        cls, x: Any, watched: set[int] | None = None, depth: int = _DEPTH, most: float = math.inf
     ) -> Snapshot:
         """Return the snapshot of a value as it is now.
 
@@ -97,16 +98,13 @@ class Snapshot:
             watched: ids of tensors that another guard watches, as parameters are. Ids of objects
                 are added.
             depth: of nested containers.
-            most: bytes of a tensor or an array that is copied, None for any.
+            most: bytes of a tensor or an array that is copied.
         """
         watched = set() if watched is None else watched
         if isinstance(x, Tensor):
             return cls._take_tensor(x, watched, most)
         if isinstance(x, np.ndarray):
-            copy = None
-            if most is None or x.nbytes <= most:
-                copy = x.copy()
-            return cls(x, copy)
+            return cls(x, x.copy() if x.nbytes <= most else None)
         if not depth or not _is_container(type(x)) or id(x) in watched:
             return cls(x)
         if type(x) not in _HOLDERS:
@@ -118,14 +116,13 @@ class Snapshot:
         return cls(x, keys=keys, inner=inner)
 
     @classmethod
-    def _take_tensor(cls, x: Tensor, watched: set[int], most: int | None) -> Snapshot:
+    def _take_tensor(cls, x: Tensor, watched: set[int], most: float) -> Snapshot:
         if id(x) in watched or isinstance(x, nn.Parameter):
             return cls(x)
         copy = None
         is_plain = x.layout == torch.strided and not x.is_quantized and not x.is_meta
-        if is_plain and x.grad_fn is None:
-            if most is None or x.nbytes <= most:
-                copy = x.detach().clone()
+        if is_plain and x.grad_fn is None and x.nbytes <= most:
+            copy = x.detach().clone()
         return cls(x, copy, _version(x))
 
     def is_unchanged(self, now: Any, *, by_value: bool = False) -> bool:

@@ -23,7 +23,10 @@ _Stored = TypeVar("_Stored", bound="_TensorFields")
 
 
 class _TensorFields:
-    """What dataclasses of tensors and numbers share: they move to a device and are serialised."""
+    """What dataclasses of tensors and numbers share: they move to a device and are serialised.
+
+    A field may also hold such a dataclass, which moves with it.
+    """
 
     def to(self: _Stored, device: torch.device | str) -> _Stored:
         """Return the same map with its tensors on a device."""
@@ -34,12 +37,12 @@ class _TensorFields:
         """Return the fields by name, with the key of each stored tensor in its place."""
         return self._map_tensors(lambda name, tensor: _store(tensors, f"{key}.{name}", tensor))
 
-    def _map_tensors(self, function: Callable[[str, Tensor], Any]) -> dict[str, Any]:
+    def _map_tensors(self, function: Callable[[str, Any], Any]) -> dict[str, Any]:
         """Return the fields by name, with a function of its name and value for each tensor."""
         values = {}
         for f in fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor | _TensorFields):
                 value = function(f.name, value)
             values[f.name] = value
         return values
@@ -254,12 +257,7 @@ class LowRank(_Side):
 
     def apply(self, x: Tensor) -> Tensor:
         """Map the last axis of x `[..., d]`."""
-        coordinates = x @ self.vectors
-        coordinates *= self.scale - self.tail
-        rows = x.reshape(-1, x.shape[-1])
-        coordinates = coordinates.reshape(-1, coordinates.shape[-1])
-        mapped = torch.addmm(rows, coordinates, self.vectors.T, beta=self.tail)
-        return mapped.view(x.shape)
+        return self.apply_(x.clone(memory_format=torch.contiguous_format))
 
     def apply_(self, x: Tensor) -> Tensor:
         """Map the last axis of a contiguous x `[..., d]` in its own memory."""
@@ -358,7 +356,7 @@ class _Entry:
 
 
 @dataclass(frozen=True)
-class Kronecker(_Entry):
+class Kronecker(_TensorFields, _Entry):
     """The map `z = output · g · input` of a matrix-shaped gradient g `[..., d_out, d_in]`.
 
     `input` acts on the input features (the homogeneous coordinate last), `output` on the output
@@ -425,10 +423,6 @@ class Kronecker(_Entry):
     def inverse(self) -> Kronecker:
         """Return the map that undoes this one."""
         return Kronecker(self.input.inverse(), self.output.inverse())
-
-    def to(self, device: torch.device | str) -> Kronecker:
-        """Return the same map with its tensors on a device."""
-        return Kronecker(self.input.to(device), self.output.to(device))
 
     def pack(self, key: str, tensors: NamedTensors) -> dict[str, Any]:
         """Return the map as values for JSON, its tensors stored under names below `key`."""
