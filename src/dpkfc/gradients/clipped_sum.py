@@ -35,7 +35,7 @@ from dpkfc.gradients.state import (
     restored_state,
 )
 from dpkfc.gradients.tape import Tape, check_losses
-from dpkfc.linalg.blocks import Block, defer_flags, raise_precision, read_flags
+from dpkfc.linalg.blocks import Block, defer_flags, raise_precision
 from dpkfc.linalg.metric import (
     EMBEDDING,
     Eigenbasis,
@@ -519,7 +519,7 @@ def _resolve_flags(
     norms = {name: x.norms.double() for name, x in results.items()}
     finite = [x.isfinite().all() for x in norms.values()]
     all_flags = [*flags, torch.stack(finite).all()]
-    *unsure, all_finite = read_flags(all_flags)
+    *unsure, all_finite = torch.stack(all_flags).tolist()
     if not any(unsure):
         return norms, all_finite
     for name, x in results.items():

@@ -86,9 +86,11 @@ class AttentionCall:
         self.gradients: Sequence[Tensor | None] = ()
         self._states = states
         self._training = module.training
-        self._device = arguments["query"].device.type
-        self._is_autocast = torch.is_autocast_enabled(self._device)
-        self._autocast_dtype = torch.get_autocast_dtype(self._device)
+        device = arguments["query"].device.type
+        is_enabled = torch.is_autocast_enabled(device)
+        self._autocast = torch.autocast(
+            device, torch.get_autocast_dtype(device), enabled=is_enabled
+        )
 
     @classmethod
     def record(cls, module: nn.Module, args: Arguments, kwargs: Keywords) -> AttentionCall | None:
@@ -222,7 +224,7 @@ class AttentionCall:
         try:
             if self._states is not None:
                 restore_states(device, self._states)
-            with torch.autocast(self._device, self._autocast_dtype, enabled=self._is_autocast):
+            with self._autocast:
                 yield
         finally:
             restore_states(device, now)

@@ -60,14 +60,6 @@ def defer_flags() -> Iterator[list[Tensor]]:
         _DEFERRED.reset(token)
 
 
-def read_flags(flags: Sequence[Tensor]) -> list[bool]:
-    """Return the values of some flags, fetched in one transfer."""
-    if not flags:
-        return []
-    values: list[bool] = torch.stack([*flags]).tolist()
-    return values
-
-
 # --------------------------------------------------------------------------------------------------
 # Norms of rows, rounding and chunks.
 
