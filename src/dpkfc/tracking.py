@@ -977,17 +977,16 @@ def _batch_norm(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     is_training = "with_update" in _name(operation)
     if operation.has_argument("training"):
         is_training = operation.argument("training")
-    outputs = len(operation.outputs)
     if not is_training:
         if axis.dim == 1:
             return operation.lost("channels are examples")
-        return [axis, None, None, None][:outputs]
+        return [axis, None, None, None]
     if axis.dim != 1:
         return operation.lost("statistics are taken over the batch")
     channel_axis = axis.move(0)
     if not _are_shared(operation, operation.args[1:3], channel_axis):
         return operation.lost("weights depend on the places of the examples")
-    return [axis, channel_axis, channel_axis, None][:outputs]
+    return [axis, channel_axis, channel_axis, None]
 
 
 # -- lookups ---------------------------------------------------------------------------------------
@@ -1025,7 +1024,7 @@ def _embedding_bag(operation: Operation) -> Answer:
     if not is_regular or operation.argument("include_last_offset"):
         return operation.lost("bags of an embedding have several lengths")
     bag_axis = BatchAxis(0, 1, bags)
-    return [bag_axis, axis, bag_axis, bag_axis][: len(operation.outputs)]
+    return [bag_axis, axis, bag_axis, bag_axis]
 
 
 @_rule("gather scatter scatter_add scatter_reduce take_along_dim")
@@ -1336,8 +1335,7 @@ def _attention(operation: Operation) -> Answer:
     for x in operation.args[:3]:
         if not operation.is_batched(x) and x.shape[axis.dim] != length:
             return operation.lost("attention pairs different examples")
-    others = [None] * len(outputs)
-    return [axis, axis, *others][: len(outputs)]
+    return [axis, axis, *[None] * len(outputs)]
 
 
 def _reduce_loss(operation: Operation, axis: BatchAxis | None, entries: int) -> State:
@@ -1404,7 +1402,7 @@ def _margin_loss(operation: Operation) -> Answer:
     if any(map(operation.is_batched, operation.tensors[2:])):
         return operation.lost("class weights depend on the examples")
     losses = _reduce_loss(operation, axis, len(scores))
-    return [losses, axis][: len(operation.outputs)]
+    return [losses, axis]
 
 
 @_rule("_ctc_loss")
@@ -1907,6 +1905,7 @@ class Tracker:
             return
         if not isinstance(answer, (list, tuple)):
             answer = [answer] * len(outputs)
+        # An operation of several forms may have fewer outputs than its rule has answers.
         for x, state in zip(outputs, answer, strict=False):
             if _writes(function):
                 self._write(operation, x, state)

@@ -656,7 +656,7 @@ def capture(
         loss: maps the model to per-example losses `[N]`.
 
     Returns:
-        Layer name to block, formed on access. `blocks.write_out_patches` writes out the patches of
+        Layer name to block, formed on access. `Patched.explicit` writes out the patches of
         a convolution. `b` is the gradient of each example's own loss, whatever N is.
 
     Raises:
