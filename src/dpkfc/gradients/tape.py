@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,9 +55,6 @@ class _Stance:
 
     passes = 0
     eager: Any = None
-
-
-_Use = TypeVar("_Use", "Meeting", "WeightUse")
 
 
 @contextmanager
@@ -546,9 +543,9 @@ class Tape:
             meetings = self._shared.meetings
             weights = self._shared.weights
         batched = [record for record in records if not record.is_public]
-        uses: list[Meeting | WeightUse] = [*meetings, *weights]
         all_edges = [edge for record in batched for edge in record.edges]
-        all_edges += [use.edge for use in uses]
+        all_edges += [meeting.edge for meeting in meetings]
+        all_edges += [use.edge for use in weights]
         edges = [edge for edge in dict.fromkeys(all_edges) if edge is not None]
         gradients: dict[Any, Tensor | None] = {}
         if edges:
@@ -558,11 +555,13 @@ class Tape:
             gradients = dict(zip(edges, arrived, strict=True))
         calls = self._calls_of(batched, gradients)
         if meetings:
-            self._add_shared(_reached(meetings, gradients), records, calls)
-        for use, gradient in _reached(weights, gradients):
-            assert self.tracker is not None
-            own = use.gradients(gradient, self.tracker.size)
-            add_blocks(self.layers, own, calls)
+            self._add_shared(meetings, gradients, records, calls)
+        for use in weights:
+            gradient = gradients[use.edge]
+            if gradient is not None:
+                assert self.tracker is not None
+                own = use.gradients(gradient, self.tracker.size)
+                add_blocks(self.layers, own, calls)
         return calls
 
     def inputs(self) -> Calls:
@@ -615,7 +614,11 @@ class Tape:
         return calls
 
     def _add_shared(
-        self, pairs: Sequence[tuple[Meeting, Tensor]], records: Sequence[_Record], calls: Calls
+        self,
+        meetings: Sequence[Meeting],
+        arrived: dict[Any, Tensor | None],
+        records: Sequence[_Record],
+        calls: Calls,
     ) -> None:
         """Add the gradients of parameters that all examples share to the calls."""
         assert self.tracker is not None
@@ -633,7 +636,7 @@ class Tape:
             if id(p) in self.tracker.read:
                 names.append(name)
                 targets.append(p)
-        gradients = pulled_back(pairs, targets, size)
+        gradients = pulled_back(meetings, arrived, targets, size)
         for record, gradient in zip(public, gradients, strict=False):
             if gradient is not None:
                 shape = record.outputs[0][0]
@@ -668,18 +671,6 @@ class _OpenCall:
     paused: bool = False
     states: Sequence[Tensor] | None = None
     attention: AttentionCall | None = None
-
-
-def _reached(
-    uses: Sequence[_Use], gradients: dict[Any, Tensor | None]
-) -> list[tuple[_Use, Tensor]]:
-    """Return the uses whose edge has a gradient, with their gradients."""
-    pairs = []
-    for use in uses:
-        gradient = gradients[use.edge]
-        if gradient is not None:
-            pairs.append((use, gradient))
-    return pairs
 
 
 def _call(record: _Record, arrived: Sequence[Tensor | None]) -> Call:
@@ -1167,25 +1158,31 @@ def _broadcast_shape(x: Tensor, rank: int) -> tuple[int, ...]:
 
 
 def pulled_back(
-    pairs: Sequence[tuple[Meeting, Tensor]], targets: Sequence[GradientEdge | Tensor], size: int
+    meetings: Sequence[Meeting],
+    arrived: dict[Any, Tensor | None],
+    targets: Sequence[GradientEdge | Tensor],
+    size: int,
 ) -> Sequence[Tensor | None]:
     """Return the gradients of every example at public places of the graph.
 
     Args:
-        pairs: meetings, with the gradients of their views.
+        meetings: whose gradients are pulled back.
+        arrived: edge to the gradient of the view there, None where none arrived.
         targets: outputs of layers that read a public input, and parameters.
         size: examples N.
 
     Returns:
         For each target `[N, ...]` of its shape, None where no meeting depends on it.
     """
-    if not pairs or not targets:
-        return [None] * len(targets)
     sources = []
     rows = []
-    for meeting, gradient in pairs:
-        sources.append(meeting.source)
-        rows.append(meeting.gradients(gradient, size).to(meeting.source.dtype))
+    for meeting in meetings:
+        gradient = arrived[meeting.edge]
+        if gradient is not None:
+            sources.append(meeting.source)
+            rows.append(meeting.gradients(gradient, size).to(meeting.source.dtype))
+    if not sources or not targets:
+        return [None] * len(targets)
     grad = partial(
         torch.autograd.grad, sources, list(targets), retain_graph=True, allow_unused=True
     )
