@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from dpkfc._checks import check_one_of
-from dpkfc.distributed import trainable_tensors
+from dpkfc.distributed import flatten, trainable_tensors
 from dpkfc.gradients.clipped_sum import (
     LossFn,
     follow_augmentation,
@@ -789,12 +789,11 @@ class _Check:
 
     def _gradient(self, total: Tensor) -> Tensor:
         """Return the gradient of a number as one vector."""
-        gradients = gradient_of(self.model, total)
-        parts = []
+        gradients: NamedTensors = {}
         for name, p in trainable_tensors(self.model).items():
-            part = gradients.get(name, torch.zeros_like(p))
-            parts.append(part.detach().double().flatten())
-        return torch.cat(parts)
+            gradients[name] = torch.zeros_like(p)
+        gradients |= gradient_of(self.model, total)
+        return flatten(gradients, torch.float64)
 
     def _check_tape(self, rows: PublicRows, size: int, *, alone: bool) -> None:
         """Compare the tape with plain autograd once.

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from dpkfc._checks import check_one_of, check_positive
-from dpkfc.distributed import local, trainable_tensors
+from dpkfc.distributed import local, trainable_tensors, widest_dtype
 from dpkfc.gradients.fallback import blocks_of_one, gradient_of, matrices_of
 from dpkfc.gradients.internals import has_batch_in_place
 from dpkfc.gradients.layers import MATRICES, Call, Calls, Layer, named_tensors
@@ -240,12 +240,9 @@ class Split:
             layers: of the model.
         """
         like = next(iter(sums.values()))
-        dtype = torch.float32
-        if torch.float64 in [x.dtype for x in sums.values()]:
-            dtype = torch.float64
         zeros = like.new_zeros(self._basis.width, dtype=torch.float64)
         embedding = zeros + self._embedding
-        stacked = {EMBEDDING: embedding.to(dtype)}
+        stacked = {EMBEDDING: embedding.to(widest_dtype(sums))}
         if not self.keeps_residual:
             return stacked
         stacked.update(sums)

@@ -891,8 +891,8 @@ def mismatch(shape: Mapping[str, Any], roles: Mapping[str, tuple[int, ...]]) -> 
     """
     kind = shape["kind"]
     if kind == "elementwise":
-        names = shape.keys() - {"kind", _STORED}
-        expected = {role: tuple(size) for role, size in shape.items() if role in names}
+        others = ("kind", _STORED)
+        expected = {role: tuple(size) for role, size in shape.items() if role not in others}
         if expected == dict(roles):
             return None
         return f"parameters {dict(roles)}, the preconditioner {expected}"
