@@ -284,23 +284,8 @@ def _changed_names(
 
 
 def paths_of(model: nn.Module) -> dict[nn.Module, str]:
-    """Return every module of a model with its path, in the order of `named_modules`.
-
-    `named_modules` takes much longer to walk through a deep model.
-    """
-    paths: dict[nn.Module, str] = {}
-    waiting = [("", model)]
-    while waiting:
-        path, module = waiting.pop()
-        if module in paths:
-            continue
-        paths[module] = path
-        if path:
-            path += "."
-        for name, child in reversed(module._modules.items()):
-            if child is not None:
-                waiting.append((path + name, child))
-    return paths
+    """Return every module of a model with its path, in the order of `named_modules`."""
+    return {module: path for path, module in model.named_modules()}
 
 
 def _is_container(kind: Any) -> bool:
@@ -441,9 +426,7 @@ class PassState:
         for place, b in self._tensors("_buffers").items():
             self._buffers[place] = (b, b.clone())
         for place, p in self._tensors("_parameters").items():
-            copy = None
-            if by_value:
-                copy = _copy_or_digest(p)
+            copy = _copy_or_digest(p) if by_value else None
             self._parameters[place] = (p, p._version, copy)
         for m in self._paths:
             if type(m).get_extra_state is not nn.Module.get_extra_state:
