@@ -149,7 +149,6 @@ def warn_of_padding(stacklevel: int) -> None:
     warnings.warn(
         "batches are padded, and the model takes no public records of other lengths; whether"
         " padding mixes examples is not checked",
-        UserWarning,
         stacklevel=stacklevel + 1,
     )
 
@@ -414,7 +413,6 @@ class Verdict:
             reason = self.unchecked.splitlines()[0][:60]
             warnings.warn(
                 f"public rows could not be used: {reason}; whether examples mix is not checked",
-                UserWarning,
                 stacklevel=stacklevel + 1,
             )
 
@@ -852,7 +850,6 @@ class _Check:
             warnings.warn(
                 f"parameter '{unused[0]}' is trainable but loss_fn never uses it ({len(unused)}"
                 " such): it receives noise alone; freeze it with requires_grad_(False)",
-                UserWarning,
                 stacklevel=7,
             )
 

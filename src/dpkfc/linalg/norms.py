@@ -197,7 +197,7 @@ def tied_norms(block: Tied, metric: Kronecker, method: str) -> LayerNorms:
         return LayerNorms(norms, block)
     rows = _whiten_tied(block, metric)
     norms = _gram_tied_norms(rows)
-    return LayerNorms(norms, rows, True, lambda: _gram_tied_norms(rows))
+    return LayerNorms(norms, rows, True)
 
 
 def _whiten_tied(block: Tied, metric: Kronecker) -> Tied:
@@ -640,9 +640,11 @@ def per_example_norms(
         ValueError: a metric of the wrong kind or size for the block.
     """
     result = _compute_norms(block, metric, method, cache)
-    if result.block is block:
-        return replace(result, recompute=lambda: _compute_norms(block, metric, method).norms)
-    return result
+    summed = result.block
+    if isinstance(summed, MaterializedGradients):
+        return result
+    entry = None if result.whitened else metric
+    return replace(result, recompute=lambda: _compute_norms(summed, entry, method).norms)
 
 
 def _compute_norms(
@@ -690,13 +692,10 @@ def _row_norms_of_block(
     explicit = block.outer()
     rows = _whiten_rows(explicit, metric, cache)
 
-    def compute(cache: InputCache | None = None) -> Tensor:
-        norms = _rank_one_norms(rows) if is_rank_one else gram_norms(rows, cache)
-        return _add_groups(norms, rows.groups)
-
-    norms = compute(cache)
+    norms = _rank_one_norms(rows) if is_rank_one else gram_norms(rows, cache)
+    norms = _add_groups(norms, rows.groups)
     if isinstance(block, Outer):
-        return LayerNorms(norms, rows, True, compute)
+        return LayerNorms(norms, rows, True)
     # Patches are larger than the image: the sum is taken of the image again.
     plain = norms / max(metric.operator_norm, 1e-30)
     slack = _rounding_of_second_pass(block, metric, plain)
