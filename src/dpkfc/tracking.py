@@ -15,9 +15,9 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
-from types import FrameType, MappingProxyType
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -162,17 +162,29 @@ def example_first(x: Tensor, axis: BatchAxis, size: int) -> Tensor:
         size: examples N.
     """
     if axis.pre == axis.post == 1:
-        if axis.dim == 0:
-            return x
         return x.movedim(axis.dim, 0)
-    parts = x.unflatten(axis.dim, (axis.pre, size, axis.post))
+    rows = _split_batch(x, axis, size)
     pre_dim = axis.dim + 1
-    rows = parts.movedim(pre_dim, 0)
     if axis.post == 1:
         rows = rows.squeeze(pre_dim + 1)
     if axis.pre == 1:
         rows = rows.squeeze(pre_dim)
     return rows
+
+
+def one_example_a_row(x: Tensor, axis: BatchAxis, size: int) -> Tensor:
+    """Return `[N, ...]`, where each row is what a batch of that one example would hold.
+
+    The batch dimension is kept.
+    """
+    rows = _split_batch(x, axis, size)
+    return rows.flatten(axis.dim + 1, axis.dim + 2)
+
+
+def _split_batch(x: Tensor, axis: BatchAxis, size: int) -> Tensor:
+    """Return `[N, ...]` with pre and post in the place of the batch dimension."""
+    parts = x.unflatten(axis.dim, (axis.pre, size, axis.post))
+    return parts.movedim(axis.dim + 1, 0)
 
 
 def names_of_shapes(tensors: Sequence[Tensor]) -> str:
@@ -196,6 +208,7 @@ class Operation:
         output: what the operation returned.
         size: examples N of the pass, at least 2.
         state: maps a tensor to its state, None for a public one.
+        axis: maps an operand to its batch axis, None for a public tensor or for no tensor.
         trusts_public_rows: a public tensor with a row for each example may hold the examples' own
             rows.
         before: by id, the old values of public tensors that an operation in place has changed.
@@ -207,8 +220,9 @@ class Operation:
     output: Any
     size: int
     state: Callable[[Tensor], State | None]
-    trusts_public_rows: bool = False
-    before: Mapping[int, Tensor] = field(default_factory=dict)
+    axis: Callable[[Any], BatchAxis | None]
+    trusts_public_rows: bool
+    before: Mapping[int, Tensor]
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -224,14 +238,6 @@ class Operation:
     def result(self) -> Tensor:
         """Return the first tensor output."""
         return next(tensors_in((self.output,)))
-
-    def axis(self, x: Any) -> BatchAxis | None:
-        """Return the batch axis of an operand, None for a public tensor or for no tensor."""
-        if isinstance(x, Tensor):
-            state = self.state(x)
-            if isinstance(state, BatchAxis):
-                return state
-        return None
 
     def is_batched(self, x: Any) -> bool:
         """Return whether an operand has a batch axis."""
@@ -318,6 +324,11 @@ def register_batch_rule(name: str, rule: Rule) -> None:
     if "::" not in name:
         raise ValueError(f"batch rule {name!r}: name the library too, for example 'aten::{name}'")
     RULES[name.removeprefix("aten::")] = rule
+
+
+def split_names(text: str) -> frozenset[str]:
+    """Return the names in a text that divides them by spaces."""
+    return frozenset(text.split())
 
 
 def rule_name(function: Any) -> str:
@@ -610,20 +621,16 @@ def _cat(operation: Operation) -> Answer:
     axes = [operation.axis(x) for x in tensors]
     known = [axis for axis in axes if axis is not None]
     first = known[0]
-    copies = 0
-    has_one_pre = True
-    for axis in known:
-        copies += axis.pre
-        has_one_pre = has_one_pre and axis == first
-        if axis.dim != first.dim or axis.post != first.post:
-            return operation.lost("tensors with different batch axes are joined")
     if dim != first.dim:
-        if has_one_pre and _are_shared(operation, tensors, first):
+        if _common_axis(operation, tensors) and _are_shared(operation, tensors, first):
             return first
+        return operation.lost("tensors with different batch axes are joined")
+    joined = replace(first, pre=sum(axis.pre for axis in known))
+    if any(replace(axis, pre=joined.pre) != joined for axis in known):
         return operation.lost("tensors with different batch axes are joined")
     if len(known) < len(axes):
         return operation.lost("rows of no example are joined to the batch")
-    return BatchAxis(first.dim, copies, first.post)
+    return joined
 
 
 @_rule("stack")
@@ -869,20 +876,20 @@ def _channels(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 # -- operations on trailing dimensions -------------------------------------------------------------
 
 
+def _common_axis(operation: Operation, tensors: Iterable[Tensor]) -> BatchAxis | None:
+    """Return the one axis of all batched tensors, None where they have several or none."""
+    axes = set(map(operation.axis, tensors)) - {None}
+    return axes.pop() if len(axes) == 1 else None
+
+
 def _trailing(count: int) -> Rule:
     """Return the rule of an operation that works within the last `count` dimensions."""
 
     def rule(operation: Operation) -> Answer:
-        axes = set()
-        for x in operation.tensors:
-            axis = operation.axis(x)
-            if axis is not None:
-                axes.add(axis)
-                if axis.dim >= x.dim() - count:
-                    return operation.lost("it works along the batch axis")
-        if len(axes) > 1:
+        batched = list(filter(operation.is_batched, operation.tensors))
+        axis = _common_axis(operation, batched)
+        if axis is None or any(axis.dim >= x.dim() - count for x in batched):
             return operation.lost("it works along the batch axis")
-        axis = axes.pop()
         if not _are_shared(operation, operation.tensors, axis):
             return operation.lost("it pairs examples with their places")
         return axis
@@ -970,17 +977,16 @@ def _batch_norm(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     is_training = "with_update" in _name(operation)
     if operation.has_argument("training"):
         is_training = operation.argument("training")
-    outputs = len(operation.outputs)
     if not is_training:
         if axis.dim == 1:
             return operation.lost("channels are examples")
-        return [axis, None, None, None][:outputs]
+        return [axis, None, None, None]
     if axis.dim != 1:
         return operation.lost("statistics are taken over the batch")
     channel_axis = axis.move(0)
     if not _are_shared(operation, operation.args[1:3], channel_axis):
         return operation.lost("weights depend on the places of the examples")
-    return [axis, channel_axis, channel_axis, None][:outputs]
+    return [axis, channel_axis, channel_axis, None]
 
 
 # -- lookups ---------------------------------------------------------------------------------------
@@ -1018,22 +1024,16 @@ def _embedding_bag(operation: Operation) -> Answer:
     if not is_regular or operation.argument("include_last_offset"):
         return operation.lost("bags of an embedding have several lengths")
     bag_axis = BatchAxis(0, 1, bags)
-    return [bag_axis, axis, bag_axis, bag_axis][: len(operation.outputs)]
+    return [bag_axis, axis, bag_axis, bag_axis]
 
 
 @_rule("gather scatter scatter_add scatter_reduce take_along_dim")
 def _gather(operation: Operation) -> Answer:
     tensors = [x for x in operation.tensors if x.dim()]
-    dim = _dimension(operation, tensors[0])
-    axes = set()
-    for x in tensors:
-        axis = operation.axis(x)
-        if axis is not None:
-            axes.add(axis)
-    if len(axes) > 1:
+    axis = _common_axis(operation, tensors)
+    if axis is None:
         return operation.lost("it pairs different examples")
-    axis = axes.pop()
-    if axis.dim == dim:
+    if axis.dim == _dimension(operation, tensors[0]):
         return operation.lost("it reads along the batch axis")
     if not all(operation.has_length(x, axis) for x in tensors):
         return operation.lost("its operands have different numbers of examples")
@@ -1335,8 +1335,7 @@ def _attention(operation: Operation) -> Answer:
     for x in operation.args[:3]:
         if not operation.is_batched(x) and x.shape[axis.dim] != length:
             return operation.lost("attention pairs different examples")
-    others = [None] * len(outputs)
-    return [axis, axis, *others][: len(outputs)]
+    return [axis, axis, *[None] * len(outputs)]
 
 
 def _reduce_loss(operation: Operation, axis: BatchAxis | None, entries: int) -> State:
@@ -1403,7 +1402,7 @@ def _margin_loss(operation: Operation) -> Answer:
     if any(map(operation.is_batched, operation.tensors[2:])):
         return operation.lost("class weights depend on the examples")
     losses = _reduce_loss(operation, axis, len(scores))
-    return [losses, axis][: len(operation.outputs)]
+    return [losses, axis]
 
 
 @_rule("_ctc_loss")
@@ -1496,23 +1495,17 @@ def _scale_total(operation: Operation) -> Answer:
 
 
 _BATCH, _TOTAL, _PARAMETRIC, _UNKNOWN, _HISTORY = 1, 2, 4, 8, 16
-_READS = frozenset("_local_scalar_dense is_nonzero equal item allclose".split())
-_LEAVES_TORCH = frozenset(
-    (
-        "numpy tolist __array__ __dlpack__ untyped_storage storage data_ptr __reduce_ex__ "
-        "__deepcopy__ apply_ map_ map2_ _typed_storage"
-    ).split()
+_READS = split_names("_local_scalar_dense is_nonzero equal item allclose")
+_LEAVES_TORCH = split_names(
+    "numpy tolist __array__ __dlpack__ untyped_storage storage data_ptr __reduce_ex__ "
+    "__deepcopy__ apply_ map_ map2_ _typed_storage"
 )
-_WRITES_VALUES = frozenset("apply_ map_ map2_".split())
-_CREATES = frozenset(
-    ("tensor as_tensor from_numpy asarray frombuffer from_dlpack new_tensor").split()
-)
+_WRITES_VALUES = split_names("apply_ map_ map2_")
+_CREATES = split_names("tensor as_tensor from_numpy asarray frombuffer from_dlpack new_tensor")
 # Operations in place whose result has nothing of the old values.
-_OVERWRITES = frozenset(
-    (
-        "copy fill zero normal uniform random exponential bernoulli cauchy geometric "
-        "log_normal _foreach_copy _foreach_zero"
-    ).split()
+_OVERWRITES = split_names(
+    "copy fill zero normal uniform random exponential bernoulli cauchy geometric "
+    "log_normal _foreach_copy _foreach_zero"
 )
 # Memory that these return holds what was there before, which is no part of the program.
 _UNFILLED = frozenset(
@@ -1525,13 +1518,9 @@ _UNFILLED = frozenset(
         torch.ops.aten.new_empty_strided.default,
     )
 )
-_TAKES_LISTS = frozenset("__getitem__ __setitem__ new".split())
-_MEETS_RUNNING_STATISTICS = frozenset(
-    ("native_batch_norm cudnn_batch_norm miopen_batch_norm").split()
-)
-_DRAWS = frozenset(
-    ("rand randn randint bernoulli uniform normal exponential random log_normal").split()
-)
+_TAKES_LISTS = split_names("__getitem__ __setitem__ new")
+_MEETS_RUNNING_STATISTICS = split_names("native_batch_norm cudnn_batch_norm miopen_batch_norm")
+_DRAWS = split_names("rand randn randint bernoulli uniform normal exponential random log_normal")
 # Functions whose branches on values only choose between forms with equal results, or only check
 # values.
 _HARMLESS_READS = frozenset(
@@ -1646,7 +1635,7 @@ class Tracker:
 
     def is_declared(self, x: Tensor) -> bool:
         """Return whether a tensor is a parameter, or was seen before."""
-        return id(x) in self._parameters or id(x) in self._states
+        return id(x) in self._states
 
     def axis(self, x: Any) -> BatchAxis | None:
         """Return the batch axis of a tensor, None where it has none."""
@@ -1836,6 +1825,7 @@ class Tracker:
                 output,
                 self.size,
                 self.state,
+                self.axis,
                 self.trusts_public_rows,
                 before,
             )
@@ -1915,9 +1905,10 @@ class Tracker:
             return
         if not isinstance(answer, (list, tuple)):
             answer = [answer] * len(outputs)
+        # An operation of several forms may have fewer outputs than its rule has answers.
         for x, state in zip(outputs, answer, strict=False):
             if _writes(function):
-                self._write(function, x, state, operation.before)
+                self._write(operation, x, state)
             elif state is not None:
                 self.set_state(x, state)
         if depends:
@@ -1953,7 +1944,7 @@ class Tracker:
             if is_written:
                 for x in tensors_in((operation.argument(argument.name),)):
                     if id(x) not in returned:
-                        self._write(operation.function, x, written)
+                        self._write(operation, x, written)
 
     def _apply(self, operation: Operation, has_total: bool) -> Any:
         function = operation.function
@@ -1987,14 +1978,9 @@ class Tracker:
             why = "the program reads a value that depends on the examples"
             self.fail(function, why, is_read=True)
 
-    def _write(
-        self,
-        function: Any,
-        x: Tensor,
-        state: State | None,
-        before: Mapping[int, Tensor] = MappingProxyType({}),
-    ) -> None:
+    def _write(self, operation: Operation, x: Tensor, state: State | None) -> None:
         """Set the state of a tensor that was written into, and of the tensor that it views."""
+        function = operation.function
         is_private = not isinstance(state, (Parametric, Public, type(None)))
         memory = _memory(x)
         if is_private and memory in self._persistent:
@@ -2010,7 +1996,7 @@ class Tracker:
             return
         base = x._base
         if base is not None:
-            base_state = self._state_of_base(function, x, state, before.get(id(base)))
+            base_state = self._state_of_base(operation, x, state)
             self.set_state(base, base_state)
             if isinstance(base_state, Unknown):
                 self._rewritten[id(base)] = base_state  # other views of it show the same memory
@@ -2018,16 +2004,13 @@ class Tracker:
             self._rewritten[id(x)] = state
         self.set_state(x, state)
 
-    def _state_of_base(
-        self, function: Any, view: Tensor, state: State, before: Tensor | None
-    ) -> State:
+    def _state_of_base(self, operation: Operation, view: Tensor, state: State) -> State:
         """Return the state of a tensor after a view of it was written.
 
         Args:
-            function: what wrote.
+            operation: what wrote.
             view: the view.
             state: of the view.
-            before: the old values of the tensor, None where it was not public.
         """
         base: Any = view._base
         known = self.state(base) if id(base) in self._states else None
@@ -2038,11 +2021,13 @@ class Tracker:
         moved = _same_memory(state, view, base, self.size)
         if moved is None or (isinstance(known, BatchAxis) and known != moved):
             why = "the examples are written into a part of a tensor that cannot be followed"
-            return Unknown(str(function), why)
+            return Unknown(str(operation.function), why)
+        # None where the tensor was not public.
+        before = operation.before.get(id(base))
         if before is not None and not self.trusts_public_rows:
             if not are_places_equal(before, moved, self.size):
                 why = "the examples are written beside entries of their places"
-                return Unknown(str(function), why)
+                return Unknown(str(operation.function), why)
         return moved
 
 
@@ -2174,15 +2159,13 @@ def _memory(x: Tensor) -> int:
 
 def _is_harmless() -> bool:
     """Return whether a listed function reads the value; its branches give one result."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame, _ in walk_stack(sys._getframe(1)):
         module = frame.f_globals.get("__name__", "")
         if (module, frame.f_code.co_name) in _HARMLESS_READS:
             return True
         # a user's function reads what it wants
         if module.partition(".")[0] not in ("torch", "dpkfc", "transformers"):
             return False
-        frame = frame.f_back
     return False
 
 

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from dpkfc._checks import check_one_of
-from dpkfc.distributed import trainable_tensors
+from dpkfc.distributed import flatten, trainable_tensors
 from dpkfc.gradients.clipped_sum import (
     LossFn,
     follow_augmentation,
@@ -149,7 +149,6 @@ def warn_of_padding(stacklevel: int) -> None:
     warnings.warn(
         "batches are padded, and the model takes no public records of other lengths; whether"
         " padding mixes examples is not checked",
-        UserWarning,
         stacklevel=stacklevel + 1,
     )
 
@@ -268,12 +267,9 @@ class _RecordDrawer:
         if isinstance(x, np.ndarray):
             tensor = torch.from_numpy(np.ascontiguousarray(x))
             return self.value_like(tensor, sizes, place).numpy()
-        if isinstance(x, np.generic):
-            number = self._number(x.dtype.kind)
-            return type(x)(number)
-        for kind, letter in ((bool, "b"), (int, "i"), (float, "f")):
-            if isinstance(x, kind):
-                return self._number(letter)
+        if isinstance(x, (np.generic, int, float)):
+            number = self._number(np.asarray(x).dtype.kind)
+            return type(x)(number) if isinstance(x, np.generic) else number
         if x is None:
             return None
         if isinstance(x, str) and self.integers != "ones":
@@ -417,7 +413,6 @@ class Verdict:
             reason = self.unchecked.splitlines()[0][:60]
             warnings.warn(
                 f"public rows could not be used: {reason}; whether examples mix is not checked",
-                UserWarning,
                 stacklevel=stacklevel + 1,
             )
 
@@ -790,20 +785,13 @@ class _Check:
                     raise ValueError(_mixing_message(failure, why))
                 part_gradients = []
 
-    def _gradients(self, total: Tensor) -> NamedTensors:
-        """Return the gradients of a number by parameter, where there are any."""
-        if total.grad_fn is None:
-            return {}
-        return gradient_of(self.model, total)
-
     def _gradient(self, total: Tensor) -> Tensor:
         """Return the gradient of a number as one vector."""
-        gradients = self._gradients(total)
-        parts = []
+        gradients: NamedTensors = {}
         for name, p in trainable_tensors(self.model).items():
-            part = gradients.get(name, torch.zeros_like(p))
-            parts.append(part.detach().double().flatten())
-        return torch.cat(parts)
+            gradients[name] = torch.zeros_like(p)
+        gradients |= gradient_of(self.model, total)
+        return flatten(gradients, torch.float64)
 
     def _check_tape(self, rows: PublicRows, size: int, *, alone: bool) -> None:
         """Compare the tape with plain autograd once.
@@ -834,7 +822,7 @@ class _Check:
             losses = self.losses(rows.batch(part), len(part))
             weighted = losses * weights[list(part)].to(losses)
             total = total + weighted.sum()
-        expected = self._gradients(total)
+        expected = gradient_of(self.model, total)
         if not all(bool(g.isfinite().all()) for g in expected.values()):
             return
         total_norm = math.hypot(*map(_norm, expected.values()))
@@ -846,17 +834,22 @@ class _Check:
                     block = blocks_of(layer, calls.pop(layer.name), size)
                     sums = dict(split_sum(layer, block.weighted_sum(weights)))
             for name in layer.parameters.values():
-                _check_gradient(name, expected.get(name), sums.get(name), total_norm, dtype)
+                difference = _difference(expected.get(name), sums.get(name), total_norm, dtype)
+                if difference:
+                    raise ValueError(
+                        f"the per-example gradients of '{name}' do not add up to the gradient of "
+                        f"autograd (relative difference {difference:.2g}; see"
+                        " docs/errors.md#gradient-mismatch)"
+                    )
 
     def _warn_of_unused(self, losses: Tensor) -> None:
         """Warn where the loss never uses a trainable parameter, which noise alone would train."""
-        gradients = self._gradients(losses.sum())
+        gradients = gradient_of(self.model, losses.sum())
         unused = [name for name in trainable_tensors(self.model) if name not in gradients]
         if unused:
             warnings.warn(
                 f"parameter '{unused[0]}' is trainable but loss_fn never uses it ({len(unused)}"
                 " such): it receives noise alone; freeze it with requires_grad_(False)",
-                UserWarning,
                 stacklevel=7,
             )
 
@@ -996,31 +989,17 @@ def _coarsest_dtype(layer: Layer, calls: Sequence[Any]) -> torch.dtype:
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
 
-def _check_gradient(
-    name: str, expected: Tensor | None, total: Tensor | None, total_norm: float, dtype: torch.dtype
-) -> None:
-    """Check that the per-example gradients of a parameter add up to its gradient by autograd.
-
-    Args:
-        name: of the parameter.
-        expected: gradient by autograd, None for zero.
-        total: sum of the per-example gradients, None for zero.
-        total_norm: norm of the gradient of all parameters.
-        dtype: the type of the layer that rounds most.
-    """
-    difference = _difference(expected, total, total_norm, dtype)
-    if difference:
-        raise ValueError(
-            f"the per-example gradients of '{name}' do not add up to the gradient of autograd "
-            f"(relative difference {difference:.2g}; see"
-            " docs/errors.md#gradient-mismatch)"
-        )
-
-
 def _difference(
     one: Tensor | None, other: Tensor | None, total_norm: float, dtype: torch.dtype
 ) -> float:
-    """Return the relative difference of two gradients of a parameter, 0 where it is rounding."""
+    """Return the relative difference of two gradients of a parameter, 0 where it is rounding.
+
+    Args:
+        one: a gradient, None for zero.
+        other: another, None for zero.
+        total_norm: norm of the gradient of all parameters.
+        dtype: the type of the layer that rounds most.
+    """
     if one is None and other is None:
         return 0.0
     # The slack is for a gradient that is zero up to rounding.
@@ -1040,7 +1019,8 @@ def have_equal_gradients(model: nn.Module, one: Tensor, other: Tensor) -> bool:
 
     An attention over padding hardly changes the outputs of an untrained model.
     """
-    gradients, others = (gradient_of(model, x) if x.grad_fn else {} for x in (one, other))
+    gradients = gradient_of(model, one)
+    others = gradient_of(model, other)
     total_norm = math.hypot(*map(_norm, gradients.values()))
     for name, p in trainable_tensors(model).items():
         if _difference(gradients.get(name), others.get(name), total_norm, p.dtype):

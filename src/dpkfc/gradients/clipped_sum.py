@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from traceback import walk_tb
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,8 +20,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from dpkfc._checks import check_one_of, check_positive
-from dpkfc.distributed import local, trainable_tensors
-from dpkfc.gradients.fallback import blocks_of_one, gradient_of
+from dpkfc.distributed import local, trainable_tensors, widest_dtype
+from dpkfc.gradients.fallback import blocks_of_one, gradient_of, matrices_of
 from dpkfc.gradients.internals import has_batch_in_place
 from dpkfc.gradients.layers import MATRICES, Call, Calls, Layer, named_tensors
 from dpkfc.gradients.rules import blocks_of, joined_calls, settled
@@ -29,11 +30,12 @@ from dpkfc.gradients.state import (
     augmented,
     check_finite,
     loss_state_restored,
+    paths_of,
     restored_attributes,
     restored_state,
 )
 from dpkfc.gradients.tape import Tape, check_losses
-from dpkfc.linalg.blocks import AnyBlock, Block, defer_flags, raise_precision, read_flags
+from dpkfc.linalg.blocks import Block, defer_flags, raise_precision
 from dpkfc.linalg.metric import (
     EMBEDDING,
     Eigenbasis,
@@ -182,12 +184,12 @@ class Split:
         self._removed: Tensor | float = 0.0
 
     def clip(
-        self, blocks: Mapping[str, AnyBlock], layer_norms: Mapping[str, Tensor], norms: Tensor
+        self, results: Mapping[str, LayerNorms], layer_norms: Mapping[str, Tensor], norms: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Add the clipped embeddings of one micro-batch, and return the factors of its gradients.
 
         Args:
-            blocks: layer name to its contribution, as its clipped sum will be taken of it.
+            results: layer name to the block that its clipped sum will be taken of.
             layer_norms: upper bounds of the norms of each layer's gradient `[N]`.
             norms: of the whole gradient.
 
@@ -199,9 +201,10 @@ class Split:
         norms = norms.double()
         w = norms.new_zeros(len(norms), basis.width)
         error = 8 * torch.finfo(torch.float64).eps * norms
-        for name, block in blocks.items():
+        for name, result in results.items():
             span = basis.spans.get(name)
             if span is not None:
+                block: Any = result.block
                 w[:, span.columns] += block.inner_products(span)
                 gain = 1 + basis.defect
                 error = error + block.product_error(span, layer_norms[name], gain)
@@ -237,12 +240,9 @@ class Split:
             layers: of the model.
         """
         like = next(iter(sums.values()))
-        dtype = torch.float32
-        if torch.float64 in [x.dtype for x in sums.values()]:
-            dtype = torch.float64
         zeros = like.new_zeros(self._basis.width, dtype=torch.float64)
         embedding = zeros + self._embedding
-        stacked = {EMBEDDING: embedding.to(dtype)}
+        stacked = {EMBEDDING: embedding.to(widest_dtype(sums))}
         if not self.keeps_residual:
             return stacked
         stacked.update(sums)
@@ -395,15 +395,13 @@ class ClippedSummer:
                 kind.
         """
         groups = groups or Groups(batch_size)
-        layer_norms, blocks, all_finite = self._norms(calls, batch_size, groups)
+        results, layer_norms, all_finite = self._norms(calls, batch_size, groups)
         squares = [x.square() for x in layer_norms.values()]
         norms = torch.stack(squares).sum(0).sqrt()
         if self._split is None:
             factors = self._factors(layer_norms, norms)
         else:
-            unkeyed = {name: block for (name, _), block in blocks.items()}
-            norms, factor = self._split.clip(unkeyed, layer_norms, norms)
-            del unkeyed
+            norms, factor = self._split.clip(results, layer_norms, norms)
             factors = dict.fromkeys(layer_norms, factor)
             all_finite = False
         excluded = None
@@ -412,16 +410,17 @@ class ClippedSummer:
             if bool(wrong.any()):
                 excluded = wrong
         if self._split is None or self._split.keeps_residual:
-            for key in list(blocks):
-                name, _ = key
-                # Each block is freed as soon as its sum is taken.
-                self._add(key, blocks.pop(key).weighted_sum(factors[name], excluded))
+            for name in list(results):
+                # Each block is freed before the sum of the next one is taken.
+                result = results.pop(name)
+                value = result.block.weighted_sum(factors[name], excluded)
+                self._add((name, result.whitened), value)
         return norms
 
     def _norms(
         self, calls: Calls, batch_size: int, groups: Groups
-    ) -> tuple[NamedTensors, dict[tuple[str, bool], AnyBlock], bool]:
-        """Return norms `[N]` by layer, the blocks to sum, and whether all norms are finite."""
+    ) -> tuple[dict[str, LayerNorms], NamedTensors, bool]:
+        """Return the blocks to sum and norms `[N]` by layer, and whether all norms are finite."""
         results: dict[str, LayerNorms] = {}
         cache = InputCache()
         with defer_flags() as flags:
@@ -437,9 +436,7 @@ class ClippedSummer:
                 del block
         if not results:
             raise ValueError("no layer of the model was called by loss_fn")
-        norms, all_finite = _resolve_flags(results, flags)
-        blocks = {(name, x.whitened): x.block for name, x in results.items()}
-        return norms, blocks, all_finite
+        return results, *_resolve_flags(results, flags)
 
     def _factors(self, layer_norms: Mapping[str, Tensor], norms: Tensor) -> NamedTensors:
         """Return clip factors `[N]` of each layer, zero where the whole gradient is not finite."""
@@ -519,7 +516,7 @@ def _resolve_flags(
     norms = {name: x.norms.double() for name, x in results.items()}
     finite = [x.isfinite().all() for x in norms.values()]
     all_flags = [*flags, torch.stack(finite).all()]
-    *unsure, all_finite = read_flags(all_flags)
+    *unsure, all_finite = torch.stack(all_flags).tolist()
     if not any(unsure):
         return norms, all_finite
     for name, x in results.items():
@@ -545,29 +542,16 @@ def map_groups(layer: Layer, matrix: Tensor, work: Callable[[Tensor], Tensor]) -
 
 def matrix_of(layer: Layer, tensors: Mapping[str, Tensor]) -> Tensor:
     """Return a layer's weight and bias as the matrix that `split_sum` cuts, the bias last."""
-    columns = []
-    names = layer.parameters
-    if "weight" in names:
-        weight = tensors[names["weight"]]
-        if layer.transposed:
-            weight = weight.T
-        columns.append(weight.flatten(1))
-    if "bias" in names:
-        bias = tensors[names["bias"]]
-        columns.append(bias.unsqueeze(1))
-    if len(columns) == 1:
-        return columns[0]
-    return torch.cat(columns, 1)
+    rows = {role: tensors[name].unsqueeze(0) for role, name in layer.parameters.items()}
+    return matrices_of(layer, rows)[0]
 
 
 def split_sum(layer: Layer, value: Tensor | NamedTensors) -> Mapping[str, Tensor]:
     """Cut a layer's sum, for example a matrix `[d_out, d_in (+1)]`, into tensors by parameter."""
     names = layer.parameters
-    result: NamedTensors = {}
     if isinstance(value, dict):
-        for role, tensor in value.items():
-            result[names[role]] = tensor
-        return result
+        return {names[role]: tensor for role, tensor in value.items()}
+    result: NamedTensors = {}
     columns = value
     if "bias" in names:
         columns = value[:, :-1]
@@ -633,8 +617,6 @@ def example_gradient(model: nn.Module, loss_fn: LossFn, batch: Any, weight: floa
     """
     losses = loss_fn(model, batch)
     check_losses(losses, 1)
-    if losses.grad_fn is None:
-        return {}
     return gradient_of(model, losses.sum() * weight)
 
 
@@ -671,7 +653,7 @@ def capture(
         loss: maps the model to per-example losses `[N]`.
 
     Returns:
-        Layer name to block, formed on access. `blocks.write_out_patches` writes out the patches of
+        Layer name to block, formed on access. `Patched.explicit` writes out the patches of
         a convolution. `b` is the gradient of each example's own loss, whatever N is.
 
     Raises:
@@ -749,19 +731,14 @@ def unknown_row(model: nn.Module, error: BaseException) -> str | None:
     Returns:
         None where no embedding raised the error.
     """
-    trace = error.__traceback__
     embedding: nn.Embedding | None = None
-    while trace is not None:
-        module = trace.tb_frame.f_locals.get("self")
+    for frame, _ in walk_tb(error.__traceback__):
+        module = frame.f_locals.get("self")
         if isinstance(module, nn.Embedding):
             embedding = module
-        trace = trace.tb_next
     if embedding is None:
         return None
-    name = type(embedding).__name__
-    for path, module in model.named_modules():
-        if module is embedding:
-            name = path
+    name = paths_of(model).get(embedding, type(embedding).__name__)
     last = embedding.num_embeddings - 1
     return (
         f"embedding '{name}' has {embedding.num_embeddings} rows, and the batch holds an id "
@@ -1058,11 +1035,9 @@ def _is_refused_by_torch(error: Exception) -> bool:
 
     An id outside of a table or a label outside of the classes is an IndexError, and a mistake.
     """
-    trace = error.__traceback__
     module = ""
-    while trace is not None:
-        module = trace.tb_frame.f_globals.get("__name__", "")
-        trace = trace.tb_next
+    for frame, _ in walk_tb(error.__traceback__):
+        module = frame.f_globals.get("__name__", "")
     is_of_torch = module.startswith("torch.") or isinstance(error, torch.linalg.LinAlgError)
     return is_of_torch and not is_out_of_memory(error)
 

@@ -8,7 +8,7 @@ per-module fallback.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,11 +36,19 @@ _PLAIN = {"weight", "bias"}
 _CELL = {"weight_ih", "weight_hh", "bias_ih", "bias_hh"}
 
 
+def _class_forward(module: nn.Module) -> Any:
+    """Return the forward function of a module's class, None where the module has its own.
+
+    A scripted module has. A forward function may be replaced on one object alone.
+    """
+    if isinstance(module, torch.jit.ScriptModule) or "forward" in vars(module):
+        return None
+    return type(module).forward
+
+
 def is_called(module: nn.Module) -> bool:
     """Return whether a module has a forward function. ParameterList, for example, has none."""
-    if isinstance(module, torch.jit.ScriptModule) or "forward" in vars(module):
-        return True
-    return type(module).forward is not nn.Module.forward
+    return _class_forward(module) is not nn.Module.forward
 
 
 def owned_parameters(module: nn.Module) -> tuple[NamedTensors, set[nn.Module]]:
@@ -329,11 +337,10 @@ def _rule(module: nn.Module) -> str:
 
     A subclass with its own forward function takes the fallback.
     """
-    # A forward function may be replaced on one object alone.
-    if isinstance(module, torch.jit.ScriptModule) or "forward" in vars(module):
+    forward = _class_forward(module)
+    if forward is None:
         return "fallback"
-    forward = type(module).forward
-    if forward is nn.Linear.forward or forward is _transposed_linear_forward():
+    if forward is nn.Linear.forward or _is_transposed(module):
         return "linear"
     if forward is nn.Embedding.forward:
         return "embedding"
@@ -347,20 +354,12 @@ def _rule(module: nn.Module) -> str:
     return "fallback"
 
 
-def _transposed_linear_forward() -> Callable[..., Any] | None:
-    """Return the forward function of transformers' Conv1D, None where it is not loaded.
-
-    It computes `x W + b` with W `[d_in, d_out]`.
-    """
-    loaded = sys.modules.get("transformers.pytorch_utils")
-    kind = getattr(loaded, "Conv1D", None)
-    return getattr(kind, "forward", None)
-
-
 def _is_transposed(module: nn.Module) -> bool:
-    if isinstance(module, torch.jit.ScriptModule):
-        return False
-    return type(module).forward is _transposed_linear_forward()
+    """Return whether a module is transformers' Conv1D: `x W + b` with W `[d_in, d_out]`."""
+    loaded = sys.modules.get("transformers.pytorch_utils")
+    kind = getattr(loaded, "Conv1D", nn.Module)
+    forward = kind.forward
+    return forward is not nn.Module.forward and forward is _class_forward(module)
 
 
 def refuse_mixing(name: str, module: nn.Module) -> None:

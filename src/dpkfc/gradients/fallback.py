@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -26,6 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from dpkfc.distributed import trainable_tensors
 from dpkfc.gradients.layers import MATRICES, Call, Calls, Layer
+from dpkfc.gradients.state import AttributeSnapshot
 from dpkfc.linalg.blocks import (
     ConvBlock,
     MaterializedGradients,
@@ -37,7 +37,7 @@ from dpkfc.linalg.blocks import (
 from dpkfc.linalg.metric import NamedTensors
 from dpkfc.memory import is_out_of_memory
 from dpkfc.rng_state import are_states_equal, random_states
-from dpkfc.tracking import BatchAxis
+from dpkfc.tracking import one_example_a_row
 
 _log = logging.getLogger(__name__)
 _CHUNK_ELEMENTS = 1 << 24  # of gradients held at once
@@ -61,32 +61,26 @@ def fallback_gradients(layer: Layer, call: Call, batch_size: int) -> NamedTensor
     leaves, spec, axes = call.batched_leaves()
     # Inputs may come from an autocast region and be narrower than the parameters.
     arguments = [_widen(leaf, widest) for leaf in leaves]
-    rows = [_one_example_a_row(arguments[i], axis, batch_size) for i, axis in axes.items()]
+    rows = [one_example_a_row(arguments[i], axis, batch_size) for i, axis in axes.items()]
     used = []
     gradients = []
     outputs = zip(call.output_gradients, call.output_axes, strict=True)
     for i, (gradient, axis) in enumerate(outputs):
         if gradient is not None and axis is not None:
             used.append(i)
-            gradient_rows = _one_example_a_row(gradient, axis, batch_size)
+            gradient_rows = one_example_a_row(gradient, axis, batch_size)
             gradients.append(_widen(gradient_rows, widest))
     repeated = _RepeatedCall(
         layer.display_name, call.module, parameters, arguments, spec, list(axes), used
     )
-    with torch.enable_grad(), _attributes_restored(call.module):
-        result = repeated.run(rows, gradients, batch_size)
+    # A forward pass may store computed weights or caches on its modules.
+    before = AttributeSnapshot(call.module)
+    try:
+        with torch.enable_grad():
+            result = repeated.run(rows, gradients, batch_size)
+    finally:
+        before.restore(before.changed())
     return {role: raise_precision(g) for role, g in result.items()}
-
-
-def _one_example_a_row(x: Tensor, axis: BatchAxis, size: int) -> Tensor:
-    """Return `[N, ...]`, where each row is what a batch of that one example would hold.
-
-    The batch dimension is kept.
-    """
-    dim = axis.dim
-    parts = x.unflatten(dim, (axis.pre, size, axis.post))
-    rows = parts.movedim(dim + 1, 0)
-    return rows.flatten(dim + 1, dim + 2)
 
 
 def _widen(x: Any, dtype: torch.dtype) -> Any:
@@ -222,23 +216,6 @@ def _dense(gradient: Tensor) -> Tensor:
     return gradient.to_dense() if gradient.is_sparse else gradient
 
 
-@contextmanager
-def _attributes_restored(module: nn.Module) -> Iterator[None]:
-    """Restore tensors that a forward pass stores on its modules (computed weights, caches)."""
-    before = [(m, _tensors(m)) for m in module.modules()]
-    try:
-        yield
-    finally:
-        for m, tensors in before:
-            for name in _tensors(m).keys() - tensors.keys():
-                vars(m).pop(name)
-            vars(m).update(tensors)
-
-
-def _tensors(module: nn.Module) -> NamedTensors:
-    return {name: x for name, x in vars(module).items() if isinstance(x, Tensor)}
-
-
 # --------------------------------------------------------------------------------------------------
 # Gradients of examples that were computed by autograd, in the form in which layers are clipped and
 # summed.
@@ -268,16 +245,21 @@ def block_of_gradients(
             by_role[role] = like.new_zeros(len(like), *shape)
     if layer.rule not in MATRICES:
         return PerExample(by_role)
-    columns = []
-    if "weight" in by_role:
-        weight = by_role["weight"]
-        weight = weight.mT if layer.transposed else weight.flatten(2)
-        columns.append(weight)
-    if "bias" in by_role:
-        columns.append(by_role["bias"].unsqueeze(2))
-    matrix = torch.cat(columns, 2) if len(columns) > 1 else columns[0]
+    matrix = matrices_of(layer, by_role)
     rows = matrix.reshape(len(like) * layer.groups, -1, matrix.shape[-1])
     return MaterializedGradients(rows, layer.groups, crosswise=layer.rule == "embedding")
+
+
+def matrices_of(layer: Layer, tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return `[N, d_out, columns]` from `[N, *parameter.shape]` by role, the bias last."""
+    columns = []
+    if "weight" in tensors:
+        weight = tensors["weight"]
+        weight = weight.mT if layer.transposed else weight.flatten(2)
+        columns.append(weight)
+    if "bias" in tensors:
+        columns.append(tensors["bias"].unsqueeze(2))
+    return torch.cat(columns, 2) if len(columns) > 1 else columns[0]
 
 
 def gradient_of(model: nn.Module, total: Tensor) -> NamedTensors:
@@ -285,6 +267,8 @@ def gradient_of(model: nn.Module, total: Tensor) -> NamedTensors:
 
     Parameters that the number does not depend on are absent.
     """
+    if total.grad_fn is None:
+        return {}
     parameters = trainable_tensors(model)
     tensors = list(parameters.values())
     with torch.autocast(total.device.type, enabled=False):

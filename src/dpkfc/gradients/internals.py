@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from dpkfc.gradients.fallback import differentiate
-from dpkfc.gradients.layers import Call, Layer, name_arguments
+from dpkfc.gradients.layers import Arguments, Call, Keywords, Layer, name_arguments
 from dpkfc.linalg.blocks import raise_precision
+from dpkfc.linalg.metric import NamedTensors
 from dpkfc.rng_state import random_states, restore_states
 from dpkfc.tracking import BatchAxis
 
@@ -77,7 +78,7 @@ class AttentionCall:
     def __init__(
         self,
         module: nn.MultiheadAttention,
-        arguments: dict[str, Any],
+        arguments: Keywords,
         states: Sequence[Tensor] | None,
     ) -> None:
         self.module = module
@@ -85,14 +86,14 @@ class AttentionCall:
         self.gradients: Sequence[Tensor | None] = ()
         self._states = states
         self._training = module.training
-        self._device = arguments["query"].device.type
-        self._is_autocast = torch.is_autocast_enabled(self._device)
-        self._autocast_dtype = torch.get_autocast_dtype(self._device)
+        device = arguments["query"].device.type
+        is_enabled = torch.is_autocast_enabled(device)
+        self._autocast = torch.autocast(
+            device, torch.get_autocast_dtype(device), enabled=is_enabled
+        )
 
     @classmethod
-    def record(
-        cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> AttentionCall | None:
+    def record(cls, module: nn.Module, args: Arguments, kwargs: Keywords) -> AttentionCall | None:
         """Return the record of a call that is about to happen, None for other attentions."""
         if not is_attention(module):
             return None
@@ -223,7 +224,7 @@ class AttentionCall:
         try:
             if self._states is not None:
                 restore_states(device, self._states)
-            with torch.autocast(self._device, self._autocast_dtype, enabled=self._is_autocast):
+            with self._autocast:
                 yield
         finally:
             restore_states(device, now)
@@ -272,8 +273,8 @@ class _MatrixUse:
 
     weight: str
     bias: str
-    inputs: Sequence[Tensor]
-    sums: Sequence[Tensor]
+    inputs: list[Tensor] = field(default_factory=list)
+    sums: list[Tensor] = field(default_factory=list)
 
 
 def has_batch_in_place(call: Call, batch_size: int) -> bool:
@@ -299,7 +300,7 @@ def has_batch_in_place(call: Call, batch_size: int) -> bool:
     return call.axes[0] == BatchAxis(dim)
 
 
-def recurrent_gradients(layer: Layer, calls: Sequence[Call]) -> dict[str, Tensor]:
+def recurrent_gradients(layer: Layer, calls: Sequence[Call]) -> NamedTensors:
     """Return the gradients of each example's loss for an LSTM, GRU, RNN or one of their cells.
 
     Args:
@@ -427,10 +428,11 @@ def _run_direction(
     names = ("weight_ih", "bias_ih", "weight_hh", "bias_hh", "weight_hr")
     w_ih, b_ih, w_hh, b_hh, w_hr = (_weight(module, name + suffix, x) for name in names)
     of_inputs = _add_inputs(x, w_ih, b_ih).unbind(1)
-    hidden_inputs: list[Tensor] = []
-    of_hidden: list[Tensor] = []
-    projection_inputs: list[Tensor] = []
-    projections: list[Tensor] = []
+    input_use = _MatrixUse(f"weight_ih{suffix}", f"bias_ih{suffix}")
+    input_use.inputs.extend(x.detach().unbind(1))
+    input_use.sums.extend(of_inputs)
+    hidden_use = _MatrixUse(f"weight_hh{suffix}", f"bias_hh{suffix}")
+    projection_use = _MatrixUse(f"weight_hr{suffix}", "")
     outputs: list[Tensor] = []
     is_reverse = suffix.endswith("_reverse")
     times = list(range(x.shape[1]))
@@ -438,21 +440,20 @@ def _run_direction(
         times.reverse()
     for t in times:
         h = state[0]
-        hidden_inputs.append(h.detach())
-        of_hidden.append(_add_inputs(h, w_hh, b_hh))
-        state = _step(module, of_inputs[t], of_hidden[-1], state)
+        of_hidden = _add_inputs(h, w_hh, b_hh)
+        hidden_use.inputs.append(h.detach())
+        hidden_use.sums.append(of_hidden)
+        state = _step(module, of_inputs[t], of_hidden, state)
         h = state[0]
         if w_hr is not None:
-            projection_inputs.append(h.detach())
+            projection_use.inputs.append(h.detach())
             h = F.linear(h, w_hr)
-            projections.append(h)
+            projection_use.sums.append(h)
             state = (h, *state[1:])
         outputs.append(h)
-    inputs = x.detach().unbind(1)
-    uses.append(_MatrixUse(f"weight_ih{suffix}", f"bias_ih{suffix}", inputs, of_inputs))
-    uses.append(_MatrixUse(f"weight_hh{suffix}", f"bias_hh{suffix}", hidden_inputs, of_hidden))
+    uses += [input_use, hidden_use]
     if w_hr is not None:
-        uses.append(_MatrixUse(f"weight_hr{suffix}", "", projection_inputs, projections))
+        uses.append(projection_use)
     if is_reverse:
         outputs.reverse()
     return torch.stack(outputs, 1), state

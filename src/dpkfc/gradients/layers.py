@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
+from dpkfc.linalg.metric import NamedTensors
 from dpkfc.tracking import BatchAxis
 
 MATRICES = ("linear", "conv", "embedding", "tied")
@@ -71,7 +72,7 @@ class Layer:
         return self.name or f"<{type(self.module).__name__}>"
 
 
-def named_tensors(layers: Sequence[Layer]) -> dict[str, Tensor]:
+def named_tensors(layers: Sequence[Layer]) -> NamedTensors:
     """Return name in the model to tensor of every parameter of some layers."""
     tensors = {}
     for layer in layers:
@@ -82,6 +83,11 @@ def named_tensors(layers: Sequence[Layer]) -> dict[str, Tensor]:
 
 # --------------------------------------------------------------------------------------------------
 # A recorded call of a module, as the rules of its layers read it.
+
+Arguments = tuple[Any, ...]
+Keywords = dict[str, Any]
+Axes = list[BatchAxis | None]
+"""Where some tensors have the batch, None for one that all examples share."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +106,11 @@ class Call:
     """
 
     module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: Arguments
+    kwargs: Keywords
     output_gradients: list[Tensor | None]
-    axes: list[BatchAxis | None]
-    output_axes: list[BatchAxis | None]
+    axes: Axes
+    output_axes: Axes
     attention: Any = None
 
     @property
@@ -129,7 +135,7 @@ class Call:
 
 def name_arguments(
     names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> Keywords:
     """Return the arguments of a call by name, where `names` are those of its first parameters."""
     return {**dict(zip(names, args, strict=False)), **kwargs}
 

@@ -14,6 +14,7 @@ import cmath
 import hashlib
 import io
 import logging
+import math
 import operator
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -22,7 +23,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from functools import cache, partial, update_wrapper
 from itertools import pairwise
-from types import CellType, CodeType, FrameType, FunctionType, MethodType
+from traceback import walk_stack
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -60,6 +62,10 @@ _VALUES = (Tensor, np.ndarray, int, float, complex, str, bytes)
 _COMMON = frozenset({"builtins", "abc", "typing", "collections", "enum"})
 
 
+_Names = dict[nn.Module, frozenset[str]]
+"""Modules with names of their attributes."""
+
+
 @dataclass(frozen=True, eq=False)
 class Snapshot:
     """A value, with what is needed to see a change in it and to undo the change.
@@ -83,7 +89,7 @@ class Snapshot:
 
     @classmethod
     def take(
-        cls, x: Any, watched: set[int] | None = None, depth: int = _DEPTH, most: int | None = None
+        cls, x: Any, watched: set[int] | None = None, depth: int = _DEPTH, most: float = math.inf
     ) -> Snapshot:
         """Return the snapshot of a value as it is now.
 
@@ -92,16 +98,13 @@ class Snapshot:
             watched: ids of tensors that another guard watches, as parameters are. Ids of objects
                 are added.
             depth: of nested containers.
-            most: bytes of a tensor or an array that is copied, None for any.
+            most: bytes of a tensor or an array that is copied.
         """
         watched = set() if watched is None else watched
         if isinstance(x, Tensor):
             return cls._take_tensor(x, watched, most)
         if isinstance(x, np.ndarray):
-            copy = None
-            if most is None or x.nbytes <= most:
-                copy = x.copy()
-            return cls(x, copy)
+            return cls(x, x.copy() if x.nbytes <= most else None)
         if not depth or not _is_container(type(x)) or id(x) in watched:
             return cls(x)
         if type(x) not in _HOLDERS:
@@ -113,14 +116,13 @@ class Snapshot:
         return cls(x, keys=keys, inner=inner)
 
     @classmethod
-    def _take_tensor(cls, x: Tensor, watched: set[int], most: int | None) -> Snapshot:
+    def _take_tensor(cls, x: Tensor, watched: set[int], most: float) -> Snapshot:
         if id(x) in watched or isinstance(x, nn.Parameter):
             return cls(x)
         copy = None
         is_plain = x.layout == torch.strided and not x.is_quantized and not x.is_meta
-        if is_plain and x.grad_fn is None:
-            if most is None or x.nbytes <= most:
-                copy = x.detach().clone()
+        if is_plain and x.grad_fn is None and x.nbytes <= most:
+            copy = x.detach().clone()
         return cls(x, copy, _version(x))
 
     def is_unchanged(self, now: Any, *, by_value: bool = False) -> bool:
@@ -153,11 +155,8 @@ class Snapshot:
         """Return the object, with the contents that it had."""
         x = self.value
         if isinstance(self.copy, Tensor):
-            if x.shape != self.copy.shape:
-                return self.copy
             if not same_values(x, self.copy):
-                with torch.no_grad():
-                    x.copy_(self.copy)
+                x = _write_copy(x, self.copy)
         elif isinstance(self.copy, np.ndarray):
             x[...] = self.copy
         elif self.inner is not None:
@@ -188,6 +187,10 @@ class Snapshot:
         return self.copy
 
 
+_Copies = dict[nn.Module, dict[str, Snapshot | None]]
+"""Modules with copies of their attributes, None where one is gone."""
+
+
 class AttributeSnapshot:
     """The plain attributes of all modules of a model, as they are when this is made.
 
@@ -213,9 +216,7 @@ class AttributeSnapshot:
                     snapshots[name] = Snapshot.take(x, watched)
             self._before[m] = (attributes, snapshots)
 
-    def changed(
-        self, *, by_value: bool = False, also: Iterable[nn.Module] = ()
-    ) -> dict[nn.Module, frozenset[str]]:
+    def changed(self, *, by_value: bool = False, also: Iterable[nn.Module] = ()) -> _Names:
         """Return the changed attributes of every module where a value changed.
 
         Values are tensors, arrays, numbers and texts.
@@ -225,7 +226,7 @@ class AttributeSnapshot:
                 writes.
             also: modules of which any change is returned.
         """
-        changed: dict[nn.Module, frozenset[str]] = {}
+        changed: _Names = {}
         others = set(also)
         for module, (before, snapshots) in self._before.items():
             now = vars(module)
@@ -239,11 +240,9 @@ class AttributeSnapshot:
                 changed[module] = frozenset(names)
         return changed
 
-    def values(
-        self, changed: Mapping[nn.Module, frozenset[str]]
-    ) -> dict[nn.Module, dict[str, Snapshot | None]]:
+    def values(self, changed: _Names) -> _Copies:
         """Return copies of the present values of some attributes, None where one is gone."""
-        copies: dict[nn.Module, dict[str, Snapshot | None]] = {}
+        copies: _Copies = {}
         for module, names in changed.items():
             now = vars(module)
             copies[module] = dict.fromkeys(sorted(names))
@@ -252,7 +251,7 @@ class AttributeSnapshot:
                 copies[module][name] = Snapshot.take(now[name], watched)
         return copies
 
-    def restore(self, changed: Mapping[nn.Module, frozenset[str]]) -> None:
+    def restore(self, changed: _Names) -> None:
         """Undo changes."""
         for module, names in changed.items():
             now = vars(module)
@@ -285,23 +284,8 @@ def _changed_names(
 
 
 def paths_of(model: nn.Module) -> dict[nn.Module, str]:
-    """Return every module of a model with its path, in the order of `named_modules`.
-
-    `named_modules` takes much longer to walk through a deep model.
-    """
-    paths: dict[nn.Module, str] = {}
-    waiting = [("", model)]
-    while waiting:
-        path, module = waiting.pop()
-        if module in paths:
-            continue
-        paths[module] = path
-        if path:
-            path += "."
-        for name, child in reversed(module._modules.items()):
-            if child is not None:
-                waiting.append((path + name, child))
-    return paths
+    """Return every module of a model with its path, in the order of `named_modules`."""
+    return {module: path for path, module in model.named_modules()}
 
 
 def _is_container(kind: Any) -> bool:
@@ -442,9 +426,7 @@ class PassState:
         for place, b in self._tensors("_buffers").items():
             self._buffers[place] = (b, b.clone())
         for place, p in self._tensors("_parameters").items():
-            copy = None
-            if by_value:
-                copy = _copy_or_digest(p)
+            copy = _copy_or_digest(p) if by_value else None
             self._parameters[place] = (p, p._version, copy)
         for m in self._paths:
             if type(m).get_extra_state is not nn.Module.get_extra_state:
@@ -702,7 +684,7 @@ def restore_attributes(model: nn.Module, before: AttributeSnapshot) -> None:
     """
     changed = before.changed()
     before.restore(changed)
-    paths = paths_of(model) if any(changed.values()) else {}
+    paths = paths_of(model) if changed else {}
     for module, names in changed.items():
         new = names - _reported.get(module, frozenset())
         if new:
@@ -810,12 +792,9 @@ def check_memory(
                 _refuse_memory(model, dependent)
 
 
-def _find_dependent(
-    runs: Sequence[Mapping[nn.Module, Mapping[str, Snapshot | None]]],
-    again: Mapping[nn.Module, Mapping[str, Snapshot | None]],
-) -> dict[nn.Module, frozenset[str]]:
+def _find_dependent(runs: Sequence[_Copies], again: _Copies) -> _Names:
     """Return attributes whose values depended on the input. Record the others as caches."""
-    dependent: dict[nn.Module, frozenset[str]] = {}
+    dependent: _Names = {}
     modules: dict[nn.Module, None] = {}
     for values in runs:
         modules |= dict.fromkeys(values)
@@ -857,7 +836,7 @@ def _is_equal(
     return a is b or a.equals(b)
 
 
-def _refuse_memory(model: nn.Module, dependent: Mapping[nn.Module, frozenset[str]]) -> None:
+def _refuse_memory(model: nn.Module, dependent: _Names) -> None:
     for module, path in paths_of(model).items():
         for name in sorted(dependent.get(module, ())):
             raise ValueError(
@@ -1459,11 +1438,9 @@ def is_nested_step(optimizer: torch.optim.Optimizer) -> bool:
     For `super().step()` torch runs all hooks once more.
     """
     steps = 0
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
+    for frame, _ in walk_stack(sys._getframe()):
         if frame.f_code is _HOOKED_STEP and frame.f_locals["self"] is optimizer:
             steps += 1
-        frame = frame.f_back
     return steps > 1
 
 

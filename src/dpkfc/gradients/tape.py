@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,20 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from dpkfc.distributed import find_graph_tensor, trainable_tensors
 from dpkfc.gradients.fallback import add_blocks, blocks_of_one, gradient_of
 from dpkfc.gradients.internals import ARGUMENTS, INPUTS, AttentionCall, expected_axis
-from dpkfc.gradients.layers import Call, Calls, Layer, name_arguments
+from dpkfc.gradients.layers import Arguments, Axes, Call, Calls, Keywords, Layer, name_arguments
 from dpkfc.linalg.blocks import Lookup
+from dpkfc.linalg.metric import NamedTensors
 from dpkfc.memory import is_out_of_memory
 from dpkfc.rng_state import are_states_equal, random_states
-from dpkfc.tracking import PARAMETRIC, BatchAxis, Tracker, Unknown, example_first, tensors_in
+from dpkfc.tracking import (
+    PARAMETRIC,
+    BatchAxis,
+    Tracker,
+    Unknown,
+    example_first,
+    split_names,
+    tensors_in,
+)
 
 
 def is_in_backward() -> bool:
@@ -46,9 +55,6 @@ class _Stance:
 
     passes = 0
     eager: Any = None
-
-
-_Use = TypeVar("_Use", "Meeting", "WeightUse")
 
 
 @contextmanager
@@ -164,21 +170,14 @@ class Tape:
         self._given_size = batch_size
         self.size = batch_size
         self._own_tracker = tracker is None
+
+    def __enter__(self) -> Tape:
+        """Start to record; what an earlier use recorded is dropped."""
         self._shared: SharedUses | None = None
         self._records: list[_Record] = []
         self._hidden: dict[str, Layer] = {}
         self._calls: list[tuple[nn.Module, _OpenCall]] = []
         self._called: set[int] = set()
-        self._is_differentiated = True
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Tape:
-        """Start to record; what an earlier use recorded is dropped."""
-        self._shared = None
-        self._records = []
-        self._hidden = {}
-        self._calls = []
-        self._called = set()
         self._stack = ExitStack()
         self._is_differentiated = torch.is_grad_enabled()
         # The tracker has not seen the cast of a weight in an earlier pass.
@@ -186,8 +185,7 @@ class Tape:
         self._stack.enter_context(run_eagerly())
         if self._own_tracker:
             self.tracker, self.size = None, self._given_size
-            if self.size is not None and self.size > 1:
-                self._begin_tracker(self.size)
+            self._begin_tracker()
             handle = self.model.register_forward_pre_hook(self._declare_inputs, with_kwargs=True)
             self._stack.callback(handle.remove)
         else:
@@ -227,8 +225,11 @@ class Tape:
             self._end_call(call)
         self._calls = []
 
-    def _begin_tracker(self, size: int) -> None:
-        self.tracker = Tracker(size, self.model.buffers(), trusts_public_rows=True)
+    def _begin_tracker(self) -> None:
+        """Follow the pass from here on, as soon as it is known to have several examples."""
+        if self.size is None or self.size < 2:
+            return
+        self.tracker = Tracker(self.size, self.model.buffers(), trusts_public_rows=True)
         parameters = trainable_tensors(self.model)
         self.tracker.declare_parameters(parameters.values())
         self._share_parameters()
@@ -243,14 +244,12 @@ class Tape:
         tracker.call = self._shared.call
         self._stack.callback(lambda: setattr(tracker, "call", None))
 
-    def _declare_inputs(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _declare_inputs(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> None:
         """Take the inputs of the model for the batch, where the tape follows a pass of its own."""
         if self.size is None:
-            self.size = leading_size((args, kwargs))
-            if self.size is not None and self.size > 1:
-                self._begin_tracker(self.size)
+            lengths = [len(x) for x in tensors_of((args, kwargs)) if x.dim()]
+            self.size = next(iter(lengths), None)
+            self._begin_tracker()
         if self.tracker is None:
             return
         for x in tensors_of((args, kwargs)):
@@ -262,8 +261,8 @@ class Tape:
         self,
         layers: tuple[Layer, ...],
         module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Arguments,
+        kwargs: Keywords,
     ) -> None:
         """Note that a covered module is called."""
         if is_in_backward():
@@ -319,8 +318,8 @@ class Tape:
         self,
         layers: tuple[Layer, ...],
         module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Arguments,
+        kwargs: Keywords,
         output: Any,
     ) -> Any:
         """Record a call, and return its outputs where they had to be distinguished."""
@@ -370,7 +369,7 @@ class Tape:
         self,
         layers: tuple[Layer, ...],
         module: nn.Module,
-        given: tuple[tuple[Any, ...], dict[str, Any]],
+        given: tuple[Arguments, Keywords],
         outputs: Sequence[Tensor],
         call: _OpenCall,
     ) -> None:
@@ -405,8 +404,8 @@ class Tape:
         layer: Layer,
         call: _OpenCall,
         outputs: Sequence[Tensor],
-        axes: Sequence[BatchAxis | None],
-    ) -> list[BatchAxis | None]:
+        axes: Axes,
+    ) -> Axes:
         """Declare outputs that the tracker takes for public, and return the axes of all outputs."""
         size = tracker.size
         is_public = all(axis is None for axis in (*call.axes, *axes))
@@ -425,11 +424,9 @@ class Tape:
                 if layer.rule not in _SINGLE_OUTPUT:
                     # Their gradients come through the graph.
                     tracker.read.update(id(p) for p in call.parameters)
-        return [*axes]
+        return axes
 
-    def _check_attention(
-        self, module: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]
-    ) -> bool:
+    def _check_attention(self, module: nn.Module, given: tuple[Arguments, Keywords]) -> bool:
         """Return whether queries, keys and values have the batch where attention takes it to be."""
         named = name_arguments(ARGUMENTS, *given)
         expected = expected_axis(module)
@@ -498,8 +495,7 @@ class Tape:
                 why = "its input was changed in place after it had read it"
                 return Unknown(record.layers[0].display_name, why)
         if self._shared is not None and self._shared.meetings:
-            read = self.tracker.read if self.tracker is not None else set[int]()
-            if self._covered_parameters() & read:
+            if self._covered_parameters() & self._shared.tracker.read:
                 why = "a parameter is used by its layer and outside of it"
                 return Unknown("parameter", why)
         return custom_function(losses)
@@ -547,9 +543,9 @@ class Tape:
             meetings = self._shared.meetings
             weights = self._shared.weights
         batched = [record for record in records if not record.is_public]
-        uses: list[Meeting | WeightUse] = [*meetings, *weights]
         all_edges = [edge for record in batched for edge in record.edges]
-        all_edges += [use.edge for use in uses]
+        all_edges += [meeting.edge for meeting in meetings]
+        all_edges += [use.edge for use in weights]
         edges = [edge for edge in dict.fromkeys(all_edges) if edge is not None]
         gradients: dict[Any, Tensor | None] = {}
         if edges:
@@ -559,9 +555,13 @@ class Tape:
             gradients = dict(zip(edges, arrived, strict=True))
         calls = self._calls_of(batched, gradients)
         if meetings:
-            self._add_shared(_reached(meetings, gradients), records, calls)
-        if weights:
-            self._add_weights(_reached(weights, gradients), calls)
+            self._add_shared(meetings, gradients, records, calls)
+        for use in weights:
+            gradient = gradients[use.edge]
+            if gradient is not None:
+                assert self.tracker is not None
+                own = use.gradients(gradient, self.tracker.size)
+                add_blocks(self.layers, own, calls)
         return calls
 
     def inputs(self) -> Calls:
@@ -614,7 +614,11 @@ class Tape:
         return calls
 
     def _add_shared(
-        self, pairs: Sequence[tuple[Meeting, Tensor]], records: Sequence[_Record], calls: Calls
+        self,
+        meetings: Sequence[Meeting],
+        arrived: dict[Any, Tensor | None],
+        records: Sequence[_Record],
+        calls: Calls,
     ) -> None:
         """Add the gradients of parameters that all examples share to the calls."""
         assert self.tracker is not None
@@ -632,7 +636,7 @@ class Tape:
             if id(p) in self.tracker.read:
                 names.append(name)
                 targets.append(p)
-        gradients = pulled_back(pairs, targets, size)
+        gradients = pulled_back(meetings, arrived, targets, size)
         for record, gradient in zip(public, gradients, strict=False):
             if gradient is not None:
                 shape = record.outputs[0][0]
@@ -644,21 +648,6 @@ class Tape:
             if gradient is not None:
                 own[name] = gradient
         add_blocks(self.layers, own, calls)
-
-    def _add_weights(self, pairs: Sequence[tuple[WeightUse, Tensor]], calls: Calls) -> None:
-        """Add the gradients of matrices that a function read itself to the calls."""
-        assert self.tracker is not None
-        size = self.tracker.size
-        for use, gradient in pairs:
-            rows = 0
-            if use.is_lookup:
-                rows = self.model.get_parameter(use.name).shape[0]
-            own = {}
-            for name, x in use.gradients(gradient, size, rows).items():
-                if name:
-                    shape = self.model.get_parameter(name).shape
-                    own[name] = x.reshape(size, *shape)
-            add_blocks(self.layers, own, calls)
 
 
 @dataclass
@@ -676,24 +665,12 @@ class _OpenCall:
 
     parameters: list[Tensor]
     tensors: list[Tensor]
-    axes: list[BatchAxis | None]
+    axes: Axes
     parametric: bool = False
     unknown: bool = False
     paused: bool = False
     states: Sequence[Tensor] | None = None
     attention: AttentionCall | None = None
-
-
-def _reached(
-    uses: Sequence[_Use], gradients: dict[Any, Tensor | None]
-) -> list[tuple[_Use, Tensor]]:
-    """Return the uses whose edge has a gradient, with their gradients."""
-    pairs = []
-    for use in uses:
-        gradient = gradients[use.edge]
-        if gradient is not None:
-            pairs.append((use, gradient))
-    return pairs
 
 
 def _call(record: _Record, arrived: Sequence[Tensor | None]) -> Call:
@@ -790,7 +767,7 @@ def _shared_call(record: _Record, gradient: Tensor, size: int) -> Call:
 
     call = record.call
     args, kwargs = tree_map_only(Tensor, repeat, (call.args, call.kwargs))
-    axes: list[BatchAxis | None] = []
+    axes: Axes = []
     for x, _ in record.versions:
         length = max(1, x.shape[0])
         axes.append(BatchAxis(0, 1, length))
@@ -871,14 +848,6 @@ def tensors_of(values: Any) -> list[Tensor]:
     return [x for x in tree_leaves(values) if isinstance(x, Tensor)]
 
 
-def leading_size(inputs: Any) -> int | None:
-    """Return the leading axis of the first tensor of the inputs that has one."""
-    for x in tensors_of(inputs):
-        if x.dim():
-            return x.shape[0]
-    return None
-
-
 def check_losses(losses: Tensor, batch_size: int | None = None) -> None:
     """Raise unless losses is a float vector with one entry an example.
 
@@ -915,15 +884,13 @@ def check_losses(losses: Tensor, batch_size: int | None = None) -> None:
 # computed one example at a time.
 
 
-_ELEMENTWISE = frozenset(
-    (
-        "add iadd radd sub isub rsub subtract mul imul rmul multiply div idiv rdiv truediv "
-        "itruediv rtruediv divide true_divide where maximum minimum pow lerp addcmul"
-    ).split()
+_ELEMENTWISE = split_names(
+    "add iadd radd sub isub rsub subtract mul imul rmul multiply div idiv rdiv truediv "
+    "itruediv rtruediv divide true_divide where maximum minimum pow lerp addcmul"
 )
-_BATCHED_PRODUCTS = frozenset("matmul imatmul rmatmul bmm scaled_dot_product_attention".split())
-_SPREADING = frozenset("expand expand_as broadcast_to repeat tile repeat_interleave".split())
-_TRANSPOSING = frozenset("t T mT transpose swapaxes permute".split())
+_BATCHED_PRODUCTS = split_names("matmul imatmul rmatmul bmm scaled_dot_product_attention")
+_SPREADING = split_names("expand expand_as broadcast_to repeat tile repeat_interleave")
+_TRANSPOSING = split_names("t T mT transpose swapaxes permute")
 
 
 @dataclass(frozen=True)
@@ -954,55 +921,67 @@ class Meeting:
 
 
 @dataclass(frozen=True)
+class _Product:
+    """Features times a matrix, or ids in a table.
+
+    Attributes:
+        input: features or ids.
+        weight: the matrix or table.
+        bias: what is added, or None.
+        padding: row whose gradient is left out, or None.
+        crosswise: the weight lies as `[d_in, d_out]`, or is a vector `[d_in]`.
+        given: the tensor that the function was given in the place of the matrix.
+    """
+
+    input: Any
+    weight: Any
+    bias: Any = None
+    padding: int | None = None
+    crosswise: bool = False
+    given: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True)
 class WeightUse:
     """A trainable matrix that a function read itself.
 
     The function is `F.linear(x, weight)` or `F.embedding(ids, weight)`.
 
     Attributes:
-        name: of the weight in the model.
-        bias: name of the bias that was added with it, or "".
-        input: features or ids, detached.
+        product: what the function computed, its input detached.
+        names: id of the weight and of the bias to its name in the model. Those that a layer covers
+            are absent.
         axis: the batch axis of the input.
         output_axis: the batch axis of the output.
         edge: where the gradients of the output arrive.
-        padding: row whose gradient is left out, or None.
-        crosswise: the weight lies as `[d_in, d_out]`, or is a vector `[d_in]`.
     """
 
-    name: str
-    bias: str
-    input: Tensor
+    product: _Product
+    names: Mapping[int, str]
     axis: BatchAxis
     output_axis: BatchAxis
     edge: GradientEdge
-    padding: int | None = None
-    crosswise: bool = False
 
-    @property
-    def is_lookup(self) -> bool:
-        """Return whether the input holds row numbers of a table."""
-        return not self.input.is_floating_point()
-
-    def gradients(self, gradient: Tensor, size: int, rows: int) -> dict[str, Tensor]:
-        """Return name to gradients `[N, *parameter.shape]`; `rows` is the length of a table."""
+    def gradients(self, gradient: Tensor, size: int) -> NamedTensors:
+        """Return name to gradients `[N, *parameter.shape]`."""
+        product = self.product
         b = example_first(gradient, self.output_axis, size)
-        a = example_first(self.input, self.axis, size)
-        if self.is_lookup:
+        a = example_first(product.input, self.axis, size)
+        if a.is_floating_point():
+            a = a.reshape(size, -1, a.shape[-1])
+            b = b.reshape(size, a.shape[1], -1)
+            a = a.to(b.dtype)
+            of_weight = a.mT @ b if product.crosswise else b.mT @ a
+        else:
             ids = a.reshape(size, -1).long()
             b = b.reshape(size, ids.shape[1], -1)
-            lookup = Lookup(ids, b, rows)
-            kept = lookup.drop_row(self.padding)
-            return {self.name: kept.per_example()}
-        a = a.reshape(size, -1, a.shape[-1])
-        b = b.reshape(size, a.shape[1], -1)
-        a = a.to(b.dtype)
-        if self.crosswise:
-            gradients = {self.name: a.mT @ b}
-        else:
-            gradients = {self.name: b.mT @ a}
-        if self.bias:
-            gradients[self.bias] = b.sum(1)
+            lookup = Lookup(ids, b, len(product.weight))
+            of_weight = lookup.drop_row(product.padding).per_example()
+        gradients = {}
+        for p, g in ((product.weight, of_weight), (product.bias, b.sum(1))):
+            name = self.names.get(id(p))
+            if name is not None:
+                gradients[name] = g.reshape(size, *p.shape)
         return gradients
 
 
@@ -1147,16 +1126,9 @@ class SharedUses:
         if output_axis is None or result.grad_fn is None:
             self.tracker.fail(name, "a trainable matrix is used outside its layer")
             return result
-        use = WeightUse(
-            name=names.get(id(weight), ""),
-            bias=names.get(id(bias), ""),
-            input=x.detach(),
-            axis=axis,
-            output_axis=output_axis,
-            edge=get_gradient_edge(result),
-            padding=product.padding,
-            crosswise=product.crosswise,
-        )
+        product = replace(product, input=x.detach())
+        edge = get_gradient_edge(result)
+        use = WeightUse(product, names, axis, output_axis, edge)
         self.weights.append(use)
         return result
 
@@ -1179,26 +1151,6 @@ class SharedUses:
         return _Product(x, weight, given=(matrix,), crosswise=weight is matrix)
 
 
-@dataclass(frozen=True)
-class _Product:
-    """Features times a matrix, or ids in a table.
-
-    Attributes:
-        input: features or ids.
-        weight: the matrix or table.
-        bias: what is added, or None.
-        padding, crosswise: as of `WeightUse`.
-        given: the tensor that the function was given in the place of the matrix.
-    """
-
-    input: Any
-    weight: Any
-    bias: Any = None
-    padding: int | None = None
-    crosswise: bool = False
-    given: tuple[Tensor, ...] = ()
-
-
 def _broadcast_shape(x: Tensor, rank: int) -> tuple[int, ...]:
     """Return the shape of a tensor with leading ones, so that it has `rank` dimensions."""
     missing = rank - x.dim()
@@ -1206,25 +1158,31 @@ def _broadcast_shape(x: Tensor, rank: int) -> tuple[int, ...]:
 
 
 def pulled_back(
-    pairs: Sequence[tuple[Meeting, Tensor]], targets: Sequence[GradientEdge | Tensor], size: int
+    meetings: Sequence[Meeting],
+    arrived: dict[Any, Tensor | None],
+    targets: Sequence[GradientEdge | Tensor],
+    size: int,
 ) -> Sequence[Tensor | None]:
     """Return the gradients of every example at public places of the graph.
 
     Args:
-        pairs: meetings, with the gradients of their views.
+        meetings: whose gradients are pulled back.
+        arrived: edge to the gradient of the view there, None where none arrived.
         targets: outputs of layers that read a public input, and parameters.
         size: examples N.
 
     Returns:
         For each target `[N, ...]` of its shape, None where no meeting depends on it.
     """
-    if not pairs or not targets:
-        return [None] * len(targets)
     sources = []
     rows = []
-    for meeting, gradient in pairs:
-        sources.append(meeting.source)
-        rows.append(meeting.gradients(gradient, size).to(meeting.source.dtype))
+    for meeting in meetings:
+        gradient = arrived[meeting.edge]
+        if gradient is not None:
+            sources.append(meeting.source)
+            rows.append(meeting.gradients(gradient, size).to(meeting.source.dtype))
+    if not sources or not targets:
+        return [None] * len(targets)
     grad = partial(
         torch.autograd.grad, sources, list(targets), retain_graph=True, allow_unused=True
     )

@@ -29,11 +29,19 @@ from torch.utils.data import DataLoader
 
 from dpkfc.gradients.clipped_sum import ClippedSummer, batch_tracker
 from dpkfc.gradients.fallback import blocks_of_one
-from dpkfc.gradients.layers import Calls, Layer
+from dpkfc.gradients.layers import Arguments, Calls, Keywords, Layer
 from dpkfc.gradients.state import evaluation_mode, restored_state
 from dpkfc.gradients.tape import Tape, custom_function, depends_on, is_differentiable, tensors_of
 from dpkfc.memory import is_out_of_memory
-from dpkfc.tracking import BatchAxis, State, Total, Tracker, Unknown, example_first
+from dpkfc.tracking import (
+    BatchAxis,
+    State,
+    Total,
+    Tracker,
+    Unknown,
+    example_first,
+    one_example_a_row,
+)
 from dpkfc.verification import (
     PublicRows,
     Verdict,
@@ -107,8 +115,6 @@ def remove_finished_modes() -> None:
 # --------------------------------------------------------------------------------------------------
 
 # Positional and named arguments of one call.
-Arguments = tuple[Any, ...]
-Keywords = dict[str, Any]
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 # From here on, a power of two before the loss comes from a GradScaler.
 _LARGEST_SCALE = 2.0**8
@@ -429,7 +435,7 @@ class BatchRecording:
                 "its examples; make it inside forward"
             )
         if isinstance(state, BatchAxis):
-            return one_example(x, state, self.size, i)
+            return one_example_a_row(x, state, self.size)[i]
         return x
 
     # -- the loss ---------------------------------------------------------------------------------
@@ -645,16 +651,6 @@ def _holds_tensors(x: Any) -> bool:
     return bool(tensors_of(unwrapped))
 
 
-def one_example(x: Tensor, axis: BatchAxis, size: int, i: int) -> Tensor:
-    """Return what a batch of example i alone would hold."""
-    if axis.pre == axis.post == 1:
-        return x.narrow(axis.dim, i, 1)
-    dim = axis.dim
-    parts = x.unflatten(dim, (axis.pre, size, axis.post))
-    own = parts.select(dim + 1, i)
-    return own.flatten(dim, dim + 1)
-
-
 # --------------------------------------------------------------------------------------------------
 # The check of a script's model on public rows. The rows have the shapes of what the script calls
 # the model with.
@@ -689,7 +685,7 @@ class _Call:
     def record(self) -> list[Tensor]:
         """Return what belongs to the first example. Only its types and shapes are used."""
         return [
-            one_example(x, axis, self.size, 0)
+            one_example_a_row(x, axis, self.size)[0]
             for x, axis in zip(self.leaves, self.axes, strict=True)
             if axis is not None
         ]

@@ -29,6 +29,7 @@ from dpkfc.checkpoint import copy_tensors
 from dpkfc.config import Plan
 from dpkfc.gradients.clipped_sum import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.layers import Arguments, Keywords
 from dpkfc.gradients.state import (
     AttributeSnapshot,
     ReleasedWeights,
@@ -42,9 +43,7 @@ from dpkfc.gradients.state import (
 )
 from dpkfc.gradients.tape import Hook
 from dpkfc.integrations._opacus_batch import (
-    Arguments,
     BatchRecording,
-    Keywords,
     PhysicalBatch,
     check_model,
     check_padding,

@@ -60,14 +60,6 @@ def defer_flags() -> Iterator[list[Tensor]]:
         _DEFERRED.reset(token)
 
 
-def read_flags(flags: Sequence[Tensor]) -> list[bool]:
-    """Return the values of some flags, fetched in one transfer."""
-    if not flags:
-        return []
-    values: list[bool] = torch.stack([*flags]).tolist()
-    return values
-
-
 # --------------------------------------------------------------------------------------------------
 # Norms of rows, rounding and chunks.
 
@@ -632,18 +624,10 @@ class Patched(_Block):
         if index is None or _DENSE_FRACTION * len(index) > rows_in_all:
             return self.explicit().input_rows(index)
         first_position = 4 + self._axes
-        positions = []
-        # The last axis runs fastest in the row number.
-        for size in reversed(self.view.shape[first_position:]):
-            positions.append(index % size)
-            index = index // size
-        views, groups = self.view.shape[1:3]
-        view = index % views
-        index = index // views
         position_dims = range(first_position, self.view.dim())
-        patch_dims = range(3, first_position)
-        ordered = self.view.permute(0, 1, 2, *position_dims, *patch_dims)
-        place = (index // groups, view, index % groups, *reversed(positions))
+        row_dims = (0, 2, 1, *position_dims)
+        ordered = self.view.permute(*row_dims, *range(3, first_position))
+        place = torch.unravel_index(index, ordered.shape[: len(row_dims)])
         rows = ordered[place].flatten(1)
         return _append_ones(rows) if self.homogeneous else rows
 
@@ -1270,10 +1254,6 @@ class ConvBlock(_Block):
         groups = self.groups * copies
         return backward(x, shape, b, self.stride, self.padding, self.dilation, groups)
 
-    def count_terms(self) -> tuple[Tensor, Tensor]:
-        """Return a bound of Σ_t ‖a_t‖ ‖b_t‖ and the positions with a gradient, `[N]`."""
-        return self.magnitudes()
-
     def magnitudes(self) -> tuple[Tensor, Tensor]:
         """Return upper bounds of Σ_t ‖a_t‖ ‖b_t‖ and the positions with a gradient, `[N]`.
 
@@ -1290,6 +1270,8 @@ class ConvBlock(_Block):
         if self.bias:
             squares += positions
         return squares.sqrt() * outputs, positions
+
+    count_terms = magnitudes
 
     def count_positions(self) -> Tensor:
         """Return how many output positions of each example have a gradient, `[N]`."""

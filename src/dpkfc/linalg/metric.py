@@ -23,23 +23,26 @@ _Stored = TypeVar("_Stored", bound="_TensorFields")
 
 
 class _TensorFields:
-    """What dataclasses of tensors and numbers share: they move to a device and are serialised."""
+    """What dataclasses of tensors and numbers share: they move to a device and are serialised.
+
+    A field may also hold such a dataclass, which moves with it.
+    """
 
     def to(self: _Stored, device: torch.device | str) -> _Stored:
         """Return the same map with its tensors on a device."""
         moved = self._map_tensors(lambda _, tensor: tensor.to(device))
         return replace(self, **moved)  # type: ignore[type-var]
 
-    def pack_fields(self, key: str, tensors: TensorStore) -> dict[str, Any]:
+    def pack_fields(self, key: str, tensors: NamedTensors) -> dict[str, Any]:
         """Return the fields by name, with the key of each stored tensor in its place."""
-        return self._map_tensors(lambda name, tensor: tensors.put(f"{key}.{name}", tensor))
+        return self._map_tensors(lambda name, tensor: _store(tensors, f"{key}.{name}", tensor))
 
-    def _map_tensors(self, function: Callable[[str, Tensor], Any]) -> dict[str, Any]:
+    def _map_tensors(self, function: Callable[[str, Any], Any]) -> dict[str, Any]:
         """Return the fields by name, with a function of its name and value for each tensor."""
         values = {}
         for f in fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor | _TensorFields):
                 value = function(f.name, value)
             values[f.name] = value
         return values
@@ -102,7 +105,7 @@ class _Side(_TensorFields):
         """Return the multiplications to map one row of width d."""
         return 0
 
-    def pack(self, key: str, tensors: TensorStore) -> dict[str, Any]:
+    def pack(self, key: str, tensors: NamedTensors) -> dict[str, Any]:
         """Return the side as values for JSON, its tensors stored under names below `key`."""
         return {"kind": self.kind, **self.pack_fields(key, tensors)}
 
@@ -254,12 +257,7 @@ class LowRank(_Side):
 
     def apply(self, x: Tensor) -> Tensor:
         """Map the last axis of x `[..., d]`."""
-        coordinates = x @ self.vectors
-        coordinates *= self.scale - self.tail
-        rows = x.reshape(-1, x.shape[-1])
-        coordinates = coordinates.reshape(-1, coordinates.shape[-1])
-        mapped = torch.addmm(rows, coordinates, self.vectors.T, beta=self.tail)
-        return mapped.view(x.shape)
+        return self.apply_(x.clone(memory_format=torch.contiguous_format))
 
     def apply_(self, x: Tensor) -> Tensor:
         """Map the last axis of a contiguous x `[..., d]` in its own memory."""
@@ -358,7 +356,7 @@ class _Entry:
 
 
 @dataclass(frozen=True)
-class Kronecker(_Entry):
+class Kronecker(_TensorFields, _Entry):
     """The map `z = output · g · input` of a matrix-shaped gradient g `[..., d_out, d_in]`.
 
     `input` acts on the input features (the homogeneous coordinate last), `output` on the output
@@ -426,11 +424,7 @@ class Kronecker(_Entry):
         """Return the map that undoes this one."""
         return Kronecker(self.input.inverse(), self.output.inverse())
 
-    def to(self, device: torch.device | str) -> Kronecker:
-        """Return the same map with its tensors on a device."""
-        return Kronecker(self.input.to(device), self.output.to(device))
-
-    def pack(self, key: str, tensors: TensorStore) -> dict[str, Any]:
+    def pack(self, key: str, tensors: NamedTensors) -> dict[str, Any]:
         """Return the map as values for JSON, its tensors stored under names below `key`."""
         return {
             "input": self.input.pack(f"{key}.input", tensors),
@@ -578,7 +572,7 @@ class Eigenbasis(_TensorFields, _Entry):
         rest = None if self.rest is None else 1 / self.rest
         return replace(self, scale=1 / self.scale, rest=rest)
 
-    def pack(self, key: str, tensors: TensorStore) -> dict[str, Any]:
+    def pack(self, key: str, tensors: NamedTensors) -> dict[str, Any]:
         """Return the map as values for JSON, its tensors stored under names below `key`."""
         return {"eigenbasis": self.pack_fields(key, tensors)}
 
@@ -644,11 +638,11 @@ class Elementwise(_Entry):
         """Return the same map with its tensors on a device."""
         return self._map_scales(lambda scale: scale.to(device))
 
-    def pack(self, key: str, tensors: TensorStore) -> dict[str, Any]:
+    def pack(self, key: str, tensors: NamedTensors) -> dict[str, Any]:
         """Return the map as values for JSON, its tensors stored under names below `key`."""
         roles = {}
         for i, (role, scale) in enumerate(self.scale.items()):
-            roles[role] = tensors.put(f"{key}.{i}", scale)
+            roles[role] = _store(tensors, f"{key}.{i}", scale)
         return {"elementwise": roles}
 
 
@@ -817,7 +811,7 @@ def pack(
     metric: Metric, spectra: Mapping[str, Mapping[str, Tensor]], rest: Mapping[str, Any]
 ) -> NamedTensors:
     """Flatten a metric, spectra and JSON-able values into tensors."""
-    tensors = TensorStore()
+    tensors: NamedTensors = {}
     entries = []
     for i, (name, entry) in enumerate(metric.items()):
         packed = entry.pack(f"metric.{i}", tensors)
@@ -825,30 +819,22 @@ def pack(
     curves: list[list[str]] = []
     for i, (name, sides) in enumerate(spectra.items()):
         for side, values in sides.items():
-            key = tensors.put(f"spectrum.{i}.{len(curves)}", values)
+            key = _store(tensors, f"spectrum.{i}.{len(curves)}", values)
             curves.append([name, side, key])
     state = {"metric": entries, "spectra": curves, "rest": dict(rest)}
     text = json.dumps(state)
     data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-    tensors.put(_META, data.clone())
-    return tensors.values
+    _store(tensors, _META, data.clone())
+    return tensors
 
 
-class TensorStore:
-    """Tensors by key. One that several layers share is stored under its first key alone."""
-
-    def __init__(self) -> None:
-        self.values: NamedTensors = {}
-        self._keys: dict[int, str] = {}
-
-    def put(self, key: str, tensor: Tensor) -> str:
-        """Store a tensor and return its key."""
-        known = self._keys.get(id(tensor))
-        if known is not None and self.values[known] is tensor:
+def _store(tensors: NamedTensors, key: str, tensor: Tensor) -> str:
+    """Add a tensor to others and return its key; one that layers share keeps its first key."""
+    for known, other in tensors.items():
+        if other is tensor:
             return known
-        self._keys[id(tensor)] = key
-        self.values[key] = tensor
-        return key
+    tensors[key] = tensor
+    return key
 
 
 def unpack(
@@ -905,8 +891,8 @@ def mismatch(shape: Mapping[str, Any], roles: Mapping[str, tuple[int, ...]]) -> 
     """
     kind = shape["kind"]
     if kind == "elementwise":
-        names = shape.keys() - {"kind", _STORED}
-        expected = {role: tuple(size) for role, size in shape.items() if role in names}
+        others = ("kind", _STORED)
+        expected = {role: tuple(size) for role, size in shape.items() if role not in others}
         if expected == dict(roles):
             return None
         return f"parameters {dict(roles)}, the preconditioner {expected}"

@@ -197,7 +197,7 @@ def tied_norms(block: Tied, metric: Kronecker, method: str) -> LayerNorms:
         return LayerNorms(norms, block)
     rows = _whiten_tied(block, metric)
     norms = _gram_tied_norms(rows)
-    return LayerNorms(norms, rows, True, lambda: _gram_tied_norms(rows))
+    return LayerNorms(norms, rows, True)
 
 
 def _whiten_tied(block: Tied, metric: Kronecker) -> Tied:
@@ -640,9 +640,11 @@ def per_example_norms(
         ValueError: a metric of the wrong kind or size for the block.
     """
     result = _compute_norms(block, metric, method, cache)
-    if result.block is block:
-        return replace(result, recompute=lambda: _compute_norms(block, metric, method).norms)
-    return result
+    summed = result.block
+    if isinstance(summed, MaterializedGradients):
+        return result
+    entry = None if result.whitened else metric
+    return replace(result, recompute=lambda: _compute_norms(summed, entry, method).norms)
 
 
 def _compute_norms(
@@ -690,13 +692,10 @@ def _row_norms_of_block(
     explicit = block.outer()
     rows = _whiten_rows(explicit, metric, cache)
 
-    def compute(cache: InputCache | None = None) -> Tensor:
-        norms = _rank_one_norms(rows) if is_rank_one else gram_norms(rows, cache)
-        return _add_groups(norms, rows.groups)
-
-    norms = compute(cache)
+    norms = _rank_one_norms(rows) if is_rank_one else gram_norms(rows, cache)
+    norms = _add_groups(norms, rows.groups)
     if isinstance(block, Outer):
-        return LayerNorms(norms, rows, True, compute)
+        return LayerNorms(norms, rows, True)
     # Patches are larger than the image: the sum is taken of the image again.
     plain = norms / max(metric.operator_norm, 1e-30)
     slack = _rounding_of_second_pass(block, metric, plain)
@@ -876,30 +875,14 @@ def _rotate(block: MatrixBlock, metric: Eigenbasis) -> Tensor:
     return b.mT @ a
 
 
-def _slack_of_materialised(block: MatrixBlock, metric: MatrixMap, plain: Tensor) -> Tensor | float:
-    """Return what a second pass may add, also where this batch needs no second pass.
-
-    In another batch the same example may be formed twice.
-    """
-    rotation: Tensor | float
-    if isinstance(metric, Eigenbasis):
-        units = rank_one_rotation_error(block.d_out, block.d_in, metric)
-        magnitudes = block.magnitudes()[0]
-        rotation = units * roundoff(block.b) * metric.operator_norm * magnitudes
-    elif isinstance(block, Outer) and _is_kept(block, metric):
-        return 0.0  # by its widths, so in every batch
-    else:
-        rotation = _rounding_of_whitening(block, metric, plain)
-    return _rounding_of_second_pass(block, metric, plain) + rotation
-
-
 def _round_up(
     norms: Tensor, z: Tensor, plain: Tensor, block: MatrixBlock, metric: MatrixMap
 ) -> Tensor:
     """Return upper bounds `[N]`.
 
-    Positions may cancel so far that the norm depends on their order. Then the bound is what
-    cancelled.
+    They count what a second pass may add, also where this batch needs no second pass: in another
+    batch the same example may be formed twice. Positions may cancel so far that the norm depends on
+    their order. Then the bound is what cancelled.
 
     Args:
         norms: ‖z‖ `[N]`, not rounded up.
@@ -909,15 +892,21 @@ def _round_up(
         metric: its map.
     """
     _, d_in, d_out = block.dimensions
+    magnitudes, positions = block.magnitudes()
+    size = 2 * math.sqrt(d_in * d_out)
+    slack: Tensor | float = 0.0
     if isinstance(metric, Eigenbasis):
-        size: float = d_in + d_out + 8  # as with one position
-    else:
-        size = 2 * math.sqrt(d_in * d_out)
-    slack = _slack_of_materialised(block, metric, plain)
+        size = d_in + d_out + 8  # as with one position
+        units = rank_one_rotation_error(d_out, d_in, metric)
+        rotation = units * roundoff(block.b) * metric.operator_norm * magnitudes
+        slack = _rounding_of_second_pass(block, metric, plain) + rotation
+    elif isinstance(block, ConvBlock) or not _is_kept(block, metric):
+        # Rows are kept by their widths, so in every batch.
+        whitening = _rounding_of_whitening(block, metric, plain)
+        slack = _rounding_of_second_pass(block, metric, plain) + whitening
     norms = norms * (1 + size * roundoff(z)) + slack
     if isinstance(block, ConvBlock):
         return norms  # images of one size keep the order
-    magnitudes, positions = block.magnitudes()
     unit = roundoff(z) / SURE * metric.operator_norm
     order = positions.double().sqrt() * unit
     least = torch.where(positions > 1, order * magnitudes, 0.0)
