@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from dpkfc.app.html import best_trials, winners_tests
 from dpkfc.app.html.render import interval
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
-from dpkfc.app.tuning.runs import Plain, Run, Store, Task
+from dpkfc.app.tuning.runs import Fits, Plain, Row, Run, Source, Store, Task
 from dpkfc.app.tuning.search import Arm, Range, Search, arm_of, use_public_data, use_source
 from dpkfc.app.tuning.tune import Trials, percent, searches, settings_text
 
@@ -159,76 +159,56 @@ class AccuracyStudy:
         return Chain([*stages, *later])
 
 
-class Stage(Protocol):
+class Stage(Source, Protocol):
     """One of several sources of runs."""
 
     @property
     def failures(self) -> Mapping[str, str]:
         """Runs that could not be made, and why."""
 
-    def next(self, fits: Callable[[Run], bool]) -> Task | None:
-        """As of `pool.Source`."""
 
-    def report(self, task: Task, number: int, accuracy: float) -> bool:
-        """As of `pool.Source`."""
-
-    def done(self, task: Task, row: dict[str, Any], ended: bool) -> None:
-        """As of `pool.Source`."""
-
-    def failed(self, task: Task, reason: str, *, lost: bool) -> None:
-        """As of `pool.Source`."""
-
-
-class Tests:
+@dataclass(eq=False)
+class Tests(Source):
     """Run the test set with the best settings, for each seed, ε and arm with a finished search.
 
-    Args:
+    Attributes:
         searches: of the arms.
         store: takes every run.
         epsilons: of the runs.
         seeds: of the runs.
+        failures: runs that could not be made, and why.
+        started: hashes of the runs that were begun.
     """
 
-    def __init__(
-        self,
-        searches: Sequence[Search],
-        store: Store,
-        epsilons: Sequence[float],
-        seeds: Sequence[int],
-    ) -> None:
-        self._searches = searches
-        self._store = store
-        self._epsilons = epsilons
-        self._seeds = seeds
-        self._started: set[str] = set()
-        self.failures: dict[str, str] = {}
+    searches: Sequence[Search]
+    store: Store
+    epsilons: Sequence[float]
+    seeds: Sequence[int]
+    failures: dict[str, str] = field(default_factory=dict, init=False)
+    started: set[str] = field(default_factory=set, init=False)
 
     def _runs(self) -> Iterator[tuple[Search, Run]]:
         tuned = []
-        for search in self._searches:
+        for search in self.searches:
             best = search.best() if search.is_over else None
             if best:
                 tuned.append((search, best[0]))
-        for seed in self._seeds:
-            for epsilon in self._epsilons:
+        for seed in self.seeds:
+            for epsilon in self.epsilons:
                 for search, params in tuned:
                     run = search.run(params, seed=seed, evaluate_on="test", epsilon=epsilon)
                     yield search, run
 
-    def next(self, fits: Callable[[Run], bool]) -> Task | None:
+    def next(self, fits: Fits) -> Task | None:
         """Return the first run that has not been made."""
         for search, run in self._runs():
-            is_open = run.hash not in self._started and self._store.get(run) is None
+            is_open = run.hash not in self.started and self.store.get(run) is None
             if is_open and fits(run):
-                self._started.add(run.hash)
+                self.started.add(run.hash)
                 return Task(run, tag=search, label=search.arm.name)
         return None
 
-    def report(self, task: Task, number: int, accuracy: float) -> bool:
-        """Return True, since no score on the test set may end a run."""
-        return True
-
-    def done(self, task: Task, row: dict[str, Any], ended: bool) -> None:
+    def done(self, task: Task, row: Row, ended: bool) -> None:
         """Store a run."""
         search: Search = task.tag
         params, accuracy = search.best() or ({}, None)
@@ -238,26 +218,26 @@ class Tests:
             "tuned": params,
             "validation": accuracy,
         }
-        self._store.put(task.run, {**row, "tag": tag})
+        self.store.put(task.run, {**row, "tag": tag})
 
     def failed(self, task: Task, reason: str, *, lost: bool) -> None:
         """Store why a run failed; the next start of the study tries the run again."""
         self.failures[f"{task.tag.arm.label}, seed {task.run.seed}"] = reason
 
 
+@dataclass(eq=False)
 class Chain:
     """Stages in order; a core that has nothing to do in a stage begins with the next stage.
 
-    Args:
+    Attributes:
         stages: in order.
     """
 
-    def __init__(self, stages: Sequence[Stage]) -> None:
-        self._stages = stages
+    stages: Sequence[Stage]
 
-    def next(self, fits: Callable[[Run], bool]) -> Task | None:
+    def next(self, fits: Fits) -> Task | None:
         """Return a run of the first stage that has one."""
-        for stage in self._stages:
+        for stage in self.stages:
             task = stage.next(fits)
             if task is not None:
                 return replace(task, tag=(stage, task))
@@ -268,7 +248,7 @@ class Chain:
         stage, inner = task.tag
         return stage.report(inner, number, accuracy)
 
-    def done(self, task: Task, row: dict[str, Any], ended: bool) -> None:
+    def done(self, task: Task, row: Row, ended: bool) -> None:
         """Hand a finished run to its stage."""
         stage, inner = task.tag
         stage.done(inner, row, ended)
@@ -282,7 +262,7 @@ class Chain:
     def failures(self) -> dict[str, str]:
         """Runs that could not be made, and why."""
         failures: dict[str, str] = {}
-        for stage in self._stages:
+        for stage in self.stages:
             failures |= stage.failures
         return failures
 

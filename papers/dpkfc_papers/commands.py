@@ -9,53 +9,32 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dpkfc.app.commands import Budget, DataDir, Quiet, Workers
-from dpkfc.app.tuning.runs import StudyError
-from dpkfc.terminal import open_console, resumable
+from dpkfc.app.commands import add_command
+from dpkfc.app.tuning.runs import StudyError, minutes_left, worker_count
+from dpkfc.terminal import make_table, open_console, resumable
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command()(reproduce)
+    add_command(app, "reproduce", reproduce)
 
 
 def reproduce(
-    table: Annotated[
-        list[str] | None, typer.Argument(help="Tables and figures, as --list names them.")
-    ] = None,
+    table: list[str] | None = None,
     *,
-    every: Annotated[
-        bool, typer.Option("--list", help="Name the tables, and how much of each can be run here.")
-    ] = False,
-    column: Annotated[
-        list[str] | None,
-        typer.Option(help="Of tables: this column alone; may be given several times."),
-    ] = None,
-    budget: Budget = None,
-    workers: Workers = None,
-    seeds: Annotated[
-        int, typer.Option(help="Of tables: runs of every cell, each with its own initial weights.")
-    ] = 3,
-    tuned: Annotated[
-        list[Path] | None, typer.Option(help="Results of a tuning study, whose settings are taken.")
-    ] = None,
-    speed: Annotated[
-        Path | None, typer.Option(help="Results of benchmarks/speed.py, for `throughput`.")
-    ] = None,
-    everything: Annotated[
-        bool, typer.Option("--everything", help="Also cells that ask for more: see --list.")
-    ] = False,
-    smoke: Annotated[
-        bool, typer.Option("--smoke", help="In small, to see that it runs; of tables no number.")
-    ] = False,
-    out: Annotated[
-        Path, typer.Option(help="Folder of results and reports; taken up again.")
-    ] = Path("runs/reproduce"),
-    results: Annotated[
-        Path | None, typer.Option(help="File of the results; left out: below --out.")
-    ] = None,
-    data_dir: DataDir = "",
-    quiet: Quiet = False,
+    every: Annotated[bool, typer.Option("--list")] = False,
+    column: list[str] | None = None,
+    budget: float | None = None,
+    workers: int | None = None,
+    seeds: int = 3,
+    tuned: list[Path] | None = None,
+    speed: Path | None = None,
+    everything: bool = False,
+    smoke: bool = False,
+    out: Path = Path("runs/reproduce"),
+    results: Path | None = None,
+    data_dir: str = "",
+    quiet: bool = False,
 ) -> None:
     """Show the tables of the papers next to ours: published, ours, and a verdict by a rule.
 
@@ -63,8 +42,23 @@ def reproduce(
 
     A stopped call goes on with the same --out. Cells that cannot be run here say why. --budget 0
     runs nothing and shows what has been run.
+
+    Args:
+        table: Tables and figures, as --list names them.
+        every: Name the tables, and how much of each can be run here.
+        column: Of tables: this column alone; may be given several times.
+        budget: Minutes; what would not end in time is not started, else stopped.
+        workers: Cells at once, one core each; left out: every core.
+        seeds: Of tables: runs of every cell, each with its own initial weights.
+        tuned: Results of a tuning study, whose settings are taken.
+        speed: Results of benchmarks/speed.py, for `throughput`.
+        everything: Also cells that ask for more: see --list.
+        smoke: In small, to see that it runs; of tables no number.
+        out: Folder of results and reports; taken up again.
+        results: File of the results; left out: below --out.
+        data_dir: Folder with the data sets; left out: $DPKFC_DATA, then Hugging Face datasets.
+        quiet: No progress bar.
     """
-    from dpkfc.app.tuning.runs import minutes_left, worker_count
     from dpkfc_papers import federated_study as federated
     from dpkfc_papers.figures import reproduce_figures
 
@@ -172,7 +166,7 @@ def _show_smoke(names: list[str], out: Path, shown_on: Console, **more: Any) -> 
 
     found = run_small([load(name) for name in names], out, **more)
     headings = ("table", "method", "recipe", "smoke run")
-    shown = _make_table(*headings, title=f"smoke runs. {SAYS}")
+    shown = make_table(*headings, title=f"smoke runs. {SAYS}")
     for one in found:
         shown.add_row(one.table, one.row, one.recipe, one.said)
     shown_on.print(shown)
@@ -199,19 +193,12 @@ def _show_figures(made: dict[str, Any], console: Console) -> None:
             console.print(f"{name}: {line}", soft_wrap=True, highlight=False)
 
 
-def _make_table(*headings: str, title: str | None = None) -> Table:
-    table = Table(title=title, header_style="bold", title_justify="left")
-    for heading in headings:
-        table.add_column(heading)
-    return table
-
-
 def _published_tables() -> Table:
     from dpkfc_papers import federated_study as federated
     from dpkfc_papers.figures import FIGURES
     from dpkfc_papers.tables import load, names
 
-    shown = _make_table("name", "what it is", "cells", "run here")
+    shown = make_table("name", "what it is", "cells", "run here")
     for name in names():
         table = load(name)
         here = sum(cell.here for cell in table.cells)
@@ -230,7 +217,7 @@ def _reproduced_table(name: str, cells: list[Any]) -> Table:
 
     unit = load(name).unit
     numbers = [f"{whose} {unit}".strip() for whose in ("published", "ours")]
-    shown = _make_table("method", "setting", *numbers, "verdict", title=name)
+    shown = make_table("method", "setting", *numbers, "verdict", title=name)
     for one in cells:
         shown.add_row(one.cell.row, one.cell.column, one.cell.published.text, one.ours, one.verdict)
     return shown

@@ -13,7 +13,17 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from dpkfc.app.plots import GRID, INK, MUTED, PAPER, PLAIN, SPENT, WARNING, WHITENED
+from dpkfc.app.plots import (
+    INK,
+    MUTED,
+    PAPER,
+    PLAIN,
+    SPENT,
+    WARNING,
+    WHITENED,
+    evenly_spaced,
+    style_axes,
+)
 from dpkfc.app.recipes.catalogue import REGRESSION_ERROR
 from dpkfc_papers.measurements import (
     LANDSCAPE_METHODS,
@@ -91,14 +101,8 @@ def grid(
 
 
 def dressed(axes: Axes, title: str = "", below: str = "") -> Axes:
-    """Style axes without a frame and with a pale grid."""
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(GRID)
-    axes.tick_params(colors=MUTED, labelsize=8, length=0, which="both")
-    axes.grid(True, color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
+    """Style axes, with texts above and below."""
+    style_axes(axes, labelsize=8)
     axes.set_title(title, fontsize=9.5, color=INK, loc="left", pad=5)
     axes.set_xlabel(below, color=MUTED, fontsize=8.5)
     return axes
@@ -227,12 +231,8 @@ def _ends(row: Row) -> tuple[Row, Row]:
     return row["checkpoints"][0], row["checkpoints"][-1]
 
 
-def _select_layers(row: Row) -> list[str]:
-    names = list(row["checkpoints"][0]["layers"])
-    if len(names) <= MOST:
-        return names
-    spacing = (len(names) - 1) / (MOST - 1)
-    return [names[round(i * spacing)] for i in range(MOST)]
+def _select_layers(row: Row) -> Sequence[str]:
+    return evenly_spaced(list(row["checkpoints"][0]["layers"]), MOST)
 
 
 def _select_sources(known: Any) -> list[str]:

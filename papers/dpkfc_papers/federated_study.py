@@ -39,8 +39,9 @@ from dpkfc.app.datasets.sources import (
     load_pixels,
 )
 from dpkfc.app.html.render import interval
-from dpkfc.app.models import resnet20, seeded
-from dpkfc.app.run_folder import placed
+from dpkfc.app.models import resnet20, seeded, two_convolutions
+from dpkfc.app.plots import COLOURS, INK, save
+from dpkfc.app.run_folder import placed, write_text
 from dpkfc.app.tuning.runs import Clock, Plain, Store, StudyError, TimeIsUp, hardware
 from dpkfc.app.tuning.search import Choice, Range, Space
 from dpkfc.app.tuning.tune import percent, settings_text
@@ -51,6 +52,7 @@ from dpkfc.data.sampling import REPLACE_ONE
 from dpkfc.federated.plan import FedAvgM, FederatedConfig, FedGD, FedSOFIM, PerUpload, TrustedServer
 from dpkfc.federated.simulation import dirichlet, federate, iid, parts
 from dpkfc_papers.accuracy import mean_and_interval
+from dpkfc_papers.draw import dressed, grid, sheet
 
 # --------------------------------------------------------------------------------------------------
 # Frozen features of a network that was trained on public images only, made once and stored on the
@@ -67,21 +69,6 @@ _SEED = 0
 _BATCH = 64
 _ROWS = 500
 _PUBLIC_ROWS = 2000
-
-
-def _grey_cnn() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(32 * 7 * 7, WIDTH),
-        nn.ReLU(),
-        nn.Linear(WIDTH, 10),
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +112,7 @@ GREY = Extractor(
     title="CNN trained on Fashion-MNIST",
     public=FASHION_MNIST,
     normalisation=Normalisation((0.2860,), (0.3530,), origin="published with Fashion-MNIST"),
-    build=_grey_cnn,
+    build=lambda: two_convolutions(1, 32 * 7 * 7, WIDTH, 10),
     steps=3000,
 )
 
@@ -360,23 +347,6 @@ class FederatedRun:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _fedgd(s: Mapping[str, Any], features: Features) -> Record:
-    return {"rule": FedGD(s["rate"])}
-
-
-def _fedavgm(s: Mapping[str, Any], features: Features) -> Record:
-    """Return FedAvgM whose later steps sum up to the rate: η = rate · (1 − β)."""
-    return {"rule": FedAvgM(s["rate"] * (1 - s["beta"]), s["beta"])}
-
-
-def _sofim(s: Mapping[str, Any], features: Features) -> Record:
-    return {"rule": FedSOFIM(s["rate"] * s["rho"], s["rho"], s["beta"])}
-
-
-def _sofim_momentum(s: Mapping[str, Any], features: Features) -> Record:
-    return {"rule": FedSOFIM(s["rate"] * s["rho"], s["rho"], s["beta"], direction="momentum")}
-
-
 def _kfc(s: Mapping[str, Any], features: Features) -> Record:
     """Return DP-KFC whose probe has density, mean and deviation of the public features."""
     positive = features.public[features.public > 0]
@@ -391,11 +361,18 @@ def _kfc(s: Mapping[str, Any], features: Features) -> Record:
     return {"rule": FedGD(s["rate"]), "preconditioner": preconditioner}
 
 
-RULES = {
-    "fedgd": _fedgd,
-    "fedavgm": _fedavgm,
-    "sofim": _sofim,
-    "sofim-momentum": _sofim_momentum,
+RULES: Mapping[str, Callable[[Mapping[str, Any], Features], Record]] = {
+    "fedgd": lambda s, _: {"rule": FedGD(s["rate"])},
+    # Later steps sum up to the rate: η = rate · (1 − β).
+    "fedavgm": lambda s, _: {
+        "rule": FedAvgM(s["rate"] * (1 - s["beta"]), s["beta"]),
+    },
+    "sofim": lambda s, _: {
+        "rule": FedSOFIM(s["rate"] * s["rho"], s["rho"], s["beta"]),
+    },
+    "sofim-momentum": lambda s, _: {
+        "rule": FedSOFIM(s["rate"] * s["rho"], s["rho"], s["beta"], direction="momentum")
+    },
     "dp-kfc": _kfc,
 }
 
@@ -640,40 +617,31 @@ class Study:
     @property
     def max_runs(self) -> int:
         """Return the most trials and tests; methods with equal settings share theirs."""
-        methods = METHODS.values()
-        tuned = sum(bool(method.space) for method in methods)
-        fixed = sum(bool(method.fixed) for method in methods)
-        fixed_here = sum(bool(method.fixed) and method.only in self.tasks for method in methods)
-        tests = 0
-        for task in self.tasks:
-            seeds = self.count_seeds(task)
-            iid_tests = seeds * len(self.epsilons)
-            dirichlet_tests = min(seeds, self.most_seeds) * len(self.alphas)
-            tests += (len(METHODS) - fixed) * (iid_tests + dirichlet_tests)
-            if task == "cifar10":
-                tests += fixed_here * iid_tests
+        tuned = sum(bool(method.space) for method in METHODS.values())
+        tests = sum(len(list(self._list_tests(task))) for task in self.tasks)
         return len(self.tasks) * tuned * self.trials + tests
 
     def test_runs(self, store: Store) -> list[tuple[str, FederatedRun]]:
         """Return (method, run) of all tests whose settings are known, the most important first."""
-        ranked: list[tuple[int, int, int, str, FederatedRun]] = []
+        found: list[tuple[str, FederatedRun]] = []
         for task in self.tasks:
-            chosen = {}
-            for name in METHODS:
-                settings = self.choose_settings(store, task, name)
+            chosen = {name: self.choose_settings(store, task, name) for name in METHODS}
+            for name, seed, partition, epsilon in self._list_tests(task):
+                settings = chosen[name]
                 if settings is not None:
-                    chosen[name] = settings
-            for seed in range(self.count_seeds(task)):
-                for partition, epsilon in self.list_places(seed):
-                    for name, settings in chosen.items():
-                        if partition != IID and METHODS[name].fixed:
-                            continue
-                        run = self.test_run(
-                            task, name, settings, epsilon=epsilon, seed=seed, partition=partition
-                        )
-                        ranked.append((self._stage(run), seed, len(ranked), name, run))
-        ranked.sort(key=lambda entry: entry[:3])
-        return [(name, run) for *_, name, run in ranked]
+                    run = self.test_run(
+                        task, name, settings, epsilon=epsilon, seed=seed, partition=partition
+                    )
+                    found.append((name, run))
+        return sorted(found, key=lambda pair: (self._stage(pair[1]), pair[1].seed))
+
+    def _list_tests(self, task: str) -> Iterator[tuple[str, int, str, float]]:
+        """Yield (method, seed, partition, ε) of all tests of a task."""
+        for seed in range(self.count_seeds(task)):
+            for partition, epsilon in self.list_places(seed):
+                for name, method in METHODS.items():
+                    if method.only in ("", task) and not (method.fixed and partition != IID):
+                        yield name, seed, partition, epsilon
 
     def list_places(self, seed: int) -> list[tuple[str, float]]:
         """Return (partition, ε) of the tests with one seed."""
@@ -925,12 +893,12 @@ def _format_gain(gain: tuple[float, float] | None, published: tuple[float, float
     return f"{text} ({verdict})"
 
 
-def noise(study: Study, records: int = 50_000) -> str:
+def noise(study: Study) -> str:
     """Return a table of our ε at the noise of the paper, whose ε is per upload."""
     config = FederatedConfig(
         clients=study.clients,
         rounds=study.rounds,
-        expected_records=records,
+        expected_records=50_000,
         privacy=PerUpload(),
         adjacency=REPLACE_ONE,
         min_survivors=study.clients,
@@ -964,9 +932,6 @@ def figure(study: Study, store: Store, path: Path) -> Path:
     Raises:
         RunFolderError: the path cannot be written.
     """
-    from dpkfc.app.plots import COLOURS, INK, save
-    from dpkfc_papers.draw import dressed, grid, sheet
-
     names = [name for name, method in METHODS.items() if not method.fixed]
     tasks = _tasks_with_curves(study, store, names[0]) or study.tasks
     caption = (
@@ -1121,7 +1086,7 @@ def run_study(
         finally:
             torch.set_num_threads(threads)
             text = f"# {TITLE}\n\n{tables(study, store)}\n"
-            placed(page, lambda part: part.write_text(text, "utf-8"))
+            write_text(page, text)
             figure(study, store, folder / f"{NAME}.png")
     return page
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpkfc.app.html import collect
 from dpkfc.app.plots import SensitivityMap, save
-from dpkfc.app.run_folder import placed
+from dpkfc.app.run_folder import write_text
 from dpkfc.app.settings import nearest
-from dpkfc.app.tuning.runs import Console, Listed, Place, Plain, Run, Store, StudyError, Task
-from dpkfc_papers import measurements
+from dpkfc.app.tuning.runs import Listed, Place, Plain, Run, Store, StudyError, Task
+from dpkfc_papers import draw, measurements
 from dpkfc_papers.tables import run_cells
 
 COURSE = "dpkfc_papers.measurements:measure_course"
@@ -41,7 +42,7 @@ class Figure:
         title: paper, number and subject.
         runs: its cells; given whether they are to be small.
         privacy: what is said of it; empty where oracles are in it.
-        drawn: the function of `dpkfc_papers.draw` from finished rows to a picture.
+        drawn: from finished rows to a picture.
         together: whether one picture is made of all rows, or one of each.
         kept: of a row, what the JSON file holds.
         maps: from finished rows to what `dpkfc report` draws of them; None where the picture is all
@@ -53,16 +54,10 @@ class Figure:
     title: str
     runs: Callable[[bool], list[Run]]
     privacy: str = ""
-    drawn: str
+    drawn: Callable[[Any], Any]
     together: bool = False
     kept: Callable[[Row], Any]
     maps: Callable[[Sequence[Row]], list[SensitivityMap]] | None = None
-
-    def draw(self, what: Any) -> Any:
-        """The picture; matplotlib is loaded here and not before."""
-        from dpkfc_papers import draw
-
-        return getattr(draw, self.drawn)(what)
 
 
 @dataclass(frozen=True)
@@ -124,7 +119,7 @@ FIGURES: dict[str, Figure] = {
             name="kfc-fig1",
             title="DP-KFC, Fig. 1: signal-to-noise ratio of each layer",
             runs=_courses,
-            drawn="signal",
+            drawn=draw.signal,
             kept=_select_checkpoints("signal"),
         ),
         Figure(
@@ -132,14 +127,14 @@ FIGURES: dict[str, Figure] = {
             also=("kfc-fig6",),
             title="DP-KFC, Figs 2 and 6: spectra of A and G, undamped",
             runs=_courses,
-            drawn="spectra",
+            drawn=draw.spectra,
             kept=_select_layers("spectra"),
         ),
         Figure(
             name="kfc-fig3",
             also=("kfc-fig8", "kfc-fig9"),
             runs=_courses,
-            drawn="tracking",
+            drawn=draw.tracking,
             kept=_select_layers("tracking"),
             title="DP-KFC, Figs 3, 8 and 9: similarity of A, G and A ⊗ G to the oracle, undamped"
             " and as in the authors' code",
@@ -148,7 +143,7 @@ FIGURES: dict[str, Figure] = {
             name="kfc-fig7",
             title="DP-KFC, Fig. 7: Lanczos spectrum of the whole Fisher matrix",
             runs=_courses,
-            drawn="densities",
+            drawn=draw.densities,
             kept=_select_checkpoints("density"),
         ),
         Figure(
@@ -157,7 +152,7 @@ FIGURES: dict[str, Figure] = {
             title="DP-KFC, Figs 10 and 11: accuracy over settings, and their importance",
             runs=_grid,
             privacy=measurements.LANDSCAPE_NOT_PRIVATE,
-            drawn="landscape",
+            drawn=draw.landscape,
             together=True,
             maps=measurements.maps,
             kept=lambda row: {
@@ -169,7 +164,7 @@ FIGURES: dict[str, Figure] = {
             title="DP-KFC, section 3.3 and appendix F: mean-field theory next to random networks",
             runs=_theory,
             privacy="nothing here is of private examples",
-            drawn="mean_field",
+            drawn=draw.mean_field,
             kept=lambda row: {
                 name: row[name] for name in ("networks", "contraction", "seeds", "examples")
             },
@@ -178,7 +173,7 @@ FIGURES: dict[str, Figure] = {
             name="kfc-theorem-5.4",
             title="DP-KFC, theorem 5.4: the realised map of every layer",
             runs=_courses,
-            drawn="realised_map",
+            drawn=draw.realised_map,
             kept=_select_layers("realised"),
         ),
         Figure(
@@ -187,7 +182,7 @@ FIGURES: dict[str, Figure] = {
             title="DiSK, Fig. 6a: linear regression under more and more noise",
             runs=measurements.sweep_cells,
             privacy="nothing here is of private examples beyond what ε covers",
-            drawn="noise_sweep",
+            drawn=draw.noise_sweep,
             together=True,
             kept=lambda row: {
                 name: row.get(name)
@@ -222,9 +217,7 @@ def reproduce_figures(
     results: Path | None = None,
     data_dir: str = "",
     small: bool = False,
-    workers: int = 1,
-    budget_minutes: float | None = None,
-    console: Console | None = None,
+    **limits: Any,
 ) -> dict[str, Made]:
     """Measure the data of figures; write `NAME.json` and `NAME-RECIPE.png` for each.
 
@@ -234,10 +227,7 @@ def reproduce_figures(
         results: file of the rows; None for `results.json` in the folder.
         data_dir: folder of the data sets; empty as for `dpkfc train`.
         small: seconds instead of minutes, on the digits: to see that everything goes together.
-        workers: cells at once.
-        budget_minutes: no cell is started that would not end in time, and those that run when it is
-            up are stopped.
-        console: where progress is drawn.
+        limits: `console`, `workers` and `budget_minutes` of `run_cells`.
 
     Raises:
         StudyError: an unknown figure, a folder that cannot be used, or a full disk.
@@ -254,23 +244,14 @@ def reproduce_figures(
             for figure in figures:
                 made[figure.name] = _make_figure(figure, folder, store, source.failures, small)
 
-        run_cells(
-            source,
-            Place(folder, data_dir),
-            store,
-            report,
-            workers=workers,
-            budget_minutes=budget_minutes,
-            console=console,
-        )
+        run_cells(source, Place(folder, data_dir), store, report, **limits)
     return made
 
 
 def _make_figure(
     figure: Figure, folder: Path, store: Store, failures: Mapping[str, str], small: bool
 ) -> Made:
-    rows_by_recipe: dict[str, list[Row]] = {}
-    rows = []
+    rows: list[Row] = []
     reasons: dict[str, None] = {}
     for run in figure.runs(small):
         row = store.get(run)
@@ -278,27 +259,24 @@ def _make_figure(
             reasons[f"{run.recipe}: {failures.get(run.hash, 'not yet run')}"] = None
         else:
             rows.append(row)
-            rows_by_recipe.setdefault(row["run"]["recipe"], []).append(row)
     missing = tuple(reasons)
     if not rows:
         return Made((), missing)
     files = [_json(figure, folder, rows, missing)]
-    for recipe, group in rows_by_recipe.items():
-        name = figure.name if figure.drawn.endswith("mean_field") else f"{figure.name}-{recipe}"
-        picture = figure.draw(group if figure.together else group[-1])
+    for recipe, group in collect(rows, lambda row: row["run"]["recipe"]).items():
+        name = figure.name if figure.drawn is draw.mean_field else f"{figure.name}-{recipe}"
+        picture = figure.drawn(group if figure.together else group[-1])
         files.append(save(picture, folder / f"{name}.png"))
     return Made(tuple(files), missing)
 
 
 def _json(figure: Figure, folder: Path, rows: Sequence[Row], missing: Sequence[str]) -> Path:
-    from dpkfc_papers.measurements import NOT_PRIVATE
-
     content: dict[str, Any] = {
         "kind": "dpkfc figure",
         "version": 1,
         "name": figure.name,
         "title": figure.title,
-        "private": figure.privacy or NOT_PRIVATE,
+        "private": figure.privacy or measurements.NOT_PRIVATE,
         "missing": list(missing),
         "rows": [
             {
@@ -313,4 +291,4 @@ def _json(figure: Figure, folder: Path, rows: Sequence[Row], missing: Sequence[s
     if figure.maps is not None:
         content["sensitivity_maps"] = [one.as_dict() for one in figure.maps(rows)]
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
-    return placed(folder / f"{figure.name}.json", lambda part: part.write_text(text, "utf-8"))
+    return write_text(folder / f"{figure.name}.json", text)

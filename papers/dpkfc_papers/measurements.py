@@ -20,12 +20,15 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy import stats
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dpkfc.app.assembly import Prepared, read_public_data
+from dpkfc.app.assembly import Prepared, make_kfac, read_public_data
+from dpkfc.app.html import collect
 from dpkfc.app.plots import SensitivityMap
 from dpkfc.app.tuning.runs import Ended, Plain, Run, hardware, resolved
+from dpkfc.app.tuning.search import round_value
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, inner_product
 from dpkfc.curvature.kfac import KFAC, randomize_directions, signal_to_noise
 from dpkfc.curvature.layer_factors import LayerFactors
@@ -610,8 +613,6 @@ def figures_of(
 
 def _uncut_factors(prepared: Prepared) -> KFAC:
     """Return settings of factors of every position, every eigenpair and both sides."""
-    from dpkfc.app.assembly import make_kfac
-
     config = replace(prepared.config, source="pink", output_source="")
     return replace(
         make_kfac(config, prepared.recipe.input_shape),
@@ -733,7 +734,7 @@ def _densities(model: nn.Module, sources: Mapping[str, Probe], sizes: Sizes, ste
         )
         densities[source] = {
             "dim": dim,
-            "trace": _four_digits(quadrature.trace),
+            "trace": round_value(quadrature.trace),
             "nodes": _round_all(quadrature.nodes),
             "above": _round_all(quadrature.above()),
         }
@@ -751,23 +752,19 @@ def _thin_spectrum(values: Tensor) -> list[list[float]]:
     thinned = []
     for rank in sorted(ranks):
         value = float(ordered[rank - 1])
-        thinned.append([rank, _four_digits(value)])
+        thinned.append([rank, round_value(value)])
     return thinned
 
 
-def _four_digits(value: float) -> float:
-    return float(f"{value:.4g}")
-
-
 def _round_all(values: Tensor) -> list[float]:
-    return [_four_digits(value) for value in values.tolist()]
+    return [round_value(value) for value in values.tolist()]
 
 
 def _round_values(values: Mapping[str, float]) -> dict[str, float | None]:
     """Return four digits of each value; None for infinity, which JSON does not have."""
     rounded: dict[str, float | None] = {}
     for name, value in values.items():
-        rounded[name] = _four_digits(value) if math.isfinite(value) else None
+        rounded[name] = round_value(value) if math.isfinite(value) else None
     return rounded
 
 
@@ -1007,7 +1004,7 @@ def _contraction() -> list[Figures]:
         network = Network(activation=name, width=256, depth=20, weight_variance=gain)
         low = predicted(replace(network, input_variance=0.1)).forwards
         high = predicted(replace(network, input_variance=10.0)).forwards
-        ratios = [_four_digits(b / a) for a, b in zip(low, high, strict=True)]
+        ratios = [round_value(b / a) for a, b in zip(low, high, strict=True)]
         entries.append({"activation": name, "weight_variance": gain, "ratio": ratios})
     return entries
 
@@ -1046,7 +1043,7 @@ class Importance:
 
 
 def landscape_cells(
-    recipe: str, settings: Mapping[str, Plain], *, seed: int = 0, small: bool = False
+    recipe: str, settings: Mapping[str, Plain], *, small: bool = False
 ) -> list[Run]:
     """Return the grid of both methods, SGD for both, judged on a validation split."""
     rates = LEARNING_RATES[1:3] if small else LEARNING_RATES
@@ -1059,7 +1056,7 @@ def landscape_cells(
     runs = []
     for method, lr, clip in itertools.product(LANDSCAPE_METHODS, rates, clips):
         chosen = {**shared, "lr": lr, "max_grad_norm": clip}
-        runs.append(Run.of(recipe, method, chosen, seed=seed, evaluate_on="validation"))
+        runs.append(Run.of(recipe, method, chosen, evaluate_on="validation"))
     return runs
 
 
@@ -1081,7 +1078,7 @@ def importance(rows: Iterable[Row], names: Sequence[str]) -> dict[str, Importanc
             continue
         groups = _groups(values)
         means = np.array([accuracy[groups == group].mean() for group in groups])
-        correlation = np.corrcoef(_ranks(values), _ranks(accuracy))[0, 1]
+        correlation = np.corrcoef(stats.rankdata(values), stats.rankdata(accuracy))[0, 1]
         explained = float(means.var() / accuracy.var())
         measured[name] = Importance(explained, float(abs(correlation)))
     return measured
@@ -1096,26 +1093,13 @@ def _groups(values: Array) -> Array:
     return (5 * ranks) // len(values)
 
 
-def _ranks(values: Array) -> Array:
-    """Return ranks, ties at their mean."""
-    order, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = counts.cumsum()
-    half_widths = (counts - 1) / 2
-    means: Array = ends - half_widths
-    return means[inverse]
-
-
 def maps(rows: Sequence[Row]) -> list[SensitivityMap]:
     """Return accuracy over learning rate and clipping norm, with the importance of both.
 
     Each recipe and method has a map.
     """
-    members: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        run = row["run"]
-        key = (run["recipe"], run["method"])
-        members.setdefault(key, []).append(row)
-    return [_map(*key, group) for key, group in members.items()]
+    members = collect(rows, lambda row: (row["run"]["recipe"], row["run"]["method"]))
+    return [_map(recipe, method, group) for (recipe, method), group in members.items()]
 
 
 def _map(recipe: str, method: str, rows: Sequence[Row]) -> SensitivityMap:
@@ -1218,20 +1202,19 @@ def points(rows: Iterable[Row]) -> list[Point]:
 
     A point with a run whose loss was not finite is left out.
     """
-    losses_of: dict[tuple[str, float, float], list[float | None]] = {}
-    for row in rows:
-        run = row["run"]
-        settings = run["settings"]
-        key = (run["method"], settings["lr"], settings["noise_multiplier"])
-        losses_of.setdefault(key, []).append(row.get("loss"))
+
+    def key(row: Row) -> tuple[str, float, float]:
+        settings = row["run"]["settings"]
+        return row["run"]["method"], settings["lr"], settings["noise_multiplier"]
+
     points = []
-    for key, values in losses_of.items():
-        losses = [value for value in values if value is not None]
-        if len(losses) < len(values):
+    for (method, lr, noise), repetitions in collect(rows, key).items():
+        losses: list[Any] = [row.get("loss") for row in repetitions]
+        if None in losses:
             continue
         mean = statistics.mean(losses)
         std = statistics.stdev(losses) if len(losses) > 1 else 0.0
-        points.append(Point(*key, mean, std, len(losses)))
+        points.append(Point(method, lr, noise, mean, std, len(losses)))
 
     def order(point: Point) -> tuple[int, float, float]:
         return SWEEP_METHODS.index(point.method), point.lr, point.noise

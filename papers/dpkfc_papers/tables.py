@@ -16,13 +16,14 @@ from typing import Any
 
 from dpkfc.app.html import best_trials
 from dpkfc.app.recipes.catalogue import RECIPES
-from dpkfc.app.run_folder import placed
+from dpkfc.app.run_folder import write_text
 from dpkfc.app.settings import ConfigError, nearest, tomllib
 from dpkfc.app.tuning.runs import (
     Console,
     Listed,
     Place,
     Plain,
+    Row,
     Run,
     Store,
     StudyError,
@@ -39,8 +40,6 @@ from dpkfc.app.tuning.tune import expected_seconds, reported, settings_text
 Settings = Mapping[str, Plain]
 # What a TOML or JSON file holds.
 Content = Mapping[str, Any]
-# A stored run.
-Row = dict[str, Any]
 NOT_PRINTED = "–"  # of a point that a plot shows and no text gives
 # The printed numbers, one file a table.
 _PRINTED = resources.files("dpkfc_papers").joinpath("printed")
@@ -534,7 +533,7 @@ def run_cells(
     store: Store,
     report: Callable[[], None],
     *,
-    console: Console | None,
+    console: Console | None = None,
     **limits: Any,
 ) -> None:
     """Run the cells of a source and draw progress; report what has finished, also at an error.
@@ -709,9 +708,9 @@ def _write(folder: Path, table: Table, found: Sequence[Outcome]) -> None:
         ],
     }
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    placed(folder / f"{table.name}.json", lambda part: part.write_text(text, "utf-8"))
+    write_text(folder / f"{table.name}.json", text)
     page = f"# {table.title}\n\n{markdown(table, found)}\n"
-    placed(folder / f"{table.name}.md", lambda part: part.write_text(page, "utf-8"))
+    write_text(folder / f"{table.name}.md", page)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -752,9 +751,8 @@ def run_small(
     *,
     columns: Sequence[str] = (),
     data_dir: str = "",
-    workers: int = 1,
-    budget_minutes: float | None = None,
     console: Console | None = None,
+    **limits: Any,
 ) -> list[Tried]:
     """Run cells of tables in small, also those that need many cores.
 
@@ -766,10 +764,8 @@ def run_small(
             written.
         columns: whose cells are tried; all where none is given.
         data_dir: folder of the data sets; empty as for `dpkfc train`.
-        workers: cells at once.
-        budget_minutes: no cell is started that would not end in time, and those that run when it is
-            up are stopped.
         console: where progress is drawn.
+        limits: `workers` and `budget_minutes` of `drive`.
 
     Raises:
         StudyError: an unknown column, a folder that cannot be used, or a full disk.
@@ -788,11 +784,11 @@ def run_small(
     place = Place(folder / FOLDER, data_dir)
     with Store(place.folder / "results.json") as store:
         source = Listed(tasks, store)
-        if budget_minutes != 0:
+        if limits.get("budget_minutes") != 0:
             source.leave_out_what_has_no_data(data_dir, parts=True)
         without = dict(source.failures)
         with _Watched(store, source.total, done=source.done_before, console=console) as progress:
-            drive(source, place, workers=workers, budget_minutes=budget_minutes, watcher=progress)
+            drive(source, place, watcher=progress, **limits)
 
         def describe(run: Run | None, cell: Cell) -> str:
             if run is None:

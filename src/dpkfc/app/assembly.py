@@ -15,11 +15,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from dpkfc.app.datasets import ExampleSet
+from dpkfc.app.datasets import Examples, ExampleSet, first_line
 from dpkfc.app.owndata.schema import norm_of
 from dpkfc.app.recipes import Recipe
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
-from dpkfc.app.settings import RECIPE_DEFAULTS, ConfigError, RunConfig, library_values
+from dpkfc.app.settings import RECIPE_DEFAULTS, ConfigError, RunConfig, library_values, refuse
 from dpkfc.callbacks import NORM, PURPOSE, EarlyStopping, PrivateEarlyStopping
 from dpkfc.config import Plan, PrivacyConfig, count_steps
 from dpkfc.curvature.base import Preconditioner
@@ -66,6 +66,13 @@ class Prepared:
     plan: Plan
     start: str = ""
     stopping: EarlyStopping | PrivateEarlyStopping | None = None
+
+    @property
+    def evaluation_examples(self) -> Examples:
+        """Return the examples that the run is judged on."""
+        if self.config.eval_on == "validation" and self.data.validation:
+            return self.data.validation
+        return self.data.test
 
 
 # --------------------------------------------------------------------------------------------------
@@ -200,22 +207,24 @@ def _main_probe(
     probe = _make_probe(config, config.source, input_shape, recipe_probe, private)
     if not config.refine:
         return probe
-    if config.source in ("tokens", "private-oracle"):
-        raise ConfigError(
-            f"refine moves images, and source = {config.source!r} gives others; leave it out, or "
-            "take dead-leaves"
-        )
-    if config.labels == "given":
-        raise ConfigError(
-            "refine moves images to classes of its own, and labels = 'given' do not fit; take"
-            " 'model'"
-        )
-    if config.likelihood == "gaussian":
-        raise ConfigError(
-            "refine moves images towards classes, and likelihood = 'gaussian' has none; leave it"
-            " out"
-        )
+    refuse(_refine_checks(config))
     return Refined(probe, steps=config.refine)
+
+
+def _refine_checks(config: RunConfig) -> Iterator[tuple[object, str]]:
+    yield (
+        config.source in ("tokens", "private-oracle"),
+        f"refine moves images, and source = {config.source!r} gives others; leave it out, or "
+        "take dead-leaves",
+    )
+    yield (
+        config.labels == "given",
+        "refine moves images to classes of its own, and labels = 'given' do not fit; take 'model'",
+    )
+    yield (
+        config.likelihood == "gaussian",
+        "refine moves images towards classes, and likelihood = 'gaussian' has none; leave it out",
+    )
 
 
 def _make_probe(
@@ -342,6 +351,11 @@ def make_privacy_config(
         steps = count_steps(config.steps, config.epochs, dataset_size, config.expected_batch_size)
         preconditioner = make_preconditioner(config, input_shape, steps, recipe_probe, private)
         values = library_values(config, PrivacyConfig)
+        extra = []
+        if private_bounds:
+            extra.append(_bounds_release(config, private_bounds))
+        if config.stops_privately:
+            extra.append(_evaluation_releases(config, steps))
         # A basis along which gradients are split has a clipping of its own.
         if preconditioner is not None and preconditioner.required_clipping is not None:
             values["clipping"] = preconditioner.required_clipping
@@ -354,20 +368,9 @@ def make_privacy_config(
             test_mode_seed=config.seed if config.test_mode else None,
             unit=unit,
             max_records_per_unit=max_records_per_unit,
-            extra_releases=_make_extra_releases(config, private_bounds, steps),
+            extra_releases=tuple(extra),
             **values,
         )
-
-
-def _make_extra_releases(
-    config: RunConfig, private_bounds: int, steps: int
-) -> tuple[ExtraRelease, ...]:
-    kinds = []
-    if private_bounds:
-        kinds.append(_bounds_release(config, private_bounds))
-    if config.stops_privately:
-        kinds.append(_evaluation_releases(config, steps))
-    return tuple(kinds)
 
 
 def _evaluation_releases(config: RunConfig, steps: int) -> ExtraRelease:
@@ -608,7 +611,7 @@ def measure_structure(config: RunConfig) -> RunConfig:
     """
     if config.structure != "auto":
         return config
-    _check_measurable(config)
+    refuse(_measurement_checks(config))
     if config.threads:
         torch.set_num_threads(config.threads)
     recipe = recipe_of(config).starting_from(config.pretrained)
@@ -623,7 +626,7 @@ def measure_structure(config: RunConfig) -> RunConfig:
     except ConfigError:
         raise
     except (ValueError, RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise ConfigError(f"structure = 'auto' could not be measured: {reason}") from error
     return replace(
         config,
@@ -634,22 +637,22 @@ def measure_structure(config: RunConfig) -> RunConfig:
     )
 
 
-def _check_measurable(config: RunConfig) -> None:
-    if config.preconditioner != "kfac":
-        raise ConfigError(
-            f"structure = 'auto' chooses sides of K-FAC, and method = {config.method!r} has none; "
-            "leave it out"
-        )
-    if "private-oracle" in (config.source, config.output_source):
-        raise ConfigError(
-            "structure = 'auto' would be measured on private data with source = 'private-oracle'; "
-            "leave it out"
-        )
-    if config.ranks or config.norm_methods:
-        raise ConfigError(
-            "structure = 'auto' chooses ranks and norm_methods, so both would be lost; leave those "
-            "out (--ranks '' --norm-methods ''), or leave structure out"
-        )
+def _measurement_checks(config: RunConfig) -> Iterator[tuple[object, str]]:
+    yield (
+        config.preconditioner != "kfac",
+        f"structure = 'auto' chooses sides of K-FAC, and method = {config.method!r} has none; "
+        "leave it out",
+    )
+    yield (
+        "private-oracle" in (config.source, config.output_source),
+        "structure = 'auto' would be measured on private data with source = 'private-oracle'; "
+        "leave it out",
+    )
+    yield (
+        config.ranks or config.norm_methods,
+        "structure = 'auto' chooses ranks and norm_methods, so both would be lost; leave those "
+        "out (--ranks '' --norm-methods ''), or leave structure out",
+    )
 
 
 def undo_measurement(measured: RunConfig, config: RunConfig) -> RunConfig:

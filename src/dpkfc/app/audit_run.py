@@ -6,7 +6,8 @@ import copy
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -162,6 +163,8 @@ def _weights_problem(card: Card) -> str:
 # --------------------------------------------------------------------------------------------------
 
 KINDS = ("step", "one-run", "membership")
+# Name of a check, how far it has come, and how far it goes.
+Show = Callable[[str, int, int], None]
 _FEWEST_RUNS = 10
 # Examples of the training set that canaries are put among.
 EXAMPLES = 512
@@ -279,15 +282,15 @@ def _run_audits(
     weights: Path | None,
     console: Console | None,
 ) -> Verdict:
-    step, one_run_result, membership_result = None, None, None
-    with _Bars(console) as bars:
+    parts: dict[str, Any] = {}
+    with _bars(console) as show:
         if "step" in kinds:
-            step = _audit_step(prepared, runs, bars)
+            parts["step"] = _audit_step(prepared, runs, show)
         if "one-run" in kinds:
-            one_run_result = _audit_one_run(prepared, canaries, bars)
+            parts["one_run"] = _audit_one_run(prepared, canaries, show)
         if "membership" in kinds and weights is not None:
-            membership_result = _infer_membership(prepared, weights)
-    return Verdict(step=step, one_run=one_run_result, membership=membership_result)
+            parts["membership"] = _infer_membership(prepared, weights)
+    return Verdict(**parts)
 
 
 def audit_folder(
@@ -472,17 +475,17 @@ def _unprotected_figures(described: Mapping[str, Any]) -> dict[str, str]:
     return {**figures, "audit.json": _MEASURED}
 
 
-def _audit_step(prepared: Prepared, runs: int, bars: _Bars) -> Audit:
+def _audit_step(prepared: Prepared, runs: int, show: Show) -> Audit:
     """Audit one step, on one thread: thousands of small steps on two take four times as long."""
     threads = torch.get_num_threads()
     torch.set_num_threads(prepared.config.threads or 1)
     try:
-        return audit_step(make_subject(prepared), runs=runs, progress=bars.update)
+        return audit_step(make_subject(prepared), runs=runs, progress=show)
     finally:
         torch.set_num_threads(threads)
 
 
-def _audit_one_run(prepared: Prepared, canaries: int, bars: _Bars) -> OneRunResult:
+def _audit_one_run(prepared: Prepared, canaries: int, show: Show) -> OneRunResult:
     model = copy.deepcopy(prepared.model)
     return audit_one_run(
         prepared.plan,
@@ -492,7 +495,7 @@ def _audit_one_run(prepared: Prepared, canaries: int, bars: _Bars) -> OneRunResu
         prepared.recipe.task.loss,
         canaries=canaries,
         augment=make_augment(prepared.config, prepared.recipe.input_shape),
-        progress=lambda done, total: bars.update("one run with canaries", done, total),
+        progress=lambda done, total: show("one run with canaries", done, total),
     )
 
 
@@ -509,32 +512,25 @@ def _infer_membership(prepared: Prepared, weights: Path) -> MembershipResult:
     )
 
 
-class _Bars:
-    """One progress bar for each check."""
+@contextmanager
+def _bars(console: Console | None) -> Iterator[Show]:
+    """Yield what shows how far each check has come, with one progress bar for each."""
+    tasks: dict[str, Any] = {}
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:,}/{task.total:,}"),
+        TimeRemainingColumn(),
+        console=console or Console(quiet=True),
+        disable=console is None,
+    ) as progress:
 
-    def __init__(self, console: Console | None) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed:,}/{task.total:,}"),
-            TimeRemainingColumn(),
-            console=console or Console(quiet=True),
-            disable=console is None,
-        )
-        self._tasks: dict[str, Any] = {}
+        def show(name: str, done: int, total: int) -> None:
+            if name not in tasks:
+                tasks[name] = progress.add_task(name, total=total)
+            progress.update(tasks[name], completed=done)
 
-    def __enter__(self) -> _Bars:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def update(self, name: str, done: int, total: int) -> None:
-        """Show how far a check has come."""
-        if name not in self._tasks:
-            self._tasks[name] = self._progress.add_task(name, total=total)
-        self._progress.update(self._tasks[name], completed=done)
+        yield show
 
 
 def verdict_table(verdict: Verdict) -> Table:

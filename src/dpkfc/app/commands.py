@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import typer
 from rich.console import Console
@@ -19,18 +19,22 @@ from rich.text import Text
 from typer.core import TyperOption
 
 from dpkfc.app.owndata import describe_figures
+from dpkfc.app.owndata.recipes import empty_schema, own_kind
+from dpkfc.app.recipes.catalogue import RECIPES, recipe_of, run_config
+from dpkfc.app.run_folder import RunFolderError, write_text
 from dpkfc.app.settings import (
     METHOD_LABELS,
     METHODS,
     ConfigError,
     Method,
     RunConfig,
+    argument_text,
     flatten,
     nearest,
     read_choices,
     to_toml,
 )
-from dpkfc.app.tuning.runs import StudyError
+from dpkfc.app.tuning.runs import StudyError, departures, worker_count
 from dpkfc.distributed import is_first, is_launched
 from dpkfc.report import plain, rounded_up
 from dpkfc.report.card import CARD, LAYOUT, LEDGER, to_markdown, write_card_files
@@ -43,47 +47,28 @@ if TYPE_CHECKING:
 
 
 # --------------------------------------------------------------------------------------------------
-# Options that several commands take.
-
-Workers = Annotated[
-    int | None, typer.Option(help="Cells at once, one core each; left out: every core.")
-]
-Budget = Annotated[
-    float | None,
-    typer.Option(help="Minutes; what would not end in time is not started, else stopped."),
-]
-DataDir = Annotated[
-    str,
-    typer.Option(
-        help="Folder with the data sets; left out: $DPKFC_DATA, then Hugging Face datasets."
-    ),
-]
-LabelFile = Annotated[Path | None, typer.Option(help="Table of image files and labels.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
-SettingsFile = Annotated[Path | None, typer.Option(help="TOML file of settings; flags win.")]
-DemoFolder = Annotated[
-    str, typer.Option(help="Folder of the demo; a new one below runs/ when left out.")
-]
-
-
-# --------------------------------------------------------------------------------------------------
 # The command `dpkfc demo-federated`.
 
 
 def demo_federated(
     *,
-    out: DemoFolder = "",
-    epsilon: Annotated[float, typer.Option(help="ε of every method.")] = 3.0,
-    rounds: Annotated[int, typer.Option(help="Rounds of every method.")] = 40,
-    engine: Annotated[
-        str, typer.Option(help="here (one process), flower (its simulation), or both.")
-    ] = "both",
-    quiet: Quiet = False,
+    out: str = "",
+    epsilon: float = 3.0,
+    rounds: int = 40,
+    engine: str = "both",
+    quiet: bool = False,
 ) -> None:
     """Train DP-FedGD, DP-FedSOFIM and federated DP-KFC over ten clients.
 
     It runs in this process and on Flower's simulation. No telemetry leaves the machine: Flower's
     and Ray's are off unless the environment switches them on.
+
+    Args:
+        out: Folder of the demo; a new one below runs/ when left out.
+        epsilon: ε of every method.
+        rounds: Rounds of every method.
+        engine: here (one process), flower (its simulation), or both.
+        quiet: No progress bar.
     """
     from dpkfc.app.demos import ENGINES, federated_demo
 
@@ -157,26 +142,23 @@ def method_sheet(method: Method) -> Table:
 
 
 def report(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(help="Run folders, folders of them, results files (*.json) of studies."),
-    ],
+    runs: list[Path],
     *,
-    out: Annotated[Path, typer.Option(help="The page; an earlier report is replaced.")] = Path(
-        "report.html"
-    ),
-    title: Annotated[
-        str, typer.Option(help="Heading of the page.")
-    ] = "Report of private training runs",
+    out: Path = Path("report.html"),
+    title: str = "Report of private training runs",
 ) -> None:
     """Write one HTML page of run folders and results files (RUNS).
 
     It shows accuracy against ε, curves, curvature, privacy cards and commands, and fetches nothing.
     Files that cannot be read are named, on the page too.
+
+    Args:
+        runs: Run folders, folders of them, results files (*.json) of studies.
+        out: The page; an earlier report is replaced.
+        title: Heading of the page.
     """
     from dpkfc.app.html import count_text
     from dpkfc.app.html.render import write_page
-    from dpkfc.app.tuning.runs import departures
 
     contents = write_page(runs, out, title=title, departures=departures)
     for path, why in contents.broken:
@@ -197,18 +179,25 @@ def _print_line(console: Console, text: str) -> None:
 
 
 def card(
-    run: Annotated[Path, typer.Argument(help="A folder with ledger and card, of any host.")],
+    run: Path,
     *,
-    owner: Annotated[str | None, typer.Option(help="Who answers for the model.")] = None,
-    purpose: Annotated[str | None, typer.Option(help="What the model is for.")] = None,
-    data_subjects: Annotated[str | None, typer.Option(help="Whose data it has seen.")] = None,
-    contact: Annotated[str | None, typer.Option(help="Whom to ask.")] = None,
+    owner: str | None = None,
+    purpose: str | None = None,
+    data_subjects: str | None = None,
+    contact: str | None = None,
 ) -> None:
     """Show page one of a privacy card, after ledger, card and weights were compared.
 
     A flag fills in a field, and the files of the card are written anew.
 
     Example: dpkfc card runs/first --owner "Ward 3" --purpose "Predict readmission"
+
+    Args:
+        run: A folder with ledger and card, of any host.
+        owner: Who answers for the model.
+        purpose: What the model is for.
+        data_subjects: Whose data it has seen.
+        contact: Whom to ask.
     """
     given = {
         "owner": owner,
@@ -218,8 +207,7 @@ def card(
     }
     stated = {name: x for name, x in given.items() if x is not None}
     text = fill_card(run, stated)
-    page = text.partition("\n# Annex\n")[0]
-    open_console().print(page, markup=False, highlight=False, soft_wrap=True)
+    _print_line(open_console(), text.partition("\n# Annex\n")[0])
 
 
 def fill_card(run: Path, given: Mapping[str, str]) -> str:
@@ -267,46 +255,26 @@ def _fill_content(found: Card, given: Mapping[str, str]) -> dict[str, Any]:
 
 def tune(
     *,
-    recipe: Annotated[str, typer.Option(help="Which recipe; left out with own data.")] = "",
-    data: Annotated[str, typer.Option(help="Own data, as of `train`.")] = "",
-    target: Annotated[str, typer.Option(help="Column of own data that is learned.")] = "",
-    schema: Annotated[str, typer.Option(help="TOML file with what is public of own data.")] = "",
-    text: Annotated[str, typer.Option(help="Key of the text in a JSONL file.")] = "",
-    label_file: Annotated[str, typer.Option(help="Table of image files and labels.")] = "",
-    task: Annotated[str, typer.Option(help="module:function that returns a task.")] = "",
-    method: Annotated[
-        list[str], typer.Option(help="A method of `dpkfc methods`; may be given several times.")
-    ],
-    trials: Annotated[
-        int,
-        typer.Option(help="Trials of every method; with --search random the mean of their number."),
-    ] = 20,
-    epsilon: Annotated[
-        float | None, typer.Option(help="ε of every trial; left out: the recipe's.")
-    ] = None,
-    controls: Annotated[
-        bool, typer.Option(help="Matched controls: normalised clip, lr·C, A only, random spectrum.")
-    ] = True,
-    search: Annotated[
-        str, typer.Option(help="tpe, or random: then ε with tuning counted is known.")
-    ] = "tpe",
-    count: Annotated[
-        str,
-        typer.Option(help="Law of the number of random trials: geometric, poisson, or a shape."),
-    ] = "geometric",
-    optimizer: Annotated[
-        str, typer.Option(help="For methods that take any; left out: as the recipe says.")
-    ] = "",
-    setting: Annotated[
-        list[str] | None, typer.Option("--set", help="KEY=VALUE for all methods, as of `train`.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the study; an earlier one is taken up again.")
-    ] = None,
-    data_dir: DataDir = "",
-    workers: Workers = None,
-    budget: Budget = None,
-    quiet: Quiet = False,
+    recipe: str = "",
+    data: str = "",
+    target: str = "",
+    schema: str = "",
+    text: str = "",
+    label_file: str = "",
+    task: str = "",
+    method: list[str],
+    trials: int = 20,
+    epsilon: float | None = None,
+    controls: bool = True,
+    search: str = "tpe",
+    count: str = "geometric",
+    optimizer: str = "",
+    setting: Annotated[list[str] | None, typer.Option("--set")] = None,
+    out: Path | None = None,
+    data_dir: str = "",
+    workers: int | None = None,
+    budget: float | None = None,
+    quiet: bool = False,
 ) -> None:
     """Tune methods in the same way on a validation split of the training set.
 
@@ -314,9 +282,29 @@ def tune(
 
     Every method has the same number of trials, matched controls included. A stopped study continues
     with the same --out.
+
+    Args:
+        recipe: Which recipe; left out with own data.
+        data: Own data, as of `train`.
+        target: Column of own data that is learned.
+        schema: TOML file with what is public of own data.
+        text: Key of the text in a JSONL file.
+        label_file: Table of image files and labels.
+        task: module:function that returns a task.
+        method: A method of `dpkfc methods`; may be given several times.
+        trials: Trials of every method; with --search random the mean of their number.
+        epsilon: ε of every trial; left out: the recipe's.
+        controls: Matched controls: normalised clip, lr·C, A only, random spectrum.
+        search: tpe, or random: then ε with tuning counted is known.
+        count: Law of the number of random trials: geometric, poisson, or a shape.
+        optimizer: For methods that take any; left out: as the recipe says.
+        setting: KEY=VALUE for all methods, as of `train`.
+        out: Folder of the study; an earlier one is taken up again.
+        data_dir: Folder with the data sets; left out: $DPKFC_DATA, then Hugging Face datasets.
+        workers: Cells at once, one core each; left out: every core.
+        budget: Minutes; what would not end in time is not started, else stopped.
+        quiet: No progress bar.
     """
-    from dpkfc.app.owndata.recipes import own_kind
-    from dpkfc.app.tuning.runs import worker_count
     from dpkfc.app.tuning.tune import TuneSettings
     from dpkfc.app.tuning.tune import tune as run_tuning
 
@@ -459,6 +447,11 @@ _HelpAll = Annotated[
 ]
 
 
+def _set_parameters(command: Callable[..., None], parameters: list[inspect.Parameter]) -> None:
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+
+
 def _add_settings(
     leave_out: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -485,8 +478,7 @@ def _add_settings(
                 "help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_HelpAll
             )
         )
-        run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run_command.__annotations__ = {p.name: p.annotation for p in parameters}
+        _set_parameters(run_command, parameters)
         run_command.__doc__, run_command.__name__ = command.__doc__, command.__name__
         return run_command
 
@@ -535,27 +527,26 @@ def _flag(setting: dataclasses.Field[Any]) -> inspect.Parameter:
 def train(
     *,
     settings: dict[str, Any],
-    config: SettingsFile = None,
-    resume: Annotated[
-        Path | None, typer.Option(help="Run folder to continue, with a fresh noise stream.")
-    ] = None,
-    any_world_size: Annotated[
-        bool,
-        typer.Option(
-            "--any-world-size", hidden=True, help="Resume on another number of processes."
-        ),
-    ] = False,
-    quiet: Quiet = False,
+    config: Path | None = None,
+    resume: Path | None = None,
+    any_world_size: Annotated[bool, typer.Option("--any-world-size", hidden=True)] = False,
+    quiet: bool = False,
 ) -> None:
     """Train a recipe under a privacy budget and leave a run folder.
 
     Every setting is a flag or a key of a TOML file; others come from the recipe.
+
+    Args:
+        settings: those that were given as flags.
+        config: TOML file of settings; flags win.
+        resume: Run folder to continue, with a fresh noise stream.
+        any_world_size: Resume on another number of processes.
+        quiet: No progress bar.
     """
     if resume is not None and (settings or config is not None):
         raise ConfigError(
             "--resume continues a run with its own settings; leave out every other setting"
         )
-    from dpkfc.app.recipes.catalogue import run_config
     from dpkfc.app.train import resume as continue_run
     from dpkfc.app.train import run
 
@@ -573,8 +564,6 @@ def train(
 
 def _describe_method(choices: dict[str, Any], settings: RunConfig) -> str:
     """Return which method a run takes and why, in one line."""
-    from dpkfc.app.recipes.catalogue import recipe_of
-
     reason = recipe_of(settings).reason or f"the default of the recipe {settings.recipe}"
     if "method" in choices:
         reason = "as chosen"
@@ -625,10 +614,16 @@ def _results_table(results: dict[str, Result]) -> Table:
 def demo(
     *,
     settings: dict[str, Any],
-    out: DemoFolder = "",
-    quiet: Quiet = False,
+    out: str = "",
+    quiet: bool = False,
 ) -> None:
-    """Train DP-SGD and DP-KFC side by side on real digits under the same budget."""
+    """Train DP-SGD and DP-KFC side by side on real digits under the same budget.
+
+    Args:
+        settings: those that were given as flags.
+        out: Folder of the demo; a new one below runs/ when left out.
+        quiet: No progress bar.
+    """
     from dpkfc.app.demos import demo as run_demo
 
     console = open_console()
@@ -646,44 +641,42 @@ def demo(
 def every_setting(
     *,
     settings: dict[str, Any],
-    config: SettingsFile = None,
+    config: Path | None = None,
 ) -> None:
     """Print every setting that `train` would take, as TOML.
 
     The values come from the recipe, its part for the method, a file, and flags.
 
     Nothing is trained. Save the output to a file, change it, and give it to train --config.
-    """
-    from dpkfc.app.recipes.catalogue import run_config
 
+    Args:
+        settings: those that were given as flags.
+        config: TOML file of settings; flags win.
+    """
     sys.stdout.write(to_toml(run_config(read_choices(config, settings))))
 
 
 @_add_settings(leave_out=("recipe", "out", "method"))
 def doctor(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="[TARGET]",
-            help="A recipe, a run folder, or module:factory; left out with --data or --task.",
-        ),
-    ] = "",
+    model: Annotated[str, typer.Argument(metavar="[TARGET]")] = "",
     *,
     settings: dict[str, Any],
-    input_shape: Annotated[
-        str, typer.Option(help="Shape of one input of a factory's model, e.g. 3,32,32.")
-    ] = "",
-    cost: Annotated[
-        bool, typer.Option("--cost", help="Measure what a step, its norms and a refresh cost here.")
-    ] = False,
-    rows: Annotated[int, typer.Option(min=1, help="Examples of the step of --cost.")] = 32,
-    again: Annotated[
-        bool, typer.Option("--again", help="Measure what --cost has kept of this machine anew.")
-    ] = False,
+    input_shape: str = "",
+    cost: bool = False,
+    rows: Annotated[int, typer.Option(min=1)] = 32,
+    again: bool = False,
 ) -> None:
     """Show how each layer of a model is treated.
 
     The table has the rule, norms, factors and damping, and marks tied, frozen and uncovered layers.
+
+    Args:
+        model: A recipe, a run folder, or module:factory; left out with --data or --task.
+        settings: those that were given as flags.
+        input_shape: Shape of one input of a factory's model, e.g. 3,32,32.
+        cost: Measure what a step, its norms and a refresh cost here.
+        rows: Examples of the step of --cost.
+        again: Measure what --cost has kept of this machine anew.
     """
     from dpkfc.app.doctor import doctor_report
 
@@ -691,14 +684,14 @@ def doctor(
 
 
 def methods(
-    name: Annotated[
-        str,
-        typer.Argument(help="One method, with its equation and settings; left out: all of them."),
-    ] = "",
+    name: str = "",
 ) -> None:
     """Show the methods that --method takes.
 
     The table says where each acts in a step, what it needs, costs and keeps, and its source.
+
+    Args:
+        name: One method, with its equation and settings; left out: all of them.
     """
     if name:
         if name not in METHODS:
@@ -714,24 +707,28 @@ def methods(
 
 
 def pretrain_encoder(
-    out: Annotated[Path, typer.Argument(help="The file of weights (safetensors).")],
+    out: Path,
     *,
-    steps: Annotated[
-        int, typer.Option(min=2, help="Steps; the package's encoder took 7,783.")
-    ] = 7800,
-    batch_size: Annotated[int, typer.Option(min=2, help="Images a step.")] = 1024,
-    seed: Annotated[int, typer.Option(help="Public seed of images, views and weights.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    steps: Annotated[int, typer.Option(min=2)] = 7800,
+    batch_size: Annotated[int, typer.Option(min=2)] = 1024,
+    seed: int = 0,
+    device: str = "cpu",
 ) -> None:
     """Train the encoder of `SyntheticEncoder` anew, on synthetic images alone.
 
     A JSON file beside the weights has losses and seconds. Two cores would take days: lower --steps
     and --batch-size to try it.
+
+    Args:
+        out: The file of weights (safetensors).
+        steps: Steps; the package's encoder took 7,783.
+        batch_size: Images a step.
+        seed: Public seed of images, views and weights.
+        device: cpu or cuda.
     """
     from rich.progress import Progress
 
     from dpkfc.app.pretrained import pretrain_and_save
-    from dpkfc.app.run_folder import placed
 
     if device != "cpu" and not device.startswith("cuda"):
         raise ConfigError(f"--device must be cpu or cuda, got {device!r}")
@@ -752,32 +749,35 @@ def pretrain_encoder(
             report=report,
         )
     log = out.with_suffix(".json")
-    placed(log, lambda part: part.write_text(json.dumps({**facts, "losses": losses}), "utf-8"))
+    write_text(log, json.dumps({**facts, "losses": losses}))
     open_console().print(f"{out}: SHA-256 {facts['sha256']}; losses in {log}", soft_wrap=True)
 
 
 @_add_settings(leave_out=("out",))
 def audit(
-    run: Annotated[
-        Path | None, typer.Argument(help="A run folder; left out: the settings, as of `train`.")
-    ] = None,
+    run: Path | None = None,
     *,
     settings: dict[str, Any],
-    config: SettingsFile = None,
-    kind: Annotated[
-        list[str] | None,
-        typer.Option(help="step, one-run, membership; may be given several times."),
-    ] = None,
-    canaries: Annotated[int, typer.Option(help="Canaries of the one-run audit.")] = 1000,
-    runs: Annotated[int, typer.Option(help="Releases of each of the two worlds.")] = 1500,
-    quiet: Quiet = False,
+    config: Path | None = None,
+    kind: list[str] | None = None,
+    canaries: int = 1000,
+    runs: int = 1500,
+    quiet: bool = False,
 ) -> None:
     """Try to disprove the guarantee of a run.
 
     The audit uses neighbouring batches, noise tests, a distinguishing test and attacks.
+
+    Args:
+        run: A run folder; left out: the settings, as of `train`.
+        settings: those that were given as flags.
+        config: TOML file of settings; flags win.
+        kind: step, one-run, membership; may be given several times.
+        canaries: Canaries of the one-run audit.
+        runs: Releases of each of the two worlds.
+        quiet: No progress bar.
     """
     from dpkfc.app import audit_run as audits
-    from dpkfc.app.recipes.catalogue import run_config
 
     console = open_console()
     if run is not None and (settings or config is not None):
@@ -805,38 +805,38 @@ def audit(
 # --------------------------------------------------------------------------------------------------
 # Commands for own data and finished models: schema, recipes, predict, evaluate and export.
 
-_Run = Annotated[Path, typer.Argument(help="Folder of a finished run.")]
-
 
 def write_schema(
-    data: Annotated[Path, typer.Argument(help="A table, a folder of images, or a JSONL file.")],
+    data: Path,
     *,
-    target: Annotated[str, typer.Option(help="Column (or key) that is learned.")] = "",
-    text: Annotated[str, typer.Option(help="Key of the text in a JSONL file.")] = "text",
-    label_file: LabelFile = None,
-    out: Annotated[Path | None, typer.Option(help="The file; left out: the terminal.")] = None,
+    target: str = "",
+    text: str = "text",
+    label_file: Path | None = None,
+    out: Path | None = None,
 ) -> None:
     """Write a schema to fill in, from the header of a file alone.
 
     Example: dpkfc schema patients.csv --target readmitted --out patients.toml
-    """
-    from dpkfc.app.owndata.recipes import empty_schema
-    from dpkfc.app.run_folder import RunFolderError, placed
 
+    Args:
+        data: A table, a folder of images, or a JSONL file.
+        target: Column (or key) that is learned.
+        text: Key of the text in a JSONL file.
+        label_file: Table of image files and labels.
+        out: The file; left out: the terminal.
+    """
     content = empty_schema(data, target, text, label_file)
     if out is None:
         open_console().out(content, end="", highlight=False)
         return
     if out.exists():
         raise RunFolderError(f"{out} exists and may be filled in; choose another name with --out")
-    placed(out, lambda part: part.write_text(content, "utf-8"))
+    write_text(out, content)
     open_console().print(f"schema to fill in: {out}", soft_wrap=True)
 
 
 def print_recipes() -> None:
     """Show the built-in tasks that --recipe takes."""
-    from dpkfc.app.recipes.catalogue import RECIPES
-
     table = make_table("recipe", "data", "input", "classes", "method")
     for recipe in RECIPES.values():
         shape = " × ".join(map(str, recipe.input_shape))
@@ -850,16 +850,19 @@ def print_recipes() -> None:
 
 
 def predict(
-    run: _Run,
+    run: Path,
     *,
-    data: Annotated[Path, typer.Option(help="A file of the form that was trained on.")],
-    out: Annotated[Path, typer.Option(help="CSV file of what is predicted.")] = Path(
-        "predictions.csv"
-    ),
+    data: Path,
+    out: Path = Path("predictions.csv"),
 ) -> None:
     """Predict the class or number of each record of a file.
 
     Example: dpkfc predict runs/first --data new.csv --out predictions.csv
+
+    Args:
+        run: Folder of a finished run.
+        data: A file of the form that was trained on.
+        out: CSV file of what is predicted.
     """
     from dpkfc.app.owndata.predictions import load_run, read_records, write_predictions
 
@@ -874,19 +877,21 @@ def predict(
 
 
 def evaluate_run(
-    run: _Run,
+    run: Path,
     *,
-    data: Annotated[
-        Path | None, typer.Option(help="A labelled file; left out: the test split of the run.")
-    ] = None,
-    label_file: LabelFile = None,
-    public: Annotated[
-        bool, typer.Option("--public", help="Anyone may see the file and figures of it.")
-    ] = False,
+    data: Path | None = None,
+    label_file: Path | None = None,
+    public: bool = False,
 ) -> None:
     """Measure accuracy, with recall and precision of each class, or the errors of a number.
 
     Example: dpkfc evaluate runs/first --data test.csv
+
+    Args:
+        run: Folder of a finished run.
+        data: A labelled file; left out: the test split of the run.
+        label_file: Table of image files and labels.
+        public: Anyone may see the file and figures of it.
     """
     from dpkfc.app.owndata.predictions import (
         evaluate_examples,
@@ -936,16 +941,19 @@ def _percent(value: float | None) -> str:
 
 
 def export_run(
-    run: _Run,
+    run: Path,
     *,
-    form: Annotated[
-        str, typer.Option("--format", help="torch (a program), safetensors (weights) or onnx.")
-    ] = "torch",
-    out: Annotated[Path | None, typer.Option(help="The file; left out: in RUN/export.")] = None,
+    form: Annotated[str, typer.Option("--format")] = "torch",
+    out: Path | None = None,
 ) -> None:
     """Write the model of a run for use without this package.
 
     Example: dpkfc export runs/first --format onnx
+
+    Args:
+        run: Folder of a finished run.
+        form: torch (a program), safetensors (weights) or onnx.
+        out: The file; left out: in RUN/export.
     """
     from dpkfc.app.owndata.predictions import export_model, load_run
 
@@ -956,47 +964,74 @@ def export_run(
     for name in ("classes", "target"):
         if name in trained.recipe.constants:
             meaning, _ = trained.recipe.constants[name]
-            console.print(f"{name}: {meaning}", soft_wrap=True, markup=False, highlight=False)
+            _print_line(console, f"{name}: {meaning}")
 
 
 # --------------------------------------------------------------------------------------------------
 
-# The end of each help page. An empty line keeps two examples apart.
-_EXAMPLES = {
-    "train": "dpkfc train --data patients.csv --schema patients.toml --epsilon 3\n\n"
-    "torchrun --nproc-per-node=2 -m dpkfc train --recipe mnist-cnn",
-    "demo": "dpkfc demo --epsilon 1",
-    "doctor": "dpkfc doctor mnist-cnn --cost",
-    "methods": "dpkfc methods dp-kfc-a",
-    "audit": "dpkfc audit runs/first --kind step --kind membership",
-    "report": "dpkfc report runs/* --out report.html",
-    "tune": "dpkfc tune --recipe digits --method dp-kfc-a --method dp-sgd --trials 20",
-    "demo-federated": "dpkfc demo-federated --rounds 40 --engine here",
-    "card": "dpkfc card runs/first --owner 'Ward 3'",
-    "schema": "dpkfc schema patients.csv --target readmitted",
-    "recipes": "dpkfc recipes",
-    "predict": "dpkfc predict runs/first --data new.csv --out predictions.csv",
-    "evaluate": "dpkfc evaluate runs/first --data test.csv",
-    "export": "dpkfc export runs/first --format onnx",
-    "pretrain-encoder": "dpkfc pretrain-encoder encoder.safetensors --device cuda",
-    "settings": "dpkfc settings --recipe mnist-cnn > run.toml; dpkfc train --config run.toml",
+# The commands, and the end of each help page. An empty line keeps two examples apart.
+_COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
+    "train": (
+        train,
+        "dpkfc train --data patients.csv --schema patients.toml --epsilon 3\n\n"
+        "torchrun --nproc-per-node=2 -m dpkfc train --recipe mnist-cnn",
+    ),
+    "demo": (demo, "dpkfc demo --epsilon 1"),
+    "doctor": (doctor, "dpkfc doctor mnist-cnn --cost"),
+    "methods": (methods, "dpkfc methods dp-kfc-a"),
+    "audit": (audit, "dpkfc audit runs/first --kind step --kind membership"),
+    "report": (report, "dpkfc report runs/* --out report.html"),
+    "tune": (tune, "dpkfc tune --recipe digits --method dp-kfc-a --method dp-sgd --trials 20"),
+    "demo-federated": (demo_federated, "dpkfc demo-federated --rounds 40 --engine here"),
+    "card": (card, "dpkfc card runs/first --owner 'Ward 3'"),
+    "pretrain-encoder": (
+        pretrain_encoder,
+        "dpkfc pretrain-encoder encoder.safetensors --device cuda",
+    ),
+    "settings": (
+        every_setting,
+        "dpkfc settings --recipe mnist-cnn > run.toml; dpkfc train --config run.toml",
+    ),
+    "schema": (write_schema, "dpkfc schema patients.csv --target readmitted"),
+    "recipes": (print_recipes, "dpkfc recipes"),
+    "predict": (predict, "dpkfc predict runs/first --data new.csv --out predictions.csv"),
+    "evaluate": (evaluate_run, "dpkfc evaluate runs/first --data test.csv"),
+    "export": (export_run, "dpkfc export runs/first --format onnx"),
 }
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    for command in (train, demo, doctor, methods, audit, report, tune, demo_federated):
-        name = command.__name__.replace("_", "-")
-        app.command(epilog=_EXAMPLES[name])(command)
-    more: dict[str, Callable[..., None]] = {
-        "card": card,
-        "pretrain-encoder": pretrain_encoder,
-        "settings": every_setting,
-        "schema": write_schema,
-        "recipes": print_recipes,
-        "predict": predict,
-        "evaluate": evaluate_run,
-        "export": export_run,
-    }
-    for name, action in more.items():
-        app.command(name, epilog=_EXAMPLES[name])(action)
+    for name, (command, example) in _COMMANDS.items():
+        add_command(app, name, command, example)
+
+
+def add_command(
+    app: typer.Typer, name: str, command: Callable[..., None], example: str | None = None
+) -> None:
+    """Add a command, with the help texts of its options from its docstring.
+
+    Parameters before the star are arguments. A flag that is off by default has no negation.
+
+    Args:
+        app: the command line.
+        name: of the command.
+        command: a function with a docstring that names all of its parameters.
+        example: shown at the end of its help page.
+    """
+    parameters = []
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        kind, *given = [parameter.annotation]
+        if get_origin(kind) is Annotated:
+            kind, *given = get_args(kind)
+        elif parameter.kind is not parameter.KEYWORD_ONLY:
+            given = [typer.Argument()]
+        elif parameter.default is False:
+            given = [typer.Option("--" + parameter.name.replace("_", "-"))]
+        else:
+            given = [typer.Option()]
+        given[0].help = given[0].help or argument_text(command, parameter.name)
+        parameters.append(parameter.replace(annotation=Annotated[kind, given[0]]))
+    _set_parameters(command, parameters)
+    text = (inspect.getdoc(command) or "").partition("\n\nArgs:\n")[0]
+    app.command(name, help=text, epilog=example)(command)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from dpkfc.app import plots
 from dpkfc.app.datasets import read_digits
+from dpkfc.app.models import linear_from_zero
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.settings import METHOD_LABELS
 from dpkfc.curvature.kfac import KFAC
@@ -219,7 +220,7 @@ class ClientDigits:
 
 
 @lru_cache(maxsize=4)
-def divide_digits(clients: int = CLIENTS, alpha: float = ALPHA, seed: int = 0) -> ClientDigits:
+def divide_digits(clients: int = CLIENTS, alpha: float = ALPHA) -> ClientDigits:
     """Return the digits of each client.
 
     Raises:
@@ -228,7 +229,7 @@ def divide_digits(clients: int = CLIENTS, alpha: float = ALPHA, seed: int = 0) -
     pixels = read_digits()
     images, labels = pixels.train
     test_images, test_labels = pixels.test
-    partition = dirichlet(labels, clients, alpha, seed)
+    partition = dirichlet(labels, clients, alpha)
     return ClientDigits(
         records=parts((_scale_pixels(images), torch.from_numpy(labels)), partition),
         test=(_scale_pixels(test_images), torch.from_numpy(test_labels)),
@@ -266,15 +267,6 @@ def loss_fn(model: nn.Module, batch: Any) -> Tensor:
     return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def head() -> nn.Module:
-    """Return a linear head of 650 parameters that starts at zero."""
-    model = nn.Linear(64, 10)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.zero_()
-    return model
-
-
 # -- the app ---------------------------------------------------------------------------------------
 
 
@@ -287,10 +279,6 @@ def _plan(settings: Settings) -> FederatedPlan:
     return make_plan(
         settings["method"], records, settings["epsilon"], settings["rounds"], settings["clients"]
     )
-
-
-def _model(settings: Settings) -> nn.Module:
-    return head()
 
 
 def _records(number: int, settings: Settings) -> Any:
@@ -343,7 +331,8 @@ def _curve(run: Run, method: str) -> plots.Curve:
 
 APP = App(
     plan=_plan,
-    model=_model,
+    # A linear head of 650 parameters.
+    model=lambda settings: linear_from_zero(64, 10),
     loss_fn=loss_fn,
     records=_records,
     defaults={

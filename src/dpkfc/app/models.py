@@ -20,10 +20,10 @@ def digits_cnn(num_classes: int = 10) -> nn.Sequential:
 
     Input `[N, 1, 8, 8]`, output `[N, num_classes]`.
     """
-    return _small_cnn(1, 32 * 2 * 2, 64, num_classes)
+    return two_convolutions(1, 32 * 2 * 2, 64, num_classes)
 
 
-def _small_cnn(
+def two_convolutions(
     channels: int,
     features: int,
     width: int,
@@ -339,6 +339,14 @@ def seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
         return build()
 
 
+def linear_from_zero(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
+    """Build a linear layer whose parameters are zero."""
+    layer = nn.Linear(inputs, outputs, bias)
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
+    return layer
+
+
 # --------------------------------------------------------------------------------------------------
 # How a model's weights lie in memory.
 
@@ -364,7 +372,7 @@ def mnist_cnn(
     This is the network of the DP-KFC experiments on MNIST. Input `[N, channels, 28, 28]`, output
     `[N, num_classes]`. Channels lie last in memory.
     """
-    network = _small_cnn(channels, 32 * 7 * 7, 128, num_classes, activation)
+    network = two_convolutions(channels, 32 * 7 * 7, 128, num_classes, activation)
     return channels_last(network)
 
 

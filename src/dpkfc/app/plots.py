@@ -26,7 +26,7 @@ from matplotlib.ticker import (
 )
 from numpy.typing import ArrayLike, NDArray
 
-from dpkfc.app.run_folder import placed
+from dpkfc.app.run_folder import placed, write_text
 from dpkfc.report import number, plain, rounded_up
 
 INK = "#22303c"
@@ -129,20 +129,27 @@ def _figure(width: float, height: float, title: str, caption: str = "") -> Figur
     return figure
 
 
-def _style_axes(axes: Axes, *, grid: Literal["both", "x", "y"] = "both") -> None:
+def style_axes(
+    axes: Axes, *, grid: Literal["both", "x", "y"] = "both", labelsize: float = 9
+) -> None:
+    """Style axes without a frame and with a pale grid."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color(GRID)
     axes.tick_params(
         colors=MUTED,
-        labelsize=9,
+        labelsize=labelsize,
         length=0,
         which="both",
     )
+    _draw_grid(axes, grid)
+
+
+def _draw_grid(axes: Axes, axis: Literal["both", "x", "y"]) -> None:
     axes.grid(
         True,
-        axis=grid,
+        axis=axis,
         color=GRID,
         linewidth=0.8,
     )
@@ -191,8 +198,8 @@ def history(curve: Curve) -> Figure:
     layout = {"height_ratios": [1.7, 1], "hspace": 0.32, "left": 0.09, "right": 0.9}
     top, bottom = figure.subplots(2, 1, sharex=True, gridspec_kw=layout)
     figure.subplots_adjust(top=0.82, bottom=0.1)
-    _style_axes(top)
-    _style_axes(bottom)
+    style_axes(top)
+    style_axes(bottom)
     _label(top, f"{curve.score} on the {curve.measured_on} set")
     _draw_accuracy(top, curve)
     _label(bottom, "ε spent")
@@ -254,7 +261,6 @@ def _draw_accuracy(axes: Axes, curve: Curve) -> None:
         axes.set_ylim(bottom=low)
         last = curve.accuracy[-1]
         _label_end(axes, curve.steps[-1], last, f"{100 * last:.1f} %", WHITENED)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
 def _draw_curve(axes: Axes, curve: Curve, colour: str, width: float) -> None:
@@ -271,6 +277,7 @@ def _draw_curve(axes: Axes, curve: Curve, colour: str, width: float) -> None:
         label=curve.label,
         clip_on=False,
     )
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
 def _floor(accuracy: Iterable[float]) -> float:
@@ -301,7 +308,7 @@ def comparison(curves: Sequence[Curve], title: str, caption: str = "") -> Figure
     right = min(0.8, max(0.5, 0.97 - 0.0122 * longest))
     axes = figure.subplots(gridspec_kw={"left": 0.09, "right": right})
     figure.subplots_adjust(top=0.78, bottom=0.13)
-    _style_axes(axes)
+    style_axes(axes)
     _label(axes, f"{curves[0].score} on the {curves[0].measured_on} set")
     for curve, colour, shift in zip(curves, COLOURS, _label_shifts(curves), strict=False):
         _draw_curve(axes, curve, colour, 2.4)
@@ -309,7 +316,6 @@ def comparison(curves: Sequence[Curve], title: str, caption: str = "") -> Figure
             last = curve.accuracy[-1]
             text = f"{curve.label}  {100 * last:.1f} %"
             _label_end(axes, curve.steps[-1], last, text, colour, shift=shift)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("steps", color=MUTED, fontsize=9.5)
     axes.set_xlim(0, max(step for curve in curves for step in [1, *curve.steps]))
@@ -317,17 +323,16 @@ def comparison(curves: Sequence[Curve], title: str, caption: str = "") -> Figure
     return figure
 
 
-def _label_shifts(curves: Sequence[Curve], height: float = 215.0) -> list[float]:
-    """Return vertical shifts, in points, that keep labels at the ends of curves from touching.
+# Height of the axes of a comparison, in points.
+_HEIGHT = 215.0
 
-    Args:
-        curves: the curves.
-        height: of the axes, in points.
-    """
+
+def _label_shifts(curves: Sequence[Curve]) -> list[float]:
+    """Return vertical shifts, in points, that keep labels at the ends of curves from touching."""
     ends = [curve.accuracy[-1] if len(curve.accuracy) else 0.0 for curve in curves]
     values = [value for curve in curves for value in curve.accuracy] or [0.0, 1.0]
     span = max(max(values) - min(values), 1e-3)
-    places = [height * end / span for end in ends]
+    places = [_HEIGHT * end / span for end in ends]
     shifted = list(places)
     order = sorted(range(len(ends)), key=lambda i: places[i])
     for lower, upper in zip(order, order[1:], strict=False):
@@ -353,7 +358,7 @@ def signal_to_noise(layers: Sequence[LayerSignal], caption: str = "", stamp: str
     left = min(0.4, 0.04 + 0.011 * max(8, longest))
     axes = figure.subplots(gridspec_kw={"left": left, "right": 0.95})
     figure.subplots_adjust(top=1 - 1.2 / height, bottom=0.62 / height)
-    _style_axes(axes, grid="x")
+    style_axes(axes, grid="x")
     rows = np.arange(len(shown))
     plain_ratios = [layer.plain for layer in shown]
     ratios = [layer.preconditioned for layer in shown]
@@ -425,7 +430,7 @@ def spectra(layers: Sequence[LayerSpectra], caption: str = "", stamp: str = "") 
         caption: a line below the title.
         stamp: text across the picture of a run without a certified ε.
     """
-    chosen = _spaced_evenly(layers, MAX_PANELS)
+    chosen = evenly_spaced(layers, MAX_PANELS)
     rows = max(1, math.ceil(len(chosen) / 4))
     columns = max(1, math.ceil(len(chosen) / rows))
     width = 1.2 + 2.35 * max(columns, 3)
@@ -492,14 +497,15 @@ def spectra(layers: Sequence[LayerSpectra], caption: str = "", stamp: str = "") 
     return figure
 
 
-def _spaced_evenly(items: Sequence[LayerSpectra], most: int) -> list[LayerSpectra]:
+def evenly_spaced(items: Sequence[Any], most: int) -> Sequence[Any]:
+    """Return at most so many of the items, the first and the last among them."""
     if len(items) <= most:
-        return list(items)
+        return items
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
 def _draw_spectrum(axes: Axes, layer: LayerSpectra) -> None:
-    _style_axes(axes)
+    style_axes(axes, labelsize=8)
     axes.set_title(
         layer.name,
         fontsize=9.5,
@@ -542,7 +548,6 @@ def _draw_spectrum(axes: Axes, layer: LayerSpectra) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlim(-0.03, 1.03)
     axes.set_xticks([0, 0.5, 1], ["0", "½", "1"])
-    axes.tick_params(labelsize=8)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -582,7 +587,7 @@ class SensitivityMap:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, which `read_map` takes."""
-        return {**asdict(self), "values": [list(row) for row in self.values]}
+        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -624,7 +629,7 @@ class Figures:
             "sensitivity_maps": [one.as_dict() for one in self.sensitivity_maps],
         }
         text = json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n"
-        return placed(path, lambda part: part.write_text(text, "utf-8"))
+        return write_text(path, text)
 
     @classmethod
     def read(cls, content: Any) -> Figures:
@@ -658,9 +663,7 @@ def _thin_spectra(layer: LayerSpectra) -> dict[str, Any]:
         ordered = sorted((float(v) for v in eigenvalues if math.isfinite(v)), reverse=True)
         if not ordered:
             continue
-        count = min(len(ordered), _POINTS)
-        spacing = (len(ordered) - 1, max(1, count - 1))
-        ranks[side] = sorted({round(i * spacing[0] / spacing[1]) for i in range(count)})
+        ranks[side] = list(evenly_spaced(range(len(ordered)), _POINTS))
         values[side] = [ordered[rank] for rank in ranks[side]]
         sizes[side] = int(layer.sizes.get(side, len(ordered)))
     damping = {side: float(value) for side, value in layer.damping.items() if math.isfinite(value)}
@@ -785,9 +788,7 @@ def partition(
     labels: ArrayLike,
     pieces: Sequence[NDArray[np.int64]],
     *,
-    title: str = "What each client holds",
     caption: str = "",
-    clients: Sequence[str] | None = None,
 ) -> Figure:
     """Draw labels by client as shaded counts, with each client's size next to them.
 
@@ -796,16 +797,13 @@ def partition(
     Args:
         labels: of all records `[n]`.
         pieces: records of each client.
-        title: above the picture.
         caption: below the title.
-        clients: names; by default their numbers.
     """
     table, kinds = counts(labels, pieces)
-    names = [str(i) for i in range(len(table))] if clients is None else list(clients)
+    names = [str(i) for i in range(len(table))]
     height = min(12.0, 1.9 + 0.3 * len(table))
-    figure = _figure(8.4, height, title, caption)
-    longest = max(map(len, names))
-    left = 0.08 + 0.009 * longest
+    figure = _figure(8.4, height, "What each client holds", caption)
+    left = 0.08 + 0.009 * len(names[-1])
     bottom = 0.62 / height
     top = 1 - 1.08 / height
     cells = figure.add_axes((left, bottom, 0.7 - left, top - bottom))
@@ -860,11 +858,5 @@ def _draw_totals(axes: Any, totals: NDArray[np.int64]) -> None:
     _label(axes, "all records")
     axes.tick_params(labelleft=False)
     axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
-    axes.grid(
-        True,
-        axis="x",
-        color=GRID,
-        linewidth=0.8,
-    )
-    axes.set_axisbelow(True)
+    _draw_grid(axes, "x")
     axes.set_xlim(0, 1.05 * max(1, int(totals.max())))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dpkfc.app.datasets import DatasetError, import_optional
+from dpkfc.app.datasets import DatasetError, first_line, import_optional
 from dpkfc.checkpoint import file_digest, place_file
 from dpkfc.features.encoder import Encoder
 from dpkfc.features.synthetic_images import Draw, draw_images
@@ -62,9 +62,9 @@ def timm_model(name: str, side: int, num_classes: int, weights: str = "") -> Res
     try:
         model = timm.create_model(name, pretrained=True, num_classes=num_classes, **overlay)
     except Exception as error:  # whatever timm, its hub or the file raise becomes one line
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DatasetError(
-            f"timm has no weights of {name} here ({reason}); give a file of them with --pretrained"
+            f"timm has no weights of {name} here ({first_line(error)}); give a file of them with"
+            " --pretrained"
         ) from None
     return Resized(model, side)
 
@@ -90,7 +90,7 @@ class Logits(nn.Module):
         return self.language_model(input_ids=ids, use_cache=False).logits
 
 
-def gpt2_lora(vocabulary: int, length: int, rank: int = 8) -> Logits:
+def gpt2_lora(vocabulary: int, length: int) -> Logits:
     """Two blocks of width 96 with random weights, of which adapters alone are trained.
 
     Raises:
@@ -110,10 +110,10 @@ def gpt2_lora(vocabulary: int, length: int, rank: int = 8) -> Logits:
         eos_token_id=1,
         pad_token_id=0,
     )
-    return _adapted(transformers.GPT2LMHeadModel(config), rank)
+    return _adapted(transformers.GPT2LMHeadModel(config))
 
 
-def pretrained_lora(folder: str, rank: int = 8) -> Logits:
+def pretrained_lora(folder: str) -> Logits:
     """A GPT-2 from a local folder without dropout, of which adapters alone are trained.
 
     Raises:
@@ -122,7 +122,7 @@ def pretrained_lora(folder: str, rank: int = 8) -> Logits:
     loaded = _load_folder(
         folder, _transformers().GPT2LMHeadModel, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
     )
-    return _adapted(loaded, rank)
+    return _adapted(loaded)
 
 
 def pretrained_tokenizer(folder: str) -> Any:
@@ -143,10 +143,9 @@ def _load_folder(folder: str, kind: Any, **settings: Any) -> Any:
     try:
         return kind.from_pretrained(folder, local_files_only=True, **settings)
     except Exception as error:  # whatever the package raises becomes one line
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DatasetError(
-            f"pretrained {folder}: holds no GPT-2 with its tokenizer ({reason}); fetch the folder"
-            " again"
+            f"pretrained {folder}: holds no GPT-2 with its tokenizer ({first_line(error)}); fetch"
+            " the folder again"
         ) from None
 
 
@@ -154,13 +153,13 @@ def _transformers() -> Any:
     return import_optional("transformers", f"transformers is not installed: {_HOW}")
 
 
-def _adapted(model: nn.Module, rank: int) -> Logits:
-    """With adapters at all linear maps of the blocks."""
+def _adapted(model: nn.Module) -> Logits:
+    """With adapters of rank 8 at all linear maps of the blocks."""
     peft = import_optional("peft", f"peft is not installed: {_HOW}")
     targets = ["c_attn", "c_proj", "c_fc"]
     lora = peft.LoraConfig(
-        r=rank,
-        lora_alpha=2 * rank,
+        r=8,
+        lora_alpha=16,
         target_modules=targets,
         fan_in_fan_out=True,
         lora_dropout=0.0,
@@ -295,6 +294,8 @@ def encode_tokens(ids: Tensor) -> Tensor:
 
 SIDE = 32
 _TEMPERATURE = 0.2
+# The highest learning rate.
+_RATE = 2e-3
 
 
 def change_view(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -379,7 +380,6 @@ def pretrain_encoder(
     *,
     steps: int,
     batch_size: int = 1024,
-    rate: float = 2e-3,
     seed: int = 0,
     device: str = "cpu",
     report: Callable[[int, float], None] | None = None,
@@ -390,7 +390,6 @@ def pretrain_encoder(
         encoder: with its initial weights.
         steps: of AdamW, with a cosine schedule.
         batch_size: images a step, each seen in two views.
-        rate: the highest learning rate.
         seed: of images, views and the projection.
         device: where it trains.
         report: called with step and loss at times.
@@ -403,11 +402,11 @@ def pretrain_encoder(
     projection = _Projection(encoder.norm.num_features).to(device)
     encoder.to(device).train()
     parameters = [*encoder.parameters(), *projection.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=0.05)
+    optimizer = torch.optim.AdamW(parameters, lr=_RATE, weight_decay=0.05)
     images = torch.empty(0)
     for done in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = rate * _share_of_rate(done, steps)
+            group["lr"] = _RATE * _share_of_rate(done, steps)
         # Drawing takes as long as a step, so each image serves two of them, in other views.
         if done % 2 == 0:
             images = draw_images(batch_size, SIDE + 8, generator)

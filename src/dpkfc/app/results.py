@@ -14,7 +14,6 @@ from torch import nn
 
 from dpkfc.app import plots
 from dpkfc.app.assembly import Prepared, describe_choice, make_kfac
-from dpkfc.app.datasets import Examples
 from dpkfc.app.plots import FILE, Curve, Figures, LayerSignal, LayerSpectra
 from dpkfc.app.recipes import ClassScore
 from dpkfc.app.run_folder import LAST_PLOT, Metrics, Row, RunFolder, not_private
@@ -86,8 +85,9 @@ def write_results(
     prepared: Prepared, folder: RunFolder, session: Session, metrics: Metrics
 ) -> None:
     """Write what a finished run leaves next to settings, ledger and checkpoint."""
+    score = prepared.recipe.task.classes
     with evaluated_weights(session):
-        classes = _score_classes(prepared)
+        classes = score(prepared.model, prepared.evaluation_examples) if score else []
     if classes:
         rows = [dataclasses.asdict(score) for score in classes]
         folder.write_json(folder.classes, {"measured_on": metrics.measured_on, "classes": rows})
@@ -97,14 +97,6 @@ def write_results(
     history = plots.history(curve_of(prepared, metrics))
     plots.save(history, folder.plots / "accuracy_and_epsilon.png")
     _plot_curvature(prepared, folder, session)
-
-
-def _score_classes(prepared: Prepared) -> list[ClassScore]:
-    """Return recall and precision of each class on held-out examples, [] without classes."""
-    score = prepared.recipe.task.classes
-    if score is None:
-        return []
-    return score(prepared.model, _choose_evaluation_examples(prepared))
 
 
 def _facts(
@@ -157,7 +149,7 @@ def _scores(prepared: Prepared, last: Row, classes: Sequence[ClassScore]) -> dic
     if precisions:
         figures["lowest precision of a class"] = min(precisions)
     scores = {f"{name} on the {measured_on} set": value for name, value in figures.items()}
-    return {**scores, f"{measured_on} examples": len(_choose_evaluation_examples(prepared)[1])}
+    return {**scores, f"{measured_on} examples": len(prepared.evaluation_examples[1])}
 
 
 def _card_settings(config: RunConfig) -> dict[str, Any]:
@@ -184,17 +176,11 @@ def _title(prepared: Prepared) -> str:
     return title
 
 
-def _choose_evaluation_examples(prepared: Prepared) -> Examples:
-    data = prepared.data
-    if prepared.config.eval_on == "validation" and data.validation:
-        return data.validation
-    return data.test
-
-
 def _assumed_public(prepared: Prepared) -> dict[str, tuple[Any, str]]:
     """Return what is taken as public, with the reason."""
     recipe = prepared.recipe
     outputs = "number of classes" if recipe.num_classes > 1 else "number of outputs"
+    size = sum(p.numel() for p in prepared.model.parameters())
     public: dict[str, tuple[Any, str]] = {
         "data set": (
             f"{recipe.title}, {prepared.data.source}",
@@ -209,7 +195,7 @@ def _assumed_public(prepared: Prepared) -> dict[str, tuple[Any, str]]:
         **recipe.constants,
         "hyper-parameters": ("see below", "their choice is not accounted for"),
         "model and initial weights": (
-            f"{_size(prepared.model):,} parameters",
+            f"{size:,} parameters",
             "architecture and seed are public",
         ),
     }
@@ -223,10 +209,6 @@ def _assumed_public(prepared: Prepared) -> dict[str, tuple[Any, str]]:
         reason = "the public data are declared so by their user"
         public["pre-training"] = (prepared.start, reason)
     return public
-
-
-def _size(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
 
 
 def _unprotected(prepared: Prepared) -> dict[str, str]:

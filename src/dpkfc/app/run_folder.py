@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpkfc.app.datasets import UnpackedSizeError, check_unpacked_size
+from dpkfc.app.datasets import UnpackedSizeError, check_unpacked_size, one_line
 from dpkfc.checkpoint import CheckpointError, place_file, weights_record_path
 
 # The file that a finished run writes last.
@@ -210,13 +210,13 @@ class RunFolder:
             self.path.rmdir()
 
     def write_text(self, path: Path, text: str) -> Path:
-        """Write a text file as `placed` does."""
-        return placed(path, lambda part: part.write_text(text, "utf-8"))
+        """Write a text file as `write_text` does."""
+        return write_text(path, text)
 
     def write_json(self, path: Path, content: Mapping[str, Any]) -> Path:
         """Write JSON in the same way."""
         text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
-        return self.write_text(path, text + "\n")
+        return write_text(path, text + "\n")
 
 
 def placed(path: Path, write: Callable[[Path], object], *, private: bool = False) -> Path:
@@ -236,6 +236,11 @@ def placed(path: Path, write: Callable[[Path], object], *, private: bool = False
     except CheckpointError as error:
         raise RunFolderError(str(error)) from None
     return path
+
+
+def write_text(path: Path, text: str, *, private: bool = False) -> Path:
+    """Write a text file in UTF-8 as `placed` does."""
+    return placed(path, lambda part: part.write_text(text, "utf-8"), private=private)
 
 
 def _sync(path: Path) -> None:
@@ -427,9 +432,9 @@ class Metrics:
         except UnpackedSizeError:
             raise
         except (pa.ArrowException, OSError, ValueError, KeyError, RecursionError) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
             raise ValueError(
-                f"{path}: is no readable Parquet file of metrics ({reason}); delete it to go on"
+                f"{path}: is no readable Parquet file of metrics ({one_line(error)}); delete it to"
+                " go on"
             ) from None
         return cls(measured_on, never_falling([Row(**row) for row in rows]), refreshes, settings)
 
@@ -461,16 +466,11 @@ def _check_columns(schema: pa.Schema) -> None:
     Raises:
         ValueError: naming the column.
     """
-    known = {column.name for column in fields(Row)}
-    names = [column.name for column in schema]
-    for column in schema:
-        if column.name not in known or column.type != _column_type(column.name):
-            raise ValueError(f"the column {column.name!r} is not one of a run")
-    for name in ("step", "epsilon"):
-        if names.count(name) != 1:
-            raise ValueError(f"the column {name!r} is not one of a run")
-    if len(set(names)) < len(names):
-        raise ValueError(f"the column {names[0]!r} is not one of a run")
+    known = {column.name: _column_type(column.name) for column in fields(Row)}
+    wrong = [column.name for column in schema if column.type != known.get(column.name)]
+    wrong += [name for name in ("step", "epsilon", *schema.names) if schema.names.count(name) != 1]
+    if wrong:
+        raise ValueError(f"the column {wrong[0]!r} is not one of a run")
 
 
 def _are_refreshes(rows: Any) -> bool:

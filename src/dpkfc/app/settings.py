@@ -9,7 +9,7 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -54,11 +54,27 @@ SOURCES = ("pink", "dead-leaves", "white", "tokens", "public", "private-oracle")
 STOPS = ("public", "private-loss", "private-error")
 STRUCTURES = ("shape", "auto", "measured")
 _DECLARED = tuple(item.name for item in dataclasses.fields(Declared))
+# By the names of their flags, or by section and key as a TOML file has them.
+Settings = Mapping[str, Any]
 SECTIONS = ("run", "data", "model", "privacy", "preconditioner", "postprocess", "optimizer", "card")
 
 
 class ConfigError(ValueError):
     """A setting that does not exist, has the wrong type, or lies outside its range."""
+
+
+def refuse(checks: Iterable[tuple[object, str]]) -> None:
+    """Raise the message of the first check that has found something wrong.
+
+    Args:
+        checks: what is true, or not empty, where something is wrong; and the message.
+
+    Raises:
+        ConfigError: with that message.
+    """
+    for is_wrong, message in checks:
+        if is_wrong:
+            raise ConfigError(message)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -96,7 +112,7 @@ class Method:
 
     name: str
     label: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
     acts: str
     side_data: str = "none"
     privacy: str = "none"
@@ -110,13 +126,8 @@ class Method:
     defines_optimizer: bool = False
 
 
-def _read_methods() -> dict[str, Method]:
-    """Return the rows of `methods.toml`, in its order."""
-    text = (files("dpkfc.app") / "methods.toml").read_text("utf-8")
-    return {name: Method(name=name, **row) for name, row in tomllib.loads(text).items()}
-
-
-METHODS: Mapping[str, Method] = _read_methods()
+_ROWS = tomllib.loads((files("dpkfc.app") / "methods.toml").read_text("utf-8"))
+METHODS: Mapping[str, Method] = {name: Method(name=name, **row) for name, row in _ROWS.items()}
 METHOD_LABELS = {name: method.label for name, method in METHODS.items()}
 
 
@@ -130,16 +141,8 @@ METHOD_LABELS = {name: method.label for name, method in METHODS.items()}
 
 _SECTION_OF: dict[type, str] = {
     PrivacyConfig: "privacy",
-    KFAC: "preconditioner",
-    NGD: "preconditioner",
-    AdaDPS: "preconditioner",
-    DP2: "preconditioner",
-    GEP: "preconditioner",
-    PinkNoise: "preconditioner",
-    DeadLeaves: "preconditioner",
-    DiSK: "postprocess",
-    AdamBC: "postprocess",
-    SOFIM: "postprocess",
+    **dict.fromkeys((KFAC, NGD, AdaDPS, DP2, GEP, PinkNoise, DeadLeaves), "preconditioner"),
+    **dict.fromkeys((DiSK, AdamBC, SOFIM), "postprocess"),
 }
 
 
@@ -204,7 +207,10 @@ def _library(
         default = library_field.default
     if default is None:
         default = "" if "str" in str(library_field.type) else 0
-    text = text or _documentation(owners[0], key)
+    if not text:
+        # The first clause.
+        documented = argument_text(owners[0], key)
+        text = re.split(r"(?<!et al)[.:;] ", documented)[0].removesuffix(".")
     return _setting(default, _SECTION_OF[owners[0]], text, key=key, owners=owners, **rules)
 
 
@@ -212,15 +218,14 @@ def _library_field(owner: type, key: str) -> dataclasses.Field[Any]:
     return next(found for found in dataclasses.fields(owner) if found.name == key)
 
 
-def _documentation(owner: type, key: str) -> str:
-    """Return the first clause about a field in the docstring of its dataclass."""
+def argument_text(owner: Any, key: str) -> str:
+    """Return what the docstring of a class or function says of an attribute or argument."""
     block = re.search(
-        rf"^ +{key}: (.*?)(?=^ +[\w, ]+: |^ *$|\Z)",
+        rf"^( +){key}: (.*?)(?=^\1\w|^ *$|\Z)",
         inspect.getdoc(owner) or "",
         re.MULTILINE | re.DOTALL,
     )
-    text = " ".join(block[1].split()) if block else ""
-    return re.split(r"(?<!et al)[.:;] ", text)[0].removesuffix(".")
+    return " ".join(block[2].split()) if block else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -598,8 +603,7 @@ class RunConfig:
             value = _checked_value(setting, getattr(self, setting.name))
             object.__setattr__(self, setting.name, value)
         self._resolve_optimizer()
-        self._check_together()
-        self._check_public_data()
+        refuse(self._checks())
         for name in ("ranks", "norm_methods"):
             parse_pairs(name, getattr(self, name))
         # A card shows these, so they must be fit to be shown before anything is trained.
@@ -616,50 +620,51 @@ class RunConfig:
             )
         object.__setattr__(self, "optimizer", self.optimizer or preset or "adam")
 
-    def _check_together(self) -> None:
-        if self.eval_on == "validation" and self.validation_size == 0:
-            raise ConfigError(
-                "eval_on = 'validation' needs validation_size > 0, examples cut from the training"
-                " set"
-            )
-        if self.augmentations > 1 and not self.augment:
-            raise ConfigError(
-                f"augmentations = {self.augmentations} without augment gives equal views; "
-                f"give augment, one of {' | '.join(AUGMENTS[1:])}"
-            )
-        if self.momentum >= 1:
-            raise ConfigError(f"momentum must be below 1, got {self.momentum}: steps grow forever")
-        if self.exponent > 0.5:
-            raise ConfigError(f"exponent must be at most 0.5, got {self.exponent}")
-        if self.schedule_steps and self.steps and self.schedule_steps > self.steps:
-            raise ConfigError(
-                f"schedule_steps = {self.schedule_steps} is longer than the plan of {self.steps}"
-                " steps"
-            )
-        if self.nesterov and not (self.optimizer == "sgd" and self.momentum > 0):
-            raise ConfigError("nesterov = true needs optimizer = 'sgd' and momentum above 0")
+    def _checks(self) -> Iterator[tuple[object, str]]:
+        """Yield what settings would contradict one another, and the message about it."""
+        yield (
+            self.eval_on == "validation" and self.validation_size == 0,
+            "eval_on = 'validation' needs validation_size > 0, examples cut from the training set",
+        )
+        yield (
+            self.augmentations > 1 and not self.augment,
+            f"augmentations = {self.augmentations} without augment gives equal views; "
+            f"give augment, one of {' | '.join(AUGMENTS[1:])}",
+        )
+        yield (
+            self.momentum >= 1,
+            f"momentum must be below 1, got {self.momentum}: steps grow forever",
+        )
+        yield self.exponent > 0.5, f"exponent must be at most 0.5, got {self.exponent}"
+        yield (
+            self.steps and self.schedule_steps > self.steps,
+            f"schedule_steps = {self.schedule_steps} is longer than the plan of {self.steps} steps",
+        )
+        yield (
+            self.nesterov and not (self.optimizer == "sgd" and self.momentum > 0),
+            "nesterov = true needs optimizer = 'sgd' and momentum above 0",
+        )
         for name in ("bounds_share", "stop_share"):
-            if getattr(self, name) > 0.9:
-                raise ConfigError(f"{name} must be at most 0.9, got {getattr(self, name)}")
-        if self.log_private and not self.log:
-            raise ConfigError(f"log_private = true needs log, one of {', '.join(LOGGERS)}")
-
-    def _check_public_data(self) -> None:
-        """Refuse settings that need public examples and name no file."""
+            share = getattr(self, name)
+            yield share > 0.9, f"{name} must be at most 0.9, got {share}"
+        yield (
+            self.log_private and not self.log,
+            f"log_private = true needs log, one of {', '.join(LOGGERS)}",
+        )
         needed = ""
         if self.pretrain_epochs:
             needed = "pretrain_epochs"
         elif self.uses_preconditioner and "public" in (self.source, self.output_source):
             needed = "source = 'public'"
-        if needed and not self.public_data:
-            raise ConfigError(
-                f"{needed} needs public_data, a safetensors file with `inputs` (and `labels`)"
-            )
-        if not self.stops_privately and (self.patience > 0) != bool(self.public_validation):
-            raise ConfigError(
-                f"patience = {self.patience} and public_validation = {self.public_validation!r} do"
-                " not go together; give both or none"
-            )
+        yield (
+            needed and not self.public_data,
+            f"{needed} needs public_data, a safetensors file with `inputs` (and `labels`)",
+        )
+        yield (
+            not self.stops_privately and (self.patience > 0) != bool(self.public_validation),
+            f"patience = {self.patience} and public_validation = {self.public_validation!r} do"
+            " not go together; give both or none",
+        )
 
     @property
     def declared(self) -> Declared:
@@ -714,10 +719,9 @@ def _library_value(setting: dataclasses.Field[Any], value: Any, kind: str) -> An
     for word, number in setting.metadata["words"].items():
         if value == number:
             return word
-    if kind.startswith("Mapping[str, int]"):
-        return _whole_numbers(setting.name, parse_pairs(setting.name, value))
     if kind.startswith("Mapping"):
-        return parse_pairs(setting.name, value)
+        pairs = parse_pairs(setting.name, value)
+        return _whole_numbers(setting.name, pairs) if "[str, int]" in kind else pairs
     if kind.startswith("tuple"):
         value = tuple(value.replace(",", " ").split())
     return value or None if "None" in kind else value
@@ -861,7 +865,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: is not TOML: {error}") from None
 
 
-def flatten(content: Mapping[str, Any], where: str) -> dict[str, Any]:
+def flatten(content: Settings, where: str) -> dict[str, Any]:
     """Return the settings of a TOML file by the names of their flags.
 
     Args:
@@ -896,7 +900,7 @@ def _add(settings: dict[str, Any], name: str, value: Any, where: str) -> None:
     settings[name] = value
 
 
-def known_settings(content: Mapping[str, Any]) -> dict[str, Any]:
+def known_settings(content: Settings) -> dict[str, Any]:
     """Return the settings of a file by the names of their flags; keep keys that are not known."""
     settings: dict[str, Any] = {}
     for key, value in content.items():
@@ -948,7 +952,7 @@ def _unknown_key(section: str, key: str, where: str) -> ConfigError:
     return ConfigError(f"{where}: {key} stands in [{section}] and belongs into [{home}]{name}")
 
 
-def read_choices(file: Path | None, flags: Mapping[str, Any]) -> dict[str, Any]:
+def read_choices(file: Path | None, flags: Settings) -> dict[str, Any]:
     """Return what a user chose: a TOML file under flags.
 
     `--epsilon` as a flag takes the place of a noise multiplier in the file.
@@ -999,7 +1003,7 @@ def deciding_settings(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def check_unchanged(config: RunConfig, first: Mapping[str, Any], where: str) -> None:
+def check_unchanged(config: RunConfig, first: Settings, where: str) -> None:
     """Refuse to continue a run with other settings than those it was started with.
 
     Args:
@@ -1062,9 +1066,7 @@ def _toml_value(setting: dataclasses.Field[Any], value: Any) -> str:
 # its part for the optimizer under that method, a file given with `--config`, and flags.
 
 
-def layer_settings(
-    defaults: Mapping[str, Any], chosen: Mapping[str, Any], where: str = "recipe"
-) -> RunConfig:
+def layer_settings(defaults: Settings, chosen: Settings, where: str = "recipe") -> RunConfig:
     """Return a run's settings from a recipe's defaults and what the user chose.
 
     Args:
@@ -1123,10 +1125,10 @@ _DIGITS = 4
 def _borrowed_rate(
     method: Method,
     optimizer: Any,
-    settings: Mapping[str, Any],
-    before_preset: Mapping[str, Any],
-    of_method: Mapping[str, Any],
-    by_optimizer: Mapping[str, Any],
+    settings: Settings,
+    before_preset: Settings,
+    of_method: Settings,
+    by_optimizer: Settings,
     is_borrowed: bool,
 ) -> float | None:
     """Return the learning rate that follows from another method's, None where none does."""
@@ -1143,7 +1145,7 @@ def _borrowed_rate(
     return None
 
 
-def rate_without_momentum(lender: Mapping[str, Any], settings: Mapping[str, Any]) -> float:
+def rate_without_momentum(lender: Settings, settings: Settings) -> float:
     """Return the rate of a method without momentum, from one that was chosen with momentum m.
 
     The rate is divided by 1 − m. DP-NGD clips in another space, so η C / √λ_safe takes the place
@@ -1167,7 +1169,7 @@ def rate_without_momentum(lender: Mapping[str, Any], settings: Mapping[str, Any]
     return _positive(rate)
 
 
-def rate_of_adam_bc(rate: float, settings: Mapping[str, Any]) -> float:
+def rate_of_adam_bc(rate: float, settings: Settings) -> float:
     """Return the rate of DP-AdamBC from one of DP-Adam: times √(γ′/Φ), as most of v is noise.
 
     There DP-Adam divides by √Φ and DP-AdamBC by the root of its floor, which falls to 0.03 Φ times
@@ -1188,14 +1190,14 @@ def rate_of_adam_bc(rate: float, settings: Mapping[str, Any]) -> float:
     return _positive(rate * math.sqrt(_number(settings, "adam_bc_resolution") * resolved))
 
 
-def _longest(settings: Mapping[str, Any]) -> float:
+def _longest(settings: Settings) -> float:
     """Return the length of the longest gradient that one example contributes."""
     if settings.get("clipping", RunConfig.clipping) == "normalised":
         return 1.0
     return _number(settings, "max_grad_norm")
 
 
-def _number(settings: Mapping[str, Any], name: str) -> float:
+def _number(settings: Settings, name: str) -> float:
     return float(settings.get(name, getattr(RunConfig, name)))
 
 

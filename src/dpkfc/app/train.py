@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from types import FrameType, TracebackType
 
 import torch
 import torch.distributed as dist
@@ -33,7 +32,7 @@ from dpkfc.app.assembly import (
     read_public_data,
     undo_measurement,
 )
-from dpkfc.app.datasets import ExampleSet
+from dpkfc.app.datasets import ExampleSet, first_line
 from dpkfc.app.models import seeded
 from dpkfc.app.recipes import Recipe, evaluate
 from dpkfc.app.recipes.catalogue import recipe_of
@@ -227,12 +226,7 @@ class TrainingProgress:
         self._last = time.perf_counter()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
 
@@ -260,7 +254,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
     """
     request = StopRequest()
 
-    def note(number: int, frame: FrameType | None) -> None:
+    def note(*_: object) -> None:
         if request.requested:
             raise KeyboardInterrupt
         request.requested = True
@@ -477,7 +471,7 @@ def prepare(
     try:
         model = recipe.model(config.seed).to(torch.device(config.device))
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0][:60]
+        reason = first_line(error)[:60]
         raise ConfigError(f"device {config.device!r} cannot be used ({reason}); try cpu") from None
     start = ""
     if config.pretrain_epochs:
@@ -768,7 +762,7 @@ def _train(
                     f"the run in {folder.path} is complete: all {plan.steps} steps of its plan are"
                     " spent"
                 )
-        loop = _Loop(prepared, folder, session, metrics, ranks=ranks, watch=watch)
+        loop = _Loop(prepared, folder, session, metrics, ranks, watch)
         with TrainingProgress(
             plan.steps,
             done=session.steps_done,
@@ -799,28 +793,23 @@ def _make_loggers(config: RunConfig, folder: RunFolder) -> list[Logger]:
     return [make_logger(config.log, folder.path, folder.path.name, private=config.log_private)]
 
 
+@dataclass(eq=False)
 class _Loop:
     """Steps, evaluations and checkpoints of one run."""
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        folder: RunFolder,
-        session: Session,
-        metrics: Metrics,
-        *,
-        ranks: DistributedContext,
-        watch: Watch | None,
-    ) -> None:
-        self._prepared, self._folder = prepared, folder
-        self._session, self._metrics = session, metrics
-        self._ranks, self._watch = ranks, watch
-        config, data = prepared.config, prepared.data
-        self._evaluation_examples = data.test
-        if config.eval_on == "validation" and data.validation:
-            self._evaluation_examples = data.validation
-        epoch = max(1, round(data.size / config.expected_batch_size))
-        self._every = config.evaluate_every or min(epoch, max(1, prepared.plan.steps // 5))
+    prepared: Prepared
+    folder: RunFolder
+    session: Session
+    metrics: Metrics
+    ranks: DistributedContext
+    watch: Watch | None
+
+    @cached_property
+    def every(self) -> int:
+        """Steps between evaluations."""
+        config, plan = self.prepared.config, self.prepared.plan
+        epoch = max(1, round(self.prepared.data.size / config.expected_batch_size))
+        return config.evaluate_every or min(epoch, max(1, plan.steps // 5))
 
     def run(self, progress: TrainingProgress) -> bool:
         """Train to the end of the plan.
@@ -828,39 +817,39 @@ class _Loop:
         Returns:
             Whether the run was interrupted; then a checkpoint is on the disk.
         """
-        plan, done = self._prepared.plan, self._session.steps_done
-        if not self._metrics.rows or done >= plan.steps:
+        plan, done = self.prepared.plan, self.session.steps_done
+        if not self.metrics.rows or done >= plan.steps:
             # Before the first step: a run killed at any later step can then be continued, since
             # what it has spent cannot be had back. After the last step: the final weights are
             # evaluated again, whatever was written before the run died.
-            self._metrics.add(
+            self.metrics.add(
                 self._evaluate(Row(step=done, epsilon=plan.curve.epsilon(done)), progress)
             )
             self._save()
         with stop_on_signals() as stop:
             try:
-                for batch in self._session.batches():
+                for batch in self.session.batches():
                     row = self._step(batch, progress)
-                    if batch.step == done and self._session.unproved_operation:
-                        progress.slowed_by(self._session.unproved_operation)
+                    if batch.step == done and self.session.unproved_operation:
+                        progress.slowed_by(self.session.unproved_operation)
                     is_last = row.step == plan.steps
-                    if is_last or row.step % self._every == 0:
+                    if is_last or row.step % self.every == 0:
                         row = self._evaluate(row, progress)
                     if not is_last and row.accuracy is not None:
                         row = self._release_loss(row)
-                    self._metrics.add(row)
+                    self.metrics.add(row)
                     if row.accuracy is not None:
                         self._save()
                     if is_last:
                         continue
-                    if self._ranks.any(self._is_over(row)):
+                    if self.ranks.any(self._is_over(row)):
                         self._end_early(row)
                         return False
-                    if self._ranks.any(stop.requested or not self._should_go_on(row)):
+                    if self.ranks.any(stop.requested or not self._should_go_on(row)):
                         self._save()
                         return True
             except KeyboardInterrupt:
-                if self._ranks.world_size > 1:
+                if self.ranks.world_size > 1:
                     # A checkpoint is made by all processes, and the others are elsewhere.
                     raise
                 self._save()
@@ -870,9 +859,9 @@ class _Loop:
     def _step(self, batch: Batch, progress: TrainingProgress) -> Row:
         """Take one private step and return its row of the metrics."""
         self._set_learning_rate(batch.step)
-        record = self._session.step(batch, self._prepared.recipe.task.loss)
+        record = self.session.step(batch, self.prepared.recipe.task.loss)
         self._note_refresh()
-        bound = self._prepared.plan.curve.upper_bound(record.release, self._every)
+        bound = self.prepared.plan.curve.upper_bound(record.release, self.every)
         row = _row(record, bound)
         progress.advance(
             epsilon=row.epsilon,
@@ -883,10 +872,10 @@ class _Loop:
 
     def _is_over(self, row: Row) -> bool:
         """Return whether public figures end the run after this row."""
-        stopping = self._prepared.stopping
+        stopping = self.prepared.stopping
         if stopping is None or row.decisive_loss is None:
             return False
-        losses = [row.decisive_loss for row in self._metrics.rows]
+        losses = [row.decisive_loss for row in self.metrics.rows]
         return stopping.is_over([loss for loss in losses if loss is not None])
 
     def _release_loss(self, row: Row) -> Row:
@@ -894,56 +883,56 @@ class _Loop:
 
         A run that was cut off may have spent some evaluations twice; then none is left at its end.
         """
-        stopping, session = self._prepared.stopping, self._session
+        stopping, session = self.prepared.stopping, self.session
         if not isinstance(stopping, PrivateEarlyStopping):
             return row
         if session.ledger.extra.get(PURPOSE, 0) >= session.plan.extra_counts[PURPOSE]:
             return row
-        loss_fn = self._prepared.recipe.task.loss
-        if self._prepared.config.stop_on == "private-error":
+        loss_fn = self.prepared.recipe.task.loss
+        if self.prepared.config.stop_on == "private-error":
             loss_fn = wrong_answers
         with evaluated_weights(session):
             return replace(row, noisy_loss=stopping.loss(session, loss_fn))
 
     def _end_early(self, row: Row) -> None:
         """Charge the steps that are left: releases have decided the number of steps."""
-        self._session.forfeit_steps()
-        plan = self._prepared.plan
-        self._metrics.add(replace(row, epsilon=plan.curve.epsilon(plan.steps)))
+        self.session.forfeit_steps()
+        plan = self.prepared.plan
+        self.metrics.add(replace(row, epsilon=plan.curve.epsilon(plan.steps)))
         self._save()
 
     def _should_go_on(self, row: Row) -> bool:
-        return row.accuracy is None or self._watch is None or self._watch(row)
+        return row.accuracy is None or self.watch is None or self.watch(row)
 
     def _set_learning_rate(self, step: int) -> None:
-        config, plan = self._prepared.config, self._prepared.plan
+        config, plan = self.prepared.config, self.prepared.plan
         rate = learning_rate(config, step, plan.steps)
         preconditioner = plan.config.preconditioner
         if preconditioner is not None:
             rate = rate * preconditioner.learning_rate_factor(step)
-        for group in self._session.optimizer.param_groups:
+        for group in self.session.optimizer.param_groups:
             group["lr"] = rate
 
     def _evaluate(self, row: Row, progress: TrainingProgress) -> Row:
         """Return a row with the score and the mean loss on held-out examples."""
-        with evaluated_weights(self._session):
-            judged = self._prepared.recipe.task.judge(
-                self._prepared.model, self._evaluation_examples
+        with evaluated_weights(self.session):
+            judged = self.prepared.recipe.task.judge(
+                self.prepared.model, self.prepared.evaluation_examples
             )
             public_loss = self._public_loss()
-        progress.accuracy(judged.accuracy, self._prepared.config.eval_on)
+        progress.accuracy(judged.accuracy, self.prepared.config.eval_on)
         return replace(row, accuracy=judged.accuracy, loss=judged.loss, public_loss=public_loss)
 
     def _public_loss(self) -> float | None:
-        stopping = self._prepared.stopping
+        stopping = self.prepared.stopping
         if not isinstance(stopping, EarlyStopping):
             return None
-        return stopping.loss(self._prepared.model, self._prepared.recipe.task.loss)
+        return stopping.loss(self.prepared.model, self.prepared.recipe.task.loss)
 
     def _note_refresh(self) -> None:
         """Remember step, digest and scale of a new preconditioner."""
-        state = self._session.preconditioner
-        refreshes = self._metrics.refreshes
+        state = self.session.preconditioner
+        refreshes = self.metrics.refreshes
         if state is None or any(state.step == known["step"] for known in refreshes):
             return
         refresh = {"step": state.step, "digest": state.digest, "scale": state.scale}
@@ -952,10 +941,8 @@ class _Loop:
         refreshes.append(refresh)
 
     def _save(self) -> None:
-        self._session.save(self._folder.checkpoint)
-        self._ranks.broadcast_from_rank0(
-            lambda: self._metrics.write(self._folder.metrics), "metrics"
-        )
+        self.session.save(self.folder.checkpoint)
+        self.ranks.broadcast_from_rank0(lambda: self.metrics.write(self.folder.metrics), "metrics")
 
 
 def _row(record: StepRecord, epsilon: float) -> Row:

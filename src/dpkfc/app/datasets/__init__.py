@@ -12,7 +12,7 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, cast
@@ -95,6 +95,8 @@ class BoundedStream(io.RawIOBase):
 # Examples, and the readers of their files.
 
 Examples = tuple[Tensor, Tensor]
+# Pixels and labels as files hold them.
+Split = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,16 @@ class ExampleSet:
     part: str = ""
     units: Tensor | None = None
     figures: Mapping[tuple[str, str], float] = field(default_factory=dict)
+
+    def map_splits(self, change: Callable[[Examples], Examples], **others: Any) -> ExampleSet:
+        """Return the set with a change of every split, and of other attributes."""
+        return replace(
+            self,
+            train=change(self.train),
+            test=change(self.test),
+            validation=None if self.validation is None else change(self.validation),
+            **others,
+        )
 
     @property
     def size(self) -> int:
@@ -173,6 +185,11 @@ def import_optional(name: str, missing: str) -> Any:
 def one_line(error: Exception) -> str:
     """Return the text of an error on one line, or its type where it has no text."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error, or its type where it has no text."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -372,7 +389,7 @@ def decode_delta(delta: np.ndarray) -> np.ndarray:
     return np.stack([red + green, green, blue + green], axis=-1)
 
 
-def read_cifar(path: Path) -> tuple[np.ndarray, np.ndarray]:
+def read_cifar(path: Path) -> Split:
     """Read one split of CIFAR-10.
 
     Args:
@@ -446,22 +463,36 @@ class Normalisation:
 
 
 @dataclass(frozen=True)
-class Pixels:
-    """Raw images and labels of a training and a test split, and of the set's own validation split.
+class Splits:
+    """What files hold of a training and a test split, and of the set's own validation split.
 
     Attributes:
-        train: pixels uint8 `[N, H, W, C]` and labels `[N]`.
+        train: the training split.
         test: the same for the test split.
         source: where they were read from, for the privacy card.
         validation: the same for the set's own validation split, or None.
         part: how much of the set the files hold, where that is not all of it.
     """
 
-    train: tuple[np.ndarray, np.ndarray]
-    test: tuple[np.ndarray, np.ndarray]
+    train: Any
+    test: Any
     source: str
-    validation: tuple[np.ndarray, np.ndarray] | None = None
+    validation: Any = None
     part: str = ""
+
+    def convert(self, change: Callable[[Any], Examples]) -> ExampleSet:
+        """Return the examples that each split becomes."""
+        return ExampleSet(
+            train=change(self.train),
+            test=change(self.test),
+            validation=change(self.validation) if self.validation else None,
+            source=self.source,
+            part=self.part,
+        )
+
+
+class Pixels(Splits):
+    """Splits of pixels uint8 `[N, H, W, C]` and labels `[N]`."""
 
     def check(self, name: str, shape: tuple[int, ...], num_classes: int) -> Pixels:
         """Return these pixels, or refuse them where a recipe expects others.
@@ -502,17 +533,11 @@ class Pixels:
     def tensors(self, normalisation: Normalisation) -> ExampleSet:
         """Return normalised float32 images `[N, C, H, W]` and int64 labels `[N]`."""
 
-        def convert(part: tuple[np.ndarray, np.ndarray]) -> Examples:
+        def convert(part: Split) -> Examples:
             images, labels = part
             return normalisation.apply(images), torch.from_numpy(np.asarray(labels, np.int64))
 
-        return ExampleSet(
-            train=convert(self.train),
-            test=convert(self.test),
-            validation=None if self.validation is None else convert(self.validation),
-            source=self.source,
-            part=self.part,
-        )
+        return self.convert(convert)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -539,9 +564,7 @@ def read_digits() -> Pixels:
     return Pixels(train, test, source="scikit-learn load_digits()")
 
 
-def hold_out(
-    images: np.ndarray, labels: np.ndarray, count: int
-) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+def hold_out(images: np.ndarray, labels: np.ndarray, count: int) -> tuple[Split, Split]:
     """Return training and test split, of which the test split takes `count` examples.
 
     The permutation is public and fixed.

@@ -24,12 +24,14 @@ from dpkfc.app.datasets import (
     BoundedStream,
     DatasetError,
     Pixels,
+    Split,
     UnpackedSizeError,
     check_labels,
     check_pixels,
     check_unpacked_size,
     damaged_error,
     decode_delta,
+    first_line,
     hold_out,
     one_line,
     read_cifar,
@@ -41,7 +43,6 @@ from dpkfc.app.datasets import (
 VARIABLE = "DPKFC_DATA"
 _OR = " or "
 _LOG = logging.getLogger(__name__)
-Split = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +176,7 @@ def load_pixels(source: Source, data_dir: str | Path | None = None) -> Pixels:
         part = f"{len(train[1]):,} of {source.whole:,} training images"
         where += f", {part}"
     own_validation = validation[0] if validation else None
-    return Pixels(train, test, source=where, validation=own_validation, part=part)
+    return Pixels(train, test, where, own_validation, part)
 
 
 def read_splits(
@@ -270,9 +271,9 @@ def read_hub(source: Source, convert: Callable[[Any], Any]) -> tuple[Any, Any]:
         train, test = [convert(stored[part]) for part in source.hub_splits]
     # The hub, its cache and the network raise many kinds of errors.
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DatasetError(
-            f"{source.name} could not be loaded from Hugging Face as {source.hub} ({reason}): "
+            f"{source.name} could not be loaded from Hugging Face as {source.hub}"
+            f" ({first_line(error)}): "
             f"{source.manual_steps}"
         ) from error
     return train, test
@@ -296,7 +297,7 @@ def _read_columns(part: object, source: Source) -> Split:
 _SPLITS = ("train", "test", "val")
 
 
-def read_medmnist(path: Path) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+def read_medmnist(path: Path) -> tuple[Split, ...]:
     """Return training, test and validation split of a file of MedMNIST.
 
     Returns:
@@ -322,9 +323,7 @@ def _read_arrays(path: Path, names: list[str]) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _checked_split(
-    path: Path, split: str, arrays: dict[str, np.ndarray]
-) -> tuple[np.ndarray, np.ndarray]:
+def _checked_split(path: Path, split: str, arrays: dict[str, np.ndarray]) -> Split:
     images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
         stored = f"`{split}_images` is {images.dtype} {images.shape}"
@@ -369,7 +368,7 @@ _BYTES = {
 }
 
 
-def read_svhn(path: Path) -> tuple[np.ndarray, np.ndarray]:
+def read_svhn(path: Path) -> Split:
     """Read one split of SVHN.
 
     Returns:
@@ -447,7 +446,7 @@ _GZIP = b"\x1f\x8b"
 _NAMED = re.compile(r"(?:.*/)?\d+_[01]_([0-4])_\d+\.jpg(?:\.chip\.jpg)?")
 
 
-def read_utkface(path: Path) -> tuple[np.ndarray, np.ndarray]:
+def read_utkface(path: Path) -> Split:
     """Read all faces with their race.
 
     Args:
@@ -464,7 +463,7 @@ def read_utkface(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return _read_face_arrays(path) if path.suffix == ".npz" else _read_face_archive(path)
 
 
-def _read_face_arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
+def _read_face_arrays(path: Path) -> Split:
     arrays = _read_arrays(path, ["delta", "race"])
     delta, labels = arrays["delta"], arrays["race"]
     check_labels(path, "race", labels)
@@ -472,7 +471,7 @@ def _read_face_arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return decode_delta(delta), labels
 
 
-def _read_face_archive(path: Path) -> tuple[np.ndarray, np.ndarray]:
+def _read_face_archive(path: Path) -> Split:
     """Return the faces in the order of file names, which is that of every copy of the archive."""
     faces = []
     what = "is not a whole archive of JPEG files"
@@ -525,7 +524,7 @@ def _reduce(file: Any) -> np.ndarray:
         return np.asarray(small)
 
 
-def _split_utkface(paths: list[Path]) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+def _split_utkface(paths: list[Path]) -> tuple[Split, ...]:
     images, labels = read_utkface(paths[0])
     return hold_out(images, labels, len(labels) // 10)
 

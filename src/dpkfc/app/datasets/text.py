@@ -26,6 +26,7 @@ from dpkfc.app.datasets import (
     BoundedStream,
     DatasetError,
     ExampleSet,
+    Splits,
     UnpackedSizeError,
     check_unpacked_size,
     damaged_error,
@@ -38,19 +39,8 @@ Labelled = tuple[list[str], list[int]]
 Tokenise = Callable[[Sequence[str]], Tensor]
 
 
-@dataclass(frozen=True)
-class Texts:
-    """Sentences and labels of a training and a test split.
-
-    Attributes:
-        train: sentences and labels.
-        test: the same for the test split.
-        source: where they were read from, for the privacy card.
-    """
-
-    train: Labelled
-    test: Labelled
-    source: str
+class Texts(Splits):
+    """Splits of sentences and labels."""
 
     def check(self, name: str, num_classes: int) -> Texts:
         """Return these texts, or refuse labels outside `0 … num_classes − 1`.
@@ -74,13 +64,7 @@ class Texts:
             tokenise: maps sentences to ids, by a public vocabulary that is never fitted on the
                 private text.
         """
-        train = tokenise(self.train[0]), torch.tensor(self.train[1])
-        test = tokenise(self.test[0]), torch.tensor(self.test[1])
-        return ExampleSet(
-            train=train,
-            test=test,
-            source=self.source,
-        )
+        return self.convert(lambda part: (tokenise(part[0]), torch.tensor(part[1])))
 
 
 def _read_tsv(path: Path) -> Labelled:
@@ -95,15 +79,15 @@ def _read_tsv(path: Path) -> Labelled:
         return _checked_texts(path, [row[0] for row in rows], labels)
 
 
-def _read_csv(path: Path, text: str, label: str = "label", first: int = 0) -> Labelled:
-    """Read columns of a comma-separated file with a header; labels count from `first`.
+def _read_csv(path: Path, text: str, first: int = 0) -> Labelled:
+    """Read a column and `label` of a comma-separated file; labels count from `first`.
 
     Raises:
         DatasetError: damaged, without these columns, or a label that is not a number.
     """
     with open_text(path) as file:
         rows = list(csv.DictReader(file))
-        labels = [int(row[label]) - first for row in rows]
+        labels = [int(row["label"]) - first for row in rows]
         return _checked_texts(path, [row[text] for row in rows], labels)
 
 
@@ -124,9 +108,9 @@ def open_text(path: Path) -> Iterator[Any]:
         raise DatasetError(
             f"{path} is not a table of sentence and label (no column {error}); replace the file"
         ) from None
+    except (DatasetError, UnpackedSizeError):
+        raise
     except (OSError, EOFError, zlib.error, ValueError, IndexError, TypeError, csv.Error) as error:
-        if isinstance(error, DatasetError | UnpackedSizeError):
-            raise
         raise DatasetError(
             f"{path} is not a table of sentence and label ({error}); replace the file"
         ) from None
@@ -220,32 +204,17 @@ def load_texts(source: Source, data_dir: str | Path | None = None) -> Texts:
 Pair = tuple[str, str]
 
 
-@dataclass(frozen=True)
-class PairSet:
-    """Prompts and references of a training and a test split.
-
-    Attributes:
-        train: (prompt, reference); a prompt with several references makes as many pairs.
-        test: the same for the test split.
-        validation: the same for the set's own validation split; empty where it has none.
-        source: where they were read from, for the privacy card.
-    """
-
-    train: list[Pair]
-    test: list[Pair]
-    validation: list[Pair]
-    source: str
-
-
-def load_pairs(source: Source, data_dir: str | Path | None = None) -> PairSet:
+def load_pairs(source: Source, data_dir: str | Path | None = None) -> Splits:
     """Read a set of pairs from a folder, given by hand or by DPKFC_DATA.
+
+    A split is a list of (prompt, reference); a prompt with several references makes as many pairs.
 
     Raises:
         DatasetError: no folder has the set, files are missing or damaged. The message says how to
             get them.
     """
     (train, test, *validation), where = read_splits(source, data_dir, list)
-    return PairSet(train, test, validation[0] if validation else [], source=where)
+    return Splits(train, test, where, *validation)
 
 
 def _read_e2e(path: Path) -> tuple[list[Pair], ...]:
@@ -343,11 +312,11 @@ def words_of(text: str) -> list[str]:
     return _WORD.findall(_MARKUP.sub(" ", text.lower()))
 
 
-def word_hashes(words: Iterable[str], key: str = KEY) -> np.ndarray:
+def word_hashes(words: Iterable[str]) -> np.ndarray:
     """Return one uint64 for each word: BLAKE2b under a public key, equal on every machine."""
     digests = []
     for word in words:
-        digests.append(hashlib.blake2b(word.encode(), digest_size=8, key=key.encode()).digest())
+        digests.append(hashlib.blake2b(word.encode(), digest_size=8, key=KEY.encode()).digest())
     return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
 
 
@@ -374,22 +343,15 @@ class WordWeights:
         return weights
 
 
-def hashed_texts(
-    texts: Sequence[str],
-    size: int,
-    key: str = KEY,
-    *,
-    pairs: bool = False,
-    weights: WordWeights | None = None,
-) -> Tensor:
+def hashed_texts(texts: Sequence[str], size: int, *, weights: WordWeights | None = None) -> Tensor:
     """Return features `[N, size]` of texts; see `hashed_rows`."""
     documents = [words_of(text) for text in texts]
     known = sorted(set().union(*documents))
-    table = dict(zip(known, word_hashes(known, key).tolist(), strict=True))
+    table = dict(zip(known, word_hashes(known).tolist(), strict=True))
     hashes = []
     for words in documents:
         hashes.append(np.array([table[word] for word in words], np.uint64))
-    return hashed_rows(hashes, size, pairs=pairs, weights=weights)
+    return hashed_rows(hashes, size, weights=weights)
 
 
 def hashed_rows(

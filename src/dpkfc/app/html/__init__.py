@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from dpkfc.app import plots
 from dpkfc.app.datasets import UnpackedSizeError
-from dpkfc.app.plots import Figures, SensitivityMap, read_map
+from dpkfc.app.plots import Figures, SensitivityMap, evenly_spaced, read_map
 from dpkfc.app.run_folder import Metrics, RunFolder
 from dpkfc.app.settings import known_settings
 from dpkfc.report import ensure_mapping, is_visible, number, plain, rounded_up
@@ -51,13 +51,13 @@ def count_text(number: int, noun: str) -> str:
     return f"{number:,} {noun}{plural}"
 
 
-def score_text(value: float | None, score: str = "accuracy", digits: int = 2) -> str:
+def score_text(value: float | None, score: str = "accuracy") -> str:
     """Return an accuracy in per cent, and any other score as a number."""
     if value is None:
         return "–"
     if "accuracy" in score:
-        return f"{100 * value:.{digits}f} %"
-    return f"{value:.{digits + 1}f}"
+        return f"{100 * value:.2f} %"
+    return f"{value:.3f}"
 
 
 def epsilon_text(value: Any, decimals: int = 3) -> str:
@@ -287,29 +287,27 @@ def read_all(
     Raises:
         ValueError: nothing can be shown. Up to twelve reasons are named.
     """
-    runs: list[RunSummary] = []
-    tables: list[StudyTable] = []
-    charts: list[Chart] = []
-    notes: list[str] = []
+    parts: list[Contents] = []
     broken: list[tuple[str, str]] = []
     for path in _unique(paths, broken):
         try:
             if path.is_dir():
-                runs.append(_read_run_folder(path, departures))
-                continue
-            contents = read_file(path, read_json(path), departures)
+                parts.append(Contents(runs=[_read_run_folder(path, departures)]))
+            else:
+                parts.append(read_file(path, read_json(path), departures))
         except ValueError as error:
             broken.append((str(path), plain(error)))
         except OSError as error:
             broken.append((str(path), plain(f"cannot be read ({error.strerror or error})")))
-        else:
-            runs += contents.runs
-            tables += contents.tables
-            charts += contents.charts
-            notes += contents.notes
-    if not (runs or tables or charts):
+    if not any(part.runs or part.tables or part.charts for part in parts):
         raise ValueError(f"nothing to report: {_join_reasons(broken)}")
-    return Contents(runs=runs, tables=tables, charts=charts, broken=broken, notes=notes)
+    return Contents(
+        runs=[run for part in parts for run in part.runs],
+        tables=[table for part in parts for table in part.tables],
+        charts=[chart for part in parts for chart in part.charts],
+        broken=broken,
+        notes=[note for part in parts for note in part.notes],
+    )
 
 
 def _join_reasons(broken: Sequence[tuple[str, str]]) -> str:
@@ -539,13 +537,6 @@ def collect_warnings(stamp: Any, caveats: Any) -> list[str]:
 
 def _integer(value: Any) -> int:
     return int(number(value) or 0)
-
-
-def evenly_spaced(items: Sequence[Any], most: int) -> Sequence[Any]:
-    """Return at most so many of the items, the first and the last among them."""
-    if len(items) <= most:
-        return items
-    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
 def train_command(

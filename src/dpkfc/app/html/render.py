@@ -28,15 +28,14 @@ from dpkfc.app.html import (
     count_text,
     delta_text,
     epsilon_text,
-    evenly_spaced,
     group_runs,
     plot_text,
     read_all,
     score_text,
     show,
 )
-from dpkfc.app.plots import Figures, LayerSignal, LayerSpectra, SensitivityMap
-from dpkfc.app.run_folder import RunFolderError, placed
+from dpkfc.app.plots import Figures, LayerSignal, LayerSpectra, SensitivityMap, evenly_spaced
+from dpkfc.app.run_folder import RunFolderError, write_text
 from dpkfc.privacy.ledger import version
 from dpkfc.report import ensure_mapping, plain
 from dpkfc.report.card import audit_rows, audit_summary, failed_checks
@@ -132,11 +131,11 @@ def scores_of(group: RunGroup) -> list[float]:
     return [run.accuracy for run in group.runs if run.accuracy is not None]
 
 
-def interval(scores: Sequence[float], level: float = LEVEL) -> float | None:
+def interval(scores: Sequence[float]) -> float | None:
     """Return the half width of Student's interval of a mean, None of fewer than two scores."""
     if len(scores) < 2:
         return None
-    quantile = stats.t.ppf((1 + level) / 2, len(scores) - 1)
+    quantile = stats.t.ppf((1 + LEVEL) / 2, len(scores) - 1)
     return float(quantile * stats.tstd(scores) / math.sqrt(len(scores)))
 
 
@@ -657,17 +656,17 @@ def plot_learning(panel: Panel, styles: Styles) -> list[Plot]:
     return plots
 
 
-def plot_spending(panel: Panel, styles: Styles) -> Plot | None:
-    """Plot ε against steps. Return None where no run records ε by step."""
+def plot_spending(panel: Panel, styles: Styles) -> list[Plot]:
+    """Plot ε against steps. Return no figure where no run records ε by step."""
     curves = []
     for group in panel.groups:
         spending = [run.spending for run in group.runs if len(run.spending) > 1]
         if spending:
             curves.append((group, spending[0]))
     if not curves:
-        return None
+        return []
     shown = evenly_spaced(curves, MAX_LINES)
-    return Plot(
+    plot = Plot(
         title=f"{plain(panel.task, 60)}, ε spent by step",
         says=(
             "Lines of runs with the same sampling and noise lie on each other. "
@@ -676,6 +675,7 @@ def plot_spending(panel: Panel, styles: Styles) -> Plot | None:
         traces=[_plot_line(group, styles, points, "") for group, points in shown],
         layout=_layout(_axis("steps", rangemode="tozero"), _axis("ε spent", rangemode="tozero")),
     )
+    return [plot]
 
 
 def _plot_line(group: RunGroup, styles: Styles, points: Points, score: str) -> dict[str, Any]:
@@ -863,34 +863,6 @@ _MOST_FOLDERS = 60
 _MOST_WARNINGS = 40
 
 
-@dataclass(frozen=True)
-class PlacedPlot:
-    """A figure and the id of its element."""
-
-    name: str
-    plot: Plot
-
-
-class _Places:
-    """Gives each figure of a page an id.
-
-    Attributes:
-        figures: what the script in the page draws, by id.
-    """
-
-    def __init__(self) -> None:
-        self.figures: dict[str, Any] = {}
-
-    def place(self, plots: Iterable[Plot]) -> list[PlacedPlot]:
-        placed = []
-        for plot in plots:
-            name = f"plot-{len(self.figures) + 1}"
-            content = {"data": plot.traces, "layout": plot.layout, "height": plot.height}
-            self.figures[name] = content
-            placed.append(PlacedPlot(name, plot))
-        return placed
-
-
 def write_page(
     paths: Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str],
@@ -928,7 +900,7 @@ def write_page(
         reason = error.strerror or error
         raise RunFolderError(f"{out} cannot be written ({reason}); choose another --out") from None
     page = build(contents, library, title)
-    placed(out, lambda part: part.write_text(page, "utf-8"))
+    write_text(out, page)
     return contents
 
 
@@ -959,22 +931,27 @@ def build(contents: Contents, library: str, title: str) -> str:
     groups = group_runs(contents.runs)
     styles = assign_styles(contents.runs)
     panels = comparable_panels(groups)
-    places = _Places()
+    # What the script in the page draws, by the id of its element.
+    figures: dict[str, Any] = {}
+
+    def place(plots: Iterable[Plot]) -> list[tuple[str, Plot]]:
+        placed = []
+        for plot in plots:
+            name = f"plot-{len(figures) + 1}"
+            figures[name] = {"data": plot.traces, "layout": plot.layout, "height": plot.height}
+            placed.append((name, plot))
+        return placed
+
+    accuracy = place(plot_accuracy(panel, styles) for panel in panels)
     learning = []
-    accuracy = places.place(plot_accuracy(panel, styles) for panel in panels)
     for panel in panels:
-        learning += places.place(plot_learning(panel, styles))
-        spending = plot_spending(panel, styles)
-        if spending is not None:
-            learning += places.place([spending])
-    charts = []
-    for chart in contents.charts:
-        charts.append((chart, places.place(plot_sensitivity(chart.maps, styles))))
+        learning += place(plot_learning(panel, styles) + plot_spending(panel, styles))
+    charts = [(chart, place(plot_sensitivity(chart.maps, styles))) for chart in contents.charts]
     with_card = [run for run in contents.runs if run.card is not None]
     folders = []
     for run in with_card[:_MOST_FOLDERS]:
         plots = plot_curvature(run.figures, styles[run.method]) if run.figures else []
-        folders.append((run, view_card(run.card or {}), places.place(plots)))
+        folders.append((run, view_card(run.card or {}), place(plots)))
     uncertified = [run for run in contents.runs if run.warnings]
     warnings = dict.fromkeys((run.method, run.source, run.warnings[0]) for run in uncertified)
     environment = make_environment()
@@ -997,7 +974,7 @@ def build(contents: Contents, library: str, title: str) -> str:
         folders=folders,
         folders_left_out=len(with_card) - len(folders),
         commands=_commands(groups),
-        figures=places.figures,
+        figures=figures,
         style=_asset(environment, "page.css"),
         library=library,
         script=script,

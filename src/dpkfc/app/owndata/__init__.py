@@ -58,17 +58,16 @@ class Records:
 
     def labelled(self) -> Records:
         """Return the records with a known target. Each record is judged alone."""
-        kept = self.is_known.nonzero().squeeze(1)
-        rows = kept.tolist()
-        units: Sequence[str] = ()
-        if self.units:
-            units = [self.units[row] for row in rows]
+        return self.select(self.is_known.nonzero().squeeze(1).tolist())
+
+    def select(self, rows: Sequence[int]) -> Records:
+        """Return some of the records."""
         return Records(
-            inputs=self.inputs[kept],
-            labels=self.labels[kept],
+            inputs=self.inputs[rows],
+            labels=self.labels[rows],
             names=[self.names[row] for row in rows],
             contents=[self.contents[row] for row in rows],
-            units=units,
+            units=[self.units[row] for row in rows] if self.units else (),
             figures=self.figures,
         )
 

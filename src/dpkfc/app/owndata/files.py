@@ -395,41 +395,33 @@ def encode_folder(
         for path in paths:
             parts = path.relative_to(folder).parts
             numbers.append(number_of.get(parts[0], UNKNOWN))
-    images = []
-    labels_kept = []
-    names = []
-    contents = []
-    people_kept = []
-    broken = 0
     unknown, _ = target_of(schema).encode([None])
     form = schema.images
     nothing = np.zeros((form.channels, form.size, form.size), np.float32)
-    bytes_each = 4 * form.channels * form.size**2
-    check_unpacked_size(folder, len(paths) * bytes_each)
+    check_unpacked_size(folder, len(paths) * nothing.nbytes)
+    images = []
+    contents = []
+    whole = []
     for row, path in enumerate(paths):
         pixels = _read_image(path, form)
         if pixels is None:
-            broken += 1
             numbers[row] = unknown[0].item()
             pixels = nothing
-            if not with_broken:
-                continue
+        else:
+            whole.append(row)
         images.append(pixels)
-        labels_kept.append(numbers[row])
-        names.append(os.path.relpath(path, folder))
         contents.append(pixels.tobytes() + str(numbers[row]).encode())
-        if people:
-            people_kept.append(people[row])
-    if not images:
+    if not (whole or with_broken):
         raise DatasetError(f"{folder}: holds no PNG or JPEG image that can be read; check --data")
-    return Records(
+    records = Records(
         inputs=torch.from_numpy(np.stack(images)),
-        labels=torch.tensor(labels_kept),
-        names=names,
+        labels=torch.tensor(numbers),
+        names=[os.path.relpath(path, folder) for path in paths],
         contents=contents,
-        units=unit_names(people_kept, contents, schema) if people else (),
-        figures={**figures, ("broken", "files"): broken / len(paths)},
+        units=unit_names(people, contents, schema) if people else (),
+        figures={**figures, ("broken", "files"): (len(paths) - len(whole)) / len(paths)},
     )
+    return records if with_broken else records.select(whole)
 
 
 def _find_images(folder: Path) -> list[Path]:

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from dpkfc.app.datasets import DatasetError, Examples, damaged_error
+from dpkfc.app.datasets import DatasetError, Examples, damaged_error, first_line
 from dpkfc.app.owndata import Records
 from dpkfc.app.recipes import (
     CLASSIFICATION,
@@ -65,7 +65,7 @@ def load_run(path: Path) -> Trained:
     try:
         model.load_state_dict(load_file(folder.model))
     except (OSError, SafetensorError, RuntimeError) as error:
-        reason = str(error).splitlines()[0][:60]
+        reason = first_line(error)[:60]
         raise damaged_error(folder.model, f"does not fit the model ({reason})") from None
     model.eval()
     return Trained(config=config, recipe=recipe, model=model)
@@ -225,7 +225,7 @@ def export_model(trained: Trained, run: Path, form: str, out: Path | None = None
         program = torch.export.export(model, (example,), dynamic_shapes=(batch,), strict=False)
     # Whatever the tracer says about a model of the user.
     except Exception as error:
-        reason = str(error).splitlines()[0][:80]
+        reason = first_line(error)[:80]
         raise ConfigError(f"the model cannot be traced ({reason}); take safetensors") from error
     save = _save_program if form == "torch" else _save_onnx
     return placed(path, lambda part: save(program, part))

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from dpkfc.app.datasets import DatasetError, ExampleSet, unreadable_error
+from dpkfc.app.models import linear_from_zero
 from dpkfc.app.owndata import TEST_SHARE, Records, split_records
 from dpkfc.app.owndata.files import (
     TABLE_SUFFIXES,
@@ -205,7 +206,7 @@ def _table_recipe(config: RunConfig) -> Recipe:
         name=config.recipe,
         title=path.name,
         load=_loader(read, path),
-        build=partial(_linear, width, outputs),
+        build=partial(linear_from_zero, width, outputs),
         input_shape=(width,),
         num_classes=outputs,
         constants=public_facts(schema, has_release=bool(config.bounds)),
@@ -244,14 +245,6 @@ def _find_bounds(schema: Schema, title: str, data: ExampleSet, plan: Plan, ledge
 
 def _used_schema(schema: Schema, title: str) -> str:
     return schema_toml(schema, f"The public schema of {title}, as a run used it.")
-
-
-def _linear(width: int, outputs: int) -> nn.Linear:
-    """Return a linear model from zero."""
-    model = nn.Linear(width, outputs)
-    nn.init.zeros_(model.weight)
-    nn.init.zeros_(model.bias)
-    return model
 
 
 def _image_recipe(config: RunConfig) -> Recipe:
@@ -348,7 +341,7 @@ def _text_recipe(config: RunConfig) -> Recipe:
         name=config.recipe,
         title=path.name,
         load=_loader(read, path),
-        build=partial(_linear, width, outputs),
+        build=partial(linear_from_zero, width, outputs),
         input_shape=(width,),
         num_classes=outputs,
         constants={

@@ -11,10 +11,10 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from dpkfc.app.datasets import Examples
 from dpkfc.app.datasets.text import hashed_texts
 from dpkfc.app.owndata import UNKNOWN, Figures
 from dpkfc.app.recipes import CLASSIFICATION, Judged, Task, model_outputs, squared_error
-from dpkfc.app.settings import ConfigError, nearest, read_toml
+from dpkfc.app.settings import ConfigError, nearest, read_toml, refuse
 from dpkfc.curvature.probes import Probe, Sample
 
 KINDS = ("number", "category", "flag", "text", "ignore", "unit")
@@ -212,31 +212,39 @@ class Column:
         Raises:
             ConfigError: naming the column and the fix.
         """
-        start = f"{where}: column {name!r}"
-        if self.kind not in KINDS:
-            raise ConfigError(f"{start} has kind {self.kind!r}; choose {' | '.join(KINDS)}")
-        if self.identifier and is_identifier(name) and self.kind not in ("ignore", "unit"):
-            raise ConfigError(
-                f"{start} looks like an identifier: set kind = 'ignore' or 'unit', or"
-                " identifier = false if it names no person"
-            )
-        if self.origin not in ("", "private", "default") or (self.origin and not self.bounds):
-            raise ConfigError(f"{start} has origin {self.origin!r}; a run sets it, leave it out")
-        if (
+        refuse(self._checks(name, f"{where}: column {name!r}", may_be_open))
+
+    def _checks(self, name: str, start: str, may_be_open: bool) -> Iterator[tuple[object, str]]:
+        yield (
+            self.kind not in KINDS,
+            f"{start} has kind {self.kind!r}; choose {' | '.join(KINDS)}",
+        )
+        yield (
+            self.identifier and is_identifier(name) and self.kind not in ("ignore", "unit"),
+            f"{start} looks like an identifier: set kind = 'ignore' or 'unit', or"
+            " identifier = false if it names no person",
+        )
+        yield (
+            self.origin not in ("", "private", "default") or (self.origin and not self.bounds),
+            f"{start} has origin {self.origin!r}; a run sets it, leave it out",
+        )
+        yield (
             self.kind == "number"
             and not _are_bounds(self.bounds)
-            and not (may_be_open and self.is_open)
-        ):
-            raise ConfigError(
-                f"{start} needs bounds = [least, greatest], known without the data; got"
-                f" {list(self.bounds)}"
-            )
-        if self.kind == "category" and not self.categories and self.buckets < 1:
-            text = ", or kind = 'text'" if is_free_text(name) else ""
-            raise ConfigError(f"{start} needs categories = [...] or buckets = NUMBER{text}")
+            and not (may_be_open and self.is_open),
+            f"{start} needs bounds = [least, greatest], known without the data; got"
+            f" {list(self.bounds)}",
+        )
+        text = ", or kind = 'text'" if is_free_text(name) else ""
+        yield (
+            self.kind == "category" and not self.categories and self.buckets < 1,
+            f"{start} needs categories = [...] or buckets = NUMBER{text}",
+        )
         size = self.buckets or TEXT_BUCKETS
-        if self.kind == "text" and (size < 2 or size & (size - 1)):
-            raise ConfigError(f"{start}: buckets of a text must be a power of two, got {size}")
+        yield (
+            self.kind == "text" and not _is_power_of_two(size),
+            f"{start}: buckets of a text must be a power of two, got {size}",
+        )
 
     @property
     def is_open(self) -> bool:
@@ -300,6 +308,10 @@ class Column:
         if self.kind == "flag":
             return value.strip().lower() not in (*_TRUE, *_FALSE)
         return False
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number > 1 and not number & (number - 1)
 
 
 def _are_bounds(bounds: tuple[float, ...]) -> bool:
@@ -564,64 +576,74 @@ def check_schema(schema: Schema, where: str, *, may_be_open: bool = False) -> Sc
         columns[name] = dataclasses.replace(column, missing=missing)
         if column.kind == "unit":
             units.append(name)
-    if len(set(units)) > 1:
-        raise ConfigError(f"{where}: {units[0]!r} and {units[1]!r} are both units; keep one")
-    if schema.target in units:
-        raise ConfigError(f"{where}: {units[0]!r} is unit and target; name another column as unit")
-    different = len(set(map(canonical, schema.classes)))
-    if schema.classes and different < max(2, len(schema.classes)):
-        raise ConfigError(
-            f"{where}: classes must be two or more different values, got {list(schema.classes)}"
-        )
-    if schema.classes and schema.target_bounds:
-        raise ConfigError(
-            f"{where}: classes and target_bounds exclude each other; a number has target_bounds"
-        )
-    if schema.target_bounds and not _are_bounds(schema.target_bounds):
-        raise ConfigError(
-            f"{where}: target_bounds must be [least, greatest], known without the data; got"
-            f" {list(schema.target_bounds)}"
-        )
-    if schema.decimal not in (".", ",") or schema.decimal == schema.delimiter:
-        raise ConfigError(
-            f"{where}: decimal must be '.' or ',' and not the delimiter, got {schema.decimal!r}"
-        )
-    if len(schema.delimiter) != 1 or schema.delimiter in '"\r\n':
-        raise ConfigError(
-            f"{where}: delimiter must be one character, such as ';', got {schema.delimiter!r:.20}"
-        )
-    if schema.max_records < 1:
-        raise ConfigError(f"{where}: max_records must be at least 1, got {schema.max_records}")
-    _check_forms(schema, where)
+    refuse(_schema_checks(schema, units, where))
+    refuse(_form_checks(schema.images, schema.text, where))
     unit = units[0] if units else ""
     return dataclasses.replace(schema, columns=columns, unit=unit)
 
 
-def _check_forms(schema: Schema, where: str) -> None:
-    images, text = schema.images, schema.text
-    if images.channels not in (1, 3) or not 8 <= images.size <= 512:
-        raise ConfigError(
-            f"{where} [images]: channels must be 1 or 3 and size 8 to 512, got {images.channels}"
-            f" and {images.size}"
-        )
-    if images.features not in ("", "synthetic", "network") or (
-        images.features == "synthetic" and images.size > MOST_PIXELS
-    ):
-        raise ConfigError(
-            f"{where} [images]: features must be synthetic (size to {MOST_PIXELS}) or network, got"
-            f" {images.features!r}"
-        )
-    if images.broken not in ("error", "skip"):
-        raise ConfigError(f"{where} [images]: broken must be error or skip, got {images.broken!r}")
-    if text.encoder not in ("words", "weighted-words", "sentences"):
-        raise ConfigError(
-            f"{where} [text]: encoder must be words, weighted-words or sentences, got"
-            f" {text.encoder!r}"
-        )
-    if text.buckets < 2 or text.buckets & (text.buckets - 1):
-        raise ConfigError(f"{where} [text]: buckets must be a power of two, got {text.buckets}")
-    if not 4 <= text.length <= 512:
-        raise ConfigError(f"{where} [text]: length must be 4 to 512, got {text.length}")
+def _schema_checks(schema: Schema, units: list[str], where: str) -> Iterator[tuple[object, str]]:
+    yield (
+        len(set(units)) > 1,
+        f"{where}: {' and '.join(map(repr, units[:2]))} are both units; keep one",
+    )
+    yield (
+        schema.target in units,
+        f"{where}: {schema.target!r} is unit and target; name another column as unit",
+    )
+    different = len(set(map(canonical, schema.classes)))
+    yield (
+        schema.classes and different < max(2, len(schema.classes)),
+        f"{where}: classes must be two or more different values, got {list(schema.classes)}",
+    )
+    yield (
+        schema.classes and schema.target_bounds,
+        f"{where}: classes and target_bounds exclude each other; a number has target_bounds",
+    )
+    yield (
+        schema.target_bounds and not _are_bounds(schema.target_bounds),
+        f"{where}: target_bounds must be [least, greatest], known without the data; got"
+        f" {list(schema.target_bounds)}",
+    )
+    yield (
+        schema.decimal not in (".", ",") or schema.decimal == schema.delimiter,
+        f"{where}: decimal must be '.' or ',' and not the delimiter, got {schema.decimal!r}",
+    )
+    yield (
+        len(schema.delimiter) != 1 or schema.delimiter in '"\r\n',
+        f"{where}: delimiter must be one character, such as ';', got {schema.delimiter!r:.20}",
+    )
+    yield (
+        schema.max_records < 1,
+        f"{where}: max_records must be at least 1, got {schema.max_records}",
+    )
+
+
+def _form_checks(images: ImageForm, text: TextForm, where: str) -> Iterator[tuple[object, str]]:
+    yield (
+        images.channels not in (1, 3) or not 8 <= images.size <= 512,
+        f"{where} [images]: channels must be 1 or 3 and size 8 to 512, got {images.channels}"
+        f" and {images.size}",
+    )
+    yield (
+        images.features not in ("", "synthetic", "network")
+        or (images.features == "synthetic" and images.size > MOST_PIXELS),
+        f"{where} [images]: features must be synthetic (size to {MOST_PIXELS}) or network, got"
+        f" {images.features!r}",
+    )
+    yield (
+        images.broken not in ("error", "skip"),
+        f"{where} [images]: broken must be error or skip, got {images.broken!r}",
+    )
+    yield (
+        text.encoder not in ("words", "weighted-words", "sentences"),
+        f"{where} [text]: encoder must be words, weighted-words or sentences, got {text.encoder!r}",
+    )
+    yield (
+        not _is_power_of_two(text.buckets),
+        f"{where} [text]: buckets must be a power of two, got {text.buckets}",
+    )
+    yield not 4 <= text.length <= 512, f"{where} [text]: length must be 4 to 512, got {text.length}"
 
 
 def _values(owner: type, content: Any, where: str) -> dict[str, Any]:
@@ -853,33 +875,8 @@ _ORIGINS = {
 _CHUNK = 250
 
 
-class Target(Protocol):
-    """The target of a schema: how it is encoded, learned, judged and predicted."""
-
-    @property
-    def outputs(self) -> int:
-        """Number of outputs of the model."""
-
-    @property
-    def likelihood(self) -> str:
-        """Distribution of the target, for the loss of a probe."""
-
-    @property
-    def task(self) -> Task:
-        """Loss and score."""
-
-    def encode(self, values: Sequence[str | None]) -> tuple[np.ndarray, Figures]:
-        """Return labels `[N]`, each from its own value, and PRIVATE shares for the operator."""
-
-    def answer(self, outputs: Tensor) -> dict[str, list[str]]:
-        """Return the columns of a file of predictions from outputs `[N, outputs]`."""
-
-    def describe(self) -> dict[str, tuple[str, str]]:
-        """Return what a privacy card says of the target."""
-
-
-def target_of(schema: Schema) -> Target:
-    """Return the target of a schema."""
+def target_of(schema: Schema) -> Classes | Number:
+    """Return the target of a schema: how it is encoded, learned, judged and predicted."""
     if schema.target_bounds:
         least, greatest = schema.target_bounds
         return Number(schema.target, least, greatest, schema.missing)

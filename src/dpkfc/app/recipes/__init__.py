@@ -250,23 +250,17 @@ def cap_for_smoke(config: RunConfig, *, heavy: bool = False) -> RunConfig:
 def slice_for_smoke(data: ExampleSet, seed: int, *, heavy: bool = False) -> ExampleSet:
     """Return a few hundred examples of each split, or a few dozen, by a public permutation."""
     train_count, test_count = _EXAMPLES_HEAVY if heavy else _EXAMPLES
-    train = _slice(data.train, train_count, seed)
-    validation = None
-    if data.validation is not None:
-        validation = _slice(data.validation, test_count, seed)
-    return replace(
-        data,
-        train=train,
-        test=_slice(data.test, test_count, seed),
-        validation=validation,
-        units=None if data.units is None else data.units[_rows(data.train, train_count, seed)],
-        source=f"{data.source}, a slice of {len(train[1])}",
+    rows = _rows(data.train, train_count, seed)
+
+    def cut(examples: Examples) -> Examples:
+        kept = rows if examples is data.train else _rows(examples, test_count, seed)
+        return examples[0][kept], examples[1][kept]
+
+    return data.map_splits(
+        cut,
+        units=None if data.units is None else data.units[rows],
+        source=f"{data.source}, a slice of {len(rows)}",
     )
-
-
-def _slice(examples: Examples, count: int, seed: int) -> Examples:
-    rows = _rows(examples, count, seed)
-    return examples[0][rows], examples[1][rows]
 
 
 def _rows(examples: Examples, count: int, seed: int) -> Tensor:
@@ -418,19 +412,14 @@ class Recipe:
         return self.variant(folder)
 
     @property
-    def defaults(self) -> dict[str, Any]:
+    def defaults(self) -> Mapping[str, Any]:
         """The content of the recipe's TOML."""
         return read_defaults(self.name)
 
 
-def read_defaults(name: str) -> dict[str, Any]:
-    """Return the content of the TOML of defaults of this name."""
-    return dict(_read_defaults(name))
-
-
 @cache
-def _read_defaults(name: str) -> dict[str, Any]:
-    """Return the content of a recipe's TOML."""
+def read_defaults(name: str) -> Mapping[str, Any]:
+    """Return the content of the TOML of defaults of this name."""
     file = resources.files("dpkfc.app.recipes").joinpath(f"{name}.toml")
     return tomllib.loads(file.read_text("utf-8"))
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from dpkfc.app.datasets import Examples, ExampleSet
+from dpkfc.app.models import linear_from_zero
 from dpkfc.app.owndata.recipes import OWN_KINDS, own_kind, own_recipe, own_settings
 from dpkfc.app.recipes import (
     Judged,
@@ -69,12 +71,6 @@ def _draw_regression(config: RunConfig) -> ExampleSet:
     return ExampleSet(train=draw(_TRAIN), test=draw(_TEST), source=source)
 
 
-def _linear_model() -> nn.Linear:
-    model = nn.Linear(_FEATURES, 1, bias=False)
-    nn.init.zeros_(model.weight)
-    return model
-
-
 @torch.no_grad()
 def _judge_numbers(model: nn.Module, examples: Examples) -> Judged:
     device = next(model.parameters()).device
@@ -93,7 +89,7 @@ LINEAR_REGRESSION = Recipe(
     name="linear-regression",
     title="synthetic linear regression",
     load=_draw_regression,
-    build=_linear_model,
+    build=partial(linear_from_zero, _FEATURES, 1, bias=False),
     input_shape=(_FEATURES,),
     num_classes=1,
     constants={
@@ -175,12 +171,10 @@ def run_config(chosen: dict[str, Any]) -> RunConfig:
             "which recipe or data? give --recipe NAME (see dpkfc recipes), --data FILE or FOLDER,"
             " or --task module:function"
         )
+    heavy = False
     if name in OWN_KINDS:
         chosen = own_settings({**chosen, "recipe": name})
-        return _capped(layer_settings(read_defaults(name), chosen, f"{name}.toml"), heavy=False)
-    recipe = find_recipe(name)
-    return _capped(layer_settings(recipe.defaults, chosen, f"{name}.toml"), heavy=recipe.heavy)
-
-
-def _capped(config: RunConfig, *, heavy: bool) -> RunConfig:
+    else:
+        heavy = find_recipe(name).heavy
+    config = layer_settings(read_defaults(name), chosen, f"{name}.toml")
     return cap_for_smoke(config, heavy=heavy) if config.smoke else config

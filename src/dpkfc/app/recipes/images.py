@@ -26,6 +26,7 @@ from dpkfc.app.models import (
     cifar_cnn,
     cifar_vit,
     digits_cnn,
+    linear_from_zero,
     mnist_cnn,
     mnist_mlp,
     mnist_vit,
@@ -383,9 +384,7 @@ class LinearHead(nn.Module):
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(features, classes)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
+        self.linear = linear_from_zero(features, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits `[B, classes]` of features `[B, d]` of any precision."""

@@ -37,6 +37,7 @@ from dpkfc.app.datasets.text import (
     load_texts,
     word_hashes,
 )
+from dpkfc.app.models import linear_from_zero
 from dpkfc.app.pretrained import (
     SENTENCE_WIDTH,
     encode_tokens,
@@ -47,7 +48,7 @@ from dpkfc.app.pretrained import (
     pretrained_lora,
     pretrained_tokenizer,
 )
-from dpkfc.app.recipes import Judged, Recipe, Task
+from dpkfc.app.recipes import Judged, Recipe, Task, model_outputs
 from dpkfc.app.recipes.images import LinearHead
 from dpkfc.app.settings import RunConfig
 from dpkfc.curvature.probes import Probe, Sample, TokenNoise
@@ -226,68 +227,51 @@ WIDE = 32_768
 NORM = 4.0
 
 
-def _load(config: RunConfig) -> ExampleSet:
-    texts = load_texts(IMDB, config.data_dir or None).check(IMDB.name, num_classes=2)
-    return texts.tensors(lambda lines: hashed_texts(lines, SIZE))
-
-
-def _load_weighted(config: RunConfig) -> ExampleSet:
-    """Load weighted words in half precision, 3.3 GB."""
-    texts = load_texts(IMDB, config.data_dir or None).check(IMDB.name, num_classes=2)
-    return texts.tensors(lambda lines: weighted_words(lines, WIDE).half())
-
-
 def weighted_words(texts: Sequence[str], size: int) -> Tensor:
     """Return hashed words `[N, size]` with the weights of `english_weights`, rows of norm 4."""
     return NORM * hashed_texts(texts, size, weights=english_weights())
 
 
-def _probe(config: RunConfig) -> HashedZipf:
-    return HashedZipf(SIZE, ZipfWords(exponent=config.zipf_exponent))
+def _reviews_recipe(
+    name: str,
+    size: int,
+    build: Callable[[int, int], nn.Module],
+    hashed: Callable[[Sequence[str], int], Tensor],
+    *,
+    weighted: bool = False,
+) -> Recipe:
+    """Return a recipe of a linear model on hashed words of film reviews."""
+
+    def load(config: RunConfig) -> ExampleSet:
+        texts = load_texts(IMDB, config.data_dir or None).check(IMDB.name, num_classes=2)
+        return texts.tensors(lambda lines: hashed(lines, size))
+
+    def probe(config: RunConfig) -> HashedZipf:
+        return HashedZipf(size, ZipfWords(exponent=config.zipf_exponent), weighted)
+
+    by = ", weighted by Zipf's law" if weighted else ""
+    features = f"{size:,} signed hashes of words, key {KEY!r}{by}"
+    return Recipe(
+        name=name,
+        title=IMDB.name,
+        load=load,
+        build=partial(build, size, 2),
+        input_shape=(size,),
+        num_classes=2,
+        constants={"features": (features, "published; nothing is fitted")},
+        probe=probe,
+    )
 
 
-def _weighted_probe(config: RunConfig) -> HashedZipf:
-    return HashedZipf(WIDE, ZipfWords(exponent=config.zipf_exponent), weighted=True)
-
-
-def _model() -> nn.Linear:
-    """Return logistic regression from zero, as two scores whose difference the softmax takes."""
-    model = nn.Linear(SIZE, 2)
-    nn.init.zeros_(model.weight)
-    nn.init.zeros_(model.bias)
-    return model
-
-
-IMDB_WORDS = Recipe(
-    name="imdb",
-    title=IMDB.name,
-    load=_load_weighted,
-    build=partial(LinearHead, WIDE, 2),
-    input_shape=(WIDE,),
-    num_classes=2,
-    constants={
-        "features": (
-            f"{WIDE:,} signed hashes of words, key {KEY!r}, weighted by Zipf's law",
-            "published; nothing is fitted",
-        ),
-    },
-    probe=_weighted_probe,
-)
-
-IMDB_LOGISTIC = Recipe(
-    name="imdb-logistic",
-    title=IMDB.name,
-    load=_load,
-    build=_model,
-    input_shape=(SIZE,),
-    num_classes=2,
-    constants={
-        "features": (
-            f"{SIZE:,} signed hashes of words, key {KEY!r}",
-            "published; nothing is fitted",
-        ),
-    },
-    probe=_probe,
+# Logistic regression as two scores whose difference the softmax takes.
+IMDB_LOGISTIC = _reviews_recipe("imdb-logistic", SIZE, linear_from_zero, hashed_texts)
+# Weighted words take 3.3 GB in half precision.
+IMDB_WORDS = _reviews_recipe(
+    "imdb",
+    WIDE,
+    LinearHead,
+    lambda lines, size: weighted_words(lines, size).half(),
+    weighted=True,
 )
 
 
@@ -552,22 +536,17 @@ def _reference_losses(model: nn.Module, batch: Examples) -> Tensor:
 @torch.no_grad()
 def _judge_references(model: nn.Module, examples: Examples) -> Judged:
     """Return the accuracy of the next reference token, and the mean negative log-likelihood."""
-    training = model.training
-    device = next(model.parameters()).device
-    model.eval()
     right, total = 0, 0
     loss = 0.0
-    for ids, batch in zip(
-        examples[0].split(_PAIRS_AT_ONCE), examples[1].split(_PAIRS_AT_ONCE), strict=True
-    ):
-        targets = batch.to(device)
+    outputs = model_outputs(model, examples[0], _PAIRS_AT_ONCE)
+    for output, batch in zip(outputs, examples[1].split(_PAIRS_AT_ONCE), strict=True):
+        targets = batch.to(output.device)
         counted = targets.ne(IGNORED)
-        logits = model(ids.to(device))[counted]
+        logits = output[counted]
         references = targets[counted]
         right += int((logits.argmax(-1) == references).sum())
         loss += float(functional.cross_entropy(logits, references, reduction="sum"))
         total += len(references)
-    model.train(training)
     return Judged(right / max(1, total), loss / max(1, total))
 
 
@@ -604,15 +583,7 @@ def generation_recipe(
 
     def load(tokens: Tokens, config: RunConfig) -> ExampleSet:
         pairs = load_pairs(source, config.data_dir or None)
-        validation = None
-        if pairs.validation:
-            validation = encode_pairs(pairs.validation, tokens, length)
-        return ExampleSet(
-            train=encode_pairs(pairs.train, tokens, length),
-            test=encode_pairs(pairs.test, tokens, length),
-            validation=validation,
-            source=pairs.source,
-        )
+        return pairs.convert(lambda part: encode_pairs(part, tokens, length))
 
     def make_recipe(tokens: Tokens, weights: str, **parts: Any) -> Recipe:
         return Recipe(

@@ -21,6 +21,7 @@ import shutil
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -28,15 +29,22 @@ from datetime import datetime, timezone
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol, TextIO
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from dpkfc.app.datasets import DatasetError
-from dpkfc.app.recipes.catalogue import find_recipe, run_config
-from dpkfc.app.run_folder import RunFolderError, placed
+from dpkfc.app.datasets.sources import CIFAR100, load_pixels
+from dpkfc.app.datasets.text import AG_NEWS, hashed_texts, load_texts
+from dpkfc.app.pretrained import encode_tokens, minilm_tokens
+from dpkfc.app.recipes.catalogue import find_recipe, recipe_of, run_config
+from dpkfc.app.recipes.images import CIFAR10_NORMALISATION
+from dpkfc.app.recipes.text import HEAD_LENGTH, SIZE
+from dpkfc.app.run_folder import Metrics, RunFolder, RunFolderError, placed, write_text
 from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.memory import keep_freed_memory
@@ -85,6 +93,8 @@ class StudyError(ValueError):
 # work is never lost.
 
 KIND, VERSION = "dpkfc study", 1
+# A stored run.
+Row = dict[str, Any]
 _FLOAT = (float, int)
 _NEEDED: Mapping[str, Any] = {
     "run": dict,
@@ -152,15 +162,15 @@ class Store:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[Row]:
         """Rows of training runs."""
         return iter([row for row in self._rows.values() if not row["run"].get("measure")])
 
-    def figures(self) -> list[dict[str, Any]]:
+    def figures(self) -> list[Row]:
         """Rows of runs with a measure of their own."""
         return [row for row in self._rows.values() if row["run"].get("measure")]
 
-    def get(self, run: Cell) -> dict[str, Any] | None:
+    def get(self, run: Cell) -> Row | None:
         """The row of a finished run."""
         return self._rows.get(run.hash)
 
@@ -177,14 +187,14 @@ class Store:
             + "\n"
         )
         try:
-            placed(self.path, lambda part: part.write_text(text, "utf-8"), private=True)
+            write_text(self.path, text, private=True)
         except RunFolderError as error:
             raise StudyError(
                 f"{error}; the results before it are kept, and the same command goes on from them"
             ) from None
 
 
-def _read_rows(path: Path) -> dict[str, dict[str, Any]]:
+def _read_rows(path: Path) -> dict[str, Row]:
     try:
         content = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
@@ -227,9 +237,7 @@ def _is_row(row: Any) -> bool:
         for name, kind in needed.items()
     ):
         return False
-    return not (measure and "checkpoints" in needed) or all(
-        _is_checkpoint(one) for one in row["checkpoints"]
-    )
+    return "checkpoints" not in needed or all(map(_is_checkpoint, row["checkpoints"]))
 
 
 def _is_checkpoint(one: Any) -> bool:
@@ -304,8 +312,6 @@ def resolved(name: Any, folder: Path, data_dir: str = "") -> str:
 
 def _is_whole(path: Path, count: int) -> bool:
     """Whether a file holds so many examples, by its header and its length."""
-    from safetensors import SafetensorError, safe_open
-
     try:
         with safe_open(path, "pt") as file:
             return all(
@@ -316,9 +322,6 @@ def _is_whole(path: Path, count: int) -> bool:
 
 
 def _write(path: Path, recipe: str, count: int, data_dir: str) -> None:
-    import torch
-    from safetensors.torch import save_file
-
     inputs, labels = _examples(recipe, data_dir)
     if not 0 < count <= len(labels):
         raise StudyError(
@@ -328,8 +331,6 @@ def _write(path: Path, recipe: str, count: int, data_dir: str) -> None:
     rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(_SEED))[:count]
     chosen = inputs[rows]
     if recipe == "ag-news-sentences":
-        from dpkfc.app.pretrained import encode_tokens
-
         # The encoder is slow, so it sees the chosen texts alone.
         chosen = encode_tokens(chosen)
     content = {
@@ -341,30 +342,14 @@ def _write(path: Path, recipe: str, count: int, data_dir: str) -> None:
 
 def _examples(name: str, data_dir: str) -> tuple[Any, Any]:
     """Training inputs and labels of a recipe, or of a set in the form of one."""
+    home = data_dir or None
     if name == "cifar100":
-        from dpkfc.app.datasets.sources import CIFAR100, load_pixels
-        from dpkfc.app.recipes.images import CIFAR10_NORMALISATION
-
-        return load_pixels(CIFAR100, data_dir or None).tensors(CIFAR10_NORMALISATION).train
+        return load_pixels(CIFAR100, home).tensors(CIFAR10_NORMALISATION).train
     if name == "ag-news-words":
-        from dpkfc.app.datasets.text import AG_NEWS, hashed_texts, load_texts
-        from dpkfc.app.recipes.text import SIZE
-
-        return (
-            load_texts(AG_NEWS, data_dir or None)
-            .tensors(lambda lines: hashed_texts(lines, SIZE))
-            .train
-        )
+        return load_texts(AG_NEWS, home).tensors(lambda lines: hashed_texts(lines, SIZE)).train
     if name == "ag-news-sentences":
-        from dpkfc.app.datasets.text import AG_NEWS, load_texts
-        from dpkfc.app.pretrained import minilm_tokens
-        from dpkfc.app.recipes.text import HEAD_LENGTH
-
-        return (
-            load_texts(AG_NEWS, data_dir or None)
-            .tensors(lambda lines: minilm_tokens(lines, HEAD_LENGTH))
-            .train
-        )
+        texts = load_texts(AG_NEWS, home)
+        return texts.tensors(lambda lines: minilm_tokens(lines, HEAD_LENGTH)).train
     given = {"data_dir": data_dir} if data_dir else {}
     return find_recipe(name).data(run_config({"recipe": name, **given})).train
 
@@ -399,7 +384,7 @@ class Ended(Exception):
         is_deliberate: True where the one who watched wanted it, False for a signal.
     """
 
-    def __init__(self, row: dict[str, Any], is_deliberate: bool) -> None:
+    def __init__(self, row: Row, is_deliberate: bool) -> None:
         super().__init__("ended early")
         self.row = row
         self.is_deliberate = is_deliberate
@@ -512,12 +497,8 @@ class Run:
         return {
             "format": FORMAT,
             "mechanism": MECHANISM,
-            "recipe": self.recipe,
-            "method": self.method,
-            "seed": self.seed,
-            "evaluate_on": self.evaluate_on,
+            **self.describe(),
             "settings": changed,
-            **self._measure,
         }
 
     def default(self, name: str) -> Any:
@@ -538,20 +519,12 @@ class Run:
 
     def describe(self) -> dict[str, Any]:
         """The run for a file of results; `Run.of` takes it back."""
-        return {
-            "recipe": self.recipe,
-            "method": self.method,
-            "settings": dict(self.settings),
-            "seed": self.seed,
-            "evaluate_on": self.evaluate_on,
-            **self._measure,
-        }
+        content = {**dataclasses.asdict(self), "settings": dict(self.settings)}
+        if not self.measure:
+            del content["measure"]
+        return content
 
-    @property
-    def _measure(self) -> dict[str, str]:
-        return {"measure": self.measure} if self.measure else {}
-
-    def measuring(self) -> Callable[..., dict[str, Any]]:
+    def measuring(self) -> Callable[..., Row]:
         """What runs the cell: `run_cell`, or what `measure` names.
 
         Raises:
@@ -561,7 +534,7 @@ class Run:
             return run_cell
         module, _, name = self.measure.partition(":")
         try:
-            found: Callable[..., dict[str, Any]] = getattr(import_module(module), name)
+            found: Callable[..., Row] = getattr(import_module(module), name)
         except (ImportError, AttributeError, ValueError) as error:
             raise StudyError(f"measure = {self.measure!r} names no function ({error})") from None
         return found
@@ -578,7 +551,7 @@ def run_cell(
     data_dir: str = "",
     public: Path | None = None,
     report: Report | None = None,
-) -> dict[str, Any]:
+) -> Row:
     """Train one cell with one numerical thread and secure noise.
 
     Args:
@@ -600,7 +573,6 @@ def run_cell(
         DatasetError: missing or damaged data.
         RunFolderError: the disk cannot take it.
     """
-    from dpkfc.app.run_folder import RunFolder
     from dpkfc.app.train import measure, prepare
 
     started = time.perf_counter()
@@ -658,8 +630,6 @@ def _read(config: RunConfig) -> Any:
 
     Runs only read them.
     """
-    from dpkfc.app.recipes.catalogue import recipe_of
-
     key = tuple(getattr(config, name) for name in _OF_DATA)
     if not _LAST or _LAST[0][0] != key:
         _LAST[:] = []
@@ -667,9 +637,7 @@ def _read(config: RunConfig) -> Any:
     return _LAST[0][1]
 
 
-def _row(run: Run, prepared: Any, result: Any, place: Any, wall: float) -> dict[str, Any]:
-    from dpkfc.app.run_folder import Metrics
-
+def _row(run: Run, prepared: Any, result: Any, place: Any, wall: float) -> Row:
     plan, metrics = prepared.plan, Metrics.read(place.metrics)
     clipped = [row.clipped_fraction for row in metrics.rows if row.clipped_fraction is not None]
     return {
@@ -677,8 +645,8 @@ def _row(run: Run, prepared: Any, result: Any, place: Any, wall: float) -> dict[
         "hash": run.hash,
         "accuracy": result.accuracy,
         "measured_on": result.measured_on,
-        "score": getattr(result, "score", "accuracy"),
-        "loss": getattr(result, "loss", None),
+        "score": result.score,
+        "loss": result.loss,
         "curve": [[row.step, round(row.accuracy or 0.0, 5)] for row in metrics.evaluated()],
         "epsilon": result.epsilon,
         "target_epsilon": plan.target_epsilon,
@@ -702,8 +670,6 @@ def _row(run: Run, prepared: Any, result: Any, place: Any, wall: float) -> dict[
 
 def hardware() -> dict[str, Any]:
     """The processor and the versions that a timing belongs to."""
-    import torch
-
     name = platform.processor() or platform.machine()
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
@@ -801,10 +767,6 @@ def work(pipe: Connection, folder: Path, data_dir: str) -> None:
         folder: run folders are made in `runs` below it, and public examples kept in `public`.
         data_dir: folder of the data sets; empty as for `dpkfc train`.
     """
-    import warnings
-
-    import torch
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -918,7 +880,7 @@ class Clock:
             yield
             return
 
-        def stop(number: int, frame: FrameType | None) -> None:
+        def stop(*_: object) -> None:
             raise TimeIsUp
 
         before = signal.signal(signal.SIGALRM, stop)
@@ -982,16 +944,21 @@ class Task:
     label: str = ""
 
 
+# Whether a cell ends within the time left, as far as is known.
+Fits = Callable[[Run], bool]
+
+
 class Source(Protocol):
     """What a study wants to be run, one cell after the other."""
 
-    def next(self, fits: Callable[[Run], bool]) -> Task | None:
+    def next(self, fits: Fits) -> Task | None:
         """Return a cell that can start now and fits into the time left, or None."""
 
     def report(self, task: Task, number: int, accuracy: float) -> bool:
-        """Whether a cell goes on after its evaluation."""
+        """Whether a cell goes on after its evaluation; by default nothing ends it."""
+        return True
 
-    def done(self, task: Task, row: dict[str, Any], ended: bool) -> None:
+    def done(self, task: Task, row: Row, ended: bool) -> None:
         """A cell has finished; `ended` where `report` ended it."""
 
     def failed(self, task: Task, reason: str, *, lost: bool) -> None:
@@ -1091,34 +1058,34 @@ def _sigterm_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+@dataclass
 class _Crew:
     """The workers of a study, its source, and who is shown how it goes on."""
 
-    def __init__(self, source: Source, place: Place, watcher: StudyProgress) -> None:
-        self._source = source
-        self._place = place
-        self._watcher = watcher
-        self._workers: list[_Worker] = []
+    source: Source
+    place: Place
+    watcher: StudyProgress
+    workers: list[_Worker] = field(default_factory=list)
 
     @property
     def busy(self) -> list[_Worker]:
         """Workers that have a cell."""
-        return [worker for worker in self._workers if worker.task is not None]
+        return [worker for worker in self.workers if worker.task is not None]
 
-    def hand_out(self, fits: Callable[[Run], bool], workers: int) -> None:
+    def hand_out(self, fits: Fits, workers: int) -> None:
         """Give cells to so many workers, as long as the source has one that fits."""
         while len(self.busy) < workers:
-            task = self._source.next(fits)
+            task = self.source.next(fits)
             if task is None:
                 return
-            worker = next((worker for worker in self._workers if worker.task is None), None)
+            worker = next((worker for worker in self.workers if worker.task is None), None)
             if worker is None:
-                worker = _hire(self._place)
-                self._workers.append(worker)
+                worker = _hire(self.place)
+                self.workers.append(worker)
             worker.task = task
             with suppress(OSError):  # a dead one is noticed when it is listened to
                 worker.pipe.send((task.run, task.watched))
-            self._watcher.started(task)
+            self.watcher.started(task)
 
     def stop(self) -> None:
         """End cells because the time is up; one that ends by itself meanwhile is kept."""
@@ -1139,8 +1106,8 @@ class _Crew:
         """Give back the cell of a worker that is stopped in time."""
         task, worker.task = worker.task, None
         assert task is not None
-        self._source.failed(task, _TIME_IS_UP, lost=True)
-        self._watcher.out_of_time(task)
+        self.source.failed(task, _TIME_IS_UP, lost=True)
+        self.watcher.out_of_time(task)
 
     def listen(self, worker: _Worker, *, time_is_up: bool = False) -> None:
         """Hear what a worker has to say.
@@ -1156,12 +1123,12 @@ class _Crew:
         except (EOFError, OSError):
             kind, content = "lost", ["its process ended (killed, or out of memory)"]
             worker.pipe.close()
-            self._workers.remove(worker)
+            self.workers.remove(worker)
         if kind == "judged":
-            goes_on = self._source.report(task, *content)
+            goes_on = self.source.report(task, *content)
             with suppress(OSError):
                 worker.pipe.send(goes_on)
-            self._watcher.evaluated(task, *content)
+            self.watcher.evaluated(task, *content)
             return
         if kind == "full":
             raise StudyError(
@@ -1174,25 +1141,23 @@ class _Crew:
         if kind == "interrupted":
             raise KeyboardInterrupt
         if kind == "done":
-            self._keep(task, *content)
+            row, ended = content
+            self.source.done(task, row, ended)
+            outcome = f"{100 * row['accuracy']:.2f} %" if "accuracy" in row else "measured"
+            self.watcher.finished(task, outcome + (" (ended early)" if ended else ""))
         else:
-            self._source.failed(task, content[0], lost=kind == "lost")
-            show = self._watcher.lost if kind == "lost" else self._watcher.finished
+            self.source.failed(task, content[0], lost=kind == "lost")
+            show = self.watcher.lost if kind == "lost" else self.watcher.finished
             show(task, content[0])
         worker.task = None
 
-    def _keep(self, task: Task, row: dict[str, Any], ended: bool) -> None:
-        self._source.done(task, row, ended)
-        outcome = f"{100 * row['accuracy']:.2f} %" if "accuracy" in row else "measured"
-        self._watcher.finished(task, outcome + (" (ended early)" if ended else ""))
-
     def dismiss(self) -> None:
         """End all workers."""
-        for worker in self._workers:
+        for worker in self.workers:
             if worker.task is not None and worker.process.is_alive():
                 worker.process.terminate()
             worker.pipe.close()
-        for worker in self._workers:
+        for worker in self.workers:
             worker.process.join(_PATIENCE)
             if worker.process.is_alive():
                 worker.process.kill()
@@ -1314,7 +1279,7 @@ def _what(task: Task) -> str:
 # Cells in a fixed order as a source of the pool: what tables and figures are made of.
 
 
-class Listed:
+class Listed(Source):
     """Cells one after the other, each run once and none that is known.
 
     Args:
@@ -1329,7 +1294,7 @@ class Listed:
     """
 
     def __init__(
-        self, tasks: Iterable[Task], store: Store, known: Callable[[Run], bool] = lambda run: False
+        self, tasks: Iterable[Task], store: Store, known: Fits = lambda run: False
     ) -> None:
         self._store = store
         wanted = {task.run.hash: task for task in tasks}
@@ -1338,11 +1303,6 @@ class Listed:
         ]
         self.total, self.done_before = len(wanted), len(wanted) - len(self._left)
         self.failures: dict[str, str] = {}
-
-    @property
-    def recipes(self) -> list[str]:
-        """Of the cells that are left."""
-        return list(dict.fromkeys(task.run.recipe for task in self._left))
 
     def leave_out(self, recipe: str, reason: str) -> None:
         """Do not run the cells of a recipe."""
@@ -1357,7 +1317,7 @@ class Listed:
             parts: whether files that hold a part of a set will do; otherwise that is said in its
                 cells too.
         """
-        for recipe in self.recipes:
+        for recipe in dict.fromkeys(task.run.recipe for task in self._left):
             try:
                 part = (
                     find_recipe(recipe)
@@ -1370,18 +1330,14 @@ class Listed:
             if part and not parts:
                 self.leave_out(recipe, f"the files hold {part}, and the published number is of all")
 
-    def next(self, fits: Callable[[Run], bool]) -> Task | None:
+    def next(self, fits: Fits) -> Task | None:
         """The first cell that fits."""
         found = next((task for task in self._left if fits(task.run)), None)
         if found is not None:
             self._left.remove(found)
         return found
 
-    def report(self, task: Task, number: int, accuracy: float) -> bool:
-        """Nothing that is seen on the way ends a run."""
-        return True
-
-    def done(self, task: Task, row: dict[str, Any], ended: bool) -> None:
+    def done(self, task: Task, row: Row, ended: bool) -> None:
         """Keep a run."""
         self._store.put(task.run, row)
 

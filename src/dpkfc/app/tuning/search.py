@@ -8,11 +8,12 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from dpkfc.app.datasets import one_line
 from dpkfc.app.settings import METHODS, nearest
 from dpkfc.app.tuning.runs import Plain, Run, StudyError
 
@@ -416,10 +417,11 @@ def other_kind_error(place: Path, kind: str) -> StudyError:
     )
 
 
+@dataclass(eq=False)
 class Search:
     """Trials of one arm, on validation accuracy.
 
-    Args:
+    Attributes:
         arm: what is searched.
         common: settings that all arms share.
         recipe: the task.
@@ -429,55 +431,44 @@ class Search:
             recipe's own trial.
         seed: of the run: initial weights and probes of every trial.
         rows: results that are known; those that the storage lacks are added to it.
+        started: trials that have ended or are running.
 
     Raises:
         StudyError: Optuna is not installed, or its file cannot be used.
     """
 
-    def __init__(
-        self,
-        arm: Arm,
-        common: Mapping[str, Plain],
-        recipe: str,
-        storage: Path,
-        *,
-        trials: int,
-        kind: str = "tpe",
-        seed: int = 0,
-        rows: Iterable[Mapping[str, Any]] = (),
-    ) -> None:
-        self.arm = arm
-        self.recipe = recipe
-        self.trials = trials
-        self.kind = kind
-        self._seed = seed
-        self._common = dict(common)
+    arm: Arm
+    common: Mapping[str, Plain]
+    recipe: str
+    storage: Path
+    _: KW_ONLY
+    trials: int
+    kind: str = "tpe"
+    seed: int = 0
+    rows: InitVar[Iterable[Mapping[str, Any]]] = ()
+
+    def __post_init__(self, rows: Iterable[Mapping[str, Any]]) -> None:
         self._optuna = load_optuna()
         self._states = self._optuna.trial.TrialState
         # Trials that run now, by hash; those of them that run once more; losses in this process.
         self._running: dict[str, Any] = {}
         self._repeated: set[str] = set()
         self._losses: Counter[str] = Counter()
-        self._storage = storage
         self._default_hash = ""
-        if kind == "tpe":
-            settings = make_settings(arm.space, self._default())
+        if self.kind == "tpe":
+            settings = make_settings(self.arm.space, self._default())
             self._default_hash = self._validation_run(settings).hash
-        self._study = self._open_storage(storage)
+        self._study = self._open_storage(self.storage)
         with self._storage_errors():
             self._resume([row for row in rows if row.get("tag", {}).get("search") == self.name])
-        self._started = sum(self.counts().values())
+        # A trial that runs once more counts once.
+        self.started = sum(self.counts().values())
 
     @property
     def name(self) -> str:
         """Name of the search in its storage and in the rows of a study; it tells the kind."""
         kind = "" if self.kind == ADAPTIVE else _RANDOM
         return f"{self.recipe}/{self.arm.name}{kind}"
-
-    @property
-    def started(self) -> int:
-        """Trials that have ended or are running; a trial that runs once more counts once."""
-        return self._started
 
     @property
     def is_over(self) -> bool:
@@ -522,7 +513,7 @@ class Search:
                 trial.set_user_attr(_SETTINGS, settings)
                 if run.hash not in self._running:
                     self._running[run.hash] = trial
-                    self._started += 1
+                    self.started += 1
                     return run.hash, run
                 trial.set_user_attr(_LOST, _DUPLICATE)
                 self._study.tell(trial, state=self._states.FAIL)
@@ -584,13 +575,13 @@ class Search:
         self, params: Mapping[str, Plain], *, seed: int, evaluate_on: str, **changed: Plain
     ) -> Run:
         """Return the arm's run with settings of a search."""
-        settings = {**self._common, **self.arm.settings, **params, **changed}
+        settings = {**self.common, **self.arm.settings, **params, **changed}
         if evaluate_on == "test":
             settings.pop("validation_size", None)
         return Run.of(self.recipe, self.arm.method, settings, seed=seed, evaluate_on=evaluate_on)
 
     def _validation_run(self, settings: Mapping[str, Plain]) -> Run:
-        return self.run(settings, seed=self._seed, evaluate_on="validation")
+        return self.run(settings, seed=self.seed, evaluate_on="validation")
 
     def report(self, key: str, number: int, accuracy: float) -> bool:
         """Store an evaluation of a running trial, and return whether the trial goes on."""
@@ -629,7 +620,7 @@ class Search:
         if key not in self._abandoned_hashes() and key not in self._repeated:
             with self._storage_errors():
                 self._study.enqueue_trial(make_sample(self.arm.space, settings))
-            self._started -= 1
+            self.started -= 1
 
     def _tell_failure(self, key: str, attribute: str, reason: str) -> None:
         with self._storage_errors():
@@ -670,7 +661,7 @@ class Search:
         except self._optuna.exceptions.StorageInternalError as error:
             reason = getattr(error.__cause__, "orig", None) or error.__cause__ or error
             raise StudyError(
-                f"the trials in {self._storage} cannot be written ({reason}); make room or change "
+                f"the trials in {self.storage} cannot be written ({reason}); make room or change "
                 "its rights: earlier trials are kept, and the same command goes on from there"
             ) from None
 
@@ -688,15 +679,10 @@ class Search:
 
     def _sample_trial(self) -> Any:
         """Return a trial of Optuna, with a value for all that is searched."""
-        trial = self._study.ask()
-        for name, values in self.arm.space.items():
-            if isinstance(values, Choice):
-                trial.suggest_categorical(name, list(values.values))
-            else:
-                trial.suggest_float(
-                    sampled_name(name, values), values.low, values.high, log=values.log
-                )
-        return trial
+        space = self.arm.space.items()
+        return self._study.ask(
+            {sampled_name(name, values): self._distribution(values) for name, values in space}
+        )
 
     def _all_trials(self) -> list[Any]:
         return self._study.get_trials(deepcopy=False)
@@ -719,10 +705,9 @@ class Search:
             raise
         except Exception as error:
             # Any error of the database and its driver.
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise StudyError(
-                f"the trials in {storage} cannot be used ({reason}); move the file away: "
-                "the results hold the finished ones"
+                f"the trials in {storage} cannot be used ({one_line(error)[:200]}); move the"
+                " file away: the results hold the finished ones"
             ) from None
         # The number of trials makes a restarted search sample other points than before.
         seed = zlib.crc32(f"{self.name}:{count}".encode())
@@ -814,13 +799,13 @@ class Search:
                 "choose another --out"
             ) from None
 
-    def _distribution(self, values: Range | Choice, value: Any) -> Any:
-        """Return the distribution of a sampled value, which may lie outside the range of today."""
+    def _distribution(self, values: Range | Choice, *known: Any) -> Any:
+        """Return a distribution that holds known values too: they may lie outside of the range."""
         distributions = self._optuna.distributions
         if isinstance(values, Choice):
             return distributions.CategoricalDistribution(list(values.values))
-        low = min(values.low, value)
-        high = max(values.high, value)
+        low = min([values.low, *known])
+        high = max([values.high, *known])
         return distributions.FloatDistribution(low, high, log=values.log)
 
 

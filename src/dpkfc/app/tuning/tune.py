@@ -20,11 +20,14 @@ from typing import Any
 import dp_accounting
 from dp_accounting import dp_event, rdp
 
-from dpkfc.app.run_folder import RunFolderError, placed
+from dpkfc.app.datasets import one_line
+from dpkfc.app.run_folder import RunFolderError, write_text
 from dpkfc.app.tuning.runs import (
     Console,
+    Fits,
     Place,
     Plain,
+    Row,
     Run,
     Store,
     StudyError,
@@ -203,7 +206,7 @@ class StudyLedgers:
     def read(cls, folder: Path) -> StudyLedgers:
         """Of the folder that holds the run folders; it may be missing."""
         paths = sorted(folder.glob("*/ledger.jsonl"))
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         events: dict[str, dp_accounting.DpEvent] = {}
         relations, unread = set(), []
         for path in paths:
@@ -215,12 +218,11 @@ class StudyLedgers:
                     for text in released.keys() - events.keys()
                 }
             except (LedgerError, OSError, ValueError) as error:
-                unread.append(" ".join(str(error).split()))
+                unread.append(one_line(error))
                 continue
             if found is not None and "neighbouring_relation" in found.header:
                 relations.add(str(found.header["neighbouring_relation"]))
-            for text, count in released.items():
-                counts[text] = counts.get(text, 0) + count
+            counts.update(released)
         releases = tuple((events[text], count) for text, count in counts.items())
         return cls(len(paths), releases, frozenset(relations), tuple(unread))
 
@@ -266,12 +268,12 @@ def _released(found: Verified) -> dict[str, int]:
     What is left of the plan counts as the last release of its kind did. A run without a release
     gave nothing away.
     """
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     last_events: dict[str, str] = {}
     purposes: Counter[str] = Counter()
     for release in found.releases:
         event = json.dumps(release["event"], sort_keys=True)
-        counts[event] = counts.get(event, 0) + 1
+        counts[event] += 1
         purpose = release.get("purpose", "")
         last_events[purpose] = event
         purposes[purpose] += 1
@@ -381,8 +383,8 @@ class Tuned(Cost):
             )
             + "\n"
         )
-        placed(data, lambda part: part.write_text(content, "utf-8"), private=True)
-        placed(text, lambda part: part.write_text(self.markdown(), "utf-8"), private=True)
+        write_text(data, content, private=True)
+        write_text(text, self.markdown(), private=True)
         return data, text
 
     def markdown(self) -> str:
@@ -669,34 +671,35 @@ def searches(
     return found
 
 
+@dataclass(eq=False)
 class Trials:
     """Gives the trials of several searches as cells: five of each, then five more of each.
 
-    Args:
+    Attributes:
         searches: one an arm.
         store: takes every trial that ends.
     """
 
-    def __init__(self, searches: Sequence[Search], store: Store) -> None:
-        self._searches, self._store = list(searches), store
+    searches: Sequence[Search]
+    store: Store
 
     @property
     def is_over(self) -> bool:
         """Whether every trial has ended."""
-        return all(search.is_over for search in self._searches)
+        return all(search.is_over for search in self.searches)
 
     @property
     def failures(self) -> dict[str, str]:
         """Trials that could not be run, now or in an earlier call, and why."""
         return {
             f"{one.arm.label}, trial {key}": why
-            for one in self._searches
+            for one in self.searches
             for key, why in one.failures().items()
         }
 
-    def next(self, fits: Callable[[Run], bool]) -> Task | None:
+    def next(self, fits: Fits) -> Task | None:
         """The next trial of the search that has started the fewest blocks."""
-        waiting = [search for search in self._searches if search.started < search.trials]
+        waiting = [search for search in self.searches if search.started < search.trials]
         if not waiting:
             return self._once_more(fits)
         search = min(waiting, key=lambda one: one.started // BLOCK)
@@ -705,9 +708,9 @@ class Trials:
         key, run = search.ask()
         return Task(run, tag=(search, key), watched=search.kind == "tpe", label=search.arm.name)
 
-    def _once_more(self, fits: Callable[[Run], bool]) -> Task | None:
+    def _once_more(self, fits: Fits) -> Task | None:
         """A trial that was stopped against fewer others than there are now."""
-        for search in self._searches:
+        for search in self.searches:
             if not search.is_over and fits(search.run({}, seed=SEED, evaluate_on="validation")):
                 again = search.ask_again()
                 if again is not None:
@@ -721,7 +724,7 @@ class Trials:
         search, key = task.tag
         return search.report(key, number, accuracy)
 
-    def done(self, task: Task, row: dict[str, Any], ended: bool) -> None:
+    def done(self, task: Task, row: Row, ended: bool) -> None:
         """Keep a trial: on the disk first, then for the search."""
         search, key = task.tag
         tag = {
@@ -731,7 +734,7 @@ class Trials:
             "pruned": ended,
         }
         tag |= {} if search.kind == ADAPTIVE else {"kind": search.kind}
-        self._store.put(task.run, {**row, "tag": tag})
+        self.store.put(task.run, {**row, "tag": tag})
         search.tell(key, row["accuracy"], ended)
 
     def failed(self, task: Task, reason: str, *, lost: bool) -> None:
@@ -883,7 +886,7 @@ def _draw_counts(path: Path, arms: Sequence[Arm], law: TrialLaw) -> dict[str, in
     trials = {arm.name: kept.get(arm.name, -1) for arm in arms}
     trials = {name: draw(law) if count < 0 else count for name, count in trials.items()}
     text = json.dumps({**stated, "trials": {**kept, **trials}}, indent=1) + "\n"
-    placed(path, lambda part: part.write_text(text, "utf-8"), private=True)
+    write_text(path, text, private=True)
     return trials
 
 
