@@ -35,7 +35,7 @@ ALLOWED = {
     "data": set(),
     "rng_state": {"privacy", "gradients"},  # fresh keys; layers for types only
     "distributed": {"gradients"},  # for types only
-    "memory": {"distributed"},
+    "memory": {"distributed", "rng_state"},
     "privacy": set(),
     "gradients": {"linalg", "tracking", "distributed", "memory", "rng_state"},
     "verification": {"linalg", "tracking", "gradients", "distributed", "memory", "rng_state"},

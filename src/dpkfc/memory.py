@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from dpkfc.distributed import processes_on_this_host
+from dpkfc.rng_state import all_states, preserve_generators, restore_all_states
 
 # --------------------------------------------------------------------------------------------------
 # Which errors say that memory ran out.
@@ -94,7 +95,7 @@ class MicroBatchSize:
         n = min(_FIRST_ROWS, rows)
         for _ in range(_ROUNDS):
             try:
-                with torch.random.fork_rng(devices=[]):
+                with preserve_generators():
                     peak = peak_bytes(partial(work, n))
             except Exception as error:
                 # The error comes again in the step itself. Its text may hold values of private
@@ -120,8 +121,7 @@ class MicroBatchSize:
         Raises:
             RuntimeError: out of memory at a size that was given, or with the least size.
         """
-        cpu_state = torch.get_rng_state()
-        cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        states = all_states()
         while True:
             try:
                 return attempt(self.bound)
@@ -132,8 +132,7 @@ class MicroBatchSize:
             gc.collect()  # the failed pass may hold its activations in cycles
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-                torch.cuda.set_rng_state_all(cuda_states)
-            torch.set_rng_state(cpu_state)
+            restore_all_states(states)
 
     def _halve(self, rows: int, error: Exception) -> None:
         reason = (str(error) or type(error).__name__).splitlines()[0]

@@ -4,9 +4,11 @@ cost budget or leak".
 
 from __future__ import annotations
 
+import random
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from dpkfc import memory
 from dpkfc.config import PrivacyConfig
 from dpkfc.memory import MicroBatchSize, available_bytes, is_out_of_memory, peak_bytes
+from dpkfc.rng_state import preserve_generators, seed_generators
 from dpkfc.session import Session
 from tests.recording import Heard
 from tests.test_session import N, data, kfac, loss_fn, net, plan, session, train, weights
@@ -297,6 +300,21 @@ def test_a_failed_try_leaves_no_hook_and_no_private_tensor_behind() -> None:
         train(s)
     assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
+
+
+def test_all_generators_start_again_after_a_failed_try() -> None:
+    def attempt(bound: int | None) -> tuple[float, ...]:
+        numbers = np.random.rand(), random.random(), torch.rand(()).item()
+        if bound is None or bound > 4:
+            raise MemoryError
+        return numbers
+
+    numbers = []
+    for size in (MicroBatchSize(4, True), MicroBatchSize(None, True)):
+        with preserve_generators():
+            seed_generators(0)
+            numbers.append(size.fit(attempt, 8))
+    assert numbers[0] == numbers[1]
 
 
 def test_workers_are_started_again_after_a_failed_try() -> None:

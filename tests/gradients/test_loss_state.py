@@ -114,6 +114,33 @@ def test_global_variables_too() -> None:
     assert torch.equal(first, second) and not BANK and MEAN == 0.0
 
 
+def remember(model: nn.Module, batch: Any) -> Tensor:
+    global FIRST
+    earlier = globals().get("FIRST", 0.0)
+    FIRST = batch[0].sum()
+    return alone(model, batch) + earlier
+
+
+def test_variables_that_did_not_exist_are_removed(caplog: pytest.LogCaptureFixture) -> None:
+    model, batch = nn.Linear(4, 3), (torch.randn(6, 4), torch.arange(6) % 3)
+    if model.bias is None:
+        latest = None
+
+    def remember_in_closure(model: nn.Module, batch: Any) -> Tensor:
+        nonlocal latest
+        try:
+            earlier = latest
+        except NameError:
+            earlier = 0.0
+        latest = batch[0].sum()
+        return alone(model, batch) + earlier
+
+    for loss_fn in (remember, remember_in_closure):
+        first, second = (make_stateless(loss_fn)(model, batch) for _ in range(2))
+        assert torch.equal(first, second)
+    assert "FIRST" not in globals() and "FIRST" in caplog.text and "latest" in caplog.text
+
+
 class Centred(nn.Module):
     def __init__(self, moves: bool) -> None:
         super().__init__()

@@ -908,16 +908,27 @@ def identify_program(function: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Variable:
-    """A variable that a loss function reaches: a place in a dict, or the cell of a closure."""
+    """A variable that a loss function reaches: a place in a dict, or the cell of a closure.
+
+    Its snapshot is None where it had no value yet.
+    """
 
     name: str
     place: Any
-    snapshot: Snapshot
+    snapshot: Snapshot | None
 
     def restore(self) -> bool:
         """Restore the variable, and return whether it had changed."""
         is_cell = isinstance(self.place, CellType)
         now = _content(self.place) if is_cell else self.place.get(self.name, _NOTHING)
+        if self.snapshot is None:
+            if now is _NOTHING:
+                return False
+            if is_cell:
+                del self.place.cell_contents
+            else:
+                del self.place[self.name]
+            return True
         if now is not _NOTHING and self.snapshot.is_unchanged(now):
             return False
         value = self.snapshot.restore()
@@ -979,23 +990,23 @@ class _Reached:
         code = function.__code__
         cells = function.__closure__ or ()
         for name, cell in zip(code.co_freevars, cells, strict=True):
-            value = _content(cell)
-            if value is not _NOTHING:
-                self._note(name, cell, value, depth)
+            self._note(name, cell, _content(cell), depth)
         for name, value in (function.__kwdefaults__ or {}).items():
             self._note_value(name, value, depth)
         for i, value in enumerate(function.__defaults__ or ()):
             self._note_value(f"default {i}", value, depth)
         variables = function.__globals__
         for name in _globals_of(code):
-            if name in variables:
-                self._note(name, variables, variables[name], depth)
+            self._note(name, variables, variables.get(name, _NOTHING), depth)
 
     def _note_value(self, name: str, value: Any, depth: int) -> None:
         """Note a value that cannot be replaced in its place, only written into."""
         self._note(name, {name: value}, value, depth)
 
     def _note(self, name: str, place: Any, value: Any, depth: int) -> None:
+        if value is _NOTHING:
+            self._variables.append(_Variable(name, place, None))
+            return
         if isinstance(value, type) or self._note_callable(value, depth):
             return
         snapshot = Snapshot.take(value, self._watched, _INSIDE, LARGE)
@@ -1040,7 +1051,8 @@ class _Reached:
                 ", ".join(new),
             )
         for x in changed:
-            if not x.snapshot.is_unchanged(x.snapshot.value, by_value=True):
+            kept = x.snapshot
+            if kept is not None and not kept.is_unchanged(kept.value, by_value=True):
                 return (
                     f"{self._function} writes to a tensor that it reaches by '{x.name}', and that "
                     "is too large to be put back; compute each example without a memory of others"
