@@ -140,7 +140,7 @@ class DistributedContext:
         if self.world_size == 1:
             return dict(tensors)
         # A rank without examples holds zeros in the types of the parameters.
-        is_wide = self.any(_widest_dtype(tensors) == torch.float64)
+        is_wide = self.any(widest_dtype(tensors) == torch.float64)
         flat = flatten(tensors, torch.float64 if is_wide else torch.float32)
         with _clear_errors():
             dist.reduce(flat, dst=0)
@@ -160,7 +160,7 @@ class DistributedContext:
         """
         if self.world_size == 1:
             return dict(tensors)
-        dtype = _widest_dtype(like)
+        dtype = widest_dtype(like)
         if self.is_rank0:
             flat = flatten({name: tensors[name] for name in like}, dtype)
         else:
@@ -329,7 +329,8 @@ class DistributedContext:
                 )
 
 
-def _widest_dtype(tensors: NamedTensors) -> torch.dtype:
+def widest_dtype(tensors: NamedTensors) -> torch.dtype:
+    """Return float64 if a tensor has it, and float32 otherwise."""
     has_float64 = any(t.dtype == torch.float64 for t in tensors.values())
     return torch.float64 if has_float64 else torch.float32
 
