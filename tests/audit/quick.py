@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dpkfc.audit import audit
+from tests.injected_bugs.subjects import select
 
 CANARIES = ("as it is", "loss × 1e4", "loss × -1e4", "NaN", "stretched")
 
@@ -14,7 +15,7 @@ def make_audit_quick(patched: pytest.MonkeyPatch) -> None:
     prepare, noise = audit.prepare_canaries, audit.check_noise
     run, sizes = audit.check_run_noise, audit.check_batch_sizes
     patched.setattr(audit, "SIZES", (0, 2))
-    patched.setattr(audit, "prepare_canaries", lambda subject: prepare(subject).select(*CANARIES))
+    patched.setattr(audit, "prepare_canaries", lambda subject: select(prepare(subject), *CANARIES))
     patched.setattr(
         audit, "check_noise", lambda subject, **options: noise(subject, steps=24, **options)
     )

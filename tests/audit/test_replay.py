@@ -32,6 +32,7 @@ from tests.injected_bugs.subjects import (
     images,
     jittered,
     kfac,
+    select,
     subject_of,
     texts,
     vectors,
@@ -47,7 +48,7 @@ def test_the_replay_comes_as_near_to_the_bound_as_can_be(name: str, evidence) ->
     canaries = canaries_of(name)
     found = replay(
         subject_of(name),
-        size(canaries.select(*FEW), canaries),
+        size(select(canaries, *FEW), canaries),
         sizes=size((0, 3), (0, 1, 3, 7, 16)),
     )
     assert not select_failed(found.findings())
@@ -68,7 +69,7 @@ def test_neighbours_differ_by_the_canary_alone() -> None:
     batch size.
     """
     subject = vectors()
-    canaries = canaries_of("DP-SGD").select("random × 1000")
+    canaries = select(canaries_of("DP-SGD"), "random × 1000")
     number = next(n for n, name in enumerate(canaries.names) if name.startswith("3: random"))
     script = [[0, 1, 2]], [[0, 1, 2, N + number]]
     with World(subject, canaries, script[0]) as one, World(subject, canaries, script[1]) as other:
@@ -84,7 +85,7 @@ def test_neighbours_differ_by_the_canary_alone() -> None:
 
 def test_only_keeps_the_wanted_canaries_with_what_belongs_to_them() -> None:
     every = canaries_of("DP-KFC")
-    some = every.select("stretched most")
+    some = select(every, "stretched most")
     assert some.names[some.zero or 0] == "loss × 0"
     assert {name for name in some.names} == {n for n in every.names if "stretched most" in n} | {
         "loss × 0"
@@ -111,7 +112,7 @@ def test_canaries_come_for_every_layer_and_every_kind_of_input() -> None:
 def test_a_replay_stops_at_the_first_departure_where_that_is_enough(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    subject, canaries = vectors(), canaries_of("DP-SGD").select(*FEW)
+    subject, canaries = vectors(), select(canaries_of("DP-SGD"), *FEW)
     noting_sums(monkeypatch)  # still the real code
     whole = replay(subject, canaries, sizes=(0, 2)).pairs
     monkeypatch.setattr(Session, "_apply", lambda self, released: None)
@@ -128,7 +129,7 @@ def test_a_canary_at_which_the_step_stops_is_a_departure() -> None:
 
     subject = replace(vectors(), loss_fn=careful)
     found = select_failed(
-        replay(subject, canaries_of("DP-SGD").select("input NaN"), sizes=(0, 2)).findings()
+        replay(subject, select(canaries_of("DP-SGD"), "input NaN"), sizes=(0, 2)).findings()
     )
     assert "one release and one charge a step" in [finding.check for finding in found]
     assert any("NaN among the inputs" in finding.detail for finding in found)
@@ -143,7 +144,7 @@ def test_a_random_forward_pass_is_an_error() -> None:
             return x * (1 + 1e-3 * (Counting.calls % 7))
 
     subject = vectors(model=lambda: nn.Sequential(nn.Linear(6, 3), Counting()))
-    canaries = canaries_of("DP-SGD").select("as it is")
+    canaries = select(canaries_of("DP-SGD"), "as it is")
     with pytest.raises(ValueError, match="forward pass is random"):
         replay(subject, Canaries(canaries.names, canaries.rows, canaries.factors), sizes=(2,))
 
@@ -153,7 +154,7 @@ def test_dropout_and_random_augmentation_raise_no_alarm() -> None:
         model=lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3))
     )
     for subject in (dropping, images(torch.float64, jittered)):
-        canaries = prepare_canaries(subject).select("as it is", "loss × 1e4")
+        canaries = select(prepare_canaries(subject), "as it is", "loss × 1e4")
         assert not select_failed(replay(subject, canaries, sizes=(0, 2)).findings())
         assert check_contributions(subject, canaries).passed
 
@@ -170,7 +171,7 @@ def test_shares_need_somebody_without_a_loss() -> None:
 )
 def test_shares_of_an_honest_step_are_equal_to_the_last_bits(name: str, evidence) -> None:
     canaries = canaries_of(name)
-    found = check_contributions(subject_of(name), size(canaries.select(*FEW), canaries))
+    found = check_contributions(subject_of(name), size(select(canaries, *FEW), canaries))
     assert found.passed, found
     evidence("shares", name, measured=found.measured, bound=found.bound)
 
@@ -218,7 +219,7 @@ def test_a_metric_is_built_once_where_releases_must_share_their_coordinates() ->
 
 
 def test_what_two_sessions_leave_behind_is_compared() -> None:
-    subject, canaries = vectors(), canaries_of("DP-SGD").select("as it is")
+    subject, canaries = vectors(), select(canaries_of("DP-SGD"), "as it is")
     with World(subject, canaries, [[0]]) as one, World(subject, canaries, [[1]]) as other:
         assert one.session.differs_from(other.session) == ""
         with torch.no_grad():

@@ -14,7 +14,7 @@ from dpkfc.audit.audit import DistinguishingTest, distinguish_neighbors
 from dpkfc.audit.harness import Subject
 from tests.audit.sizes import size
 from tests.injected_bugs import in_clip, in_noise
-from tests.injected_bugs.subjects import canaries_of, subject_of
+from tests.injected_bugs.subjects import canaries_of, select, subject_of
 
 ALPHA, RUNS = 1e-9, size(100, 1500)
 LEAKS = {
@@ -28,7 +28,7 @@ def bound(
     name: str, patch: Callable[[pytest.MonkeyPatch], None] | None = None
 ) -> DistinguishingTest:
     """Of a subject, without and with a leak in its step."""
-    canaries = canaries_of(name).select("loss × 1e4", "loss × -1e4")
+    canaries = select(canaries_of(name), "loss × 1e4", "loss × -1e4")
     with pytest.MonkeyPatch.context() as m:
         if patch is not None:
             patch(m)
@@ -68,7 +68,7 @@ def test_a_leak_exceeds_the_claim(name: str, evidence) -> None:
 def test_the_bound_is_that_of_the_exact_intervals() -> None:
     subject = subject_of("DP-SGD")
     steps: list[tuple[int, int]] = []
-    canaries = canaries_of("DP-SGD").select("loss × 1e4", "loss × -1e4")
+    canaries = select(canaries_of("DP-SGD"), "loss × 1e4", "loss × -1e4")
     found = distinguish_neighbors(
         subject, canaries, runs=20, progress=lambda done, of: steps.append((done, of))
     )
@@ -82,7 +82,7 @@ def test_canaries_that_move_no_release_are_one_error(monkeypatch: pytest.MonkeyP
         return iter([np.zeros(3)] * 2)
 
     monkeypatch.setattr(module, "_release_samples", release)
-    canaries = canaries_of("DP-SGD").select("loss × 1e4", "loss × -1e4")
+    canaries = select(canaries_of("DP-SGD"), "loss × 1e4", "loss × -1e4")
     with pytest.raises(ValueError, match="no canary moves a release; .* give other canaries"):
         distinguish_neighbors(subject_of("DP-SGD"), canaries, runs=20)
 

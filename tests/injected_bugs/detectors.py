@@ -30,6 +30,7 @@ from dpkfc.audit.harness import (
 )
 from dpkfc.audit.statistics import check_low_bits, check_noise, check_run_noise, check_sampler
 from tests.audit.sizes import size
+from tests.injected_bugs.subjects import select
 
 Detector = Callable[[Subject, Canaries], list[Finding]]
 # of a patch, not of a detector
@@ -46,7 +47,7 @@ def synced(subject: Subject, canaries: Canaries) -> list[Finding]:
     """Every charge is on the disk before its release exists: the ledger is synced between the
     two.
     """
-    some = canaries.select("as it is")
+    some = select(canaries, "as it is")
     plan = script_plan(subject.plan, [[0], [], [0]], subject.size + len(some.names))
     events: list[str] = []
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as m:

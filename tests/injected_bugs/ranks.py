@@ -23,7 +23,7 @@ from dpkfc.privacy.mechanism import release
 from dpkfc.privacy.rng import NoiseStream
 from dpkfc.session import Session
 from tests.injected_bugs.leak import swapped
-from tests.injected_bugs.subjects import C, canaries_of, subject_of
+from tests.injected_bugs.subjects import C, canaries_of, select, subject_of
 from tests.ports import free_port
 
 RANKS, SUBJECT, NOISE_STEPS = 2, "DP-SGD", 60
@@ -80,7 +80,7 @@ def released(
     subject: Subject, script: list[list[int]], seed: int | None
 ) -> list[dict[str, torch.Tensor]]:
     """What a session on a script releases; the examples behind the last are without a loss."""
-    canaries = canaries_of(SUBJECT).select("nothing else")
+    canaries = select(canaries_of(SUBJECT), "nothing else")
     plan = script_plan(subject.plan, script, subject.size + 1, seed=seed)
     found = []
     with open_session(subject, plan, canaries.dataset(subject), verify=False)[0] as session:

@@ -370,3 +370,18 @@ def subject_of(name: str) -> Subject:
 def canaries_of(name: str) -> Canaries:
     """All canaries of a subject, for the metric of the real code."""
     return prepare_canaries(subject_of(name))
+
+
+def select(canaries: Canaries, *parts: str) -> Canaries:
+    """The canaries whose names contain one of the parts, and the one without a loss."""
+    selected = Canaries()
+    numbers = {}
+    for number, name in enumerate(canaries.names):
+        if number == canaries.zero or any(part in name for part in parts):
+            row, factor = canaries.rows[number], canaries.factors[number]
+            numbers[number] = selected.add(name, row, factor)
+    for layer, plants in canaries.plants.items():
+        for number, a, u in plants:
+            if number in numbers:
+                selected.plants.setdefault(layer, []).append((numbers[number], a, u))
+    return selected

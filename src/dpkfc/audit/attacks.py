@@ -21,7 +21,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from scipy.special import expit, logit
 from scipy.stats import beta, binom, mannwhitneyu, norm
 from torch import Tensor, nn
 
-from dpkfc.audit.canaries import PlantedCanaries
+from dpkfc.audit.canaries import PlantedCanaries, RunCanaries
 from dpkfc.audit.harness import (
     NO_CANARY,
     Finding,
@@ -41,8 +41,8 @@ from dpkfc.audit.harness import (
     augment_with_ids,
 )
 from dpkfc.config import Plan
+from dpkfc.distributed import DistributedContext
 from dpkfc.gradients.state import evaluation_mode
-from dpkfc.linalg.metric import Metric
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.session import Session
 
@@ -116,11 +116,10 @@ def gaussian_mu_lower(
     Source:
         Nasr et al. (2023), section 5; Dong, Roth and Su (2022).
     """
-    fp, fn = np.asarray(false_positives), np.asarray(false_negatives)
-    return float(_bound_mu(fp, n0, fn, n1, alpha))
+    return float(_bound_mu(false_positives, n0, false_negatives, n1, alpha))
 
 
-def _bound_mu(fp: Integers, n0: int, fn: Integers, n1: int, alpha: float) -> Floats:
+def _bound_mu(fp: ArrayLike, n0: int, fn: ArrayLike, n1: int, alpha: float) -> Floats:
     fpr = clopper_pearson_upper(fp, n0, alpha / 2)
     fnr = clopper_pearson_upper(fn, n1, alpha / 2)
     return np.maximum(norm.isf(fpr) - norm.ppf(fnr), 0.0)
@@ -155,12 +154,11 @@ def epsilon_lower(  # noqa: PLR0917 - four counts in the order of a confusion ta
         >>> round(epsilon_lower(3, 100, 4, 100, delta=1e-5, alpha=0.05), 2)
         2.36
     """
-    fp, fn = np.asarray(false_positives), np.asarray(false_negatives)
-    return float(_bound_epsilon(fp, n0, fn, n1, delta, alpha))
+    return float(_bound_epsilon(false_positives, n0, false_negatives, n1, delta, alpha))
 
 
 def _bound_epsilon(  # noqa: PLR0917
-    fp: Integers, n0: int, fn: Integers, n1: int, delta: float, alpha: float
+    fp: ArrayLike, n0: int, fn: ArrayLike, n1: int, delta: float, alpha: float
 ) -> Floats:
     if not 0 <= delta < 1:
         raise ValueError(f"delta must be in [0, 1), got {delta}")
@@ -604,19 +602,6 @@ class OneRunResult:
         )
 
 
-class _RunCanaries(Protocol):
-    """What the run needs of either kind of canaries."""
-
-    loss: PlantedLoss
-    dataset: tuple[Tensor, ...]
-
-    @property
-    def layer(self) -> str: ...
-    def start_step(self, step: int) -> None: ...
-    def observe(self, released: Released, metric: Metric) -> None: ...
-    def scores(self) -> Floats: ...
-
-
 def audit_one_run(  # noqa: PLR0913 - what a session takes, and options
     plan: Plan,
     model: nn.Module,
@@ -675,7 +660,7 @@ def audit_one_run(  # noqa: PLR0913 - what a session takes, and options
         plan = plan_for_canaries(plan, len(tensors[0]), canaries)
     started = time.perf_counter()
     coins = rng.random(canaries) < 0.5
-    planted: _RunCanaries
+    planted: RunCanaries
     if kind == "planted":
         planted = PlantedCanaries(plan, model, tensors, loss_fn, coins, rng, layer)
     else:
@@ -744,10 +729,8 @@ def _check_settings(plan: Plan, kind: str, canaries: int, confidence: float) -> 
             f"the plan protects one {plan.config.unit}, the canaries are single examples: use "
             "audit_step, or unit='example'"
         )
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        if distributed.get_world_size() > 1:
-            raise ValueError("each process would toss its own coins: audit in one process")
+    if DistributedContext.current().world_size > 1:
+        raise ValueError("each process would toss its own coins: audit in one process")
 
 
 def _guess(
@@ -768,7 +751,7 @@ class _ObservedSession(Session):
     """The session that ships, with an observer of its releases."""
 
     def __init__(
-        self, plan: Plan, model: nn.Module, optimizer: Any, observer: _RunCanaries, **options: Any
+        self, plan: Plan, model: nn.Module, optimizer: Any, observer: RunCanaries, **options: Any
     ) -> None:
         super().__init__(plan, model, optimizer, observer.dataset, **options)
         self._observe = observer.observe
@@ -779,7 +762,7 @@ class _ObservedSession(Session):
         return released
 
 
-class _MislabelledCanaries:
+class _MislabelledCanaries(RunCanaries):
     """Examples of the dataset with a new uniform label; each counts or not by its coin.
 
     Args:
@@ -793,8 +776,6 @@ class _MislabelledCanaries:
     Raises:
         ValueError: labels that are not class numbers, or fewer examples than canaries.
     """
-
-    layer = ""
 
     def __init__(  # noqa: PLR0917
         self,
@@ -833,12 +814,6 @@ class _MislabelledCanaries:
 
     def _losses(self) -> Floats:
         return compute_losses(self._model, self._loss_fn, self._examples)
-
-    def start_step(self, step: int) -> None:
-        """Do nothing: these canaries are the same at every step."""
-
-    def observe(self, released: Released, metric: Metric) -> None:
-        """Ignore the releases: an outsider sees the model alone."""
 
     def scores(self) -> Floats:
         """Return how far each canary's loss fell `[m]`."""

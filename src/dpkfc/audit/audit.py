@@ -13,7 +13,7 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import partial
 from itertools import combinations
@@ -36,9 +36,9 @@ from dpkfc.audit.harness import (
     Subject,
     WatchedSession,
     check_accounting,
+    coarsest_spacing,
     first_difference,
     ignore_progress,
-    script_plan,
     select_failed,
 )
 from dpkfc.audit.statistics import (
@@ -51,6 +51,7 @@ from dpkfc.audit.statistics import (
 )
 from dpkfc.config import Plan
 from dpkfc.data.sampling import REPLACE_ONE
+from dpkfc.distributed import flatten
 from dpkfc.federated.messages import Message, add_prefix, select_prefix, total_norm
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.postprocess.pipeline import PostprocessPipeline
@@ -79,19 +80,40 @@ SEED = 20_240_607
 # The units of a batch, and of the batches of a script.
 Units = list[int]
 Batches = list[Units]
+Sums = dict[str, Tensor]
 # A name, the units of a batch, and those of its neighbour.
 Pair = tuple[str, Units, Units]
 
 
 @dataclass
-class Replay:
+class Worst:
+    """The largest distance that a check has seen, in units of the sensitivity.
+
+    Attributes:
+        worst: the distance; infinite for one that is not finite.
+        where: its place.
+        tolerance: what rounding may add.
+    """
+
+    worst: float = 0.0
+    where: str = ""
+    tolerance: float = 0.0
+
+    def note(self, moved: float, where: str, tolerance: float) -> None:
+        """Take one more distance."""
+        self.tolerance = max(self.tolerance, tolerance)
+        # Negated, so that a distance that is not a number counts.
+        if not moved <= self.worst:
+            self.worst = moved if math.isfinite(moved) else math.inf
+            self.where = where
+
+
+@dataclass
+class Replay(Worst):
     """The result of the replays.
 
     Attributes:
         pairs: neighbouring batches compared.
-        worst: largest distance over sensitivity.
-        where: the pair with the largest distance.
-        tolerance: what rounding may add to 1.
         control: largest distance of equal batches, which must be 0.
         metrics: pairs whose metric differed.
         moved: pairs whose weights or buffers differed afterwards.
@@ -100,9 +122,6 @@ class Replay:
     """
 
     pairs: int = 0
-    worst: float = 0.0
-    where: str = ""
-    tolerance: float = 0.0
     control: float = 0.0
     metrics: list[str] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)
@@ -183,9 +202,7 @@ def replay(
         ValueError: the forward pass is random, so two runs cannot be compared.
     """
     result = Replay()
-    if sizes is None:
-        sizes = SIZES
-    pairs = list(_neighbouring_pairs(subject, canaries, sizes))
+    pairs = list(_neighbouring_pairs(subject, canaries, sizes or SIZES))
     # In random order, refreshes of the metric meet canaries and sizes of all kinds.
     random.Random(SEED).shuffle(pairs)
     repeated = pairs[:: max(1, len(pairs) // 40)]
@@ -316,14 +333,15 @@ class World:
         *,
         still: bool = False,
     ) -> None:
-        size = subject.size + len(canaries.names)
-        plan = script_plan(subject.plan, script, size, seed=SEED, micro=micro)
-        self.session, self.walk = canaries.open_session(subject, plan, still=still, verify=False)
+        self.session, self.walk = canaries.open_session(
+            subject, script, seed=SEED, micro=micro, still=still
+        )
         self.batches = self.session.batches()
         self.loss = canaries.loss(subject)
         self.is_stopped = False
-        self._chain = PostprocessPipeline(plan.config.postprocess, plan.config.readout)
-        self._preconditioner = plan.config.preconditioner
+        config = subject.plan.config
+        self._chain = PostprocessPipeline(config.postprocess, config.readout)
+        self._preconditioner = config.preconditioner
         self._past: Mapping[str, Tensor] = {}
 
     def __enter__(self) -> World:
@@ -379,11 +397,11 @@ def _are_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
 
 def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
     """Return the Euclidean distance over all tensors together."""
-    squares = 0.0
-    for name, x in one.items():
-        difference = x.double() - other[name].double()
-        squares += float(difference.square().sum())
-    return math.sqrt(squares)
+    return total_norm(_subtract(one, other))
+
+
+def _subtract(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Sums:
+    return {name: x.double() - other[name].double() for name, x in one.items()}
 
 
 def resolution(plan: Plan, gradients: Mapping[str, Tensor]) -> float:
@@ -391,10 +409,9 @@ def resolution(plan: Plan, gradients: Mapping[str, Tensor]) -> float:
 
     The figure holds for sums of up to `max(SIZES)` units.
     """
-    coarsest = max(torch.finfo(x.dtype).eps for x in gradients.values())
     count = sum(x.numel() for x in gradients.values())
     noise = plan.noise_multiplier * math.sqrt(count)
-    rounding = coarsest * (noise + max(SIZES))
+    rounding = coarsest_spacing(gradients.values()) * (noise + max(SIZES))
     if plan.noise == ROUNDED:
         # Four sums, each rounded to a fraction of 2^-20.
         rounding += 2.0**-18
@@ -405,16 +422,10 @@ def _compare(plan: Plan, one: Released, other: Released, name: str, result: Repl
     """Add the distance of two releases to the result."""
     unit = plan.expected_batch_size / plan.sensitivity
     moved = unit * distance(one.gradients, other.gradients)
-    tolerance = 1e-5 + resolution(plan, one.gradients)
-    result.tolerance = max(result.tolerance, tolerance)
     if name.startswith("control") or name == "warm-up":
         result.control = max(result.control, moved)
-    elif not moved <= result.worst:
-        # Negated, so that a distance that is not a number counts.
-        result.worst = moved
-        if not math.isfinite(moved):
-            result.worst = math.inf
-        result.where = name
+        moved = 0.0
+    result.note(moved, name, 1e-5 + resolution(plan, one.gradients))
 
 
 # -- charges and releases --------------------------------------------------------------------------
@@ -429,12 +440,11 @@ def check_charges(subject: Subject) -> list[Finding]:
     canaries = Canaries()
     canaries.add("as it is", subject.example(0))
     script = [[0, subject.size], [], [0], [0, subject.size]]
-    plan = script_plan(subject.plan, [*script, [0]], subject.size + 1)
     loss = canaries.loss(subject)
     late = ""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.jsonl"
-        session, walk = canaries.open_session(subject, plan, ledger_path=path, verify=False)
+        session, walk = canaries.open_session(subject, [*script, [0]], ledger_path=path)
         with session:
             batches = session.batches()
             for step, _ in enumerate(script):
@@ -447,7 +457,7 @@ def check_charges(subject: Subject) -> list[Finding]:
             if not leak and walk.gradients:
                 leak = "the optimizer was handed something"
         charges = verify(path).releases
-    is_stated = all(_states_plan(charge, plan) for charge in charges)
+    is_stated = all(_states_plan(charge, subject.plan) for charge in charges)
     is_complete = len(charges) == len(session.released) == len(script)
     return [
         Finding(
@@ -530,8 +540,6 @@ def check_checkpoints(subject: Subject) -> Finding:
     """Compare the checkpoints of two sessions over different examples."""
     canaries = Canaries()
     canaries.add("loss × 1e4", subject.example(-1), 1e4)
-    config = replace(subject.plan.config, postprocess=(), readout="whitened")
-    bare = replace(subject, plan=replace(subject.plan, config=config))
     is_made_of_releases = hasattr(subject.plan.config.preconditioner, "observe")
     rows = _first_units(subject, 4)
     state = torch.get_rng_state()
@@ -539,7 +547,10 @@ def check_checkpoints(subject: Subject) -> Finding:
     for batch in (rows, [*rows[1:], subject.size]):
         torch.set_rng_state(state)
         script = [batch] * STEPS
-        with tempfile.TemporaryDirectory() as folder, World(bare, canaries, script) as world:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            World(subject.bare, canaries, script) as world,
+        ):
             for _ in script:
                 world.session.step(next(world.batches), world.loss)
             world.session.save(f"{folder}/checkpoint")
@@ -563,7 +574,6 @@ def check_checkpoints(subject: Subject) -> Finding:
 
 # Units of rounding by which a contribution may follow the order of summation.
 ROUNDING = 2.0**13
-Sums = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -631,11 +641,9 @@ def _release_changes(
                 yield None
                 continue
             before = release.gradients
-            after = other_release.gradients
-            sums = {}
-            for name, x in before.items():
-                sums[name] = unit * (after[name].double() - x.double())
-            rounding = max(torch.finfo(x.dtype).eps for x in before.values())
+            changes = _subtract(other_release.gradients, before)
+            sums = {name: unit * x for name, x in changes.items()}
+            rounding = coarsest_spacing(before.values())
             yield _Change(sums, rounding, resolution(plan, before))
 
 
@@ -679,31 +687,25 @@ def check_contributions(
         for company in ([silent] * len(others), others):
             without.append(_insert(company, place, silent))
             with_it.append(_insert(company, place, subject.size + number))
-    worst = tolerance = 0.0
-    where = ""
+    result = Worst()
     changes = _release_changes(subject, canaries, without, with_it, Replay())
     for k, number in enumerate(numbers):
         alone = next(changes)
         among_others = next(changes)
         moved = math.nan
-        if alone is not None:
-            tolerance = max(tolerance, alone.tolerance_of_shares())
-            if among_others is not None:
-                moved = distance(alone.sums, among_others.sums)
-        # Negated, so that a distance that is not a number counts.
-        if not moved <= worst:
-            worst = moved
-            if not math.isfinite(moved):
-                worst = math.inf
-            where = canaries.names[number]
+        tolerance = 0.0
+        if alone is not None and among_others is not None:
+            moved = distance(alone.sums, among_others.sums)
+            tolerance = alone.tolerance_of_shares()
+        result.note(moved, canaries.names[number], tolerance)
         progress(k + 1, len(numbers))
     return Finding(
         check="shares",
-        measured=f"{worst:.2e} × sensitivity",
-        bound=f"at most {tolerance:.1e}",
-        passed=worst <= tolerance,
+        measured=f"{result.worst:.2e} × sensitivity",
+        bound=f"at most {result.tolerance:.1e}",
+        passed=result.worst <= result.tolerance,
         detail=f"what each of {len(numbers)} canaries adds next to {len(others)} others, "
-        f"against what it adds next to nobody; worst: {where}",
+        f"against what it adds next to nobody; worst: {result.where}",
     )
 
 
@@ -726,44 +728,12 @@ RANDOM = 2  # sizes that are sampled
 
 
 @dataclass
-class _SizeUnits:
-    """Units of one size's batches.
-
-    Attributes:
-        silent: units without a loss, as many as the size.
-        company: units with their own loss, in order. Silent units are in the first, the middle and
-            the last row.
-        places: the three rows with silent units.
-        loud: the unit whose gradient is far above the clip.
-    """
-
-    silent: Units
-    company: Units
-    places: tuple[int, int, int]
-    loud: int
-
-    def silence(self, part: slice) -> Units:
-        """Return the company with silent units in a part of it."""
-        rows = list(self.company)
-        rows[part] = self.silent[part]
-        return rows
-
-    def insert_loud(self, place: int) -> Units:
-        """Return the company with the loud unit in one row."""
-        rows = list(self.company)
-        rows[place] = self.loud
-        return rows
-
-
-@dataclass
 class _Departures:
-    """Largest departures over all sizes, with the place of each."""
+    """Departures over all sizes: those of zero sums, of halves, and of single examples."""
 
-    unequal: list[str] = field(default_factory=list)
-    additive: tuple[float, str] = (0.0, "")
-    moved: tuple[float, str] = (0.0, "")
-    additive_tolerance: float = 0.0
-    moved_tolerance: float = 0.0
+    unequal: int = 0
+    additive: Worst = field(default_factory=Worst)
+    moved: Worst = field(default_factory=Worst)
 
 
 def random_sizes(expected: float) -> tuple[int, ...]:
@@ -795,21 +765,20 @@ def check_batch_sizes(
         sizes = random_sizes(subject.plan.expected_batch_size)
     most = max(sizes)
     canaries = _make_canaries(subject, most)
-    units = [_units_of_size(subject, size, most) for size in sizes]
     script = []
-    for size_units in units:
-        script += _script(size_units, masks=subject.augment is not None)
+    for size in sizes:
+        script += _batches_of_size(subject, size, most)
     departures = _Departures()
     changes = _changes_from_empty(subject, canaries, script, progress)
-    for size, size_units in zip(sizes, units, strict=True):
-        _judge(size, size_units, changes, departures)
+    for size in sizes:
+        _judge(size, changes, departures)
     rows = ", ".join(map(str, sizes))
-    additive, additive_where = departures.additive
-    moved, moved_where = departures.moved
+    additive = departures.additive
+    moved = departures.moved
     return [
         Finding(
             check="release of a zero sum",
-            measured=f"{len(departures.unequal)} sizes differ",
+            measured=f"{departures.unequal} sizes differ",
             bound="none",
             passed=not departures.unequal,
             detail=f"batches of {rows} rows without a loss against the empty batch, "
@@ -817,17 +786,17 @@ def check_batch_sizes(
         ),
         Finding(
             check="sum of two halves",
-            measured=f"{additive:.2e} × sensitivity",
-            bound=f"at most {departures.additive_tolerance:.1e}",
-            passed=additive <= departures.additive_tolerance,
-            detail=f"a batch against its halves, for {rows} rows; worst: {additive_where}",
+            measured=f"{additive.worst:.2e} × sensitivity",
+            bound=f"at most {additive.tolerance:.1e}",
+            passed=additive.worst <= additive.tolerance,
+            detail=f"a batch against its halves, for {rows} rows; worst: {additive.where}",
         ),
         Finding(
             check="sensitivity of large batches",
-            measured=f"{moved:.6f} × sensitivity",
-            bound=f"at most 1 + {departures.moved_tolerance:.1e}",
-            passed=moved <= 1 + departures.moved_tolerance,
-            detail=f"an example in the first, middle and last of {rows} rows; worst: {moved_where}",
+            measured=f"{moved.worst:.6f} × sensitivity",
+            bound=f"at most 1 + {moved.tolerance:.1e}",
+            passed=moved.worst <= 1 + moved.tolerance,
+            detail=f"an example in the first, middle and last of {rows} rows; worst: {moved.where}",
         ),
     ]
 
@@ -848,33 +817,31 @@ def _make_canaries(subject: Subject, most: int) -> Canaries:
     return canaries
 
 
-def _units_of_size(subject: Subject, size: int, most: int) -> _SizeUnits:
+def _places(size: int) -> tuple[int, int, int]:
+    """Return the rows in which an example is tried."""
+    return 0, size // 2, size - 1
+
+
+def _batches_of_size(subject: Subject, size: int, most: int) -> Batches:
+    """Return the batches of one size, in the order in which `_judge` reads them.
+
+    They are units without a loss, a company of units, its two halves, and the company with a unit
+    whose gradient is far above the clip in one row. In these rows the company has no loss.
+    """
     first = subject.size
     silent = list(range(first, first + size))
     company = list(range(first + most, first + most + size))
-    places = (0, size // 2, size - 1)
+    loud = first + 2 * most
+    places = _places(size)
     for place in places:
         company[place] = silent[place]
-    return _SizeUnits(silent, company, places, first + 2 * most)
-
-
-def _script(units: _SizeUnits, masks: bool) -> Batches:
-    """Return the batches of one size, in the order in which `_judge` reads them.
-
-    Args:
-        units: of the size.
-        masks: silence a half instead of leaving it out. All rows then keep their random numbers of
-            augmentation.
-    """
-    half = len(units.company) // 2
-    if masks:
-        first = units.silence(slice(half, None))
-        second = units.silence(slice(0, half))
-    else:
-        first = units.company[:half]
-        second = units.company[half:]
-    with_loud = [units.insert_loud(place) for place in units.places]
-    return [units.silent, units.company, first, second, *with_loud]
+    half = size // 2
+    halves = [company[:half], company[half:]]
+    if subject.augment is not None:
+        # All rows keep their random numbers of augmentation.
+        halves = [halves[0] + silent[half:], silent[:half] + halves[1]]
+    with_loud = [[*company[:place], loud, *company[place + 1 :]] for place in places]
+    return [silent, company, *halves, *with_loud]
 
 
 def _changes_from_empty(
@@ -891,41 +858,18 @@ def _changes_from_empty(
         yield change
 
 
-def _judge(
-    size: int, units: _SizeUnits, changes: Iterator[_Change], departures: _Departures
-) -> None:
+def _judge(size: int, changes: Iterator[_Change], departures: _Departures) -> None:
     """Read the sums of one size and record the largest departures."""
-    if _norm(next(changes).sums) != 0:
-        departures.unequal.append(f"{size}")
+    departures.unequal += total_norm(next(changes).sums) != 0
     whole = next(changes)
-    departures.additive_tolerance = max(
-        departures.additive_tolerance, whole.tolerance_of_sizes(size)
-    )
-    departures.moved_tolerance = max(
-        departures.moved_tolerance, whole.tolerance_of_equal_sizes(size)
-    )
     rest = whole.sums
     for _ in range(2):
         rest = _subtract(rest, next(changes).sums)
-    departures.additive = max(departures.additive, (_norm(rest), f"{size} rows"))
-    for place in units.places:
+    departures.additive.note(total_norm(rest), f"{size} rows", whole.tolerance_of_sizes(size))
+    tolerance = whole.tolerance_of_equal_sizes(size)
+    for place in _places(size):
         added = _subtract(next(changes).sums, whole.sums)
-        moved = (_norm(added), f"row {place} of {size}")
-        departures.moved = max(departures.moved, moved)
-
-
-def _subtract(one: Sums, other: Sums) -> Sums:
-    return {name: x - other[name] for name, x in one.items()}
-
-
-def _norm(sums: Sums) -> float:
-    """Return the Euclidean norm over all tensors, infinite if an entry is not finite."""
-    squares = 0.0
-    for x in sums.values():
-        squares += float(x.square().sum())
-    if math.isfinite(squares):
-        return math.sqrt(squares)
-    return math.inf
+        departures.moved.note(total_norm(added), f"row {place} of {size}", tolerance)
 
 
 # -- the distinguishing test -----------------------------------------------------------------------
@@ -1346,9 +1290,7 @@ def _noise_of(client: Answers, contract: str, theta: Mapping[str, Tensor], pairs
     for number in range(2 * pairs):
         answer = client.answer(round_message(contract, number, theta))
         if answer["kind"] == "sum":
-            tensors = select_prefix(answer, "sum")
-            parts = [x.double().flatten() for x in tensors.values()]
-            sums.append(torch.cat(parts))
+            sums.append(flatten(select_prefix(answer, "sum"), torch.float64))
     pairs_of_sums = zip(sums[::2], sums[1::2], strict=False)
     differences = torch.stack([a - b for a, b in pairs_of_sums])
     return differences.flatten() / math.sqrt(2)
@@ -1439,8 +1381,7 @@ def check_record_bound(plan: FederatedPlan, answer: Message, neighbour: Message)
     measured = "a client did not answer"
     is_bounded = False
     if one and one.keys() == other.keys():
-        differences = {name: x.double() - other[name].double() for name, x in one.items()}
-        moved = total_norm(differences)
+        moved = distance(one, other)
         measured = f"moves the sum by {moved:.6g}"
         is_bounded = moved <= bound
     return Finding(

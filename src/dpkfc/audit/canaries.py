@@ -135,20 +135,6 @@ class Canaries:
         number = self.add(name, row, factor)
         self.plants.setdefault(layer, []).append((number, *gradient))
 
-    def select(self, *parts: str) -> Canaries:
-        """Return the canaries whose names contain one of the parts, and the one without a loss."""
-        selected = Canaries()
-        numbers = {}
-        for number, name in enumerate(self.names):
-            if number == self.zero or any(part in name for part in parts):
-                numbers[number] = selected.add(name, self.rows[number], self.factors[number])
-        for layer, plants in self.plants.items():
-            for number, a, u in plants:
-                if number in numbers:
-                    plant = (numbers[number], a, u)
-                    selected.plants.setdefault(layer, []).append(plant)
-        return selected
-
     def loss(self, subject: Subject) -> PlantedLoss:
         """Return the user's loss with these canaries in it."""
         plants = []
@@ -190,18 +176,28 @@ class Canaries:
         return torch.cat([subject.unit_numbers, records])
 
     def open_session(
-        self, subject: Subject, plan: Plan, **options: Any
+        self,
+        subject: Subject,
+        script: Script,
+        *,
+        seed: int | None = None,
+        micro: int | None = None,
+        **options: Any,
     ) -> tuple[WatchedSession, RandomWalk]:
-        """Open a session on a scripted plan over the examples and these canaries.
+        """Open a session on a script over the examples and these canaries.
 
         Args:
             subject: what is audited.
-            plan: of `script_plan`.
+            script: units of every batch.
+            seed: of repeatable noise; None leaves the noise secret.
+            micro: rows of a micro-batch; None leaves the plan's own.
             options: of `harness.open_session`.
         """
+        size = subject.size + len(self.names)
+        plan = script_plan(subject.plan, script, size, seed=seed, micro=micro)
         dataset = self.dataset(subject)
         units = self.units(subject)
-        return open_session(subject, plan, dataset, units=units, **options)
+        return open_session(subject, plan, dataset, units=units, verify=False, **options)
 
     def release_still(
         self, subject: Subject, script: Script, seed: int | None = None
@@ -213,9 +209,7 @@ class Canaries:
             script: units of every batch.
             seed: of repeatable noise; None leaves the noise secret.
         """
-        size = subject.size + len(self.names)
-        plan = script_plan(subject.plan, script, size, seed=seed)
-        session, walk = self.open_session(subject, plan, verify=False, still=True)
+        session, walk = self.open_session(subject, script, seed=seed, still=True)
         loss = self.loss(subject)
         with session:
             for batch in session.batches():
@@ -379,7 +373,31 @@ MOST_ENTRIES = 16
 MOST_SOLVED, MOST_MATERIALISED = 5000, 50_000_000
 
 
-class PlantedCanaries:
+class RunCanaries:
+    """What a run needs of its canaries.
+
+    Attributes:
+        loss: of the user, with the canaries in it.
+        dataset: the examples, and the ids of canaries as the last tensor.
+        layer: with planted gradients, "" without.
+    """
+
+    loss: PlantedLoss
+    dataset: Tensors
+    layer = ""
+
+    def start_step(self, step: int) -> None:
+        """Prepare a step; by default canaries are the same at every step."""
+
+    def observe(self, released: Released, metric: Metric) -> None:
+        """Take a release and the metric of its noise; by default the model alone is seen."""
+
+    def scores(self) -> Scores:
+        """Return how likely each canary was included, on its own scale `[m]`."""
+        raise NotImplementedError
+
+
+class PlantedCanaries(RunCanaries):
     """Canaries planted in one layer of a user's run.
 
     Args:
@@ -431,6 +449,7 @@ class PlantedCanaries:
         u = u * (LOUDNESS * plan.max_grad_norm / norms)
         outputs = torch.zeros(m, *output_shape)
         outputs[_planted_position(target, output_shape)] = u
+        self.layer = target.display_name
         self.listener = Listener(target, u.to(device), rows.to(device), plan.steps)
         self._plan = plan
         # The signs of the factors change from step to step.
@@ -439,11 +458,6 @@ class PlantedCanaries:
         plant = Plant(target.name, ids, inputs.to(device), outputs.to(device))
         self.loss = PlantedLoss(loss_fn, self._factors, [plant])
         self.dataset = _append_rows(dataset, m)
-
-    @property
-    def layer(self) -> str:
-        """Name of the layer with the planted gradients."""
-        return self.listener.layer.display_name
 
     def start_step(self, step: int) -> None:
         """Set the sign of the step."""

@@ -13,7 +13,7 @@ There is still one loss an example, so the audited step is the step that trains.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpkfc.config import Plan
-from dpkfc.data.loading import Collate
+from dpkfc.data.loading import Collate, collate
 from dpkfc.data.sampling import Sampler
+from dpkfc.distributed import trainable_tensors
 from dpkfc.gradients.state import equal_or_nan
 from dpkfc.linalg.metric import Metric
 from dpkfc.privacy.mechanism import ClippedSum, Released
@@ -166,12 +167,12 @@ def collate_with_ids(
     if collate_fn is None:
         return None
 
-    def collate(examples: list[Any]) -> Arguments:
+    def collate_examples(examples: list[Any]) -> Arguments:
         batch = collate_fn([example[:-1] for example in examples])
         ids = [example[-1] for example in examples]
         return (*batch, torch.stack(ids))
 
-    return collate
+    return collate_examples
 
 
 Shapes = tuple[torch.Size, torch.Size]
@@ -269,10 +270,13 @@ class Subject:
 
     def batch(self, count: int) -> Arguments:
         """Return the first examples as `loss_fn` gets them, without augmentation."""
-        if self.collate_fn is None:
-            return tuple(x[:count] for x in self.dataset)
-        examples = [self.example(i) for i in range(count)]
-        return tuple(self.collate_fn(examples))
+        return tuple(collate(self.dataset, np.arange(count), self.collate_fn))
+
+    @property
+    def bare(self) -> Subject:
+        """The step without post-processing."""
+        config = replace(self.plan.config, postprocess=(), readout="whitened")
+        return replace(self, plan=replace(self.plan, config=config))
 
     @property
     def unit_numbers(self) -> Tensor:
@@ -508,6 +512,11 @@ def first_difference(one: Any, other: Any, where: str = "") -> str:
     return where
 
 
+def coarsest_spacing(tensors: Iterable[Tensor]) -> float:
+    """Return the largest relative spacing of the numbers of floating-point tensors."""
+    return max(torch.finfo(x.dtype).eps for x in tensors)
+
+
 class RandomWalk(torch.optim.Optimizer):
     """Moves the parameters along a path that no gradient decides, and records gradients.
 
@@ -578,8 +587,7 @@ def open_session(
         length = 0.0
     elif any(step.evaluations is not None for step in plan.config.postprocess):
         length = LONG_STEP
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    walk = RandomWalk(trained, length)
+    walk = RandomWalk(trainable_tensors(model), length)
     options["augment"] = augment_with_ids(subject.augment)
     options["collate_fn"] = collate_with_ids(subject.collate_fn)
     return WatchedSession(plan, model, walk, dataset, keep_metric=still, **options), walk
@@ -682,21 +690,16 @@ def check_accounting(plan: Plan) -> Iterator[Finding]:
             detail=str(error),
         )
         return
-    known = []
-    figures = []
-    for name, epsilon in epsilons.items():
-        if epsilon is not None:
-            known.append(epsilon)
-            figures.append(f"{name} {epsilon:.4g}")
+    known = {name: epsilon for name, epsilon in epsilons.items() if epsilon is not None}
     yield Finding(
         check="accountants",
-        measured=", ".join(figures),
+        measured=", ".join(f"{name} {epsilon:.4g}" for name, epsilon in known.items()),
         bound="agree within what is known of them",
         passed=True,
         detail=f"ε of {plan.steps:,} releases at δ = {plan.delta:g}",
     )
     reported = plan.epsilon()
-    least = min(known)
+    least = min(known.values())
     yield Finding(
         check="reported ε",
         measured=f"{reported:.4g}",

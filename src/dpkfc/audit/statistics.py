@@ -10,11 +10,10 @@ share.
 from __future__ import annotations
 
 import math
-import random
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -29,14 +28,15 @@ from dpkfc.audit.harness import (
     Finding,
     Progress,
     Subject,
-    WatchedSession,
     accounted_noise,
+    coarsest_spacing,
     ignore_progress,
-    script_plan,
 )
 from dpkfc.config import Plan
+from dpkfc.distributed import flatten, widest_dtype
 from dpkfc.privacy.mechanism import ROUNDED, Released, grid_of
 from dpkfc.privacy.rng import SamplingStream
+from dpkfc.rng_state import all_states, restore_all_states
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -168,19 +168,19 @@ def collision_rate(epsilon: float, grid: float = 0.0) -> float:
 EXACT_RATE = collision_rate(float(np.finfo(np.float64).eps))
 
 
-def _collision_rate_of(plan: Plan, dtype: torch.dtype, size: int) -> float:
+def _collision_rate_of(plan: Plan, tensors: Collection[Tensor]) -> float:
     """Return the probability that two entries of a release of pure noise are equal.
 
     Args:
         plan: decides the standard deviation and, for noise="rounded", the grid.
-        dtype: of the release.
-        size: entries of the release.
+        tensors: of the release.
     """
     grid = 0.0
     if plan.noise == ROUNDED:
+        size = sum(x.numel() for x in tensors)
         grid = grid_of(plan.sensitivity, size, plan.stddev)
         grid /= plan.stddev
-    return collision_rate(torch.finfo(dtype).eps, grid)
+    return collision_rate(coarsest_spacing(tensors), grid)
 
 
 def check_granularity(samples: Samples, rate: float) -> Finding:
@@ -324,44 +324,36 @@ def check_noise(
     # Two micro-batches alternate with empty batches: noise must be added once a batch.
     zeros = list(range(subject.size, subject.size + 4))
     script = ([[], zeros] * steps)[:steps]
-    plan = script_plan(subject.plan, script, subject.size + 4, micro=subject.fewest_rows)
-    config = replace(plan.config, postprocess=(), readout="whitened")
-    plan = replace(plan, config=config)
-    stddev = _accounted_stddev(plan)
+    stddev = _accounted_stddev(subject.plan)
     samples: list[Samples] = []
     entries: dict[str, int] = {}
     rate = 0.0
-    for released in _release_across_restart(subject, canaries, plan, steps):
+    for released in _release_across_restart(subject.bare, canaries, script):
         if not samples:
             entries = _count_leading_entries(released, MOST_ENTRIES)
-            rate = _coarsest_collision_rate(plan, released)
+            rate = _collision_rate_of(subject.plan, released.gradients.values())
         samples.append(standardize(released, stddev, entries))
         progress(len(samples), steps)
     return judge_noise(samples, entries, rate)
 
 
-def _coarsest_collision_rate(plan: Plan, released: Released) -> float:
-    """Return the probability that two entries are equal, for the coarsest type of a release."""
-    tensors = released.gradients.values()
-    size = sum(x.numel() for x in tensors)
-    types = {x.dtype for x in tensors}
-    coarsest = max(types, key=lambda dtype: torch.finfo(dtype).eps)
-    return _collision_rate_of(plan, coarsest, size)
-
-
 def _release_across_restart(
-    subject: Subject, canaries: Canaries, plan: Plan, steps: int
+    subject: Subject, canaries: Canaries, script: list[list[int]]
 ) -> Iterator[Released]:
     """Yield releases of a session that crashes after its checkpoint, and of its continuation."""
     loss = canaries.loss(subject)
-    saved = steps // 2
-    restore_generators = _save_generators()
+    saved = len(script) // 2
+    # Noise that comes from a global generator is then repeated.
+    states = all_states()
     done = 0
     with tempfile.TemporaryDirectory() as folder:
         for is_continued in (False, True):
-            restore_generators()
+            restore_all_states(states)
             session, _ = canaries.open_session(
-                subject, plan, verify=False, ledger_path=f"{folder}/ledger.jsonl"
+                subject,
+                script,
+                micro=subject.fewest_rows,
+                ledger_path=f"{folder}/ledger.jsonl",
             )
             with session:
                 if is_continued:
@@ -376,27 +368,6 @@ def _release_across_restart(
                         break
 
 
-def _save_generators() -> Callable[[], None]:
-    """Return a function that restores the present state of every global generator.
-
-    Noise that comes from one of them is then repeated.
-    """
-    torch_state = torch.get_rng_state()
-    numpy_state = np.random.get_state()
-    python_state = random.getstate()
-    devices = []
-    if torch.cuda.is_available():
-        devices = torch.cuda.get_rng_state_all()
-
-    def restore() -> None:
-        torch.set_rng_state(torch_state)
-        np.random.set_state(numpy_state)
-        random.setstate(python_state)
-        torch.cuda.set_rng_state_all(devices)
-
-    return restore
-
-
 def standardize(
     released: Released, stddev: float, entries: Mapping[str, int] | None = None
 ) -> Samples:
@@ -407,13 +378,10 @@ def standardize(
         stddev: of its noise.
         entries: how many leading entries of every parameter are taken; None takes all.
     """
-    pieces = []
-    for name, x in released.gradients.items():
-        piece = x.detach().flatten()
-        if entries is not None:
-            piece = piece[: entries[name]]
-        pieces.append(piece.double())
-    numbers = torch.cat(pieces) / stddev
+    tensors = released.gradients
+    if entries is not None:
+        tensors = {name: x.flatten()[: entries[name]] for name, x in tensors.items()}
+    numbers = flatten(tensors, torch.float64) / stddev
     return numbers.cpu().numpy()
 
 
@@ -616,9 +584,9 @@ def check_run_noise(
     size = max(FEWEST_SAMPLES, numbers // steps)
     canaries = Canaries()
     canaries.add("no loss", subject.example(0), 0.0)
-    plan = script_plan(subject.plan, [[]] * steps, subject.size + 1)
-    session, _ = canaries.open_session(subject, plan, verify=False)
-    zeros = torch.zeros(size, dtype=_widest_type(session), device=session.device)
+    plan = subject.plan
+    session, _ = canaries.open_session(subject, [[]] * steps)
+    zeros = torch.zeros(size, dtype=widest_dtype(session._parameters), device=session.device)
     stddev = _accounted_stddev(plan)
     samples = np.empty((steps, size))
     outside = 0
@@ -630,7 +598,7 @@ def check_run_noise(
             progress(step + 1, steps)
     findings = [
         check_tails(samples),
-        check_granularity(samples, _collision_rate_of(plan, zeros.dtype, size)),
+        check_granularity(samples, _collision_rate_of(plan, [zeros])),
         check_repeats(samples),
         check_windows(samples),
     ]
@@ -644,14 +612,6 @@ def check_run_noise(
         )
         findings.append(finding)
     return findings
-
-
-def _widest_type(session: WatchedSession) -> torch.dtype:
-    """Return float64 if a trained parameter has it, and float32 otherwise."""
-    types = [p.dtype for p in session.model.parameters() if p.requires_grad]
-    if torch.float64 in types:
-        return torch.float64
-    return torch.float32
 
 
 def _count_outside_grid(plan: Plan, release: Tensor) -> int:
@@ -851,16 +811,13 @@ def draw_batches(plan: Plan, steps: int, stream: SamplingStream | None = None) -
     return batches
 
 
-def check_sampler(
-    plan: Plan, *, steps: int | None = None, stream: SamplingStream | None = None
-) -> list[Finding]:
+def check_sampler(plan: Plan, *, steps: int | None = None) -> list[Finding]:
     """Test the distribution of batches from two streams of a plan.
 
     Args:
         plan: of the run.
         steps: batches from each stream; by default as many as decide 2·10⁸ inclusions, between 400
             and 4,000.
-        stream: the first stream; by default a new one.
     """
     n = plan.dataset_size
     if n < 2:
@@ -868,7 +825,7 @@ def check_sampler(
     if not steps:
         enough = max(LEAST_STEPS, INCLUSIONS / n)
         steps = int(min(MOST_STEPS, enough))
-    batches = draw_batches(plan, steps, stream)
+    batches = draw_batches(plan, steps)
     # In test mode a second stream would repeat the first.
     other_batches = None if plan.test_mode else draw_batches(plan, steps)
     sizes = SizeDistribution.from_event(plan.event, n)
@@ -974,17 +931,10 @@ def _extreme_p_value(beyond: float, at: float, steps: int) -> float:
         at: probability of the extreme size.
         steps: number of batches.
     """
-    lower = 1 - _probability_of_any(beyond, steps)
-    upper = _probability_of_any(beyond + at, steps)
+    # Sums of probabilities may exceed 1 by their rounding.
+    lower = stats.binom.cdf(0, steps, min(1.0, beyond))
+    upper = stats.binom.sf(0, steps, min(1.0, beyond + at))
     return float(_two_sided(lower, upper))
-
-
-def _probability_of_any(probability: float, steps: int) -> float:
-    """Return the probability that an event happens in at least one step."""
-    if probability >= 1:
-        return 1.0
-    log_of_none = steps * math.log1p(-probability)
-    return -math.expm1(log_of_none)
 
 
 def _test_examples(
@@ -1019,13 +969,9 @@ def _test_overlap(first: sparse.csr_array, second: sparse.csr_array) -> float:
     """
     n = first.shape[1]
     shared = int(first.multiply(second).sum())
-    sizes = first.sum(1).astype(float)
-    other_sizes = second.sum(1).astype(float)
-    mean = sizes * other_sizes / n
-    variance = mean * (n - sizes)
-    variance *= n - other_sizes
-    variance /= n * (n - 1)
-    return _count_p_value(shared, float(mean.sum()), float(variance.sum()))
+    sizes = first.sum(1)
+    other_sizes = second.sum(1)
+    return _count_p_value(shared, *_hypergeometric_moments(n, sizes, other_sizes))
 
 
 def _test_neighbours(inclusions: sparse.csr_array) -> float:
@@ -1037,7 +983,7 @@ def _test_neighbours(inclusions: sparse.csr_array) -> float:
     sizes = inclusions.sum(1)
     # Batches of nobody and of everybody have no random runs.
     is_inner = (sizes > 0) & (sizes < n)
-    inner = sizes[is_inner].astype(float)
+    inner = sizes[is_inner]
     if n < 3 or not inner.size:
         return 1.0
     pairs = inclusions[:, 1:].multiply(inclusions[:, :-1])
@@ -1045,12 +991,17 @@ def _test_neighbours(inclusions: sparse.csr_array) -> float:
     full_batches = int((sizes == n).sum())
     adjacent = int(pairs.sum()) + int(closing_pairs.sum())
     adjacent -= n * full_batches
-    rest = n - inner
-    ordered_pairs = inner * (inner - 1)
-    mean = ordered_pairs / (n - 1)
-    variance = ordered_pairs * rest * (rest - 1)
-    variance /= (n - 1) ** 2 * (n - 2)
-    return _count_p_value(adjacent, float(mean.sum()), float(variance.sum()))
+    return _count_p_value(adjacent, *_hypergeometric_moments(n - 1, inner, inner - 1))
+
+
+def _hypergeometric_moments(
+    population: int, marked: Integers, drawn: Integers
+) -> tuple[float, float]:
+    """Return mean and variance of a sum of independent hypergeometric numbers."""
+    mean = marked * drawn / population
+    variance = mean * (population - marked) * (population - drawn)
+    variance /= population * (population - 1)
+    return float(mean.sum()), float(variance.sum())
 
 
 def _test_halves(inclusions: sparse.csr_array) -> float:

@@ -11,8 +11,8 @@ add nothing to the sum, and the answer is a sum like any other.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -20,28 +20,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from dpkfc.checkpoint import StrPath
 from dpkfc.curvature.refresh import copy_to_device
-from dpkfc.data.loading import Collate, MicroBatches, Part, collate, layout, tensors_of
+from dpkfc.data.loading import Collate, MicroBatches, Part, layout, tensors_of
 from dpkfc.data.sampling import Poisson
 from dpkfc.distributed import flatten, unflatten
 from dpkfc.federated import messages
 from dpkfc.federated.messages import (
     Message,
+    PartyModel,
     Received,
     Tensors,
     add_prefix,
-    contract_of,
     round_number,
     select_prefix,
-    shapes_of,
     split_rows,
     stack_rows,
     to_tensor,
     total_norm,
-    trained_parameters,
     zero_sums,
 )
 from dpkfc.federated.plan import (
@@ -51,8 +48,7 @@ from dpkfc.federated.plan import (
     LocalSteps,
     PartyMechanism,
     ScaffoldSteps,
-    noise_stream,
-    sampling_stream,
+    stream_seed,
 )
 from dpkfc.federated.secure_aggregation import (
     FEWEST_STEPS,
@@ -69,13 +65,21 @@ from dpkfc.federated.secure_aggregation import (
     round_scope,
     seal_shares,
 )
-from dpkfc.gradients.clipped_sum import Clip, LossFn, Proof, clip_factors, clipped_sum
-from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.clipped_sum import (
+    Clip,
+    LossFn,
+    Proof,
+    clip_factors,
+    clipped_sum,
+    move_batch,
+    swap_parameters,
+)
 from dpkfc.gradients.state import make_stateless
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.privacy.mechanism import ClippedSum
-from dpkfc.private_step import PreconditionerManager, ReleasePipeline
+from dpkfc.privacy.rng import NoiseStream, SamplingStream
+from dpkfc.private_step import ReleasePipeline
 from dpkfc.rng_state import device_of, randomize_generators
 from dpkfc.verification import attempts_like, check_on_public_rows, check_verify_setting
 
@@ -99,7 +103,7 @@ class Records:
 
     def __init__(self, dataset: Any, collate_fn: Collate | None = None) -> None:
         self.dataset = dataset
-        self.collate_fn = collate_fn
+        self._tensors = tensors_of(dataset) if collate_fn is None else None
         self.loader = MicroBatches(dataset, collate_fn=collate_fn)
         self.all = np.arange(len(self.loader))
 
@@ -115,10 +119,9 @@ class Records:
             indices: of records, as `data.loading.layout` takes them; `all` itself for all of them.
             bound: most rows of a micro-batch.
         """
-        tensors = tensors_of(self.dataset) if self.collate_fn is None else None
         is_one_batch = indices is self.all and indices.size > 1 and bound is None
-        if is_one_batch and tensors is not None:
-            return [(tuple(x.clone() for x in tensors), Part(indices, None, indices.size))]
+        if is_one_batch and self._tensors is not None:
+            return [(tuple(x.clone() for x in self._tensors), Part(indices, None, indices.size))]
         parts = layout(indices, bound)
         return zip(self.loader.load([part.records for part in parts]), parts, strict=True)
 
@@ -132,12 +135,8 @@ class Records:
                 return self.loader.example(int(index))
         return None
 
-    def batch(self, indices: Indices) -> Any:
-        """Return the records at some indices as one batch."""
-        return collate(self.dataset, indices, self.collate_fn)
 
-
-class LocalModel:
+class LocalModel(PartyModel):
     """The model of one or several clients of one process, and its preconditioner.
 
     The parameters are those of the last round.
@@ -154,15 +153,8 @@ class LocalModel:
     """
 
     def __init__(self, plan: FederatedPlan, model: nn.Module, loss_fn: LossFn) -> None:
-        self.plan = plan
-        self._config = plan.config
-        self.model = model
+        super().__init__(plan, model)
         self.loss_fn = make_stateless(loss_fn)
-        self.layers = find_layers(model)
-        self.parameters: Tensors = trained_parameters(model)
-        self.shapes = shapes_of(model)
-        self.contract = contract_of(plan.hash, model)
-        self.coordinates = PreconditionerManager(plan.config.preconditioner, model, self.layers)
         self.digest = ""
         self._clip = Clip(plan.config.max_grad_norm)
         self._proof = Proof()
@@ -172,11 +164,6 @@ class LocalModel:
                 f"the model has {self.numbers:,} parameters, and FedNew forms a matrix of their"
                 f" square; use a head of at most {_MAX_FISHER:,}"
             )
-
-    @property
-    def numbers(self) -> int:
-        """Return the number of trained numbers, d."""
-        return sum(p.numel() for p in self.parameters.values())
 
     def load(self, values: Mapping[str, Tensor]) -> None:
         """Take the parameters of a round.
@@ -280,28 +267,20 @@ class LocalModel:
         )
         return sums
 
-    def _batch(self, records: Records, indices: Indices) -> Any:
-        """Return the records at some indices, on the model's device."""
-        device = device_of(self.layers)
-        return tree_map(
-            lambda x: x.to(device) if isinstance(x, Tensor) else x, records.batch(indices)
-        )
-
     def mean_gradient(self, records: Records) -> Tensors:
         """PRIVATE and unclipped: return the gradient of the mean loss over all records."""
         with torch.enable_grad(), randomize_generators(self.plan.test_mode):
-            losses = self.loss_fn(self.model, self._batch(records, np.arange(len(records))))
-            return self._gradients(losses.mean())
+            batch = move_batch(next(records.loader.load([records.all])), device_of(self.layers))
+            return self._gradients(self.loss_fn(self.model, batch).mean())
 
     def fisher(self, records: Records) -> Tensor:
         """PRIVATE: return the empirical Fisher matrix of all records, `[d, d]` in float64."""
-        matrix = torch.zeros(
-            self.numbers, self.numbers, dtype=torch.float64, device=device_of(self.layers)
-        )
+        device = device_of(self.layers)
+        matrix = torch.zeros(self.numbers, self.numbers, dtype=torch.float64, device=device)
         for index in range(len(records)):
             with torch.enable_grad(), randomize_generators(self.plan.test_mode):
-                loss = self.loss_fn(self.model, self._batch(records, np.array([index]))).sum()
-                gradients = self._gradients(loss)
+                batch = move_batch(records.loader.alone(index), device)
+                gradients = self._gradients(self.loss_fn(self.model, batch).sum())
             g = flatten(gradients, torch.float64)
             matrix.addr_(g, g)
         return matrix / max(1, len(records))
@@ -313,17 +292,6 @@ class LocalModel:
         for (name, p), g in zip(self.parameters.items(), gradients, strict=True):
             result[name] = torch.zeros_like(p) if g is None else g.detach()
         return result
-
-    @contextmanager
-    def restore_parameters(self) -> Iterator[Tensors]:
-        """Yield a copy of the parameters, and restore them from it at the end."""
-        before = {name: p.detach().clone() for name, p in self.parameters.items()}
-        try:
-            yield before
-        finally:
-            with torch.no_grad():
-                for name, p in self.parameters.items():
-                    p.copy_(before[name])
 
 
 def clip_as_one(tensors: Mapping[str, Tensor], max_grad_norm: float) -> Tensors:
@@ -477,11 +445,11 @@ class Client:
                 "a new plan"
             )
         self._check_grid()
-        self._sampling = sampling_stream(plan, number + 1)
+        self._sampling = SamplingStream(stream_seed(plan, number + 1))
         self.ledger = plan.open_ledger(ledger_path, client=number)
         self._pipeline = ReleasePipeline(
             PartyMechanism(plan, plan.client_stddev),
-            noise_stream(plan, number + 1),
+            NoiseStream(stream_seed(plan, number + 1)),
             self.ledger,
             layers=local.layers,
             preconditioning=local.coordinates,
@@ -763,14 +731,16 @@ class Client:
     ) -> Tensors:
         """Return θ₀ − θ_K of K steps along a gradient."""
         correction = self._correction(work, extra)
-        with self.local.restore_parameters() as start:
+        parameters = self.local.parameters
+        start = {name: p.detach().clone() for name, p in parameters.items()}
+        with swap_parameters(self.local.layers, start):
             for k in range(work.steps):
                 gradients = gradient(k)
                 with torch.no_grad():
-                    for name, p in self.local.parameters.items():
+                    for name, p in parameters.items():
                         direction = gradients[name].to(p) + correction.get(name, 0)
                         p.sub_(work.learning_rate * direction)
-            return {name: start[name] - p.detach() for name, p in self.local.parameters.items()}
+            return {name: start[name] - p.detach() for name, p in parameters.items()}
 
     def _update_control(self, work: LocalSteps, extra: Tensors, sent: Tensors) -> None:
         """Set c_i ← c_i − c + sent / (K η).
@@ -852,7 +822,7 @@ class Client:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with what `state_dict` returned."""
-        device = next(iter(self.local.parameters.values())).device
+        device = device_of(self.local.layers)
         self._control = copy_to_device(dict(state["control"]), device)
         self._last = copy_to_device(dict(state["last"]), device)
         self._last_round = int(state.get("last_round", -1))

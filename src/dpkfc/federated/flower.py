@@ -204,11 +204,7 @@ def _channel_key(path: Path) -> bytes:
         ValueError: a file of another length.
     """
     if not path.exists():
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(new_key())
-        unfinished.replace(path)
+        checkpoint.place_file(path, lambda part: part.write_bytes(new_key()), private=True)
     key = path.read_bytes()
     if len(key) != KEY_BYTES:
         raise ValueError(
@@ -276,7 +272,7 @@ class Node:
             ledger_path=folder / "ledger.jsonl",
             channel=channel,
         )
-        if (folder / "state").exists() or (folder / "state.old").exists():
+        if checkpoint.exists(folder / "state"):
             client.load_state_dict(checkpoint.read(folder / "state")[1]["state"])
         return client
 

@@ -38,7 +38,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dpkfc.distributed import trainable_tensors
+from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.secure_aggregation import KEY_BYTES, SEALED_BYTES, SHARE_BYTES, ByClient
+from dpkfc.gradients.discovery import find_layers
+from dpkfc.private_step import PreconditionerManager
 
 Value = Tensor | bytes | int | float | str
 Message = dict[str, Value]
@@ -73,11 +77,6 @@ _INTEGERS: _Types = (torch.int64,)
 _BYTES: _Types = (torch.uint8,)
 
 
-def trained_parameters(model: nn.Module) -> Tensors:
-    """Return the parameters that are trained, by name."""
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
-
-
 def accumulation_dtype(parameter: Tensor) -> torch.dtype:
     """Return the type of sums and releases: float64 for a float64 parameter, else float32."""
     return torch.promote_types(parameter.dtype, torch.float32)
@@ -102,14 +101,6 @@ def total_norm(tensors: Mapping[str, Tensor]) -> float:
     return float(total.sqrt())
 
 
-def shapes_of(model: nn.Module) -> Shapes:
-    """Return the shape of each trained parameter, by name."""
-    shapes = {}
-    for name, p in trained_parameters(model).items():
-        shapes[name] = tuple(p.shape)
-    return shapes
-
-
 def contract_of(plan_hash: str, model: nn.Module) -> str:
     """Return the SHA-256 of the plan, of the form of trained parameters, and of all frozen values.
 
@@ -117,7 +108,7 @@ def contract_of(plan_hash: str, model: nn.Module) -> str:
     found before a round.
     """
     digest = hashlib.sha256(plan_hash.encode())
-    trained = trained_parameters(model)
+    trained = trainable_tensors(model)
     frozen = {name: x for name, x in model.state_dict().items() if name not in trained}
     tensors = [*sorted(trained.items()), *sorted(frozen.items())]
     for name, x in tensors:
@@ -127,6 +118,32 @@ def contract_of(plan_hash: str, model: nn.Module) -> str:
             flat = x.detach().cpu().contiguous().flatten()
             digest.update(to_bytes(flat.view(torch.uint8)))
     return digest.hexdigest()
+
+
+class PartyModel:
+    """The model of one party of a run, and its preconditioner.
+
+    Args:
+        plan: of the run.
+        model: any module that a `Session` takes; its trained parameters are overwritten.
+
+    Attributes:
+        numbers: of the trained parameters, d.
+
+    Raises:
+        ValueError: a model that the gradient engine does not cover.
+    """
+
+    def __init__(self, plan: FederatedPlan, model: nn.Module) -> None:
+        self.plan = plan
+        self._config = plan.config
+        self.model = model
+        self.layers = find_layers(model)
+        self.parameters: Tensors = trainable_tensors(model)
+        self.shapes: Shapes = {name: tuple(p.shape) for name, p in self.parameters.items()}
+        self.numbers = sum(p.numel() for p in self.parameters.values())
+        self.contract = contract_of(plan.hash, model)
+        self.coordinates = PreconditionerManager(plan.config.preconditioner, model, self.layers)
 
 
 def add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> Message:

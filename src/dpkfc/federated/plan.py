@@ -44,7 +44,6 @@ from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.calibration import calibrate_noise_multiplier, check_target
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import GAUSSIAN, NOISES, ROUNDED, grid_of, widened
-from dpkfc.privacy.rng import NoiseStream, SamplingStream
 from dpkfc.report import json_number
 
 if TYPE_CHECKING:
@@ -726,10 +725,8 @@ class FederatedPlan(PlanBase):
 
     def epsilon_at(self, stddev: float) -> float:
         """Return ε of the whole run for noise of another standard deviation; infinite for 0."""
-        if stddev == 0:
-            return math.inf
         event = self.config.event(stddev / self.config.sensitivity)
-        return EpsilonCurve(event, self.delta, ADD_OR_REMOVE_ONE, "pld").epsilon(self.releases)
+        return accounting.epsilon(event, self.releases, self.delta)
 
     def views(self) -> dict[str, float]:
         """Return ε against adversaries that the guarantee does not name, by adversary.
@@ -781,11 +778,6 @@ class FederatedPlan(PlanBase):
         if self.certified:
             accounting.check_before_a_run(self.event, self.releases, self.delta, ADD_OR_REMOVE_ONE)
 
-    @property
-    def ledger_header(self) -> Description:
-        """Return what the first line of a ledger says of its plan."""
-        return {**super().ledger_header, "steps": self.releases}
-
     def open_ledger(self, path: StrPath | None, **header: Any) -> Ledger:
         """Return the ledger of one party, in memory where there is no path.
 
@@ -793,9 +785,7 @@ class FederatedPlan(PlanBase):
             path: of the file.
             header: what the first line says next to `ledger_header`.
         """
-        header = {**self.ledger_header, **header}
-        if path is None:
-            return Ledger.in_memory(self.hash, header, self.releases)
+        header = {**self.ledger_header, "steps": self.releases, **header}
         return Ledger.open(path, self.hash, header, self.releases)
 
     def grid(self, numbers: int) -> float:
@@ -1204,13 +1194,3 @@ def stream_seed(plan: FederatedPlan, party: int) -> int | None:
         return None
     sequence = np.random.SeedSequence(entropy=seed, spawn_key=(party,))
     return int(sequence.generate_state(1, np.uint64)[0])
-
-
-def noise_stream(plan: FederatedPlan, party: int) -> NoiseStream:
-    """Return a new noise stream of one party: secure, or repeatable in test mode."""
-    return NoiseStream(stream_seed(plan, party))
-
-
-def sampling_stream(plan: FederatedPlan, party: int) -> SamplingStream:
-    """Return a new sampling stream of one party: secure, or repeatable in test mode."""
-    return SamplingStream(stream_seed(plan, party))

@@ -37,18 +37,16 @@ from dpkfc.federated.messages import (
     METRIC_MISSING,
     KeyExchange,
     Message,
+    PartyModel,
     Received,
     Tensors,
     accumulation_dtype,
     add_prefix,
-    contract_of,
     find_problem,
     select_prefix,
-    shapes_of,
     split_rows,
     to_bytes,
     total_norm,
-    trained_parameters,
     zero_sums,
 )
 from dpkfc.federated.plan import (
@@ -56,17 +54,17 @@ from dpkfc.federated.plan import (
     FederatedPlan,
     Participation,
     PartyMechanism,
-    noise_stream,
-    sampling_stream,
+    stream_seed,
 )
 from dpkfc.federated.secure_aggregation import decode, round_scope, total, unmask
-from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import ReleasedWeights
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released
-from dpkfc.private_step import PreconditionerManager, ReleasePipeline
+from dpkfc.privacy.rng import NoiseStream, SamplingStream
+from dpkfc.private_step import ReleasePipeline
+from dpkfc.rng_state import device_of
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -265,7 +263,7 @@ class MetricDelivery:
 logger = logging.getLogger(__name__)
 
 
-class Server:
+class Server(PartyModel):
     """Holds the model, the ledger and the state of filters and rule. Engines carry its messages.
 
     Args:
@@ -295,23 +293,16 @@ class Server:
         ledger_path: StrPath | None = None,
         budget: Budget | None = None,
     ) -> None:
-        self.plan = plan
-        self._config = plan.config
-        self.model = model
-        self.layers = find_layers(model)
-        self.parameters: Tensors = trained_parameters(model)
-        self.shapes = shapes_of(model)
-        self.numbers = sum(p.numel() for p in self.parameters.values())
-        self.contract = contract_of(plan.hash, model)
+        super().__init__(plan, model)
         plan.check_accounting()
         self.ledger = plan.open_ledger(ledger_path)
-        self._sampling = sampling_stream(plan, 0)
+        self._sampling = SamplingStream(stream_seed(plan, 0))
         self._pipeline = ReleasePipeline(
             PartyMechanism(plan, plan.stddev, plan.config.divisor),
-            noise_stream(plan, 0),
+            NoiseStream(stream_seed(plan, 0)),
             self.ledger,
             layers=self.layers,
-            preconditioning=PreconditionerManager(plan.config.preconditioner, model, self.layers),
+            preconditioning=self.coordinates,
             postprocess=PostprocessPipeline(plan.config.filters, plan.config.readout),
         )
         self._state: Tensors = {}
@@ -645,7 +636,7 @@ class Server:
     @property
     def preconditioner(self) -> PreconditionerState | None:
         """Return the preconditioner in force."""
-        return self._pipeline.preconditioning.current
+        return self.coordinates.current
 
     def write_card(
         self, folder: StrPath, records: Sequence[RoundRecord], **statements: Any
@@ -735,16 +726,15 @@ class Server:
             checkpoint.check_same_tensors(
                 checkpoint.unique_tensors(self.model.state_dict()), tensors["model"]
             )
-            device = next(iter(self.parameters.values())).device
+            device = device_of(self.layers)
             preconditioner = None
             if "preconditioner" in tensors:
-                state = tensors["preconditioner"]
-                preconditioner = self._pipeline.preconditioning.restore(state)
+                preconditioner = self.coordinates.restore(tensors["preconditioner"])
             self._pipeline.postprocess.load_state_dict(
                 copy_to_device(tensors.get("filters", {}), device)
             )
             self._state = copy_to_device(dict(tensors.get("rule", {})), device)
-            self._pipeline.preconditioning.current = preconditioner
+            self.coordinates.current = preconditioner
             self._last_release = int(meta.get("stepped", -1))
             self.model.load_state_dict(tensors["model"], strict=False)
             self._released_weights.record()

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.data import DataLoader
 
+from dpkfc.distributed import trainable_tensors
 from dpkfc.gradients.clipped_sum import ClippedSummer, batch_tracker
 from dpkfc.gradients.fallback import blocks_of_one
 from dpkfc.gradients.layers import Arguments, Calls, Keywords, Layer
@@ -271,6 +272,7 @@ class BatchRecording:
         self.model = model
         self.layers = layers
         self.size = size
+        self.batch = batch
         self.reduction = reduction
         self.exact = exact
         self.entry_weight = entry_weight
@@ -284,15 +286,15 @@ class BatchRecording:
         self._inputs: list[_Inputs] = []
         self._altered: Unknown | None = None
         self.runs_single_examples = False
-        self._modes = ScriptModes(self, self._begin(batch))
+        self._modes = ScriptModes(self, self._begin())
 
     # -- modes ------------------------------------------------------------------------------------
 
-    def _begin(self, batch: Any) -> list[Any]:
+    def _begin(self) -> list[Any]:
         """Begin to record; return the modes that follow the script."""
         modes: list[Any] = []
         if self.size > 1:
-            self.tracker = batch_tracker(self.model, unwrap_containers(batch), self.size)
+            self.tracker = batch_tracker(self.model, unwrap_containers(self.batch), self.size)
             if self.exact is None:
                 self.tape = Tape(self.model, self.layers, self.size, tracker=self.tracker)
                 self.tape.__enter__()
@@ -608,7 +610,7 @@ class BatchRecording:
     ) -> dict[str, Tensor]:
         if not outputs:
             return {}
-        parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        parameters = trainable_tensors(self.model)
         values = torch.autograd.grad(
             outputs,
             list(parameters.values()),

@@ -27,6 +27,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dpkfc.checkpoint import copy_tensors
 from dpkfc.config import Plan
+from dpkfc.distributed import trainable_tensors
 from dpkfc.gradients.clipped_sum import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Arguments, Keywords
@@ -309,12 +310,6 @@ def add_attributes(owner: Any, attributes: Mapping[str, Any]) -> list[str]:
     return added
 
 
-def remove_attributes(owner: Any, names: list[str]) -> None:
-    """Remove what `add_attributes` has added."""
-    for name in names:
-        vars(owner).pop(name, None)
-
-
 # --------------------------------------------------------------------------------------------------
 # The settings that a private optimizer shows.
 
@@ -392,7 +387,7 @@ class PrivateStep:
         self.step = ledger.count
         self._releases_before = ledger.count
         self.receipt: Receipt | None = None
-        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._parameters = trainable_tensors(model)
         check_optimizer(optimizer, self._parameters)
         check_not_private(model, optimizer)
         self._clip = plan.config.clip(layer.name for layer in self.layers)
@@ -402,7 +397,6 @@ class PrivateStep:
         self._exact: Unknown | None = None
         self._entry_weight: float | None = None
         self._physical: PhysicalBatch | None = None
-        self._batch: Any = None
         self._recording: BatchRecording | None = None
         self._summer: ClippedSummer | None = None
         self._token: object = None
@@ -417,8 +411,11 @@ class PrivateStep:
         self._clear_gradients()
         shown = {name: getattr(plan, name) for name in SHOWN}
         shown |= optimizer_attributes(optimizer, loss_reduction, self._attach_step_hook)
-        self._added = add_attributes(optimizer, shown)
-        self._added_to_model = add_attributes(model, wrapper_attributes(model, self._detach))
+        wrapper = wrapper_attributes(model, self._detach)
+        self._added = {
+            optimizer: add_attributes(optimizer, shown),
+            model: add_attributes(model, wrapper),
+        }
         before = Hook(self._begin_forward)
         after = Hook(self._end_forward)
         self._handles: list[RemovableHandle] = [
@@ -445,7 +442,6 @@ class PrivateStep:
         if self._recording is not None:
             self._recording.end()
         self._recording = None
-        self._batch = None
 
     def _restore_attributes(self) -> None:
         """Restore the module attributes that passes have changed, at the step of their batch."""
@@ -492,7 +488,6 @@ class PrivateStep:
         self._clear_gradients()
         self._end_recording()
         self._physical = physical
-        self._batch = batch
         self._recording = BatchRecording(
             self.model,
             self.layers,
@@ -592,7 +587,7 @@ class PrivateStep:
                     self.model, self.layers, args, kwargs, recording.tracker, expected, is_strict
                 )
                 if self._source is not None:
-                    check_padding(self.model, args, kwargs, self._batch, self._source)
+                    check_padding(self.model, args, kwargs, recording.batch, self._source)
         finally:
             self._is_running_model = False
         self._verify = False
@@ -632,11 +627,9 @@ class PrivateStep:
         if recording is None or not torch.is_grad_enabled() or output is None:
             self._end_guards()
             return None
-        self._is_running_model = True  # single examples run the model itself
         try:
             return recording.end_forward(args, kwargs, output) if module.training else None
         finally:
-            self._is_running_model = False
             self._end_guards()
 
     # -- the optimizer ----------------------------------------------------------------------------
@@ -870,9 +863,10 @@ class PrivateStep:
     def close(self) -> None:
         """Remove all hooks. Model and optimizer are then ordinary, and no longer private."""
         self._detach()
-        remove_attributes(self.optimizer, self._added)
-        remove_attributes(self.model, self._added_to_model)
-        self._added, self._added_to_model = [], []
+        for owner, names in self._added.items():
+            for name in names:
+                vars(owner).pop(name, None)
+        self._added = {}
 
     def _detach(self) -> None:
         """Remove all hooks and leave what a script may still read of model and optimizer."""

@@ -51,7 +51,7 @@ from dpkfc.integrations import (
 from dpkfc.memory import is_out_of_memory
 from dpkfc.privacy.budget import Budget
 from dpkfc.session import Session
-from dpkfc.verification import draw_public_rows
+from dpkfc.verification import Attempts, attempts_like
 
 # --------------------------------------------------------------------------------------------------
 # Which of `transformers.TrainingArguments` a private run can keep, and which contradict its plan.
@@ -294,9 +294,6 @@ class ClosedTrainer(Trainer):
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Save no random state: a restored stream on other batches could reveal private data."""
-
-    def _save_scaler(self, output_dir: str) -> None:
-        """Save nothing, as there is no scaler."""
 
     # -- what it leaves ----------------------------------------------------------------------------
 
@@ -618,17 +615,17 @@ def _verify_default_loss(trainer: PrivateTrainer, dataset: Any, collate: AsDict)
     """Check on public rows that the default loss is the model's own."""
     if trainer.default_loss is not None:
         trainer.model.eval()
-        singles = _public_singles(dataset[0], collate)
+        attempts = attempts_like(dataset[0], collate, trainer.args.device)
         trainer.default_loss.check_against_model(
-            trainer.model, (trainer._prepare_inputs(single) for single in singles)
+            trainer.model, (trainer._prepare_inputs(single) for single in _singles_of(attempts))
         )
     set_training_mode(trainer)
 
 
-def _public_singles(record: Any, collate: AsDict) -> Iterator[dict[str, Any]]:
-    """Yield batches of one example, drawn to the types and shapes of a record."""
-    for integers in ("tokens", "bits", "ones"):
-        rows = draw_public_rows(record, 8, collate, integers)
+def _singles_of(attempts: Attempts) -> Iterator[dict[str, Any]]:
+    """Yield batches of one public example."""
+    for attempt in attempts:
+        rows = attempt(8)
         for i in range(len(rows)):
             yield rows.batch([i])
 

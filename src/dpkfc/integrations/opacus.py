@@ -59,7 +59,7 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.integrations import refuse
 from dpkfc.integrations._opacus_batch import Indices, PhysicalBatch
 from dpkfc.integrations._opacus_step import PrivateStep, StepHook
-from dpkfc.privacy.accounting import EpsilonCurve
+from dpkfc.privacy import accounting
 from dpkfc.privacy.budget import Budget
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError
 from dpkfc.privacy.rng import SamplingStream
@@ -79,13 +79,30 @@ _ANY_LAYER = "leave it out: a layer without a rule goes through torch.func"
 _GHOST = "write: make_private(..., grad_sample_mode='ghost', criterion=...), its third value"
 
 IMPORTS: dict[str, str] = {
-    **dict.fromkeys(("GradSampleModule", "GradSampleModuleFastGradientClipping"), _PLAIN_MODEL),
-    **dict.fromkeys(("GradSampleModuleExpandedWeights", "GradSampleModuleNoOp"), _PLAIN_MODEL),
-    **dict.fromkeys(("GradSampleHooks", "wrap_model", "prepare_module"), _PLAIN_MODEL),
+    **dict.fromkeys(
+        (
+            "GradSampleModule",
+            "GradSampleModuleFastGradientClipping",
+            "GradSampleModuleExpandedWeights",
+            "GradSampleModuleNoOp",
+            "GradSampleHooks",
+            "wrap_model",
+            "prepare_module",
+        ),
+        _PLAIN_MODEL,
+    ),
     **dict.fromkeys(("register_grad_sampler", "register_norm_sampler"), _ANY_LAYER),
-    **dict.fromkeys(("DPOptimizer", "DPOptimizerFastGradientClipping"), _OWN_OPTIMIZER),
-    **dict.fromkeys(("DPPerLayerOptimizer", "AdaClipDPOptimizer"), _OWN_OPTIMIZER),
-    **dict.fromkeys(("DistributedDPOptimizer", "get_optimizer_class"), _OWN_OPTIMIZER),
+    **dict.fromkeys(
+        (
+            "DPOptimizer",
+            "DPOptimizerFastGradientClipping",
+            "DPPerLayerOptimizer",
+            "AdaClipDPOptimizer",
+            "DistributedDPOptimizer",
+            "get_optimizer_class",
+        ),
+        _OWN_OPTIMIZER,
+    ),
     **dict.fromkeys(("DPLossFastGradientClipping", "DPTensorFastGradientClipping"), _GHOST),
     **dict.fromkeys(
         ("register_module_validator", "register_module_fixer"),
@@ -105,12 +122,28 @@ IMPORTS: dict[str, str] = {
     "DPRNN": _TORCH.format("RNN", "DPRNN"),
     "DPMultiheadAttention": _TORCH.format("MultiheadAttention", "DPMultiheadAttention"),
     **dict.fromkeys(
-        ("RDPAccountant", "PRVAccountant", "GaussianAccountant", "create_accountant"), _OWN
+        (
+            "RDPAccountant",
+            "PRVAccountant",
+            "GaussianAccountant",
+            "create_accountant",
+            "IAccountant",
+            "register_accountant",
+        ),
+        _OWN,
     ),
-    **dict.fromkeys(("IAccountant", "register_accountant"), _OWN),
     "get_noise_multiplier": "write: make_private_with_epsilon(...); optimizer.noise_multiplier",
-    **dict.fromkeys(("ExponentialNoise", "LambdaNoise", "StepNoise"), _FIXED),
-    **dict.fromkeys(("ExponentialGradClip", "LambdaGradClip", "StepGradClip"), _FIXED),
+    **dict.fromkeys(
+        (
+            "ExponentialNoise",
+            "LambdaNoise",
+            "StepNoise",
+            "ExponentialGradClip",
+            "LambdaGradClip",
+            "StepGradClip",
+        ),
+        _FIXED,
+    ),
     "PrivacyEngineAdaptiveClipping": "write: make_private(..., clipping='automatic')",
     "wrap_data_loader": "write: with BatchMemoryManager(data_loader=..., optimizer=...) as batches",
     "DPLightningDataModule": "see dpkfc.integrations.lightning: PrivateModule, PrivateTraining",
@@ -147,13 +180,11 @@ class Accountant:
             )
         self.name = _ACCOUNTANTS[name]
         self._run: tuple[Plan, Ledger] | None = None
-        self._curves: dict[float, EpsilonCurve] = {}
         self._warned = False
 
     def attach(self, plan: Plan, ledger: Ledger) -> None:
         """Report the releases of this ledger from now on."""
         self._run = (plan, ledger)
-        self._curves = {}
         self._warned = False
 
     def get_epsilon(
@@ -183,11 +214,8 @@ class Accountant:
             return 0.0
         plan, ledger = self._run
         self._warn_once(plan)
-        if delta not in self._curves:
-            self._curves[delta] = EpsilonCurve(
-                plan.event, delta, plan.neighbouring_relation, plan.accountant
-            )
-        return self._curves[delta].epsilon(ledger.count)
+        relation = plan.neighbouring_relation
+        return accounting.epsilon(plan.event, ledger.count, delta, plan.accountant, relation)
 
     def get_privacy_spent(self, *, delta: float, alphas: Any = None) -> tuple[float, float]:
         """Return ε as `get_epsilon` does, and NaN where Opacus gives the best order."""
@@ -321,9 +349,15 @@ _UNITS = "an engine protects examples; take a Session: PrivacyConfig(unit=, max_
 _PLANNED = "noise, clip and batch size are fixed for the whole run; leave it out"
 _ELSEWHERE = {
     **dict.fromkeys(
-        ("target_unclipped_quantile", "clipbound_learning_rate", "unclipped_num_std"), _ADAPTIVE
+        (
+            "target_unclipped_quantile",
+            "clipbound_learning_rate",
+            "unclipped_num_std",
+            "min_clipbound",
+            "max_clipbound",
+        ),
+        _ADAPTIVE,
     ),
-    **dict.fromkeys(("min_clipbound", "max_clipbound"), _ADAPTIVE),
     **dict.fromkeys(("unit", "units", "max_records_per_unit"), _UNITS),
     **dict.fromkeys(
         ("noise_scheduler", "grad_clip_scheduler", "noise_multiplier_schedule"), _PLANNED

@@ -68,6 +68,10 @@ class Verified:
         """The name of this ledger; the hash of its first line where an older version began it."""
         return str(self.header.get("id") or self.heads[0])
 
+    def contains(self, count: int, head: str) -> bool:
+        """Return whether this history had `head` after `count` releases."""
+        return 0 <= count < len(self.heads) and self.heads[count] == head
+
     @property
     def planned_extra(self) -> dict[str, int]:
         """Releases that the first line plans beside the steps, by purpose."""
@@ -420,7 +424,7 @@ class Ledger:
 
     def contains(self, count: int, head: str) -> bool:
         """Return whether this history had `head` after `count` releases; ask before a resume."""
-        return 0 <= count <= self.count and self._state.heads[count] == head
+        return self._state.contains(count, head)
 
     def charge(
         self,

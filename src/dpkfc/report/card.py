@@ -42,6 +42,7 @@ from dpkfc.report.officer import (
     render,
     show_name,
 )
+from dpkfc.rng_state import device_of
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -369,7 +370,7 @@ def session_card(
         assumed_public=dataset_size(plan),
         chosen_by=chosen_by,
         not_private={**trained.unprotected_figures, **not_private},
-        device=str(next(p.device for p in trained.model.parameters() if p.requires_grad)),
+        device=str(device_of(trained.layers)),
         results=results or {},
         refreshes=_refreshes(trained),
         settings={"gradients": trained.gradients, **(settings or {})},
@@ -501,7 +502,6 @@ def build_federated_card(
     chosen_by: str,
     results: Mapping[str, Any] | None = None,
     not_private: Mapping[str, str] | None = None,
-    weights: Mapping[str, str] | None = None,
     declared: Declared | None = None,
     total: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -514,7 +514,6 @@ def build_federated_card(
         chosen_by: how hyper-parameters were chosen.
         results: figures of the model, with what they were computed on.
         not_private: figure to the reason why ε does not protect it.
-        weights: "file" and "sha256" of the final weights, if they lie in a file beside the card.
         declared: what only the owner knows.
         total: "epsilon", "delta" and "runs" of several runs on the same data.
     """
@@ -560,7 +559,7 @@ def build_federated_card(
         "results": dict(results or {}),
         "not_private": dict(not_private or {}),
         "ledger": {"count": releases, "head": server.ledger.head},
-        **_optional(weights, server.receipt),
+        **_optional({}, server.receipt),
         "plan_hash": plan.hash,
     }
 
@@ -580,9 +579,7 @@ def neighbours(relation: str, unit: str) -> str:
     return _NEIGHBOURS[relation].format(unit)
 
 
-def _optional(
-    weights: Mapping[str, str] | None, receipt: Receipt | None
-) -> dict[str, dict[str, Any]]:
+def _optional(weights: Mapping[str, str], receipt: Receipt | None) -> dict[str, dict[str, Any]]:
     """Return the sections of a file of weights and of a budget, for runs that have them."""
     sections: dict[str, dict[str, Any]] = {}
     if weights:

@@ -13,7 +13,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ import torch
 from rich.table import Table
 from torch import Tensor, nn
 
+from dpkfc.checkpoint import CheckpointError, place_file
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.kfac import KFAC, side_name
 from dpkfc.curvature.probes import call, move_to_model, preserve_model
@@ -31,6 +32,7 @@ from dpkfc.curvature.refresh import logits_of, public_generator
 from dpkfc.data.loading import Part, layout
 from dpkfc.gradients.clipped_sum import Clip, batch_tracker, capture, clipped_sum, full_precision
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.fallback import gradient_of
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
@@ -319,14 +321,10 @@ class Timings:
             return
         machines = _read(self.path)
         machines[_machine()] = dict(sorted(self.seconds.items()))
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            part = self.path.with_suffix(f".{os.getpid()}.part")
-            part.write_text(json.dumps(machines, indent=1))
-            part.replace(self.path)
-        except OSError:
-            # A cache that cannot be written costs time, nothing else.
-            return
+        text = json.dumps(machines, indent=1)
+        # A cache that cannot be written costs time, nothing else.
+        with suppress(CheckpointError):
+            place_file(self.path, lambda part: part.write_text(text))
 
 
 def _read(path: Path | None) -> dict[str, dict[str, Any]]:
@@ -532,9 +530,7 @@ def smooth_loss(output: Any) -> Tensor:
 
 def _differentiate(model: nn.Module, inputs: Any) -> None:
     with torch.enable_grad():
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        loss = smooth_loss(call(model, inputs)).sum()
-        torch.autograd.grad(loss, parameters, allow_unused=True)
+        gradient_of(model, smooth_loss(call(model, inputs)).sum())
 
 
 def _step_seconds(

@@ -149,7 +149,7 @@ def verify_history(path: Path) -> Verified:
 
 def _check_remembered(path: Path, ledger: Verified, releases: int, head: str, what: str) -> None:
     """Check that a ledger still begins with the history that a file next to it remembers."""
-    if releases >= len(ledger.heads) or ledger.heads[releases] != head:
+    if not ledger.contains(releases, head):
         raise CardError(
             f"the ledger {path} has {len(ledger.releases)} releases, the {what} next to it was "
             f"written after {releases} with another head: lines were removed or replaced"
@@ -162,7 +162,7 @@ def check_copy(path: Path, ledger: Verified, head: str, releases: int) -> None:
     Raises:
         CardError: it did not.
     """
-    if not 0 <= releases < len(ledger.heads) or ledger.heads[releases] != head.strip().lower():
+    if not ledger.contains(releases, head.strip().lower()):
         raise CardError(
             f"the ledger {path} does not contain the head {head[:12]}… after {releases} of its "
             f"{len(ledger.releases)} releases: the head belongs to another ledger"
@@ -305,10 +305,10 @@ def _explain(card: Card, ledger: Verified, spent: float) -> dict[str, Any] | Non
     if ledger.header.get("certified") is not True or not math.isfinite(spent):
         return None
     releases = ledger.releases[: card.releases]
-    events = {json.dumps(release["event"], sort_keys=True) for release in releases}
+    charges = charges_of(releases)
     has_extra = any(release.get("purpose") for release in releases)
     return explain_guarantee(
-        event_from_dict(json.loads(events.pop())) if len(events) == 1 and not has_extra else None,
+        charges[0][0] if len(charges) == 1 and not has_extra else None,
         len(releases),
         spent,
         card.delta,
@@ -425,8 +425,7 @@ def check_recorded(path: Path, ledger: Verified, card: Card | None) -> str:
     if record is None:
         return "not compared: the ledger carries no digest of them"
     releases = record.releases
-    is_own = 0 <= releases < len(ledger.heads) and ledger.heads[releases] == record.head
-    if record.ledger != ledger.id or not is_own:
+    if record.ledger != ledger.id or not ledger.contains(releases, record.head):
         raise CardError(
             f"{weights_record_path(path)} is the record of another ledger than {path}: one of them"
             " was replaced"
@@ -695,10 +694,8 @@ def _check_copies(ledgers: dict[Path, Verified]) -> None:
     known = list(ledgers.items())
     for file, ledger in known:
         for other, longer in known:
-            count = len(ledger.releases)
-            if other == file or ledger.id != longer.id or count >= len(longer.heads):
-                continue
-            if longer.heads[count] == ledger.heads[-1]:
+            is_same_run = other != file and ledger.id == longer.id
+            if is_same_run and longer.contains(len(ledger.releases), ledger.heads[-1]):
                 raise TotalError(f"{file} is a copy of {other}; leave it out")
 
 
