@@ -146,13 +146,15 @@ class FeatureClaim:
     above: Sequence[str]
     below: Sequence[str]
     withdrawn: str = ""
+    # whether the last blocks of the encoder train with the head
+    is_tuned: bool = False
 
     def differences(self, found: Accuracies, rows: Sequence[Row]) -> Differences:
         """Return the difference and half of its 95 % interval for each pair of rows."""
         at_one = {(row.data, row.arm): row for row in rows if row.epsilon == 1.0}
         known = {}
         for (data, arm), row in at_one.items():
-            if getattr(arm, self.part) not in self.above:
+            if arm.is_tuned != self.is_tuned or getattr(arm, self.part) not in self.above:
                 continue
             for value in self.below:
                 other = at_one.get((data, replace(arm, **{self.part: value})))
@@ -286,7 +288,12 @@ CLAIMS: tuple[Claim | FeatureClaim | HeadClaim, ...] = (
         ("scattering+encoder2",),
     ),
     FeatureClaim(
-        "", "the encoder's last block trains with the head", "maps", ("tuned1",), ("encoder2",)
+        "",
+        "the encoder's last block trains with the head",
+        "maps",
+        ("tuned1",),
+        ("encoder2",),
+        is_tuned=True,
     ),
     FeatureClaim("", "a mean with the mirrored image adds", "more", (("mirrored",),), ((),)),
     FeatureClaim(
@@ -296,6 +303,14 @@ CLAIMS: tuple[Claim | FeatureClaim | HeadClaim, ...] = (
     FeatureClaim("", "… those of pink noise", "scales", ("synthetic",), ("pink",)),
     FeatureClaim("", "… those of dead leaves", "scales", ("synthetic",), ("leaves",)),
     FeatureClaim("", "whitening adds to features with scales", "method", ("dp-kfc",), ("dp-sgd",)),
+    FeatureClaim(
+        "",
+        "… where the encoder's last block trains too",
+        "method",
+        ("dp-kfc",),
+        ("dp-sgd",),
+        is_tuned=True,
+    ),
     FeatureClaim("", "… random directions are worse", "more", ((),), (("random directions",),)),
     Claim("DP-FedSOFIM", "its server step beats DP-FedGD, both tuned", "sofim", "fedgd"),
     Claim("", "… also at a matched learning rate", "sofim", "fedgd-matched"),

@@ -71,7 +71,12 @@ class Arm:
     @property
     def is_network(self) -> bool:
         """Whether it trains a network on pixels."""
-        return not self.is_head and not self.maps.startswith("tuned")
+        return not self.is_head and not self.is_tuned
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether the last blocks of the encoder train with the head."""
+        return self.maps.startswith("tuned")
 
     @property
     def is_head(self) -> bool:
