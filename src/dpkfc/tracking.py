@@ -1905,6 +1905,8 @@ class Tracker:
             return
         if not isinstance(answer, (list, tuple)):
             answer = [answer] * len(outputs)
+        if len(answer) < len(outputs):
+            answer = [Unknown(str(function), "its batch rule gives too few states")] * len(outputs)
         # An operation of several forms may have fewer outputs than its rule has answers.
         for x, state in zip(outputs, answer, strict=False):
             if _writes(function):

@@ -8,7 +8,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dpkfc.tracking import PARAMETRIC, BatchAxis, Total, Tracker, Unknown
+from dpkfc import tracking
+from dpkfc.tracking import (
+    PARAMETRIC,
+    BatchAxis,
+    Total,
+    Tracker,
+    Unknown,
+    register_batch_rule,
+)
 
 N, T, D = 3, 4, 2
 
@@ -394,3 +402,26 @@ def test_a_total_in_place_is_that_of_the_plain_operation(in_place, plain):
         second = plain(x.sum())
     assert isinstance(tracker.state(first), Total)
     assert tracker.state(first) == tracker.state(second)
+
+
+def test_a_rule_of_the_user_decides_and_must_name_every_output(monkeypatch):
+    with torch.library._scoped_library("dpkfc_test", "FRAGMENT") as library:
+        library.define("halves(Tensor x) -> (Tensor, Tensor)")
+        library.impl("halves", lambda x: (x / 2, x / 2), "CompositeExplicitAutograd")
+        monkeypatch.setattr(tracking, "RULES", dict(tracking.RULES))
+        rules = {
+            "none": None,
+            "full": lambda operation: [operation.axis(operation.args[0])] * 2,
+            "short": lambda operation: [operation.axis(operation.args[0])],
+        }
+        states = {}
+        for name, rule in rules.items():
+            if rule is not None:
+                register_batch_rule("dpkfc_test::halves", rule)
+            tracker, x = Tracker(N), torch.rand(N, D)
+            tracker.set_state(x, BatchAxis(0))
+            with tracker.following():
+                states[name] = list(map(tracker.state, torch.ops.dpkfc_test.halves(x)))
+    assert states["full"] == [BatchAxis(0)] * 2
+    for name in ("none", "short"):
+        assert all(isinstance(state, Unknown) for state in states[name])
