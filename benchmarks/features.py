@@ -68,6 +68,7 @@ RATES_OF = {
     ("network", "dp-sgd"): (0.0625, 0.125, 0.25, 0.5),
     ("network", "dp-kfc"): (0.0156, 0.03125, 0.0625, 0.125),
     ("network", "without privacy"): (0.01, 0.03, 0.1),
+    ("tuned", "dp-kfc"): (0.0625, 0.125, 0.25, 0.5, 1.0),
     ("tuned", "dp-sgd"): (0.015625, 0.03125, 0.0625, 0.125, 0.25, 0.5),
     ("head", "without privacy"): (0.0005, 0.001, 0.002),
     # Rows of another norm: the product of norm and clip counts.

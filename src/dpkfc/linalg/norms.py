@@ -892,12 +892,12 @@ def _round_up(
         metric: its map.
     """
     _, d_in, d_out = block.dimensions
-    magnitudes, positions = block.magnitudes()
     size = 2 * math.sqrt(d_in * d_out)
     slack: Tensor | float = 0.0
     if isinstance(metric, Eigenbasis):
         size = d_in + d_out + 8  # as with one position
         units = rank_one_rotation_error(d_out, d_in, metric)
+        magnitudes, _ = block.magnitudes()
         rotation = units * roundoff(block.b) * metric.operator_norm * magnitudes
         slack = _rounding_of_second_pass(block, metric, plain) + rotation
     elif isinstance(block, ConvBlock) or not _is_kept(block, metric):
@@ -907,6 +907,7 @@ def _round_up(
     norms = norms * (1 + size * roundoff(z)) + slack
     if isinstance(block, ConvBlock):
         return norms  # images of one size keep the order
+    magnitudes, positions = block.magnitudes()
     unit = roundoff(z) / SURE * metric.operator_norm
     order = positions.double().sqrt() * unit
     least = torch.where(positions > 1, order * magnitudes, 0.0)
