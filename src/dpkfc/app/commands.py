@@ -447,8 +447,8 @@ _HelpAll = Annotated[
 ]
 
 
-def _set_parameters(command: Callable[..., None], parameters: list[inspect.Parameter]) -> None:
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+def _set_parameters(command: Any, parameters: list[inspect.Parameter]) -> None:
+    command.__signature__ = inspect.Signature(parameters)
     command.__annotations__ = {p.name: p.annotation for p in parameters}
 
 

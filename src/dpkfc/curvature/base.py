@@ -292,10 +292,10 @@ class ProbePreconditioner(Preconditioner):
         check_probe(self.probe)
         for name, allowed in {"labels": LABELS, "likelihood": LIKELIHOODS, **choices}.items():
             check_one_of(name, getattr(self, name), allowed)
-        optional = {f.name for f in fields(self) if f.default is None}  # type: ignore[arg-type]
         for name in counts:
             value = getattr(self, name)
-            if value is not None or name not in optional:
+            # The default of a field is an attribute of its class.
+            if value is not None or getattr(type(self), name, 0) is not None:
                 check_integer(name, value, 1)
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise ValueError(f"seed must be an integer, got {self.seed!r}")

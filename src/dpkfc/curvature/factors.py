@@ -615,8 +615,8 @@ class FactorAccumulator:
         self._sum = squares if self._sum is None else self._sum + squares
 
     @property
-    def _kept(self) -> int:
-        """Number of rows that are kept."""
+    def _row_count(self) -> int:
+        """Return how many rows are kept."""
         return sum(map(len, self._rows))
 
     def _take(self, rows: Tensor, largest: float) -> None:
@@ -625,7 +625,7 @@ class FactorAccumulator:
             self._accumulate(rows, largest)
             return
         self._rows.append(rows)
-        if self._kept < min(self.dim, self.max_size + 1) or self.most_rows is not None:
+        if self._row_count < min(self.dim, self.max_size + 1) or self.most_rows is not None:
             return
         if self.dim > self.max_size:
             self.shape = self.oversize
@@ -684,7 +684,7 @@ class FactorAccumulator:
             return 0.0
         rows = float(self.dim)
         if self._sum is None:
-            rows = float(min(self.dim, self._kept * parts))
+            rows = float(min(self.dim, self._row_count * parts))
         return rows**3 + rows**2 * self.dim
 
     def decayed(self, share: float, shared: FactorCache | None = None) -> FactorAccumulator:
