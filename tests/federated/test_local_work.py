@@ -69,6 +69,18 @@ def test_federated_averaging_of_clipped_changes():
     assert float((theta - vector(run.server.parameters)).abs().max()) < 1e-7
 
 
+@pytest.mark.parametrize("work", [LocalSteps(3, 0.2), ScaffoldSteps(5, 0.1)])
+def test_local_steps_leave_the_weights_of_the_round_in_the_model(work):
+    """What a client has walked to holds no noise, and a user may save the model."""
+    rule = Scaffold() if isinstance(work, ScaffoldSteps) else FedAvg()
+    plan = plan_of(privacy=ClientLevel(), local=work, rule=rule)
+    server, clients = world(plan)
+    client = next(iter(clients.values()))
+    before = vector(dict(client.local.parameters)).clone()
+    run_round(server, clients)
+    assert torch.equal(vector(dict(client.local.parameters)), before)
+
+
 def test_private_local_steps_of_single_examples():
     plan = plan_of(0.0, privacy=PerUpload(), local=LocalSteps(3, 0.2), rule=FedAvg(), rounds=2)
     run = federate(plan, head(), loss_fn, datasets())
