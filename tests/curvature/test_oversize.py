@@ -70,7 +70,7 @@ def test_never_more_rows_than_may_be_kept_and_each_split_the_same(
     block = Outer(randn(n * groups, t, WIDE), randn(n * groups, t, 10, seed=1), groups)
     whole = accumulated(block, structure(sharing=sharing))
     for side in whole.sides.values():
-        assert 0 < side._kept <= CAP and side._sum is None and "low rank" in side.note
+        assert 0 < side._row_count <= CAP and side._sum is None and "low rank" in side.note
     for cuts in ((1,), tuple(range(1, n))):
         parts = accumulated(block, structure(sharing=sharing), cuts=cuts)
         for side, factor in parts.result().sides.items():
@@ -205,14 +205,14 @@ def test_an_average_keeps_first_directions_and_every_trace() -> None:
     past.warm_start_from(past.result())
     later = past.decayed(share)
     later.merge(sums(new))
-    assert later._kept == 24 // 4 + 9 <= 24
+    assert later._row_count == 24 // 4 + 9 <= 24
     exact = (share * old.T @ old + new.T @ new) / (share * 17 + 9)
     assert later.result().trace == pytest.approx(float(exact.trace()), rel=1e-12)
     vectors = torch.linalg.eigh(old.T @ old).eigenvectors.flip(1)[:, :6]
     along = vectors.T @ (share * old.T @ old / (share * 17 + 9)) @ vectors
     kept = later._rows[0].T @ later._rows[0] / (share * 17 + 9)
     torch.testing.assert_close(vectors.T @ kept @ vectors, along, rtol=1e-9, atol=1e-11)
-    assert sums(old).decayed(0.5)._kept == 0  # nothing was remembered: its directions are not known
+    assert sums(old).decayed(0.5)._row_count == 0  # nothing was remembered: its directions are not known
 
 
 def test_the_place_of_the_past_is_left_free() -> None:
