@@ -212,7 +212,8 @@ def test_an_average_keeps_first_directions_and_every_trace() -> None:
     along = vectors.T @ (share * old.T @ old / (share * 17 + 9)) @ vectors
     kept = later._rows[0].T @ later._rows[0] / (share * 17 + 9)
     torch.testing.assert_close(vectors.T @ kept @ vectors, along, rtol=1e-9, atol=1e-11)
-    assert sums(old).decayed(0.5)._row_count == 0  # nothing was remembered: its directions are not known
+    # Nothing was remembered: its directions are not known.
+    assert sums(old).decayed(0.5)._row_count == 0
 
 
 def test_the_place_of_the_past_is_left_free() -> None:
