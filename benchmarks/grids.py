@@ -14,9 +14,9 @@ each by itself, two seeds on the validation split.
 `fashion`: natural gradients and baselines on Fashion-MNIST. `fashion-baselines`: grids of three
 baselines that the study had left at the recipe's values. `mnist-others`, `fashion-others`: methods
 that were measured on digits alone. `vit`: whitening of inputs or of both sides, on a transformer of
-two blocks. `cifar`: a five-layer CNN on CIFAR-10
-at ε = 2. `imdb`: logistic regression on hashed words, where twenty trials of the study had left six
-of thirteen arms with one or two that ran to their end.
+two blocks. `cifar`: a five-layer CNN on CIFAR-10 at ε = 2. `disk`: κ and γ of the filter, at the
+rate that was tuned with 0.7 and 0.5. `imdb`: logistic regression on hashed words, where twenty
+trials of the study had left six of thirteen arms with one or two that ran to their end.
 """
 
 from __future__ import annotations
@@ -518,6 +518,20 @@ GRIDS: dict[str, Grid] = {
             "A only, pink noise, natural gradient": (
                 "dp-kfc-natural",
                 _each(lr=(0.06, 0.03), source=("pink",)),
+            ),
+            "both sides, pink noise, preconditioned, Adam": (
+                "dp-kfc",
+                [*_each(lr=(0.004, 0.008, 0.016)), {"lr": 0.008, "power_exponent": 1.8}],
+            ),
+        },
+    ),
+    "disk": Grid(
+        recipe="mnist-cnn",
+        common={**PROTOCOL, "max_grad_norm": 1.0, "lr": 1.0},
+        arms={
+            "DiSK": (
+                "disk",
+                _each(filter_kappa=(0.3, 0.5, 0.7, 0.9), disk_gamma=(0.3, 0.5, 0.7, 0.9)),
             ),
         },
     ),

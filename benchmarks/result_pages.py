@@ -504,6 +504,7 @@ def tabular_picture(path: Path) -> bool:
 
 
 def main() -> int:
+    import disk_pages
     import ngd_pages
 
     for name in TASKS:
@@ -511,6 +512,7 @@ def main() -> int:
             print(f"{name}: nothing measured yet", file=sys.stderr)
     tabular_picture(PICTURES / "results-tables.png")
     ngd_pages.pictures(PICTURES)
+    disk_pages.draw(PICTURES)
     return 0
 
 

@@ -233,6 +233,13 @@ def dp_ngd(part: str) -> str:
     return ngd_pages.page(part) or missing(f"python benchmarks/{command}")
 
 
+def disk_figures() -> str:
+    """Figures 1, 2 and 8 of the DiSK paper on the CNN of MNIST."""
+    import disk_pages
+
+    return disk_pages.page() or missing("python benchmarks/grids.py --grid disk")
+
+
 def task(name: str) -> str:
     """A few methods of a task, with 95 % intervals and what papers print."""
     import result_pages
@@ -591,6 +598,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "paper-cells": paper_cells,
     "federated-ablation": federated_ablation,
     "headline": headline,
+    "disk-figures": disk_figures,
     "phases": phases,
     "tracking": tracking,
 }
