@@ -15,7 +15,7 @@ from dpkfc.linalg.blocks import (
     exact_row_norms,
     row_norms,
 )
-from dpkfc.linalg.metric import Dense, Identity, Kronecker
+from dpkfc.linalg.metric import Dense, Eigenbasis, Identity, Kronecker
 from dpkfc.linalg.norms import per_example_norms
 
 
@@ -28,7 +28,9 @@ def root(d: int, condition: float, seed: int) -> Dense:
     return Dense(((q * values) @ q.T).float(), 1.0)
 
 
-def released(block, metric: Kronecker, method: str) -> tuple[torch.Tensor, torch.Tensor]:
+def released(
+    block, metric: Kronecker | Eigenbasis, method: str
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(norms, exact float64 norm of each example's share of the whitened sum as float32 computes
     it).
     """
@@ -209,3 +211,45 @@ def test_autocast_around_a_step_does_not_reach_norms_and_sums() -> None:
         with full_precision():
             assert (a @ a).dtype == torch.float32
         assert (a @ a).dtype == torch.bfloat16
+
+
+def flat_row(d: int, seed: int) -> torch.Tensor:
+    """The direction `[d]` that `root` maps to almost nothing."""
+    return directions(d, seed)[:, -1].float()
+
+
+def directions(d: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.linalg.qr(torch.randn(d, d, generator=generator, dtype=torch.float64)).Q
+
+
+def eigenbasis(d: int, seed: int) -> Eigenbasis:
+    """The map of two roots, scale by scale."""
+    values = torch.logspace(0, -4.5, d)
+    q_in, q_out = (directions(d, one).float() for one in (seed, seed + 1))
+    return Eigenbasis(torch.outer(values, values), q_in, q_out)
+
+
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+@pytest.mark.parametrize("method", ["gram", "materialised", "eigenbasis"])
+@pytest.mark.parametrize("d", [8, 48])
+def test_gradients_along_flat_directions_are_bounded(
+    kind: str, method: str, d: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a map shrinks by 1e4 and more is mostly rounding, which differs from pass to pass."""
+    monkeypatch.setattr("dpkfc.linalg.norms._is_kept", lambda *_: False)
+    for seed in range(20):
+        g = torch.Generator().manual_seed(seed)
+        sizes = torch.rand(3, 2, 1, generator=g) + 1
+        a, b = sizes * flat_row(d, seed), sizes.flip(1) * flat_row(d, seed + 1)
+        block: Outer | ConvBlock = Outer(a, b)
+        if kind == "convolution":
+            x, y = (rows.mT.reshape(3, d, 2, 1).contiguous() for rows in (a, b))
+            block = ConvBlock(x, y, (1, 1), (1, 1), (0, 0), (1, 1), 1, True, False)
+        metric = Kronecker(root(d, 1e9, seed), root(d, 1e9, seed + 1))
+        norms, exact = released(
+            block,
+            eigenbasis(d, seed) if method == "eigenbasis" else metric,
+            "materialised" if method == "eigenbasis" else method,
+        )
+        assert bool((norms >= exact * (1 - 1e-6)).all())
