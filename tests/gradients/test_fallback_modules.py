@@ -395,3 +395,27 @@ def test_a_module_that_mixes_examples_is_refused_without_verification_too() -> N
     model = nn.Sequential(nn.Linear(3, 3), Centred()).double()
     with pytest.raises(ValueError, match="mean.dim hides the batch axis"):
         taped(model, loss_fn, (randn(N, 3),), N)
+
+
+class Remembering(nn.Module):
+    """Stores what it computes and counts its calls, as some attention modules do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(randn(D, D))
+        self.doubled: Tensor | None = None
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.doubled = 2 * self.weight
+        self.calls += 1
+        return torch.einsum("ni,ij->nj", x, self.doubled).tanh()
+
+
+def test_a_repeated_pass_leaves_no_trace_on_a_module() -> None:
+    model = nn.Sequential(Remembering(), nn.Linear(D, 2, dtype=torch.float64))
+    batch = (randn(N, D),)
+    taped(model, loss_fn, batch, N)
+    inner = model[0]
+    assert inner.calls == 1
+    torch.testing.assert_close(inner.doubled, 2 * inner.weight)

@@ -240,9 +240,7 @@ def measure_fisher(
     def finish() -> dict[str, LayerFisher]:
         return {name: make_fisher(layer.result()) for name, layer in sums.items()}
 
-    layers = finish_on_owners(finish, model, team)
-    products = {name: layer for name, layer in layers.items() if "A" in layer.spectrum}
-    return products | layers, note
+    return finish_on_owners(finish, model, team), note
 
 
 class MomentAccumulator:
