@@ -505,6 +505,8 @@ def tabular_picture(path: Path) -> bool:
 
 def main() -> int:
     import disk_pages
+    import federated_variations
+    import hessian
     import ngd_pages
 
     for name in TASKS:
@@ -513,6 +515,8 @@ def main() -> int:
     tabular_picture(PICTURES / "results-tables.png")
     ngd_pages.pictures(PICTURES)
     disk_pages.draw(PICTURES)
+    federated_variations.draw(PICTURES)
+    hessian.draw(PICTURES)
     return 0
 
 

@@ -233,6 +233,28 @@ def dp_ngd(part: str) -> str:
     return ngd_pages.page(part) or missing(f"python benchmarks/{command}")
 
 
+def federated_variations() -> str:
+    """DP-FedSOFIM over learning rates, with few clients a round, and on a whole network."""
+    import federated_variations as study
+
+    rows = list(read_json(study.PATH).get("rows", {}).values())
+    if not rows:
+        return missing("python benchmarks/federated_variations.py")
+    where = {"hardware": rows[-1]["hardware"], "date": max(row["date"] for row in rows)}
+    return f"{study.tables()}\n\n{machine(where)}"
+
+
+def hessian() -> str:
+    """The ends of the spectrum of the Hessian, before and after training."""
+    import hessian as study
+
+    results = read_json(study.PATH)
+    if not results:
+        return missing("python benchmarks/hessian.py")
+    picture = f"![spectrum of the Hessian](img/{study.PICTURE})"
+    return f"{study.table(results)}\n\n{picture}\n\n{machine(results)}"
+
+
 def disk_figures() -> str:
     """Figures 1, 2 and 8 of the DiSK paper on the CNN of MNIST."""
     import disk_pages
@@ -599,6 +621,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "federated-ablation": federated_ablation,
     "headline": headline,
     "disk-figures": disk_figures,
+    "federated-variations": federated_variations,
+    "hessian": hessian,
     "phases": phases,
     "tracking": tracking,
 }

@@ -84,7 +84,7 @@ def find_function(target: str) -> Callable[[], object]:
         raise ConfigError(_one_line(target, error)) from error
     function = getattr(module, name, None)
     if not callable(function):
-        hint = nearest(name, vars(module))[:200]
+        hint = nearest(name, [known for known in vars(module) if known[0] != "_"])
         raise ConfigError(f"{target}: {module_name} has no function {name!r}; {hint}")
     return cast("Callable[[], object]", function)
 
@@ -110,8 +110,7 @@ def _one_line(target: str, error: Exception) -> str:
     place = ""
     if frame is not None:
         place = f" (line {frame.tb_lineno} of {Path(frame.tb_frame.f_code.co_filename).name[-40:]})"
-    text = " ".join(str(error).split())
-    text = text[:80]
+    text = " ".join(str(error).split())[:80]
     return f"{target} raised {type(error).__name__}: {text}{place}"
 
 
