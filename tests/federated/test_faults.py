@@ -141,11 +141,12 @@ def test_a_restored_server_goes_on_as_if_nothing_had_happened(tmp_path):
     assert vector(run.server.parameters).shape == vector(whole.server.parameters).shape
     with pytest.raises(CheckpointError, match="does not contain"):
         federate(plan, head(), loss_fn, datasets(), checkpoint=tmp_path / "checkpoint", resume=True)
-    other = plan_of(privacy=TrustedServer("clients"), rounds=5, rule=FedSOFIM())
-    with pytest.raises(CheckpointError, match="another plan or model"):
-        federate(
-            other, head(), loss_fn, datasets(), checkpoint=tmp_path / "checkpoint", resume=True
-        )
+    for rounds, rule in ((5, FedSOFIM()), (4, FedSOFIM(rho=0.1))):
+        other = plan_of(privacy=TrustedServer("clients"), rounds=rounds, rule=rule)
+        with pytest.raises(CheckpointError, match="another plan or model"):
+            federate(
+                other, head(), loss_fn, datasets(), checkpoint=tmp_path / "checkpoint", resume=True
+            )
 
 
 def test_a_spent_budget_ends_before_anything_is_sent():

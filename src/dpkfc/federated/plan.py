@@ -497,6 +497,12 @@ class FedSOFIM(FedGD):
         super().__post_init__()
         self.postprocess  # noqa: B018 - checks the values
 
+    def describe(self) -> Description:
+        """Return plain values, with the preconditioning step where it is not the default one."""
+        described = super().describe()
+        (step,) = self.postprocess
+        return described if step == SOFIM() else {**described, "step": step.describe()}
+
     @property
     def postprocess(self) -> tuple[PostProcess, ...]:
         """Return the preconditioning step."""
