@@ -648,9 +648,8 @@ def build_network(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequen
     Raises:
         ValueError: a width that is no integer >= 1.
     """
-    widths = [inputs]
-    for width in np.atleast_1d(hidden):
-        widths.append(read_count("a width of hidden_layer_sizes", width))
+    name = "a width of hidden_layer_sizes"
+    widths = [inputs, *(read_count(name, width) for width in np.atleast_1d(hidden))]
     layers: list[nn.Module] = []
     for before, after in zip(widths, widths[1:], strict=False):
         layers += [nn.Linear(before, after), nn.Tanh()]

@@ -1136,10 +1136,8 @@ class _Indices:
 
 def _indices(operation: Operation) -> _Indices:
     """Return the indices of an operation."""
-    given = {}
-    for dim, index in enumerate(operation.argument("indices")):
-        if index is not None:
-            given[dim] = index
+    indices = enumerate(operation.argument("indices"))
+    given = {dim: index for dim, index in indices if index is not None}
     dims = list(given)
     rank = max(index.dim() for index in given.values())
     is_adjacent = dims[-1] - dims[0] == len(dims) - 1
@@ -1920,10 +1918,8 @@ class Tracker:
         """Return whether values of the examples decide the number of entries of a result."""
         if rule_name(operation.function) != "index":
             return True
-        masks = []
-        for x in operation.args[1]:
-            if x is not None and x.dtype in (torch.bool, torch.uint8):
-                masks.append(x)
+        indices = [x for x in operation.args[1] if x is not None]
+        masks = [x for x in indices if x.dtype in (torch.bool, torch.uint8)]
         return self._is_any_private(masks)
 
     def _is_any_private(self, values: Any) -> bool:

@@ -912,9 +912,8 @@ class _Check:
 
     def _check_memory(self, rows: PublicRows) -> None:
         """Check that the forward pass keeps nothing of its examples for later ones."""
-        batches = [rows.batch([0, 1])]
-        for i in range(len(rows))[:4]:
-            batches.append(rows.batch([i, i]))
+        pairs = [(i, i) for i in range(len(rows))[:4]]
+        batches = [rows.batch(pair) for pair in [(0, 1), *pairs]]
 
         def losses(batch: Any) -> Tensor:
             return self.losses(batch, 2)

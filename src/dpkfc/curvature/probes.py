@@ -370,9 +370,7 @@ class PinkNoise(_SyntheticProbe):
 
     def _amplitude(self) -> Tensor:
         """Return the amplitude of every frequency, `[*spatial]`."""
-        axes = []
-        for size in self.shape[1:]:
-            axes.append(torch.fft.fftfreq(size, dtype=torch.float64))
+        axes = [torch.fft.fftfreq(size, dtype=torch.float64) for size in self.shape[1:]]
         grid = torch.meshgrid(*axes, indexing="ij")
         squares = torch.stack(grid).square()
         radius = squares.sum(0).sqrt()

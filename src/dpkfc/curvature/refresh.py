@@ -766,11 +766,8 @@ def send_to_owners(
     own: dict[str, list[P]] = defaultdict(list)
     cpu = torch.device("cpu")
     for owner in range(team.world_size):
-        sent = {}
-        for name, part in parts.items():
-            if owners[name] == owner:
-                sent[name] = part
-        sent = copy_to_device(sent, cpu)
+        own_parts = {name: part for name, part in parts.items() if owners[name] == owner}
+        sent = copy_to_device(own_parts, cpu)
         received = team.gather(sent, owner)
         for of_process in received or ():
             for name, part in of_process.items():

@@ -201,10 +201,8 @@ class AttributeSnapshot:
 
     def __init__(self, model: nn.Module, without: Collection[nn.Module] = ()) -> None:
         modules = [m for m in paths_of(model) if m not in without]
-        watched: set[int] = set()
-        for m in modules:
-            for x in (*m._parameters.values(), *m._buffers.values()):
-                watched.add(id(x))
+        tensors = (x for m in modules for x in (*m._parameters.values(), *m._buffers.values()))
+        watched = set(map(id, tensors))
         self._tensors = frozenset(watched)
         self._before = {}
         for m in modules:

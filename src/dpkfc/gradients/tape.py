@@ -642,11 +642,8 @@ class Tape:
                 shape = record.outputs[0][0]
                 rows = gradient.reshape(size, *shape)
                 _add_call(calls, record, _shared_call(record, rows, size))
-        own = {}
-        of_parameters = gradients[len(public) :]
-        for name, gradient in zip(names, of_parameters, strict=True):
-            if gradient is not None:
-                own[name] = gradient
+        pairs = zip(names, gradients[len(public) :], strict=True)
+        own = {name: gradient for name, gradient in pairs if gradient is not None}
         add_blocks(self.layers, own, calls)
 
 

@@ -152,10 +152,8 @@ class ModelCall:
 
 def _model_call(joined: list[Any], singles: list[list[Any]], places: list[int]) -> ModelCall:
     """Return the call with its outputs at some places."""
-    chosen = []
-    for leaves in (joined, *singles):
-        chosen.append([leaves[i] for i in places])
-    return ModelCall(chosen[0], chosen[1:])
+    first, *others = ([leaves[i] for i in places] for leaves in (joined, *singles))
+    return ModelCall(first, others)
 
 
 @dataclass(frozen=True)

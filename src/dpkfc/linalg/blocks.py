@@ -161,9 +161,8 @@ def exact_row_norms(x: Tensor) -> Tensor:
     d = x.shape[-1]
     rows = x.reshape(-1, d)
     rows_at_once = max(1, _CACHED // d)
-    norms = []
-    for part in rows.split(rows_at_once):
-        norms.append(torch.linalg.vector_norm(part.double(), dim=-1))
+    parts = rows.split(rows_at_once)
+    norms = [torch.linalg.vector_norm(part.double(), dim=-1) for part in parts]
     return torch.cat(norms).view(x.shape[:-1])
 
 
