@@ -32,8 +32,8 @@ RHO, BETA = 0.5, 0.9
 RULES = {"sofim": "DP-FedSOFIM", "fedgd": "DP-FedGD at η/ρ"}
 # Learning rates η; the step is η/ρ long where the momentum is small.
 SWEPT = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-CLIENT_RATES = (1.0, 0.3, 0.1)
-GRIDS = {"participation": (0.1, 0.25, 0.5, 1.0, 2.0), "network": (0.05, 0.1, 0.2, 0.4)}
+CLIENT_RATES = (1.0, 0.1)
+GRIDS = {"participation": (0.1, 0.3, 1.0, 3.0), "network": (0.1, 0.2, 0.4)}
 CLIPS = {"participation": 0.3, "network": 1.0}
 EPSILONS = {"participation": 10.0, "network": 2.0}
 CLIENTS = {"participation": 200, "network": 2}

@@ -521,7 +521,7 @@ GRIDS: dict[str, Grid] = {
             ),
             "both sides, pink noise, preconditioned, Adam": (
                 "dp-kfc",
-                [*_each(lr=(0.004, 0.008, 0.016)), {"lr": 0.008, "power_exponent": 1.8}],
+                _each(lr=(0.004, 0.008)),
             ),
         },
     ),
@@ -531,7 +531,7 @@ GRIDS: dict[str, Grid] = {
         arms={
             "DiSK": (
                 "disk",
-                _each(filter_kappa=(0.3, 0.5, 0.7, 0.9), disk_gamma=(0.3, 0.5, 0.7, 0.9)),
+                _each(filter_kappa=(0.5, 0.7, 0.9), disk_gamma=(0.3, 0.5, 0.7, 0.9)),
             ),
         },
     ),
