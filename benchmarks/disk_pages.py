@@ -110,7 +110,8 @@ def _describe_grid(found: Mapping[tuple[float, float], float]) -> str:
     sentence = (
         f"The best point is κ = {best[0]:g} and γ = {best[1]:g} ({found[best]:.2f} %), the worst"
         f" κ = {worst[0]:g} and γ = {worst[1]:g} ({found[worst]:.2f} %). The best γ is"
-        f" {', '.join(choices)}. All have the rate that was tuned with κ = 0.7 and γ = 0.5."
+        f" {', '.join(choices)}. All have the rate that was tuned with κ = 0.7 and γ = 0.5;"
+        " of one seed, half a point says nothing."
     )
     head = ["Figure 8: validation %, ε = 1, one seed", *(f"γ = {gamma:g}" for gamma in gammas)]
     return f"{markdown(head, rows)}\n\n{sentence}"
