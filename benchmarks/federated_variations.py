@@ -1,13 +1,12 @@
 """DP-FedSOFIM beside DP-FedGD at the same η/ρ, where its paper has no table: over learning rates,
-with few clients a round, and on a whole network.
+and with few clients a round.
 
     python benchmarks/federated_variations.py --data-dir DIR    # resumable
     python benchmarks/federated_variations.py --table           # the Markdown tables
 
-Rates: features of MNIST, ε = 10, clipping norm 10, ρ = 0.5 and β = 0.9 as in the paper.
-Participation: the same features, 200 clients, client-level ε = 10 against the released models; the
-server samples each client with rate q. Network: the CNN of MNIST, all layers, ε = 2, examples
-sampled with rate 0.05. The last two choose each method's rate on a validation split.
+Features of MNIST, ε = 10, ρ = 0.5 and β = 0.9 as in the paper. Rates: clipping norm 10. Few
+clients: 200 clients, client-level ε against the released models; the server samples each of them
+with rate q. There each method's rate is chosen on a validation split.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import functools
 import hashlib
 import json
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,24 +26,19 @@ from common import RESULTS, hardware, interval, markdown, now
 
 PATH = RESULTS / "federated_variations.json"
 SEEDS, TUNED_WITH, DELTA, ROUNDS = (0, 1, 2), 100, 1e-5, 70
-RHO, BETA = 0.5, 0.9
+RHO, BETA, EPSILON = 0.5, 0.9, 10.0
 RULES = {"sofim": "DP-FedSOFIM", "fedgd": "DP-FedGD at η/ρ"}
 # Learning rates η; the step is η/ρ long where the momentum is small.
 SWEPT = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-CLIENT_RATES = (1.0, 0.1)
-GRIDS = {"participation": (0.1, 0.3, 1.0, 3.0), "network": (0.1, 0.2, 0.4)}
-CLIPS = {"participation": 0.3, "network": 1.0}
-EPSILONS = {"participation": 10.0, "network": 2.0}
-CLIENTS = {"participation": 200, "network": 2}
-EXAMPLE_RATE = 0.05
+CLIENTS, CLIENT_RATES, CLIP = 200, (0.1, 0.3), 0.3
+GRID = (0.1, 0.3, 1.0, 3.0)
 
 
 @dataclass(frozen=True)
 class Variation:
-    """A run with sampled clients, or of a whole network.
+    """A run with sampled clients.
 
     Attributes:
-        part: "participation" or "network".
         rule: in `RULES`.
         eta: learning rate; DP-FedGD has η/ρ.
         client_rate: q.
@@ -53,7 +46,6 @@ class Variation:
         evaluate_on: "validation" or "test".
     """
 
-    part: str
     rule: str
     eta: float
     client_rate: float
@@ -62,13 +54,8 @@ class Variation:
 
     def describe(self) -> dict[str, Any]:
         """Return plain values that decide the result."""
-        return {
-            **asdict(self),
-            "clip": CLIPS[self.part],
-            "epsilon": EPSILONS[self.part],
-            "clients": CLIENTS[self.part],
-            "rounds": ROUNDS,
-        }
+        constants = {"clip": CLIP, "epsilon": EPSILON, "clients": CLIENTS, "rounds": ROUNDS}
+        return asdict(self) | constants
 
     @functools.cached_property
     def hash(self) -> str:
@@ -88,106 +75,81 @@ def sweep_run(rule: str, eta: float, seed: int) -> Any:
         task="mnist",
         rule=rule,
         settings=tuple(sorted(settings.items())),
-        epsilon=10.0,
+        epsilon=EPSILON,
         clients=2,
         seed=seed,
     )
 
 
-def places() -> Iterator[tuple[str, float]]:
-    """Yield every part but the sweep with its client rates."""
-    for rate in CLIENT_RATES:
-        yield "participation", rate
-    yield "network", 1.0
-
-
-def best_eta(store: Any, part: str, client_rate: float, rule: str) -> float | None:
+def best_eta(store: Any, client_rate: float, rule: str) -> float | None:
     """Return the rate that is best on the validation split; None before all have been run."""
     rows = {
-        eta: store.get(Variation(part, rule, eta, client_rate, TUNED_WITH, "validation"))
-        for eta in GRIDS[part]
+        eta: store.get(Variation(rule, eta, client_rate, TUNED_WITH, "validation")) for eta in GRID
     }
     if not all(rows.values()):
         return None
     return max(rows, key=lambda eta: rows[eta]["accuracy"])
 
 
+def test_runs(store: Any, client_rate: float, rule: str) -> list[Variation]:
+    """Return the runs of the best rate on the test set; none before the grid is complete."""
+    eta = best_eta(store, client_rate, rule)
+    return [] if eta is None else [Variation(rule, eta, client_rate, seed) for seed in SEEDS]
+
+
 def stages(store: Any) -> Iterator[list[Any]]:
     """Yield lists of runs; a list may need the results of those before it."""
     yield [sweep_run(rule, eta, seed) for seed in SEEDS for eta in SWEPT for rule in RULES]
-    for part, client_rate in places():
+    for client_rate in CLIENT_RATES:
         yield [
-            Variation(part, rule, eta, client_rate, TUNED_WITH, "validation")
-            for eta in GRIDS[part]
+            Variation(rule, eta, client_rate, TUNED_WITH, "validation")
+            for eta in GRID
             for rule in RULES
         ]
-        tests = []
-        for rule in RULES:
-            eta = best_eta(store, part, client_rate, rule)
-            if eta is not None:
-                tests += [Variation(part, rule, eta, client_rate, seed) for seed in SEEDS]
-        yield tests
+        yield [run for rule in RULES for run in test_runs(store, client_rate, rule)]
 
 
 def _plan(run: Variation, records: int) -> Any:
     from dpkfc.federated import ClientLevel, FederatedConfig, FedGD, FedSOFIM, TrustedServer
 
-    trusted = TrustedServer()
-    is_network = run.part == "network"
     config = FederatedConfig(
-        clients=CLIENTS[run.part],
+        clients=CLIENTS,
         rounds=ROUNDS,
         expected_records=records,
-        privacy=trusted if is_network else ClientLevel(trusted),
+        privacy=ClientLevel(TrustedServer()),
         rule=FedSOFIM(run.eta, RHO, BETA) if run.rule == "sofim" else FedGD(run.eta / RHO),
-        max_grad_norm=CLIPS[run.part],
+        max_grad_norm=CLIP,
         client_rate=run.client_rate,
-        example_rate=EXAMPLE_RATE if is_network else 1.0,
-        max_physical_batch_size=500,
     )
-    return config.calibrate(EPSILONS[run.part], DELTA)
+    return config.calibrate(EPSILON, DELTA)
 
 
-def _data(part: str, folder: Path, data_dir: str) -> tuple[Any, Any, Any]:
-    """Return training, validation and test examples."""
-    from dpkfc.app.datasets import split
-    from dpkfc.app.recipes.images import MNIST_NORMALISATION, load_mnist
-    from dpkfc_papers.federated_study import load_features
-
-    if part == "participation":
-        features = load_features("mnist", folder, data_dir)
-        return features.train, features.validation, features.test
-    tensors = load_mnist(data_dir or None).tensors(MNIST_NORMALISATION)
-    return *split(tensors.train, 5000), tensors.test
-
-
-def execute_variation(run: Variation, data: tuple[Any, Any, Any]) -> dict[str, Any]:
+def execute_variation(run: Variation, features: Any) -> dict[str, Any]:
     """Train, and return the record of the run as plain values."""
     import torch
     from torch import nn
 
-    from dpkfc.app.models import mnist_cnn, seeded
+    from dpkfc.app.models import seeded
     from dpkfc.federated.simulation import federate, iid, parts
     from dpkfc_papers.federated_study import loss_fn
 
-    (x, y), validation, test = data
-    evaluation = validation
+    x, y = features.train
+    evaluation = features.validation
     if run.evaluate_on == "test":
-        x, y = torch.cat([x, validation[0]]), torch.cat([y, validation[1]])
-        evaluation = test
-    build = mnist_cnn if run.part == "network" else lambda: nn.Linear(x.shape[1], 10)
+        x = torch.cat([x, features.validation[0]])
+        y = torch.cat([y, features.validation[1]])
+        evaluation = features.test
     plan = _plan(run, len(y))
 
     def accuracy(model: nn.Module) -> float:
         with torch.no_grad():
-            found = [model(rows).argmax(1) for rows in evaluation[0].split(1000)]
-        return float((torch.cat(found) == evaluation[1]).float().mean())
+            return float((model(evaluation[0]).argmax(1) == evaluation[1]).float().mean())
 
     result = federate(
         plan,
-        seeded(build, run.seed),
+        seeded(lambda: nn.Linear(x.shape[1], 10), run.seed),
         loss_fn,
-        parts((x, y), iid(len(y), CLIENTS[run.part], run.seed)),
+        parts((x, y), iid(len(y), CLIENTS, run.seed)),
         evaluate=accuracy,
         every=10,
     )
@@ -214,26 +176,17 @@ def execute(folder: Path, data_dir: str) -> None:
     from dpkfc_papers.federated_study import execute_run, load_features
 
     torch.set_num_threads(1)
-    data: dict[str, Any] = {}
+    features = load_features("mnist", folder, data_dir)
     with Store(PATH) as store:
         for runs in stages(store):
             left = [run for run in runs if store.get(run) is None]
             for number, run in enumerate(left, start=1):
-                started = time.perf_counter()
-                if isinstance(run, Variation):
-                    if run.part not in data:
-                        data[run.part] = _data(run.part, folder, data_dir)
-                    record = execute_variation(run, data[run.part])
-                else:
-                    if "rates" not in data:
-                        data["rates"] = load_features("mnist", folder, data_dir)
-                    record = execute_run(run, data["rates"])
+                is_variation = isinstance(run, Variation)
+                function = execute_variation if is_variation else execute_run
+                record = function(run, features)
                 store.put(run, record)
-                seconds = time.perf_counter() - started
                 print(
-                    f"{number}/{len(left)} {run.describe()}: {record['accuracy']:.4f},"
-                    f" {seconds:.0f} s",
-                    flush=True,
+                    f"{number}/{len(left)} {run.describe()}: {record['accuracy']:.4f}", flush=True
                 )
 
 
@@ -272,25 +225,18 @@ def _best(found: dict[float, list[float]]) -> str:
     return f"{max(found, key=lambda eta: sum(found[eta])):g}"
 
 
-def _place_table(store: Any) -> str:
+def _client_table(store: Any) -> str:
     rows = []
-    for part, client_rate in places():
-        values = {}
-        etas = []
-        for rule in RULES:
-            eta = best_eta(store, part, client_rate, rule)
-            if eta is None:
-                break
-            runs = [Variation(part, rule, eta, client_rate, seed) for seed in SEEDS]
-            values[rule] = _accuracies(store, runs)
-            etas.append(f"{eta:g}")
-        if len(values) < len(RULES) or not all(len(of) > 1 for of in values.values()):
+    for client_rate in CLIENT_RATES:
+        runs = {rule: test_runs(store, client_rate, rule) for rule in RULES}
+        values = {rule: _accuracies(store, of) for rule, of in runs.items()}
+        if not all(len(of) > 1 for of in values.values()):
             continue
         gain, error = claims.compared(values["sofim"], values["fedgd"])
-        name = "whole CNN" if part == "network" else f"{CLIENTS[part]} clients, q = {client_rate:g}"
         cells = [interval(values[rule]) for rule in RULES]
-        rows.append([name, *cells, f"{gain:+.2f} ± {error:.2f}", ", ".join(etas)])
-    head = ["MNIST: test %", *RULES.values(), "difference", "best η of each"]
+        etas = ", ".join(f"{of[0].eta:g}" for of in runs.values())
+        rows.append([f"{client_rate:g}", *cells, f"{gain:+.2f} ± {error:.2f}", etas])
+    head = [f"q of {CLIENTS} clients: test %", *RULES.values(), "difference", "best η of each"]
     return markdown(head, rows)
 
 
@@ -302,7 +248,7 @@ def tables() -> str:
     if not all(swept(store, rule)[SWEPT[-1]] for rule in RULES):
         return ""
     picture = f"![Accuracy over the learning rate](../img/{PICTURE})"
-    return f"{_rate_table(store)}\n\n{picture}\n\n{_place_table(store)}"
+    return f"{_rate_table(store)}\n\n{picture}\n\n{_client_table(store)}"
 
 
 PICTURE = "federated-rates.png"

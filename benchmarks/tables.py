@@ -234,7 +234,7 @@ def dp_ngd(part: str) -> str:
 
 
 def federated_variations() -> str:
-    """DP-FedSOFIM over learning rates, with few clients a round, and on a whole network."""
+    """DP-FedSOFIM over learning rates, and with few clients a round."""
     import federated_variations as study
 
     rows = list(read_json(study.PATH).get("rows", {}).values())
