@@ -26,7 +26,7 @@ from common import RESULTS, figures, figures_parser, hardware, markdown, now, re
 
 PATH = RESULTS / "hessian.json"
 PICTURE = "hessian.png"
-EXAMPLES, STEPS, STARTS = 256, 40, 2
+EXAMPLES, STEPS, STARTS = 128, 32, 1
 MODELS = ("mnist-mlp", "mnist-cnn")
 COLOURS = {
     "oracle": "#333333",

@@ -1093,10 +1093,11 @@ def run_study(
 
 def _expected_seconds(store: Store, run: FederatedRun) -> float | None:
     """Return the seconds of the longest run of the same task with as many clients."""
-    seconds = []
-    for record in store:
-        if record["run"]["task"] == run.task and record["run"]["clients"] == run.clients:
-            seconds.append(record["seconds"])
+    seconds = [
+        record["seconds"]
+        for record in store
+        if record["run"]["task"] == run.task and record["run"]["clients"] == run.clients
+    ]
     return max(seconds, default=None)
 
 

@@ -667,7 +667,9 @@ def _markdown_row(one: Outcome) -> str:
     elif one.settings:
         settings = f"tuned: {settings_text(one.settings)}"
     elif one.values and cell.recipe:
-        settings = "the recipe's"
+        settings = (
+            "the recipe's, at a rate of our grid" if "lr" in cell.settings else "the recipe's"
+        )
     columns = [cell.row, cell.column, cell.published.text, ours, sigma, one.verdict, settings]
     return f"| {' | '.join(columns)} |"
 
