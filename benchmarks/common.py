@@ -149,6 +149,18 @@ def machine(results: Mapping[str, Any], *, memory: bool = True, commit: bool = T
     return "*" + ". ".join(sets) + ".*"
 
 
+def machine_of_rows(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Where the rows of a study were measured, each machine with its last day."""
+    days: dict[str, str] = {}
+    machines: dict[str, Mapping[str, Any]] = {}
+    for row in rows:
+        name = _described(row["hardware"], None, True)
+        machines[name] = row["hardware"]
+        days[name] = max(days.get(name, ""), row["date"])
+    order = sorted(days, key=lambda name: days[name])
+    return "*" + "; ".join(_described(machines[name], days[name], True) for name in order) + ".*"
+
+
 def _short(titles: Sequence[str]) -> list[str]:
     """Without those whose memory and times are of one set."""
     return [

@@ -17,7 +17,7 @@ from typing import Any
 import claims
 import grids
 import headline
-from common import RESULTS, half_interval, interval, machine, markdown, read_json
+from common import RESULTS, half_interval, interval, machine_of_rows, markdown, read_json
 
 RECIPE, CURVES_AT = "mnist-cnn", 1.0
 PICTURE = "disk.png"
@@ -125,13 +125,12 @@ def page() -> str:
     if not found:
         return ""
     rows = list(Store(grids.RESULTS / "disk.json"))
-    where = {"hardware": rows[-1]["hardware"], "date": max(row["date"] for row in rows)}
     parts = [
         _describe_epsilons(over_epsilon()),
         _describe_curves(curves()),
         _describe_grid(found),
         f"![Figures 1, 2 and 8 on MNIST](../img/{PICTURE})",
-        machine(where),
+        machine_of_rows(rows),
     ]
     return "\n\n".join(parts)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +92,12 @@ def _gain(above: list[float], below: list[float]) -> float:
     return statistics.mean(above) - statistics.mean(below)
 
 
-def main() -> int:
+def run_script(
+    description: str | None, run: Callable[[Path, str], None], show: Callable[[], str]
+) -> int:
+    """Read the command line of a script on features, run what is missing, and print the table."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data-dir", default="", help="folder with the data sets")
     parser.add_argument(
@@ -102,10 +106,10 @@ def main() -> int:
     parser.add_argument("--table", action="store_true", help="print what has been run and stop")
     arguments = parser.parse_args()
     if not arguments.table:
-        execute(arguments.out, arguments.data_dir)
-    print(table() or "nothing has been run yet")
+        run(arguments.out, arguments.data_dir)
+    print(show() or "nothing has been run yet")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script(__doc__, execute, table))

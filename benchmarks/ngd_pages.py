@@ -16,7 +16,7 @@ from typing import Any
 
 import claims
 import ngd_ablation as study
-from common import half_interval, interval, machine, markdown, read_json
+from common import half_interval, interval, machine, machine_of_rows, markdown, read_json
 
 SAME, OTHER, LEVEL = "same direction", "other direction", "not significant"
 NOT_RUN, TOO_FEW = "not run", "no verdict (one run)"
@@ -391,8 +391,7 @@ def page(part: str) -> str:
 
 
 def _where(store: Any) -> str:
-    rows = list(store)
-    return machine({"hardware": rows[-1]["hardware"], "date": max(row["date"] for row in rows)})
+    return machine_of_rows(list(store))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -15,12 +15,13 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from common import RESULTS, machine, markdown, read_json
+from common import RESULTS, machine, machine_of_rows, markdown, read_json
 
 ROOT = Path(__file__).resolve().parents[1]
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -130,11 +131,7 @@ def accuracy_study(recipe: str) -> str:
     ]
     if not rows:
         return _describe_unfinished(recipe) or missing("python benchmarks/accuracy_study.py")
-    return (
-        table(rows, recipe)
-        + "\n\n"
-        + machine({"hardware": rows[-1]["hardware"], "date": max(row["date"] for row in rows)})
-    )
+    return table(rows, recipe) + "\n\n" + machine_of_rows(rows)
 
 
 def _describe_unfinished(recipe: str) -> str:
@@ -164,11 +161,7 @@ def grid(name: str) -> str:
     if not rows:
         return missing(f"python benchmarks/grids.py --grid {of}")
     made = grids.table if of == name else grids.every_point
-    return (
-        made(of, store)
-        + "\n\n"
-        + machine({"hardware": rows[-1]["hardware"], "date": max(row["date"] for row in rows)})
-    )
+    return made(of, store) + "\n\n" + machine_of_rows(rows)
 
 
 def claims() -> str:
@@ -214,15 +207,13 @@ def paper_cells() -> str:
     return markdown(["paper", "cells of its tables", *words, more], rows)
 
 
-def federated_ablation() -> str:
-    """DP-FedSOFIM over its two settings."""
-    import federated_ablation as study
-
+def federated_script(name: str) -> str:
+    """The table of a script that compares DP-FedSOFIM with DP-FedGD."""
+    study = import_module(name)
     rows = list(read_json(study.PATH).get("rows", {}).values())
     if not rows:
-        return missing("python benchmarks/federated_ablation.py")
-    where = {"hardware": rows[-1]["hardware"], "date": max(row["date"] for row in rows)}
-    return f"{study.table()}\n\n{machine(where)}"
+        return missing(f"python benchmarks/{name}.py")
+    return f"{study.table()}\n\n{machine_of_rows(rows)}"
 
 
 def dp_ngd(part: str) -> str:
@@ -231,17 +222,6 @@ def dp_ngd(part: str) -> str:
 
     command = "ngd_duality.py" if part == "duality" else "ngd_ablation.py"
     return ngd_pages.page(part) or missing(f"python benchmarks/{command}")
-
-
-def federated_variations() -> str:
-    """DP-FedSOFIM over learning rates, and with few clients a round."""
-    import federated_variations as study
-
-    rows = list(read_json(study.PATH).get("rows", {}).values())
-    if not rows:
-        return missing("python benchmarks/federated_variations.py")
-    where = {"hardware": rows[-1]["hardware"], "date": max(row["date"] for row in rows)}
-    return f"{study.tables()}\n\n{machine(where)}"
 
 
 def hessian() -> str:
@@ -295,11 +275,7 @@ def rank_accuracy() -> str:
     rows = list(store)
     if not rows:
         return missing("python benchmarks/rank_accuracy.py")
-    return (
-        study.table(study.runs(False, 9), store)
-        + "\n\n"
-        + machine({"hardware": rows[-1]["hardware"], "date": max(row["date"] for row in rows)})
-    )
+    return study.table(study.runs(False, 9), store) + "\n\n" + machine_of_rows(rows)
 
 
 def which_side() -> str:
@@ -496,11 +472,9 @@ def federated_accuracy(part: str) -> str:
     kind, _, task = part.partition("-")
     if kind == "gains":
         return federated_study.second_order(STUDY, store, task)
-    where = {"hardware": rows[-1]["hardware"], "date": max(row["date"] for row in rows)}
     origin = next((row["features"] for row in rows if row["run"]["task"] == task), "")
-    return (
-        f"{federated_study.accuracies(STUDY, store, task)} Features: {origin}.\n\n{machine(where)}"
-    )
+    accuracies = federated_study.accuracies(STUDY, store, task)
+    return f"{accuracies} Features: {origin}.\n\n{machine_of_rows(rows)}"
 
 
 def federated(part: str) -> str:
@@ -620,10 +594,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "paper-groups": published_groups,
     "paper-claims": paper_claims,
     "paper-cells": paper_cells,
-    "federated-ablation": federated_ablation,
+    "federated-ablation": partial(federated_script, "federated_ablation"),
     "headline": headline,
     "disk-figures": disk_figures,
-    "federated-variations": federated_variations,
+    "federated-variations": partial(federated_script, "federated_variations"),
     "hessian": hessian,
     "phases": phases,
     "tracking": tracking,

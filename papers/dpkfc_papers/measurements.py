@@ -504,7 +504,7 @@ def measure_course(
     started = time.perf_counter()
     prepared = prepare(run.config(threads=1, data_dir=data_dir))
     sizes = SMOKE if prepared.config.smoke else Sizes()
-    sources = _sources(prepared, public or folder / "public", data_dir)
+    sources = find_sources(prepared, public or folder / "public", data_dir)
     checkpoints: list[Figures] = []
 
     def measure_at(step: int, **scores: Any) -> None:
@@ -543,7 +543,7 @@ def measure_course(
     return row
 
 
-def _sources(prepared: Prepared, public: Path, data_dir: str) -> dict[str, Probe]:
+def find_sources(prepared: Prepared, public: Path, data_dir: str) -> dict[str, Probe]:
     """Return probes by name; the last ones hold private examples."""
     config = prepared.config
     shape = prepared.recipe.input_shape

@@ -61,3 +61,13 @@ def test_sentences_on_the_filter_follow_its_figures(benchmark_module) -> None:
     )
     assert "The best point is κ = 0.9 and γ = 0.3 (93.00 %)" in text
     assert "0.7 at κ = 0.5, 0.3 at κ = 0.9" in text
+
+
+def test_each_machine_of_a_study_is_named_with_its_last_day(benchmark_module) -> None:
+    common = benchmark_module("common")
+    rows = [
+        {"hardware": {"cpu": cpu, "threads": 1}, "date": f"2026-11-{day}"}
+        for cpu, day in (("B", 27), ("A", 25), ("A", 26))
+    ]
+    found = common.machine_of_rows(rows)
+    assert found.index("A, 1 thread, 2026-11-26") < found.index("B, 1 thread, 2026-11-27")
