@@ -181,6 +181,13 @@ class Features:
     classes: int
     origin: str
 
+    def choose_rows(self, evaluate_on: str) -> tuple[Examples, Examples]:
+        """Return what a run trains on and what it is evaluated on."""
+        if evaluate_on != "test":
+            return self.train, self.validation
+        x, y = map(torch.cat, zip(self.train, self.validation, strict=True))
+        return (x, y), self.test
+
 
 def small_features(task: str) -> Features:
     """Return made-up features for a smoke test: one cluster per class; no data set is read."""
@@ -188,12 +195,11 @@ def small_features(task: str) -> Features:
     y = torch.randint(0, TASKS[task].classes, (700,), generator=generator)
     x = torch.rand(700, WIDTH, generator=generator)
     x[torch.arange(700), y] += 1.0
-    public = torch.rand(200, WIDTH, generator=generator)
     return Features(
         train=(x[:500], y[:500]),
         validation=(x[500:600], y[500:600]),
         test=(x[600:], y[600:]),
-        public=public,
+        public=torch.rand(200, WIDTH, generator=generator),
         classes=TASKS[task].classes,
         origin="made up",
     )
@@ -382,20 +388,22 @@ def loss_fn(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def execute_run(run: FederatedRun, features: Features) -> Record:
-    """Train a linear head, and return the record of the run as plain values.
+def execute_run(
+    run: FederatedRun, features: Features, build: Callable[[int, int], nn.Module] = nn.Linear
+) -> Record:
+    """Train a model, and return the record of the run as plain values.
+
+    Args:
+        run: its settings.
+        features: its data; of a whole network, images.
+        build: makes the model from the sizes of axis 1 of an input and of the output.
 
     Raises:
         StudyError: an unknown rule or partition.
     """
     if run.rule not in RULES:
         raise StudyError(f"unknown rule {run.rule!r}; choose one of {', '.join(RULES)}")
-    x, y = features.train
-    evaluation = features.validation
-    if run.evaluate_on == "test":
-        x = torch.cat([x, features.validation[0]])
-        y = torch.cat([y, features.validation[1]])
-        evaluation = features.test
+    (x, y), evaluation = features.choose_rows(run.evaluate_on)
     settings = dict(run.settings)
     config = FederatedConfig(
         clients=run.clients,
@@ -407,14 +415,12 @@ def execute_run(run: FederatedRun, features: Features) -> Record:
         **RULES[run.rule](settings, features),
     )
     plan = config.calibrate(run.epsilon, DELTA)
-    head = seeded(lambda: nn.Linear(x.shape[1], features.classes), run.seed)
-    datasets = parts((x, y), _partition(run, y))
     result = federate(
         plan,
-        head,
+        seeded(lambda: build(x.shape[1], features.classes), run.seed),
         loss_fn,
-        datasets,
-        evaluate=lambda model: _accuracy(model, *evaluation),
+        parts((x, y), _partition(run, y)),
+        evaluate=lambda model: measure_accuracy(model, *evaluation),
         every=_EVERY,
     )
     return {
@@ -446,7 +452,8 @@ def _partition(run: FederatedRun, labels: Tensor) -> Any:
     return dirichlet(labels.numpy(), run.clients, float(alpha), run.seed)
 
 
-def _accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
+def measure_accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    """Return the fraction of right classes."""
     with torch.no_grad():
         return float((model(x).argmax(1) == y).float().mean())
 
@@ -555,9 +562,8 @@ class Study:
     def trial_runs(self, task: str, name: str) -> list[FederatedRun]:
         """Return the trials of one method; none for a control."""
         method = METHODS[name]
-        runs = []
-        for settings in _points(method.space, self.trials):
-            run = FederatedRun(
+        return [
+            FederatedRun(
                 task=task,
                 rule=method.rule,
                 settings=_sorted(settings),
@@ -567,8 +573,8 @@ class Study:
                 seed=_TUNING_SEED,
                 evaluate_on="validation",
             )
-            runs.append(run)
-        return runs
+            for settings in _points(method.space, self.trials)
+        ]
 
     def choose_settings(self, store: Store, task: str, name: str) -> Record | None:
         """Return the settings of a method's best trial, or those that a control takes over.
@@ -787,8 +793,7 @@ def _values(
 
 
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    rule = ["---", *["--:"] * (len(head) - 1)]
-    lines = [head, rule, *rows]
+    lines = [head, ["---", *["--:"] * (len(head) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -804,10 +809,11 @@ def accuracies(study: Study, store: Store, task: str) -> str:
         settings = study.choose_settings(store, task, name)
         if settings is None:
             continue
-        columns = []
         # Every seed below `most_seeds` has all partitions.
-        for partition, epsilon in study.list_places(0):
-            columns.append(_values(study, store, task, name, epsilon=epsilon, partition=partition))
+        columns = [
+            _values(study, store, task, name, epsilon=epsilon, partition=partition)
+            for partition, epsilon in study.list_places(0)
+        ]
         seeds |= {len(values) for values in columns if values}
         best = percent(_best_validation(study, store, task, name))
         formula = settings_text(_formula_settings(settings))
@@ -870,8 +876,7 @@ def _gain(values: Sequence[float], reference: Sequence[float]) -> tuple[float, f
     """Return the difference of the means and two standard errors of the difference."""
     if len(values) < 2 or len(reference) < 2:
         return None
-    variance = statistics.variance(values) / len(values)
-    variance += statistics.variance(reference) / len(reference)
+    variance = sum(statistics.variance(group) / len(group) for group in (values, reference))
     gain = statistics.mean(values) - statistics.mean(reference)
     return gain, 2 * math.sqrt(variance)
 
@@ -1068,11 +1073,10 @@ def run_study(
             return has_time
 
         def report_run(name: str, run: FederatedRun, accuracy: float) -> None:
-            line = (
+            on_line(
                 f"{_describe(run)}: {METHODS[name].label}: {100 * accuracy:.2f} %"
                 f" ({run.evaluate_on})"
             )
-            on_line(line)
 
         try:
             with clock.stopping():
@@ -1085,8 +1089,7 @@ def run_study(
             )
         finally:
             torch.set_num_threads(threads)
-            text = f"# {TITLE}\n\n{tables(study, store)}\n"
-            write_text(page, text)
+            write_text(page, f"# {TITLE}\n\n{tables(study, store)}\n")
             figure(study, store, folder / f"{NAME}.png")
     return page
 

@@ -4,8 +4,13 @@ settings.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
+
+from dpkfc.app.tuning.runs import Store
+from dpkfc_papers import federated_study
 
 
 def test_products_with_a_hessian_equal_the_whole_matrix(benchmark_module) -> None:
@@ -31,21 +36,78 @@ def test_products_with_a_hessian_equal_the_whole_matrix(benchmark_module) -> Non
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
+class Rows(dict):
+    """Rows by hash, as a store has them."""
+
+    def get(self, run):
+        return super().get(run.hash)
+
+    def put(self, run, accuracy: float) -> None:
+        self[run.hash] = {"accuracy": accuracy}
+
+
 def test_a_federated_rate_is_chosen_on_validation_after_its_grid(benchmark_module) -> None:
     study = benchmark_module("federated_variations")
-
-    class Rows(dict):
-        def get(self, run):
-            return super().get(run.hash)
-
     rows = Rows()
-    for place, eta in enumerate(study.GRID):
-        assert study.test_runs(rows, 0.1, "sofim") == []
-        run = study.Variation("sofim", eta, 0.1, study.TUNED_WITH, "validation")
-        rows[run.hash] = {"accuracy": 0.5 - abs(place - 1) / 10}
-    found = study.test_runs(rows, 0.1, "sofim")
+    grid = study.client_grid(0.1, "sofim")
+    for place, run in enumerate(grid):
+        assert study.test_runs(rows, grid) == []
+        rows.put(run, 0.5 - abs(place - 1) / 10)
+    found = study.test_runs(rows, grid)
     assert [run.eta for run in found] == [study.GRID[1]] * len(study.SEEDS)
     assert {run.evaluate_on for run in found} == {"test"}
+
+
+def test_runs_on_features_keep_their_rows(benchmark_module) -> None:
+    study = benchmark_module("federated_variations")
+    store = Store(study.PATH)
+    runs = [run for runs in study.stages(store) for run in runs]
+    on_features = [run for run in runs if run.describe().get("task") != study.NETWORK]
+    assert len(on_features) == 82 and all(map(store.get, on_features))
+
+
+def test_a_network_is_judged_at_the_norm_and_the_rate_of_dp_fedsofim(benchmark_module) -> None:
+    study = benchmark_module("federated_variations")
+    rows = Rows()
+    first, second = (study.network_grid("sofim", clip) for clip in study.CLIPS)
+    for place, run in enumerate([*first, *second]):
+        assert study.network_tests(rows) == {}
+        rows.put(run, place / 10)
+    for rule in ("fedgd", "fedavgm"):
+        for place, run in enumerate(study.network_grid(rule, study.CLIPS[1])):
+            rows.put(run, 0.5 - place / 10)
+    tests = study.network_tests(rows)
+    steps = [study.GRID[place] / study.RHO for place in (3, 3, 0, 0)]
+    for runs, step in zip(tests.values(), steps, strict=True):
+        assert [dict(run.settings)["rate"] for run in runs] == [step] * len(study.SEEDS)
+        assert {dict(run.settings)["clip"] for run in runs} == {study.CLIPS[1]}
+        assert {run.evaluate_on for run in runs} == {"test"}
+    assert study._network_table(rows) == ""
+    for place, runs in enumerate(tests.values()):
+        for run in runs:
+            rows.put(run, 0.9 - place / 100 + run.seed / 1000)
+    table = study._network_table(rows)
+    assert "Here this holds" in table and "+1.00 ± 0.00" in table and "+3.00 ± 0.00" in table
+
+
+def test_a_network_trains_from_scratch_on_images(benchmark_module) -> None:
+    study = benchmark_module("federated_variations")
+    x = torch.randn(60, 1, 14, 14)
+    y = torch.arange(60) % 10
+    data = federated_study.Features(
+        train=(x[:30], y[:30]),
+        validation=(x[30:40], y[30:40]),
+        test=(x[40:], y[40:]),
+        public=torch.empty(0),
+        classes=10,
+        origin="made up",
+    )
+    run = replace(study.network_grid("sofim", 1.0)[0], rounds=2)
+    for evaluate_on, size in (("validation", 30), ("test", 40)):
+        now = replace(run, evaluate_on=evaluate_on)
+        record = federated_study.execute_run(now, data, study.network)
+        assert (record["dataset_size"], record["steps"]) == (size, 2)
+        assert record["epsilon"] <= study.EPSILON
 
 
 def test_sentences_on_the_filter_follow_its_figures(benchmark_module) -> None:
