@@ -74,13 +74,13 @@ def test_a_network_is_judged_at_the_norm_and_the_rate_of_dp_fedsofim(benchmark_m
         assert study.network_tests(rows) == {}
         rows.put(run, place / 10)
     for rule in ("fedgd", "fedavgm"):
-        for place, run in enumerate(study.network_grid(rule, study.CLIPS[1])):
+        for place, run in enumerate(study.network_grid(rule, 10.0)):
             rows.put(run, 0.5 - place / 10)
     tests = study.network_tests(rows)
     steps = [study.GRID[place] / study.RHO for place in (3, 3, 0, 0)]
     for runs, step in zip(tests.values(), steps, strict=True):
         assert [dict(run.settings)["rate"] for run in runs] == [step] * len(study.SEEDS)
-        assert {dict(run.settings)["clip"] for run in runs} == {study.CLIPS[1]}
+        assert {dict(run.settings)["clip"] for run in runs} == {10.0}
         assert {run.evaluate_on for run in runs} == {"test"}
     assert study._network_table(rows) == ""
     for place, runs in enumerate(tests.values()):
