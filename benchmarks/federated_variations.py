@@ -334,7 +334,7 @@ def _network_table(store: Any) -> str:
         difference = f"{gain:+.2f} ± {error:.2f}" if label != "DP-FedSOFIM" else "–"
         cells = [f"{100 * chosen['accuracy']:.2f}", interval(values), difference]
         rows.append([label, f"{settings['rate']:g}", *cells])
-    verdict = "holds" if words["DP-FedGD at its η/ρ"] == "ahead" else "does not hold"
+    verdict = "holds" if words["DP-FedGD at its η/ρ"] == "ahead" else "is not shown"
     head = ["CNN, ε = 10", "η/ρ", "validation %", "test %", "DP-FedSOFIM − it"]
     size = sum(parameter.numel() for parameter in network(1, 10).parameters())
     steps = ", ".join(f"{eta / RHO:g}" for eta in CLIPS[settings["clip"]])
