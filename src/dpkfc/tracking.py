@@ -161,8 +161,6 @@ def example_first(x: Tensor, axis: BatchAxis, size: int) -> Tensor:
         axis: where its examples lie.
         size: examples N.
     """
-    if axis.pre == axis.post == 1:
-        return x.movedim(axis.dim, 0)
     rows = _split_batch(x, axis, size)
     pre_dim = axis.dim + 1
     if axis.post == 1:
@@ -461,8 +459,7 @@ def are_places_equal(x: Tensor, axis: BatchAxis, size: int) -> bool:
     shape = (axis.pre, size, axis.post)
     parts = x.detach().unflatten(axis.dim, shape)
     first = parts.narrow(axis.dim + 1, 0, 1)
-    first = first.expand_as(parts)
-    return torch.equal(parts, first)
+    return torch.equal(parts, first.expand_as(parts))
 
 
 def pointwise(operation: Operation) -> Answer:
@@ -552,14 +549,12 @@ def _permute(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
             second = _dimension(operation, x, "dim1")
         order[first] = second
         order[second] = first
-    place = order.index(axis.dim)
-    return axis.move(place)
+    return axis.move(order.index(axis.dim))
 
 
 @_rule_of_first("expand repeat")
 def _expand(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
-    added = operation.result.dim() - x.dim()
-    axis = axis.shifted(added)
+    axis = axis.shifted(operation.result.dim() - x.dim())
     if not operation.has_argument("repeats"):
         return axis
     times = operation.argument("repeats")
@@ -572,10 +567,7 @@ def _slice(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     if _dimension(operation, x) != axis.dim or x.shape == y.shape:
         return axis
     length = x.shape[axis.dim]
-    start = operation.argument("start") or 0
-    if start < 0:
-        start += length
-    start = min(max(start, 0), length)
+    start, _, _ = slice(operation.argument("start"), None).indices(length)
     step = 1
     if operation.has_argument("step"):
         step = operation.argument("step")
@@ -646,9 +638,7 @@ def _stack(operation: Operation) -> Answer:
 
 @_rule_of_first("diagonal")
 def _diagonal(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
-    first = _dimension(operation, x, "dim1")
-    second = _dimension(operation, x, "dim2")
-    dims = {first, second}
+    dims = {_dimension(operation, x, name) for name in ("dim1", "dim2")}
     if axis.dim in dims:
         return operation.lost("a diagonal runs through the batch axis")
     return _remove_dims(axis, dims)
@@ -656,8 +646,7 @@ def _diagonal(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 
 def _remove_dims(axis: BatchAxis, dims: Iterable[int]) -> BatchAxis:
     """Return an axis after other dimensions are gone."""
-    before = [dim for dim in dims if dim < axis.dim]
-    return axis.shifted(-len(before))
+    return axis.shifted(-sum(dim < axis.dim for dim in dims))
 
 
 @_rule_of_first("as_strided")
@@ -783,8 +772,7 @@ def _product(operation: Operation) -> Answer:
     for x in addends:
         axis = operation.axis(x)
         if axis is not None:
-            missing = rank - x.dim()
-            axes.append(axis.shifted(missing))
+            axes.append(axis.shifted(rank - x.dim()))
     first = axes[0]
     if any(other != first for other in axes):
         return operation.lost("a product pairs different examples")
@@ -804,8 +792,7 @@ def _axis_of_left_factor(operation: Operation, a: Tensor, b: Tensor) -> BatchAxi
     if axis is None or axis.dim == a.dim() - 1:
         return None
     if _name(operation) == "matmul" and a.dim() > 1:
-        missing = max(0, b.dim() - a.dim())
-        return axis.shifted(missing)
+        return axis.shifted(max(0, b.dim() - a.dim()))
     return axis
 
 
@@ -1399,8 +1386,7 @@ def _margin_loss(operation: Operation) -> Answer:
         return operation.lost("the loss pairs different examples")
     if any(map(operation.is_batched, operation.tensors[2:])):
         return operation.lost("class weights depend on the examples")
-    losses = _reduce_loss(operation, axis, len(scores))
-    return [losses, axis]
+    return [_reduce_loss(operation, axis, len(scores)), axis]
 
 
 @_rule("_ctc_loss")
@@ -1496,7 +1482,7 @@ _BATCH, _TOTAL, _PARAMETRIC, _UNKNOWN, _HISTORY = 1, 2, 4, 8, 16
 _READS = split_names("_local_scalar_dense is_nonzero equal item allclose")
 _LEAVES_TORCH = split_names(
     "numpy tolist __array__ __dlpack__ untyped_storage storage data_ptr __reduce_ex__ "
-    "__deepcopy__ apply_ map_ map2_ _typed_storage"
+    "__deepcopy__ __repr__ __format__ apply_ map_ map2_ _typed_storage"
 )
 _WRITES_VALUES = split_names("apply_ map_ map2_")
 _CREATES = split_names("tensor as_tensor from_numpy asarray frombuffer from_dlpack new_tensor")
@@ -2077,11 +2063,19 @@ class _Functions(_Mode, TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one function of torch."""
-        self._tracker._calls += 1
+        tracker = self._tracker
+        kwargs = kwargs or {}
+        tracker._calls += 1
         try:
-            return self._call(func, args, kwargs or {})
+            return self._call(func, args, kwargs)
+        except Exception:
+            # Values of one example may have caused it, and the program may catch it and go on.
+            if self.is_on and tracker._is_any_private((*args, *kwargs.values())):
+                why = "it raises an error, which the values of an example may decide"
+                tracker.fail(getattr(func, "__name__", "call"), why, is_read=True)
+            raise
         finally:
-            self._tracker._calls -= 1
+            tracker._calls -= 1
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         tracker = self._tracker
