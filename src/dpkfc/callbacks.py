@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -140,7 +141,7 @@ class CallbackCalls:
         if not self._active:
             return
         public = make_report()
-        whole = StepReport(**{**vars(public), "private": dict(private)})
+        whole = replace(public, private=dict(private))
 
         def call(callback: Callback) -> None:
             if not callback.private:
@@ -243,7 +244,7 @@ class EarlyStopping(_Patience):
             loss_fn: maps (model, batch) to losses `[B]`, as for `Session.step`.
         """
         with evaluation_mode(model):
-            return float(loss_fn(model, self.on).mean())
+            return float(loss_fn(model, deepcopy(self.on)).mean())
 
 
 # What one held-out example adds to the sum at most.
@@ -325,7 +326,7 @@ class PrivateEarlyStopping(_Patience):
         total = 0.0
         with evaluation_mode(model):
             for row in range(len(self.on[0])):
-                batch = tuple(x[row : row + 1] for x in self.on)
+                batch = tuple(x[row : row + 1].clone() for x in self.on)
                 # What model and loss remember of an example must not reach the next one.
                 state = PassState(model)
                 with restored_attributes(model):

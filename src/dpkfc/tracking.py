@@ -78,9 +78,6 @@ PARAMETRIC = Parametric()
 class Public:
     """Say that a tensor with a history of its own was computed from public tensors alone."""
 
-    def __repr__(self) -> str:
-        return "public"
-
 
 PUBLIC = Public()
 
@@ -142,10 +139,9 @@ def axis_after_reshape(
     if inner == 0 or math.prod(new_shape) == 0:
         return None
     right = 1
-    for dim in reversed(range(len(new_shape))):
-        length = new_shape[dim]
+    for dim, length in reversed([*enumerate(new_shape)]):
         post, rest = divmod(inner, right)
-        if rest == 0 and post > 0 and length % (size * post) == 0:
+        if rest == 0 and length % (size * post) == 0:
             return BatchAxis(dim, length // (size * post), post)
         right *= length
         if right > inner:
@@ -187,8 +183,7 @@ def _split_batch(x: Tensor, axis: BatchAxis, size: int) -> Tensor:
 
 def names_of_shapes(tensors: Sequence[Tensor]) -> str:
     """Return the shapes of some tensors as they appear in messages."""
-    shapes = [list(x.shape) for x in tensors[:3]]
-    return " and ".join(map(str, shapes))
+    return " and ".join(str(list(x.shape)) for x in tensors[:3])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -566,8 +561,7 @@ def _slice(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     y = operation.result
     if _dimension(operation, x) != axis.dim or x.shape == y.shape:
         return axis
-    length = x.shape[axis.dim]
-    start, _, _ = slice(operation.argument("start"), None).indices(length)
+    start, _, _ = slice(operation.argument("start"), None).indices(x.shape[axis.dim])
     step = 1
     if operation.has_argument("step"):
         step = operation.argument("step")
@@ -943,8 +937,8 @@ def _pad(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 
 @_rule_of_first("native_layer_norm layer_norm _fused_rms_norm rms_norm")
 def _layer_norm(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
-    first_normalised_dim = x.dim() - len(operation.args[1])
-    if axis.dim >= first_normalised_dim or _has_batched_weights(operation):
+    kept_dims = x.dim() - len(operation.args[1])
+    if axis.dim >= kept_dims or _has_batched_weights(operation):
         return operation.lost("it normalises over the batch axis")
     return axis
 
@@ -997,9 +991,7 @@ def _embedding_bag(operation: Operation) -> Answer:
     sample_weights = operation.argument("per_sample_weights")
     misplaced = operation.lost("bags of an embedding have the batch in another place")
     axis = operation.axis(ids)
-    if axis is None or axis.pre != 1:
-        return misplaced
-    if operation.is_batched(weight) or operation.is_batched(offsets):
+    if axis is None or axis.pre != 1 or any(map(operation.is_batched, (weight, offsets))):
         return misplaced
     if not _fits(operation, sample_weights, axis):
         return misplaced
@@ -1176,8 +1168,7 @@ def _axis_of_counting_index(
     length = axis.length(operation.size)
     if index.numel() != length:
         return None
-    counting = torch.arange(length, device=index.device)
-    if not torch.equal(index.flatten(), counting):
+    if not torch.equal(index.flatten(), torch.arange(length, device=index.device)):
         return None
     long_dims = [dim for dim, entries in enumerate(index.shape) if entries != 1]
     if len(long_dims) != 1:
@@ -1854,10 +1845,8 @@ class Tracker:
             return
         if not function._schema.name.endswith("_like"):
             for y in operands:
-                if y is x:
-                    continue
                 first = y.flatten()[:1]
-                if not torch.equal(y, first.expand_as(y)):
+                if y is not x and not torch.equal(y, first.expand_as(y)):
                     return
         places = [dim for dim, length in enumerate(x.shape) if length == self.size]
         if x._is_view() or _memory(x) in self._persistent:
@@ -1881,7 +1870,8 @@ class Tracker:
         else:
             answer = self._apply(operation, bool(kinds & _TOTAL))
         depends = not isinstance(answer, (Parametric, Public))
-        if torch.Tag.dynamic_output_shape in function.tags and depends:
+        is_dynamic = torch.Tag.dynamic_output_shape in function.tags
+        if depends and (is_dynamic or "to_sparse" in rule_name(function)):
             if self._has_private_shape(operation):
                 self.fail(function, "the shape of a tensor depends on the examples", is_read=True)
         if not outputs:
@@ -2034,10 +2024,17 @@ def _writes(function: Any) -> bool:
 class _Mode:
     """What the two modes of a tracker hold; one that is off shows nothing."""
 
+    is_on = True
+
     def __init__(self, tracker: Tracker) -> None:
         super().__init__()
         self._tracker = tracker
-        self.is_on = True
+
+    def _note_error(self, function: Any, args: Any, kwargs: Any) -> None:
+        """Note an error: the program may catch it, and go on in another way for all examples."""
+        if self.is_on and self._tracker._is_any_private((*args, *kwargs.values())):
+            why = "it raises an error, which the values of an example may decide"
+            self._tracker.fail(getattr(function, "__name__", function), why, is_read=True)
 
 
 class _Dispatch(_Mode, TorchDispatchMode):
@@ -2050,7 +2047,11 @@ class _Dispatch(_Mode, TorchDispatchMode):
             return func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
             before = self._tracker.values_before(func, args, kwargs)
-        output = func(*args, **kwargs)
+        try:
+            output = func(*args, **kwargs)
+        except Exception:
+            self._note_error(func, args, kwargs)
+            raise
         if func in _UNFILLED:
             torch.ops.aten.zero_.default(output)
         with torch._C.DisableTorchFunction():
@@ -2063,19 +2064,15 @@ class _Functions(_Mode, TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one function of torch."""
-        tracker = self._tracker
         kwargs = kwargs or {}
-        tracker._calls += 1
+        self._tracker._calls += 1
         try:
             return self._call(func, args, kwargs)
         except Exception:
-            # Values of one example may have caused it, and the program may catch it and go on.
-            if self.is_on and tracker._is_any_private((*args, *kwargs.values())):
-                why = "it raises an error, which the values of an example may decide"
-                tracker.fail(getattr(func, "__name__", "call"), why, is_read=True)
+            self._note_error(func, args, kwargs)
             raise
         finally:
-            tracker._calls -= 1
+            self._tracker._calls -= 1
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         tracker = self._tracker
@@ -2087,9 +2084,9 @@ class _Functions(_Mode, TorchFunctionMode):
         self._check(name, is_data, args, kwargs)
         if name in _CREATES and (tracker.is_opaque or self._has_numbers(args, kwargs)):
             result = func(*args, **kwargs)
-            if isinstance(result, Tensor):
-                lost = Unknown(f"torch.{name}", "a tensor was made of single values")
-                tracker.set_state(result, lost)
+            tracker.set_state(
+                result, Unknown(f"torch.{name}", "a tensor was made of single values")
+            )
             return result
         if name == "__get__" and is_data:
             result = func(*args, **kwargs)

@@ -785,11 +785,8 @@ class _Check:
 
     def _gradient(self, total: Tensor) -> Tensor:
         """Return the gradient of a number as one vector."""
-        gradients: NamedTensors = {}
-        for name, p in trainable_tensors(self.model).items():
-            gradients[name] = torch.zeros_like(p)
-        gradients |= gradient_of(self.model, total)
-        return flatten(gradients, torch.float64)
+        zeros = {n: torch.zeros_like(p) for n, p in trainable_tensors(self.model).items()}
+        return flatten(zeros | gradient_of(self.model, total), torch.float64)
 
     def _check_tape(self, rows: PublicRows, size: int, *, alone: bool) -> None:
         """Compare the tape with plain autograd once.

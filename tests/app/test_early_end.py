@@ -18,7 +18,7 @@ from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.run_folder import Metrics
 from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.app.train import prepare, resume, run
-from dpkfc.callbacks import EarlyStopping
+from dpkfc.callbacks import EarlyStopping, PrivateEarlyStopping
 from dpkfc.report.verify import verify_ledger
 
 BASE = {
@@ -80,6 +80,16 @@ def test_an_evaluation_leaves_frozen_statistics_frozen(who: str):
         )
         judgement(task).judge(model, examples)
     assert [module.training for module in model] == [True, False, True]
+
+
+def test_a_loss_that_writes_into_its_batch_leaves_the_public_examples():
+    def loss(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return model(batch[0].mul_(2)).sum(1)
+
+    model, stopping = nn.Linear(3, 1), EarlyStopping(1, on=(torch.randn(8, 3),))
+    assert stopping.loss(model, loss) == stopping.loss(model, loss)
+    private = PrivateEarlyStopping(1, on=stopping.on, most=1.0)
+    assert private.total(model, loss) == private.total(model, loss)
 
 
 def test_patience_needs_public_examples(public_file: Path):

@@ -244,6 +244,7 @@ def test_a_write_in_inference_mode_is_a_failure():
         lambda x: x[x > 0.5].shape,
         lambda x: torch.masked_select(x, x > 0.5).shape,
         lambda x: (x * 9).long().unique().shape,
+        lambda x: (x > 0.5).to_sparse().indices().shape,
         lambda x: torch.arange(9)[[[(x[0, 0] * 9).long()]]],
         lambda x: torch.arange(9).__setitem__([[(x[0, 0] * 9).long()]], 1),
     ],
@@ -266,6 +267,7 @@ def test_values_that_leave_torch_are_a_failure(read):
         lambda x: F.one_hot((x + 7).long(), 5),
         lambda x: F.embedding((x + 7).long(), torch.zeros(5, 2)),
         lambda x: torch.zeros(5)[(x + 7).long()],
+        lambda x: torch.vmap(lambda row: torch.linalg.cholesky(-torch.diag(row)))(x),
     ],
 )
 def test_values_that_an_operation_refuses_are_a_failure(call):

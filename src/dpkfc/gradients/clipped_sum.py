@@ -1005,9 +1005,8 @@ class _Passes:
                     except (RuntimeError, ValueError) as error:
                         if not self.proof.is_checked or not _is_refused_by_torch(error):
                             raise
-                        gradients = {}
-                        for name, p in named_tensors(self.layers).items():
-                            gradients[name] = torch.full_like(p, math.nan)
+                        tensors = named_tensors(self.layers)
+                        gradients = {n: torch.full_like(p, math.nan) for n, p in tensors.items()}
                     add_gradients(total, gradients)
 
     def _points_and_batches(
