@@ -2034,7 +2034,11 @@ class _Mode:
         """Note an error: the program may catch it, and go on in another way for all examples."""
         if self.is_on and self._tracker._is_any_private((*args, *kwargs.values())):
             why = "it raises an error, which the values of an example may decide"
-            self._tracker.fail(getattr(function, "__name__", function), why, is_read=True)
+            self._tracker.fail(
+                getattr(function, "__name__", function),
+                why,
+                is_read=True,
+            )
 
 
 class _Dispatch(_Mode, TorchDispatchMode):
@@ -2085,7 +2089,8 @@ class _Functions(_Mode, TorchFunctionMode):
         if name in _CREATES and (tracker.is_opaque or self._has_numbers(args, kwargs)):
             result = func(*args, **kwargs)
             tracker.set_state(
-                result, Unknown(f"torch.{name}", "a tensor was made of single values")
+                result,
+                Unknown(f"torch.{name}", "a tensor was made of single values"),
             )
             return result
         if name == "__get__" and is_data:

@@ -1010,7 +1010,9 @@ class _Passes:
                     add_gradients(total, gradients)
 
     def _points_and_batches(
-        self, batch: Any, follow: Callable[[], AbstractContextManager[None]] = nullcontext
+        self,
+        batch: Any,
+        follow: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Iterator[tuple[EvaluationPoint, Any]]:
         """Yield each point with a batch of its own, into which its pass may write.
 
