@@ -42,7 +42,7 @@ ALLOWED = {
     "curvature": {"linalg", "memory"},
     "features": {"curvature"},
     "postprocess": {"linalg", "privacy", "gradients"},
-    "callbacks": {"curvature", "distributed"},  # for types only
+    "callbacks": {"gradients", "curvature", "distributed"},  # the last two for types only
     "private_step": MACHINE | {"linalg", "privacy", "gradients", "curvature", "postprocess"},
     "config": {"linalg", "data", "gradients", "curvature", "postprocess", "privacy"},
     "session": LIBRARY | {"report"},  # `write_card` imports it when it is called

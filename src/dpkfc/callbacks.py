@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 
 from dpkfc._checks import check_integer, check_not_negative, check_positive
 from dpkfc.curvature.base import PreconditionerState
+from dpkfc.gradients.clipped_sum import losses_of
+from dpkfc.gradients.state import PassState, evaluation_mode, restored_attributes
 
 if TYPE_CHECKING:
     from dpkfc.distributed import DistributedContext
@@ -138,7 +141,7 @@ class CallbackCalls:
         if not self._active:
             return
         public = make_report()
-        whole = StepReport(**{**vars(public), "private": dict(private)})
+        whole = replace(public, private=dict(private))
 
         def call(callback: Callback) -> None:
             if not callback.private:
@@ -187,8 +190,33 @@ class CallbackCalls:
 Loss = Callable[[nn.Module, Any], Tensor]
 
 
+class _Patience:
+    """Counts evaluations without a new least loss."""
+
+    patience: int
+    least_decrease: float
+
+    def __post_init__(self) -> None:
+        check_integer("patience", self.patience, 1)
+        check_not_negative("least_decrease", self.least_decrease)
+
+    def is_over(self, losses: Sequence[float]) -> bool:
+        """Return whether training should end after these losses, the newest one last.
+
+        A loss that is not a number counts as no decrease.
+        """
+        least = float("inf")
+        since = 0
+        for loss in losses:
+            since += 1
+            if loss < least - self.least_decrease:
+                least = loss
+                since = 0
+        return since >= self.patience
+
+
 @dataclass(frozen=True)
-class EarlyStopping:
+class EarlyStopping(_Patience):
     """Ends training when the loss on public examples has stopped falling.
 
     The caller keeps the losses, so that a checkpoint can hold them. After an early end, call
@@ -207,31 +235,16 @@ class EarlyStopping:
     on: Any
     least_decrease: float = 0.0
 
-    def __post_init__(self) -> None:
-        check_integer("patience", self.patience, 1)
-        check_not_negative("least_decrease", self.least_decrease)
-
     @torch.no_grad()
     def loss(self, model: nn.Module, loss_fn: Loss) -> float:
         """Return the mean loss on the public examples, in evaluation mode.
 
         Args:
-            model: the model in training; its mode is restored.
+            model: the model in training; the mode of each module is restored.
             loss_fn: maps (model, batch) to losses `[B]`, as for `Session.step`.
         """
-        was_training = model.training
-        model.eval()
-        try:
-            return float(loss_fn(model, self.on).mean())
-        finally:
-            model.train(was_training)
-
-    def is_over(self, losses: Sequence[float]) -> bool:
-        """Return whether training should end after these losses, the newest one last.
-
-        A loss that is not a number counts as no decrease.
-        """
-        return _count_since_least(losses, self.least_decrease) >= self.patience
+        with evaluation_mode(model):
+            return float(loss_fn(model, deepcopy(self.on)).mean())
 
 
 # What one held-out example adds to the sum at most.
@@ -254,7 +267,7 @@ class ReleasingSession(Protocol):
 
 
 @dataclass(frozen=True)
-class PrivateEarlyStopping:
+class PrivateEarlyStopping(_Patience):
     """Ends training when a noisy mean loss on held-out private examples has stopped falling.
 
     Each evaluation is one release in the ledger of the session, for the purpose "evaluation": the
@@ -273,7 +286,8 @@ class PrivateEarlyStopping:
 
     Guarantee:
         One held-out example more, less or in the place of another changes the sum of losses by at
-        most B. Every example is evaluated alone, with the same buffers.
+        most B. Every example is evaluated alone. What model and loss function remember of it is put
+        back.
     """
 
     patience: int
@@ -282,9 +296,8 @@ class PrivateEarlyStopping:
     least_decrease: float = 0.0
 
     def __post_init__(self) -> None:
-        check_integer("patience", self.patience, 1)
+        super().__post_init__()
         check_positive("most", self.most)
-        check_not_negative("least_decrease", self.least_decrease)
         sizes = {len(x) for x in self.on}
         if len(sizes) != 1 or sizes == {0}:
             raise ValueError("on must be tensors with one and the same number of examples, not 0")
@@ -310,27 +323,18 @@ class PrivateEarlyStopping:
     @torch.no_grad()
     def total(self, model: nn.Module, loss_fn: Loss) -> float:
         """Return the sum of clamped losses over B, in evaluation mode. PRIVATE."""
-        modes = {module: module.training for module in model.modules()}
-        buffers = {name: x.clone() for name, x in model.named_buffers()}
-        model.eval()
         total = 0.0
-        try:
+        with evaluation_mode(model):
             for row in range(len(self.on[0])):
-                batch = tuple(x[row : row + 1] for x in self.on)
-                value = loss_fn(model, batch).detach().double().reshape(-1)[:1]
+                batch = tuple(x[row : row + 1].clone() for x in self.on)
+                # What model and loss remember of an example must not reach the next one.
+                state = PassState(model)
+                with restored_attributes(model):
+                    value = losses_of(loss_fn, model, batch).double().reshape(-1)[:1]
+                state.restore()
                 fraction = (value / self.most).nan_to_num(nan=1.0).clamp(0.0, 1.0)
                 total += float((fraction * _PARTS).floor()) / _PARTS
-                # What a module remembers of an example must not reach the next one.
-                for name, x in model.named_buffers():
-                    x.copy_(buffers[name])
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
         return total
-
-    def is_over(self, losses: Sequence[float]) -> bool:
-        """Return whether training should end after these noisy losses, the newest one last."""
-        return _count_since_least(losses, self.least_decrease) >= self.patience
 
 
 def wrong_answers(model: nn.Module, batch: Any) -> Tensor:
@@ -340,15 +344,3 @@ def wrong_answers(model: nn.Module, batch: Any) -> Tensor:
     """
     inputs, labels = batch
     return (model(inputs).argmax(-1) != labels).double()
-
-
-def _count_since_least(losses: Sequence[float], least_decrease: float) -> int:
-    """Return the number of losses after the last one that was lower than all before."""
-    least = float("inf")
-    since = 0
-    for loss in losses:
-        since += 1
-        if loss < least - least_decrease:
-            least = loss
-            since = 0
-    return since

@@ -78,9 +78,6 @@ PARAMETRIC = Parametric()
 class Public:
     """Say that a tensor with a history of its own was computed from public tensors alone."""
 
-    def __repr__(self) -> str:
-        return "public"
-
 
 PUBLIC = Public()
 
@@ -142,10 +139,9 @@ def axis_after_reshape(
     if inner == 0 or math.prod(new_shape) == 0:
         return None
     right = 1
-    for dim in reversed(range(len(new_shape))):
-        length = new_shape[dim]
+    for dim, length in reversed([*enumerate(new_shape)]):
         post, rest = divmod(inner, right)
-        if rest == 0 and post > 0 and length % (size * post) == 0:
+        if rest == 0 and length % (size * post) == 0:
             return BatchAxis(dim, length // (size * post), post)
         right *= length
         if right > inner:
@@ -161,8 +157,6 @@ def example_first(x: Tensor, axis: BatchAxis, size: int) -> Tensor:
         axis: where its examples lie.
         size: examples N.
     """
-    if axis.pre == axis.post == 1:
-        return x.movedim(axis.dim, 0)
     rows = _split_batch(x, axis, size)
     pre_dim = axis.dim + 1
     if axis.post == 1:
@@ -189,8 +183,7 @@ def _split_batch(x: Tensor, axis: BatchAxis, size: int) -> Tensor:
 
 def names_of_shapes(tensors: Sequence[Tensor]) -> str:
     """Return the shapes of some tensors as they appear in messages."""
-    shapes = [list(x.shape) for x in tensors[:3]]
-    return " and ".join(map(str, shapes))
+    return " and ".join(str(list(x.shape)) for x in tensors[:3])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -461,8 +454,7 @@ def are_places_equal(x: Tensor, axis: BatchAxis, size: int) -> bool:
     shape = (axis.pre, size, axis.post)
     parts = x.detach().unflatten(axis.dim, shape)
     first = parts.narrow(axis.dim + 1, 0, 1)
-    first = first.expand_as(parts)
-    return torch.equal(parts, first)
+    return torch.equal(parts, first.expand_as(parts))
 
 
 def pointwise(operation: Operation) -> Answer:
@@ -552,14 +544,12 @@ def _permute(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
             second = _dimension(operation, x, "dim1")
         order[first] = second
         order[second] = first
-    place = order.index(axis.dim)
-    return axis.move(place)
+    return axis.move(order.index(axis.dim))
 
 
 @_rule_of_first("expand repeat")
 def _expand(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
-    added = operation.result.dim() - x.dim()
-    axis = axis.shifted(added)
+    axis = axis.shifted(operation.result.dim() - x.dim())
     if not operation.has_argument("repeats"):
         return axis
     times = operation.argument("repeats")
@@ -571,11 +561,7 @@ def _slice(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     y = operation.result
     if _dimension(operation, x) != axis.dim or x.shape == y.shape:
         return axis
-    length = x.shape[axis.dim]
-    start = operation.argument("start") or 0
-    if start < 0:
-        start += length
-    start = min(max(start, 0), length)
+    start, _, _ = slice(operation.argument("start"), None).indices(x.shape[axis.dim])
     step = 1
     if operation.has_argument("step"):
         step = operation.argument("step")
@@ -646,9 +632,7 @@ def _stack(operation: Operation) -> Answer:
 
 @_rule_of_first("diagonal")
 def _diagonal(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
-    first = _dimension(operation, x, "dim1")
-    second = _dimension(operation, x, "dim2")
-    dims = {first, second}
+    dims = {_dimension(operation, x, name) for name in ("dim1", "dim2")}
     if axis.dim in dims:
         return operation.lost("a diagonal runs through the batch axis")
     return _remove_dims(axis, dims)
@@ -656,8 +640,7 @@ def _diagonal(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 
 def _remove_dims(axis: BatchAxis, dims: Iterable[int]) -> BatchAxis:
     """Return an axis after other dimensions are gone."""
-    before = [dim for dim in dims if dim < axis.dim]
-    return axis.shifted(-len(before))
+    return axis.shifted(-sum(dim < axis.dim for dim in dims))
 
 
 @_rule_of_first("as_strided")
@@ -783,8 +766,7 @@ def _product(operation: Operation) -> Answer:
     for x in addends:
         axis = operation.axis(x)
         if axis is not None:
-            missing = rank - x.dim()
-            axes.append(axis.shifted(missing))
+            axes.append(axis.shifted(rank - x.dim()))
     first = axes[0]
     if any(other != first for other in axes):
         return operation.lost("a product pairs different examples")
@@ -804,8 +786,7 @@ def _axis_of_left_factor(operation: Operation, a: Tensor, b: Tensor) -> BatchAxi
     if axis is None or axis.dim == a.dim() - 1:
         return None
     if _name(operation) == "matmul" and a.dim() > 1:
-        missing = max(0, b.dim() - a.dim())
-        return axis.shifted(missing)
+        return axis.shifted(max(0, b.dim() - a.dim()))
     return axis
 
 
@@ -956,8 +937,8 @@ def _pad(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 
 @_rule_of_first("native_layer_norm layer_norm _fused_rms_norm rms_norm")
 def _layer_norm(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
-    first_normalised_dim = x.dim() - len(operation.args[1])
-    if axis.dim >= first_normalised_dim or _has_batched_weights(operation):
+    kept_dims = x.dim() - len(operation.args[1])
+    if axis.dim >= kept_dims or _has_batched_weights(operation):
         return operation.lost("it normalises over the batch axis")
     return axis
 
@@ -1010,9 +991,7 @@ def _embedding_bag(operation: Operation) -> Answer:
     sample_weights = operation.argument("per_sample_weights")
     misplaced = operation.lost("bags of an embedding have the batch in another place")
     axis = operation.axis(ids)
-    if axis is None or axis.pre != 1:
-        return misplaced
-    if operation.is_batched(weight) or operation.is_batched(offsets):
+    if axis is None or axis.pre != 1 or any(map(operation.is_batched, (weight, offsets))):
         return misplaced
     if not _fits(operation, sample_weights, axis):
         return misplaced
@@ -1189,8 +1168,7 @@ def _axis_of_counting_index(
     length = axis.length(operation.size)
     if index.numel() != length:
         return None
-    counting = torch.arange(length, device=index.device)
-    if not torch.equal(index.flatten(), counting):
+    if not torch.equal(index.flatten(), torch.arange(length, device=index.device)):
         return None
     long_dims = [dim for dim, entries in enumerate(index.shape) if entries != 1]
     if len(long_dims) != 1:
@@ -1399,8 +1377,7 @@ def _margin_loss(operation: Operation) -> Answer:
         return operation.lost("the loss pairs different examples")
     if any(map(operation.is_batched, operation.tensors[2:])):
         return operation.lost("class weights depend on the examples")
-    losses = _reduce_loss(operation, axis, len(scores))
-    return [losses, axis]
+    return [_reduce_loss(operation, axis, len(scores)), axis]
 
 
 @_rule("_ctc_loss")
@@ -1496,7 +1473,7 @@ _BATCH, _TOTAL, _PARAMETRIC, _UNKNOWN, _HISTORY = 1, 2, 4, 8, 16
 _READS = split_names("_local_scalar_dense is_nonzero equal item allclose")
 _LEAVES_TORCH = split_names(
     "numpy tolist __array__ __dlpack__ untyped_storage storage data_ptr __reduce_ex__ "
-    "__deepcopy__ apply_ map_ map2_ _typed_storage"
+    "__deepcopy__ __repr__ __format__ apply_ map_ map2_ _typed_storage"
 )
 _WRITES_VALUES = split_names("apply_ map_ map2_")
 _CREATES = split_names("tensor as_tensor from_numpy asarray frombuffer from_dlpack new_tensor")
@@ -1868,10 +1845,8 @@ class Tracker:
             return
         if not function._schema.name.endswith("_like"):
             for y in operands:
-                if y is x:
-                    continue
                 first = y.flatten()[:1]
-                if not torch.equal(y, first.expand_as(y)):
+                if y is not x and not torch.equal(y, first.expand_as(y)):
                     return
         places = [dim for dim, length in enumerate(x.shape) if length == self.size]
         if x._is_view() or _memory(x) in self._persistent:
@@ -1895,7 +1870,8 @@ class Tracker:
         else:
             answer = self._apply(operation, bool(kinds & _TOTAL))
         depends = not isinstance(answer, (Parametric, Public))
-        if torch.Tag.dynamic_output_shape in function.tags and depends:
+        is_dynamic = torch.Tag.dynamic_output_shape in function.tags
+        if depends and (is_dynamic or "to_sparse" in rule_name(function)):
             if self._has_private_shape(operation):
                 self.fail(function, "the shape of a tensor depends on the examples", is_read=True)
         if not outputs:
@@ -2048,10 +2024,21 @@ def _writes(function: Any) -> bool:
 class _Mode:
     """What the two modes of a tracker hold; one that is off shows nothing."""
 
+    is_on = True
+
     def __init__(self, tracker: Tracker) -> None:
         super().__init__()
         self._tracker = tracker
-        self.is_on = True
+
+    def _note_error(self, function: Any, args: Any, kwargs: Any) -> None:
+        """Note an error: the program may catch it, and go on in another way for all examples."""
+        if self.is_on and self._tracker._is_any_private((*args, *kwargs.values())):
+            why = "it raises an error, which the values of an example may decide"
+            self._tracker.fail(
+                getattr(function, "__name__", function),
+                why,
+                is_read=True,
+            )
 
 
 class _Dispatch(_Mode, TorchDispatchMode):
@@ -2064,7 +2051,11 @@ class _Dispatch(_Mode, TorchDispatchMode):
             return func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
             before = self._tracker.values_before(func, args, kwargs)
-        output = func(*args, **kwargs)
+        try:
+            output = func(*args, **kwargs)
+        except Exception:
+            self._note_error(func, args, kwargs)
+            raise
         if func in _UNFILLED:
             torch.ops.aten.zero_.default(output)
         with torch._C.DisableTorchFunction():
@@ -2077,9 +2068,13 @@ class _Functions(_Mode, TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one function of torch."""
+        kwargs = kwargs or {}
         self._tracker._calls += 1
         try:
-            return self._call(func, args, kwargs or {})
+            return self._call(func, args, kwargs)
+        except Exception:
+            self._note_error(func, args, kwargs)
+            raise
         finally:
             self._tracker._calls -= 1
 
@@ -2093,9 +2088,10 @@ class _Functions(_Mode, TorchFunctionMode):
         self._check(name, is_data, args, kwargs)
         if name in _CREATES and (tracker.is_opaque or self._has_numbers(args, kwargs)):
             result = func(*args, **kwargs)
-            if isinstance(result, Tensor):
-                lost = Unknown(f"torch.{name}", "a tensor was made of single values")
-                tracker.set_state(result, lost)
+            tracker.set_state(
+                result,
+                Unknown(f"torch.{name}", "a tensor was made of single values"),
+            )
             return result
         if name == "__get__" and is_data:
             result = func(*args, **kwargs)

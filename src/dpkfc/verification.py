@@ -661,10 +661,7 @@ class _Check:
         Returns:
             Why a collate function cannot be compared, or None.
         """
-        lengths = [x.shape[0] for x in tensors_of(rows.records[0]) if x.dim()]
-        while size > 2 and size in lengths:
-            # A tensor of one record would look like one with a row for each.
-            size -= 1
+        size = _size_apart(rows.records[:1], size)
         failure = None
         if not self._check_rows("collate_fn", rows.batch, size):
             reason = "it draws random numbers of its own, so that it cannot be compared"
@@ -746,6 +743,7 @@ class _Check:
         Any two rows are once on different sides of a split: one of them is then changed, the other
         not.
         """
+        size = _size_apart(rows.records, size)
         restart = restarter(self.device)
 
         def run_pass(
@@ -787,11 +785,8 @@ class _Check:
 
     def _gradient(self, total: Tensor) -> Tensor:
         """Return the gradient of a number as one vector."""
-        gradients: NamedTensors = {}
-        for name, p in trainable_tensors(self.model).items():
-            gradients[name] = torch.zeros_like(p)
-        gradients |= gradient_of(self.model, total)
-        return flatten(gradients, torch.float64)
+        zeros = {n: torch.zeros_like(p) for n, p in trainable_tensors(self.model).items()}
+        return flatten(zeros | gradient_of(self.model, total), torch.float64)
 
     def _check_tape(self, rows: PublicRows, size: int, *, alone: bool) -> None:
         """Compare the tape with plain autograd once.
@@ -919,6 +914,17 @@ class _Check:
             return self.losses(batch, 2)
 
         check_memory(self.model, self.state, losses, batches, self.device)
+
+
+def _size_apart(records: Sequence[Any], size: int) -> int:
+    """Return a size that is the length of no tensor of a record: at most `size`, at least 2.
+
+    A tensor of one record would look like one with a row for each.
+    """
+    lengths = {x.shape[0] for x in tensors_of(records) if x.dim()}
+    while size > 2 and size in lengths:
+        size -= 1
+    return size
 
 
 def _splits(size: int) -> Iterator[tuple[int, list[int], list[int]]]:

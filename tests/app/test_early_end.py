@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 pytest.importorskip("sklearn")
 
-from dpkfc.app.recipes import score_classes
+from dpkfc.app.owndata.tasks import Task, judgement
+from dpkfc.app.recipes import cross_entropy, evaluate, score_classes
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.run_folder import Metrics
 from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.app.train import prepare, resume, run
+from dpkfc.callbacks import EarlyStopping, PrivateEarlyStopping
 from dpkfc.report.verify import verify_ledger
 
 BASE = {
@@ -55,6 +58,38 @@ def test_an_early_end_charges_every_step(tmp_path: Path, public_file: Path):
     assert verify_ledger(out / "ledger.jsonl")["releases"] == 12
     with pytest.raises(ConfigError, match="complete"):
         resume(out)
+
+
+@pytest.mark.parametrize("who", ["public loss", "score", "task"])
+def test_an_evaluation_leaves_frozen_statistics_frozen(who: str):
+    """A run would end at its next step, whose pass writes statistics of private examples."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    model[1].eval()
+    examples = torch.randn(8, 3), torch.randint(2, (8,))
+    if who == "public loss":
+        EarlyStopping(1, on=examples).loss(model, cross_entropy)
+    elif who == "score":
+        evaluate(model, examples)
+    else:
+        task = Task(
+            model=lambda: model,
+            train=examples,
+            test=examples,
+            classes=("left", "right"),
+            metrics=lambda network, batch: {"sum": float(network(batch[0]).sum())},
+        )
+        judgement(task).judge(model, examples)
+    assert [module.training for module in model] == [True, False, True]
+
+
+def test_a_loss_that_writes_into_its_batch_leaves_the_public_examples():
+    def loss(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return model(batch[0].mul_(2)).sum(1)
+
+    model, stopping = nn.Linear(3, 1), EarlyStopping(1, on=(torch.randn(8, 3),))
+    assert stopping.loss(model, loss) == stopping.loss(model, loss)
+    private = PrivateEarlyStopping(1, on=stopping.on, most=1.0)
+    assert private.total(model, loss) == private.total(model, loss)
 
 
 def test_patience_needs_public_examples(public_file: Path):

@@ -21,7 +21,7 @@ from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.run_folder import Metrics, RunFolder
 from dpkfc.app.settings import ConfigError
 from dpkfc.app.train import prepare, read_settings, resume, run
-from dpkfc.callbacks import PrivateEarlyStopping, wrong_answers
+from dpkfc.callbacks import Loss, PrivateEarlyStopping, wrong_answers
 from dpkfc.privacy.accounting import event_from_dict, total_epsilon
 from dpkfc.privacy.ledger import BudgetExhausted, LedgerError, verify
 from dpkfc.privacy.mechanism import ExtraRelease, release_vector
@@ -66,6 +66,18 @@ class Remembering(nn.Module):
         return x * self.weight + self.seen
 
 
+class RememberingInAttribute(nn.Module):
+    """Adds what it has seen before, in an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = self.seen + float(x.sum())
+        return x + self.seen
+
+
 def _column_loss(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
     return model(batch[0])[:, 0]
 
@@ -73,13 +85,32 @@ def _column_loss(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Ten
 ODD = [math.nan, math.inf, -math.inf, -3.0, 0.0, 0.5, 1.9999, 2.0, 7.0, 1e30, 1e-30]
 
 
-@pytest.mark.parametrize("model", [nn.Identity(), Remembering()])
-def test_one_held_out_record_moves_the_sum_by_at_most_one(model: nn.Module):
+def _remembering_loss() -> Loss:
+    """Return a loss that adds what it has seen before."""
+    seen = [0.0]
+
+    def loss(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        seen[0] += float(batch[0].sum())
+        return _column_loss(model, batch) + seen[0]
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("model", "loss"),
+    [
+        (nn.Identity(), _column_loss),
+        (Remembering(), _column_loss),
+        (RememberingInAttribute(), _column_loss),
+        (nn.Identity(), _remembering_loss()),
+    ],
+)
+def test_one_held_out_record_moves_the_sum_by_at_most_one(model: nn.Module, loss: Loss):
     values = torch.tensor([*ODD, *ODD]).view(-1, 1)
 
     def total(rows: list[int]) -> float:
         held_out = PrivateEarlyStopping(1, on=(values[rows],), most=2.0)
-        return held_out.total(model, _column_loss)
+        return held_out.total(model, loss)
 
     every = list(range(len(values)))
     whole = total(every)

@@ -186,6 +186,10 @@ def _plain(message):
         (lambda m: {**m, "round": 1.0}, "wrong-type"),
         (lambda m: {**m, "sum/bias": m["sum/bias"].numpy()}, "wrong-type"),
         (lambda m: {**m, "sum/bias": m["sum/bias"].long()}, "wrong-type"),
+        (lambda m: {**m, "sum/bias": m["sum/bias"].to_sparse()}, "wrong-type"),
+        (lambda m: {**m, "sum/bias": m["sum/bias"].to("meta")}, "wrong-type"),
+        (lambda m: None, "unknown-kind"),
+        (lambda m: [*m], "unknown-kind"),
         (lambda m: {**m, "sum/bias": m["sum/bias"][:2]}, "wrong-shape"),
         (lambda m: {**m, "sum/bias": m["sum/bias"] * math.nan}, "not-finite"),
         (lambda m: {**m, "sum/bias": m["sum/bias"] + math.inf}, "not-finite"),
@@ -226,6 +230,11 @@ def test_no_honest_message_is_oversized(options, noise: float):
     cut = [(data[0][:0], data[1][:0])] * (CLIENTS - 1) + [data]  # one client holds everything
     run = federate(plan, head(), loss_fn, cut)
     assert not run.server.rejected and not any(r.dropped for r in run.records)
+
+
+def test_a_hello_that_is_no_mapping_is_rejected():
+    server, _ = world(plan_of())
+    assert not server.enroll(None) and server.rejected == {"unknown-kind": 1}
 
 
 def test_a_refusal_says_nothing_but_a_constant():

@@ -81,6 +81,34 @@ def test_both_points_of_a_row_see_the_same_dropout() -> None:
     assert all(torch.equal(seen[i], seen[i + 1]) for i in range(0, 2 * N, 2))
 
 
+@pytest.mark.parametrize("operation", [None, ALONE])
+def test_no_point_sees_what_a_pass_at_another_wrote_into_the_batch(
+    operation: Unknown | None,
+) -> None:
+    model, x = nn.Linear(3, 2).double(), torch.randn(N, 3, dtype=torch.float64)
+
+    def batch_of(rows: Tensor) -> dict[str, Tensor]:
+        return {"x": rows.clone()}
+
+    def loss_that_writes(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return loss_fn(model, (batch.pop("x").mul_(2),))
+
+    found, _ = clipped_sum(
+        model,
+        find_layers(model),
+        {},
+        Clip(1e9),
+        loss_fn=loss_that_writes,
+        micro_batches=[(batch_of(x), part_of(None, 1))],
+        one_record=lambda i: batch_of(x[i : i + 1]),
+        proof=Proof(operation=operation),
+        points=[HERE, EvaluationPoint(weight=0.5), EvaluationPoint(weight=0.25)],
+    )
+    losses = 1.75 * loss_fn(model, (2 * x,))
+    expected = torch.autograd.grad(losses.sum(), list(model.parameters()))
+    torch.testing.assert_close(list(found.values()), list(expected), rtol=1e-10, atol=1e-12)
+
+
 def test_micro_batches_after_the_counted_ones_are_not_summed() -> None:
     model, x = nn.Linear(3, 2).double(), torch.randn(N, 3, dtype=torch.float64)
     settings = {"loss_fn": loss_fn}

@@ -201,3 +201,19 @@ def test_a_list_of_records_as_long_as_the_batch_is_no_mixing() -> None:
             return torch.cat([super(OfLists, self).forward(ids[None]) for ids in texts])
 
     train_on_texts(OfLists(), listed)
+
+
+def test_a_list_of_series_as_long_as_the_batch_is_no_mixing() -> None:
+    """Numbers of public rows are scaled row by row, and a series has as many rows as the batch."""
+
+    class OfSeries(Pooled):
+        def forward(self, series: list[Tensor]) -> Tensor:
+            return torch.stack([self.head(steps).tanh().mean(0) for steps in series])
+
+    def listed_series(rows: list[tuple[Tensor, int]]) -> tuple[list[Tensor], Tensor]:
+        ids, labels = listed(rows)
+        return [x[:, None] * torch.ones(4).double() for x in ids], labels
+
+    model = OfSeries()
+    model.table.requires_grad_(False)
+    train_on_texts(model, listed_series)

@@ -235,6 +235,8 @@ def test_a_write_in_inference_mode_is_a_failure():
         lambda x: float(x.sum()),
         lambda x: torch.equal(x, x + 1),
         lambda x: copy.deepcopy(x),
+        lambda x: str(x),
+        lambda x: f"{x}",
         lambda x: x.apply_(lambda value: value),
         lambda x: torch.zeros(N, T).map_(x, lambda _, value: value),
         lambda x: x.untyped_storage(),
@@ -242,6 +244,7 @@ def test_a_write_in_inference_mode_is_a_failure():
         lambda x: x[x > 0.5].shape,
         lambda x: torch.masked_select(x, x > 0.5).shape,
         lambda x: (x * 9).long().unique().shape,
+        lambda x: (x > 0.5).to_sparse().indices().shape,
         lambda x: torch.arange(9)[[[(x[0, 0] * 9).long()]]],
         lambda x: torch.arange(9).__setitem__([[(x[0, 0] * 9).long()]], 1),
     ],
@@ -252,6 +255,36 @@ def test_values_that_leave_torch_are_a_failure(read):
     with tracker.following():
         read(x)
     assert tracker.failure is not None
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: torch.linalg.cholesky(-x[:, :, None] * x[:, None]),
+        lambda x: torch.multinomial(-x, 1),
+        lambda x: torch.bernoulli(x + 2),
+        lambda x: F.binary_cross_entropy(x + 2, torch.zeros(N, T)),
+        lambda x: F.one_hot((x + 7).long(), 5),
+        lambda x: F.embedding((x + 7).long(), torch.zeros(5, 2)),
+        lambda x: torch.zeros(5)[(x + 7).long()],
+        lambda x: torch.vmap(lambda row: torch.linalg.cholesky(-torch.diag(row)))(x),
+    ],
+)
+def test_values_that_an_operation_refuses_are_a_failure(call):
+    """The program may catch the error and go on in another way, for all examples."""
+    tracker, x = Tracker(N), torch.rand(N, T)
+    tracker.set_state(x, BatchAxis(0))
+    with tracker.following():
+        with pytest.raises((RuntimeError, IndexError)):
+            call(x)
+    assert tracker.failure is not None
+
+
+def test_values_that_an_operation_refuses_may_be_public():
+    tracker = Tracker(N)
+    with tracker.following(), pytest.raises(RuntimeError):
+        torch.bernoulli(torch.zeros(N, T) + 2)
+    assert tracker.failure is None
 
 
 @pytest.mark.parametrize(

@@ -218,7 +218,7 @@ def find_problem(
         masked: whether sums are masked integers, and keys are exchanged.
         rows: clients that keys or shares are sent for.
     """
-    kind = message.get("kind")
+    kind = message.get("kind") if isinstance(message, Mapping) else None
     plain = _PLAIN.get(kind) if isinstance(kind, str) else None
     if plain is None or not all(isinstance(key, str) for key in message):
         return "unknown-kind"
@@ -249,12 +249,14 @@ def _find_plain_problem(message: Received, plain: Plain, contract: str) -> str |
 
 def _find_form_problem(tensors: Mapping[str, Any], fields: _Fields) -> str | None:
     """Return whether a field is no tensor of its type, or has another shape."""
-    for name, (types, _) in fields.items():
+    for name, (types, shape) in fields.items():
         x = tensors[name]
         if not isinstance(x, Tensor) or x.dtype not in types:
             return "wrong-type"
-    for name, (_, shape) in fields.items():
-        if tuple(tensors[name].shape) != shape:
+        # A sparse tensor, or one without memory, has no norm.
+        if x.layout != torch.strided or x.is_meta:
+            return "wrong-type"
+        if tuple(x.shape) != shape:
             return "wrong-shape"
     return None
 

@@ -333,18 +333,18 @@ class Server(PartyModel):
             Whether the client takes part; a rejection is counted.
         """
         masked = self._config.privacy.masked
-        number = message.get("client")
         reason = find_problem(message, self.shapes, self.contract, masked=masked)
-        if reason is None and (message["kind"] != "hello" or not self._is_client(number)):
+        number = -1 if reason else message["client"]
+        if not reason and not (message["kind"] == "hello" and number in self._clients):
             reason = "unknown-client"
-        if reason is None and number in self.enrolled:
+        if not reason and number in self.enrolled:
             reason = "duplicate"
-        if reason is not None:
+        if reason:
             self.rejected[reason] += 1
             return False
-        self.enrolled.add(cast(int, number))
+        self.enrolled.add(number)
         if masked:
-            self._channels[cast(int, number)] = to_bytes(message["key"])
+            self._channels[number] = to_bytes(message["key"])
         return True
 
     def request_keys(self) -> dict[int, Message]:
@@ -519,16 +519,16 @@ class Server(PartyModel):
         channels = {client: self._channels[client] for client in cohort if client in self.enrolled}
         return KeyExchange(self.next_round, cohort, channels, recovers)
 
-    def _is_client(self, number: Any) -> bool:
-        return type(number) is int and 0 <= number < self._config.clients
+    @property
+    def _clients(self) -> range:
+        return range(self._config.clients)
 
     def _sample_cohort(self, number: int) -> tuple[int, ...]:
         """Sample registered clients at the plan's rate; an absent client counts as lost."""
-        clients = self._config.clients
         rate = self._config.client_rate
         if rate == 1:
-            return tuple(range(clients))
-        is_sampled = self._sampling.generator(number).random(clients) < rate
+            return tuple(self._clients)
+        is_sampled = self._sampling.generator(number).random(len(self._clients)) < rate
         return tuple(int(client) for client in is_sampled.nonzero()[0])
 
     def _find_problem(self, message: Received, stage: KeyExchange | OpenRound) -> str | None:

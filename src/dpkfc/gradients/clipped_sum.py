@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from traceback import walk_tb
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 
 from dpkfc._checks import check_one_of, check_positive
 from dpkfc.distributed import local, trainable_tensors, widest_dtype
@@ -930,17 +931,13 @@ class _Passes:
     def _together(self, loaded: Any, rows: Rows) -> Calls | None:
         """Return the calls of a whole micro-batch, or None where its examples cannot be proved."""
         n = len(rows.records)
-        device = device_of(self.layers)
-        batch = move_batch(loaded, device)
+        batch = move_batch(loaded, device_of(self.layers))
         batch, tracker = follow_augmentation(self.augment, self.model, batch, n)
-        restart = restarter(device)
         all_calls: Calls = {}
         with restored_attributes(self.model):
-            for i, point in enumerate(self.points):
-                if i:
-                    restart()
+            for point, own_batch in self._points_and_batches(batch, tracker.following):
                 with swap_parameters(self.layers, point.parameters):
-                    calls = self._pass(batch, rows, point.weight, tracker)
+                    calls = self._pass(own_batch, rows, point.weight, tracker)
                     if calls is None:
                         return None
                     if len(self.points) > 1 or point.parameters is not None:
@@ -948,8 +945,7 @@ class _Passes:
                         calls = copy_inputs(self.layers, settled(self.layers, calls, n))
                 # Moved: a call that two dictionaries hold is not freed when the sum has used it.
                 for name in list(calls):
-                    several = calls.pop(name)
-                    all_calls.setdefault(name, []).extend(several)
+                    all_calls.setdefault(name, []).extend(calls.pop(name))
         return all_calls
 
     def _pass(self, batch: Any, rows: Rows, factor: float, tracker: Tracker) -> Calls | None:
@@ -993,14 +989,11 @@ class _Passes:
 
     def _add_row(self, record: Any, weight: float, total: NamedTensors) -> None:
         """Add the gradient of one row, at all points, to that of its privacy unit."""
-        device = device_of(self.layers)
-        batch = augmented(self.augment, self.model, move_batch(record, device), 1)
+        batch = move_batch(record, device_of(self.layers))
+        batch = augmented(self.augment, self.model, batch, 1)
         loss = partial(losses_of, self.loss_fn)
-        restart = restarter(device)
         with restored_attributes(self.model):
-            for i, point in enumerate(self.points):
-                if i:
-                    restart()
+            for point, own_batch in self._points_and_batches(batch):
                 with (
                     swap_parameters(self.layers, point.parameters),
                     restored_state(self.model),
@@ -1008,14 +1001,31 @@ class _Passes:
                 ):
                     factor = weight * point.weight
                     try:
-                        gradients = example_gradient(self.model, loss, batch, factor)
+                        gradients = example_gradient(self.model, loss, own_batch, factor)
                     except (RuntimeError, ValueError) as error:
                         if not self.proof.is_checked or not _is_refused_by_torch(error):
                             raise
-                        gradients = {}
-                        for name, p in named_tensors(self.layers).items():
-                            gradients[name] = torch.full_like(p, math.nan)
+                        tensors = named_tensors(self.layers)
+                        gradients = {n: torch.full_like(p, math.nan) for n, p in tensors.items()}
                     add_gradients(total, gradients)
+
+    def _points_and_batches(
+        self,
+        batch: Any,
+        follow: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> Iterator[tuple[EvaluationPoint, Any]]:
+        """Yield each point with a batch of its own, into which its pass may write.
+
+        All points see the same random numbers.
+        """
+        restart = restarter(device_of(self.layers))
+        for point in self.points:
+            restart()
+            own_batch = batch
+            if point is not self.points[-1]:
+                with follow():
+                    own_batch = tree_map(_copy_value, batch)
+            yield point, own_batch
 
     def _record(self, index: int) -> Any:
         if self.one_record is None:
@@ -1028,6 +1038,12 @@ class _Passes:
                 "differentiate records alone"
             )
         return self.one_record(index)
+
+
+def _copy_value(x: Any) -> Any:
+    if isinstance(x, Tensor):
+        return x.clone()
+    return deepcopy(x)
 
 
 def _is_refused_by_torch(error: Exception) -> bool:

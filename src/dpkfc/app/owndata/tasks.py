@@ -21,6 +21,7 @@ from dpkfc.app.recipes import Task as Judgement
 from dpkfc.app.settings import ConfigError, nearest
 from dpkfc.curvature.probes import Probe
 from dpkfc.data.sampling import check_ids
+from dpkfc.gradients.state import evaluation_mode
 
 Loss = Callable[[nn.Module, Examples], Tensor]
 Judge = Callable[[nn.Module, Examples], Judged]
@@ -199,15 +200,13 @@ _CHUNK = 250
 def _judge_by(task: Task, metrics: Metrics) -> Judge:
     @torch.no_grad()
     def judge(model: nn.Module, examples: Examples) -> Judged:
-        training = model.training
         device = next(model.parameters()).device
-        model.eval()
         inputs, labels = (part.to(device) for part in examples)
         total = 0.0
-        for batch in zip(inputs.split(_CHUNK), labels.split(_CHUNK), strict=True):
-            total += float(task.loss(model, batch).sum())
-        figures = metrics(model, (inputs, labels))
-        model.train(training)
+        with evaluation_mode(model):
+            for batch in zip(inputs.split(_CHUNK), labels.split(_CHUNK), strict=True):
+                total += float(task.loss(model, batch).sum())
+            figures = metrics(model, (inputs, labels))
         score = float(next(iter(figures.values())))
         # A private label must not end a run.
         return Judged(score if math.isfinite(score) else 0.0, total / len(labels))

@@ -27,6 +27,7 @@ from dpkfc.app.settings import ConfigError, RunConfig, tomllib
 from dpkfc.config import Plan
 from dpkfc.curvature.probes import Probe
 from dpkfc.features import JoinedFeatures, build_features
+from dpkfc.gradients.state import evaluation_mode
 from dpkfc.privacy.ledger import Ledger
 
 # --------------------------------------------------------------------------------------------------
@@ -83,19 +84,17 @@ def squared_error(model: nn.Module, batch: Examples) -> Tensor:
 
 @torch.no_grad()
 def model_outputs(model: nn.Module, inputs: Tensor, chunk: int = 250) -> Iterator[Tensor]:
-    """Yield outputs of inputs `[N, ...]` in evaluation mode, and restore the mode at the end.
+    """Yield outputs of inputs `[N, ...]` in evaluation mode, and restore all modes at the end.
 
     Args:
         model: on any device.
         inputs: on any device.
         chunk: inputs of a forward pass, so that activations fit the caches of a core.
     """
-    training = model.training
     device = next(model.parameters()).device
-    model.eval()
-    for part in inputs.split(chunk):
-        yield model(part.to(device))
-    model.train(training)
+    with evaluation_mode(model):
+        for part in inputs.split(chunk):
+            yield model(part.to(device))
 
 
 def evaluate(model: nn.Module, examples: Examples, chunk: int = 250) -> Judged:
