@@ -228,10 +228,13 @@ def resized(m: Writer, x: Tensor) -> None:
 def test_a_forward_pass_leaves_no_private_statistic_in_a_buffer(
     write: Callable[[Writer, Tensor], None], verify: bool, after: int
 ) -> None:
-    """Whether it begins at once, behind the back of verification, or in the middle of a run."""
+    """Whether it begins at once, behind the back of verification, or in the middle of a run.
+
+    The check on public rows refuses it. Later a private value may have caused it, so that the run
+    goes on.
+    """
     model = net(Writer(write, after, persistent=write is not in_place))
     initial = {name: b.clone() for name, b in model.named_buffers()}
-    refused = 0
     with session(plan(max_physical_batch_size=3, steps=8), model, verify=verify) as s:
         done, before = 0, weights(model)
         for batch in s.batches():
@@ -239,17 +242,14 @@ def test_a_forward_pass_leaves_no_private_statistic_in_a_buffer(
                 s.step(batch, loss_fn)
                 done, before = done + 1, weights(model)
             except ValueError as error:
-                assert "changes the buffer '3." in str(error)
-                refused += 1
+                assert verify and "changes the buffer '3." in str(error)
                 break
             finally:
                 found = dict(model.named_buffers())
                 assert set(found) == set(initial)
                 assert all(torch.equal(found[name], b) for name, b in initial.items())
-        assert refused == 1
-        assert s.ledger.count == done
+        assert s.ledger.count == done == (0 if verify else 8)
         assert torch.equal(weights(model), before)
-        assert (done > 0) == (after > 3) or after == 3 or verify  # the check makes passes too
 
 
 def test_a_buffer_that_the_forward_pass_registers_does_not_stay() -> None:
@@ -257,10 +257,7 @@ def test_a_buffer_that_the_forward_pass_registers_does_not_stay() -> None:
         m.register_buffer("secret", x.mean(0))
 
     model = net(Writer(register))
-    with (
-        session(plan(), model, verify=False) as s,
-        pytest.raises(ValueError, match="changes the buffer '3.secret'"),
-    ):
+    with session(plan(), model, verify=False) as s:
         s.step(next(s.batches()), loss_fn)
     assert "3.secret" not in model.state_dict()
 

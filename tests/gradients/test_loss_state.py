@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.gradients import state as loss_state
-from dpkfc.gradients.state import make_stateless
+from dpkfc.gradients.state import checked_state, make_stateless
 from dpkfc.session import Session
 
 N = 24
@@ -136,7 +136,8 @@ def test_variables_that_did_not_exist_are_removed(caplog: pytest.LogCaptureFixtu
         return alone(model, batch) + earlier
 
     for loss_fn in (remember, remember_in_closure):
-        first, second = (make_stateless(loss_fn)(model, batch) for _ in range(2))
+        with checked_state(model):
+            first, second = (make_stateless(loss_fn)(model, batch) for _ in range(2))
         assert torch.equal(first, second)
     assert "FIRST" not in globals() and "FIRST" in caplog.text and "latest" in caplog.text
 
@@ -164,10 +165,14 @@ def test_modules_beside_the_model_keep_their_buffers_or_are_refused(
             lambda m, b, held=held: [held][0](m(b[0]), b[1]),
         ):
             if held.moves:
-                with pytest.raises(ValueError, match="changes the buffer 'centre'"):
+                with (
+                    pytest.raises(ValueError, match="changes the buffer 'centre'"),
+                    checked_state(model),
+                ):
                     make_stateless(way)(model, batch)
             else:
-                assert make_stateless(way)(model, batch).shape == (6,)
+                with checked_state(model):
+                    assert make_stateless(way)(model, batch).shape == (6,)
             assert not held.centre.any() and held.total == 0
     assert "attributes of the module '' (Centred)" in caplog.text
 

@@ -98,10 +98,10 @@ def test_input_overwritten_in_place_is_named() -> None:
         tape.backward(losses)
 
 
-def test_a_buffer_written_in_the_forward_pass_is_put_back_and_named() -> None:
+def test_a_buffer_written_in_the_forward_pass_is_put_back() -> None:
     model = nn.Module()
     model.register_buffer("mean", torch.zeros(3))
-    with pytest.raises(ValueError, match="changes the buffer 'mean'"), restored_state(model):
+    with restored_state(model):
         model.mean += 1
     assert float(model.mean.sum()) == 0
 
@@ -160,7 +160,7 @@ def test_a_frozen_embedding_may_not_renormalise_rows_either() -> None:
 def test_writes_behind_the_version_counter_are_put_back_too() -> None:
     model = nn.Module()
     model.register_buffer("mean", torch.zeros(3))
-    with pytest.raises(ValueError, match="changes the buffer 'mean'"), restored_state(model):
+    with restored_state(model):
         model.mean.data.add_(1)
     assert float(model.mean.sum()) == 0
 

@@ -20,6 +20,7 @@ import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial, update_wrapper
 from itertools import pairwise
@@ -249,6 +250,12 @@ class AttributeSnapshot:
                 copies[module][name] = Snapshot.take(now[name], watched)
         return copies
 
+    def undo(self) -> _Names:
+        """Undo all changes, and return what they were."""
+        changed = self.changed()
+        self.restore(changed)
+        return changed
+
     def restore(self, changed: _Names) -> None:
         """Undo changes."""
         for module, names in changed.items():
@@ -388,6 +395,9 @@ def _version(x: Tensor) -> int:
 _log = logging.getLogger(__name__)
 # Attributes found by a check that is still open.
 _built: WeakKeyDictionary[nn.Module, dict[str, Snapshot | None]] = WeakKeyDictionary()
+# Whether a check on public rows is open. Private values may decide no message, so that what passes
+# over private examples change is put back without a word.
+_is_checking: ContextVar[bool] = ContextVar("is_checking", default=False)
 # Attributes that were restored and reported once.
 _reported: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()
 
@@ -444,14 +454,13 @@ class PassState:
         """Undo whatever changed.
 
         Returns:
-            The message that refuses the first change, empty where nothing changed.
+            The message that refuses the first change, empty where nothing changed. A buffer counts
+            in a check on public rows alone: a private value may not end a run.
         """
         reshard(self._model)
-        faults = [
-            *self._changed_extra(),
-            *self._changed_buffers(),
-            *self._changed_parameters(),
-        ]
+        extra = list(self._changed_extra())
+        buffers = list(self._changed_buffers())
+        faults = [*extra, *(buffers if _is_checking.get() else ()), *self._changed_parameters()]
         return faults[0] if faults else ""
 
     def _changed_extra(self) -> Iterator[str]:
@@ -670,21 +679,16 @@ def restored_attributes(model: nn.Module, without: Collection[nn.Module] = ()) -
     try:
         yield
     finally:
-        restore_attributes(model, before)
+        changed = before.undo()
+        if _is_checking.get():
+            _warn_of_attributes(model, changed)
 
 
-def restore_attributes(model: nn.Module, before: AttributeSnapshot) -> None:
-    """Undo what passes have changed in plain attributes, and report it once.
-
-    Args:
-        model: the model.
-        before: its attributes before those passes.
-    """
-    changed = before.changed()
-    before.restore(changed)
-    paths = paths_of(model) if changed else {}
+def _warn_of_attributes(model: nn.Module, changed: _Names) -> None:
+    """Warn of attributes that passes on public rows have changed; caches and the like are none."""
+    paths = paths_of(model)
     for module, names in changed.items():
-        new = names - _reported.get(module, frozenset())
+        new = names - _reported.get(module, frozenset()) - _built.get(module, {}).keys()
         if new:
             _report(module, new)
             _log.warning(
@@ -716,10 +720,15 @@ def checked_state(model: nn.Module) -> Iterator[AttributeSnapshot]:
     state = PassState(model, by_value=True)
     before = AttributeSnapshot(model)
     _built.clear()
+    token = _is_checking.set(True)
 
     def restore() -> str:
         fault = state.restore()
-        before.restore(before.changed(by_value=True, also=state.written))
+        _is_checking.reset(token)
+        changed = before.changed(by_value=True, also=state.written)
+        before.restore(changed)
+        if not fault:
+            _warn_of_attributes(model, changed)
         return fault
 
     with _refuse_change(restore):
@@ -1040,8 +1049,8 @@ class _Reached:
         if not changed:
             return ""
         new = sorted({x.name for x in changed} - _reported_losses)
-        _reported_losses.update(new)
-        if new:
+        if new and _is_checking.get():
+            _reported_losses.update(new)
             _log.warning(
                 "%s changes variables that may depend on private examples; they are put back after "
                 "every call (print or log values that only you should see): %s",

@@ -39,7 +39,6 @@ from dpkfc.gradients.state import (
     checked_state,
     is_nested_step,
     refuse_gradient_hooks,
-    restore_attributes,
     restored_state,
 )
 from dpkfc.gradients.tape import Hook
@@ -447,7 +446,7 @@ class PrivateStep:
         """Restore the module attributes that passes have changed, at the step of their batch."""
         before, self._attributes = self._attributes, None
         if before is not None:
-            restore_attributes(self.model, before)
+            before.undo()
 
     def _end_guards(self) -> None:
         """Check what a forward pass has left in the model, even if an interrupt has ended it."""
