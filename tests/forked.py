@@ -34,13 +34,17 @@ def started(work: Callable[..., Any], *args: Any) -> Any:
     """A process that does this work, a function of a module; values of ε that are known here are
     known there.
     """
-    process = CONTEXT.Process(target=_work, args=(dict(accounting._values), work, args))
+    known = (accounting._INTERVAL, dict(accounting._values))
+    process = CONTEXT.Process(target=_work, args=(known, work, args))
     with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path)):
         process.start()  # the first one starts the process that forks them all
     return process
 
 
-def _work(values: Mapping[Any, float], work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _work(
+    known: tuple[float, Mapping[Any, float]], work: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
+    accounting._INTERVAL, values = known
     accounting._values.update(values)
     work(*args)
 
