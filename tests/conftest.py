@@ -26,9 +26,10 @@ from torch.overrides import _get_current_function_mode
 from dpkfc.integrations._opacus_batch import remove_finished_modes
 from tests.quick import make_accounting_quick, make_figures_blank
 
-# Folders and files that test ε itself: it is computed as for a run.
+# Folders and files that test ε itself, or compare noise with a peer: ε is computed as for a run.
 EXACT = {"audit", "golden", "privacy", "report"}
 EXACT |= {"test_accountant.py", "test_accounting.py", "test_plan.py"}
+EXACT |= {"test_opacus_peer.py", "test_opacus_scripts.py"}
 
 settings.register_profile(
     "repeatable",

@@ -22,8 +22,9 @@ _ORDERS = [x for x in DEFAULT_RDP_ORDERS if x >= 2 and (2 * x) % 1 == 0]
 def make_accounting_quick(patched: pytest.MonkeyPatch) -> None:
     """Take a coarser grid of losses for PLD, and half of the orders for RDP.
 
-    Both figures stay upper bounds. That of PLD is larger by about 10⁻⁴, that of RDP by less than a
-    hundredth of itself. They take a tenth and a third of the time.
+    Both figures stay upper bounds. That of PLD is larger by about 10⁻⁴. That of RDP is larger by
+    less than a hundredth where it is small, and by a tenth where it is large and says little. They
+    take a tenth and a third of the time.
     """
     patched.setattr(accounting, "_INTERVAL", _COARSE)
     patched.setattr(accounting, "_values", _values)
