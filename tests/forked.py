@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from dp_accounting.rdp import rdp_privacy_accountant
+
 from dpkfc.privacy import accounting
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -31,16 +33,25 @@ class Done:
 
 
 def started(work: Callable[..., Any], *args: Any) -> Any:
-    """A process that does this work, a function of a module; values of ε that are known here are
-    known there.
+    """A process that does this work, a function of a module; ε takes the effort that it takes here,
+    and known values are known there.
     """
-    process = CONTEXT.Process(target=_work, args=(dict(accounting._values), work, args))
+    effort = (accounting._INTERVAL, rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
+    process = CONTEXT.Process(target=_work, args=(*effort, dict(accounting._values), work, args))
     with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path)):
         process.start()  # the first one starts the process that forks them all
     return process
 
 
-def _work(values: Mapping[Any, float], work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _work(
+    interval: float,
+    orders: list[float],
+    values: Mapping[Any, float],
+    work: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> None:
+    accounting._INTERVAL = interval
+    rdp_privacy_accountant.DEFAULT_RDP_ORDERS = orders
     accounting._values.update(values)
     work(*args)
 

@@ -22,6 +22,7 @@ NEEDED = (
     "dpkfc.app.results",
     "dpkfc.app.train",
     "dpkfc.session",
+    "dp_accounting",
 )
 OPTIONAL = ("opacus", "sklearn.datasets")
 

@@ -1,4 +1,4 @@
-"""Figures at little cost, for tests of anything else."""
+"""Figures and ε at little cost, for tests of anything else."""
 
 from __future__ import annotations
 
@@ -7,6 +7,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dp_accounting.rdp import rdp_privacy_accountant
+from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
+
+from dpkfc.privacy import accounting
+
+# An ε of the coarse grid must not reach a test of the fine one.
+_COARSE = 1e-3
+_values: dict[Any, Any] = {}
+_divergences: dict[Any, Any] = {}
+_ORDERS = [x for x in DEFAULT_RDP_ORDERS if x >= 2 and (2 * x) % 1 == 0]
+
+
+def make_accounting_quick(patched: pytest.MonkeyPatch) -> None:
+    """Take a coarser grid of losses for PLD, and half of the orders for RDP.
+
+    Both figures stay upper bounds. That of PLD is larger by about 10⁻⁴. That of RDP is larger by
+    less than a hundredth where it is small, and by a tenth where it is large and says little. They
+    take a tenth and a third of the time.
+    """
+    patched.setattr(accounting, "_INTERVAL", _COARSE)
+    patched.setattr(accounting, "_values", _values)
+    patched.setattr(accounting, "_divergences", _divergences)
+    patched.setattr(rdp_privacy_accountant, "DEFAULT_RDP_ORDERS", _ORDERS)
 
 
 def make_figures_blank(patched: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
 
 from dpkfc.distributed import processes_on_this_host
 from dpkfc.rng_state import all_states, preserve_generators, restore_all_states
@@ -180,9 +179,10 @@ class _StorageCounter(TorchDispatchMode):
         self._known: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: PLW3201
-        for x in _strided_tensors((args, kwargs)):
+        kwargs = kwargs or {}
+        for x in _strided_tensors((args, *kwargs.values())):
             self._count(x, is_new=False)
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         for x in _strided_tensors(result):
             self._count(x, is_new=True)
         return result
@@ -202,9 +202,13 @@ class _StorageCounter(TorchDispatchMode):
         self.now -= self._known.pop(key, 0)
 
 
-def _strided_tensors(tree: Any) -> list[Tensor]:
-    tensors = [x for x in tree_flatten(tree)[0] if isinstance(x, Tensor)]
-    return [x for x in tensors if x.layout == torch.strided]
+def _strided_tensors(x: Any) -> Iterator[Tensor]:
+    """Yield the tensors in an argument or a result of an operation."""
+    if isinstance(x, Tensor) and x.layout == torch.strided:
+        yield x
+    elif isinstance(x, list | tuple):
+        for y in x:
+            yield from _strided_tensors(y)
 
 
 def available_bytes() -> int:

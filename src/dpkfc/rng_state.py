@@ -123,7 +123,7 @@ def fresh_seed() -> int:
 
 def seed_generators(seed: int) -> None:
     """Seed the global generators with a number below 2⁶⁴, equally on every process."""
-    torch.manual_seed(seed)
+    _seed_torch(seed)
     np.random.seed([seed >> 32, seed & 0xFFFFFFFF])
     random.seed(seed)
 

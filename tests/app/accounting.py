@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from dpkfc.privacy import accounting, calibration
 
-calibrated = functools.cache(calibration.calibrate_noise_multiplier)
-checked = functools.cache(accounting.cross_check)
+
+def _answered_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with a memory: each grid of losses has answers of its own."""
+
+    @functools.cache
+    def answer(interval: float, *args: Any, **named: Any) -> Any:
+        return function(*args, **named)
+
+    return lambda *args, **named: answer(accounting._INTERVAL, *args, **named)
+
+
+calibrated = _answered_once(calibration.calibrate_noise_multiplier)
+checked = _answered_once(accounting.cross_check)
 
 
 @contextmanager

@@ -44,14 +44,19 @@ pytestmark = [
     ),
 ]
 
-# Imports of the wheel take seconds. They are made once, and each command runs in a fork.
+# Imports of the wheel and scales of features take seconds. They are made once, and each command
+# runs in a fork.
 COMMANDS = """\
 import json, os, signal, sys
 import dpkfc
-import matplotlib.pyplot, pyarrow.parquet, torch._dynamo, dpkfc.app.results, dpkfc.app.train
+import dp_accounting, matplotlib.pyplot, pyarrow.compute, pyarrow.parquet, torch._dynamo
+import dpkfc.app.results, dpkfc.app.train
+from dpkfc.app.recipes.images import image_features
 from dpkfc.cli import main
+from dpkfc.features import build_features
 
 print(dpkfc.__file__, flush=True)
+build_features(image_features((3, 8, 8)))
 for line in sys.stdin:
     words, streams = json.loads(line)
     child = os.fork()
