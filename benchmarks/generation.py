@@ -4,11 +4,11 @@
     python benchmarks/generation.py --table                                 # the Markdown tables
 
 A GPT-2 of two blocks stands for GPT-2-small. Public pairs stand for its pretraining: for E2E those
-of DART's development split without restaurants, for DART the development split of E2E. The
-vocabulary is pieces of E2E's development split and the first words of WordPiece's list. Names and
-numbers of a prompt become slots, in the prompt and wherever its own reference has them, and are put
-back before anything is judged. Rates are chosen at ε = 3 on a validation split. The privacy unit is
-one pair.
+of DART's development split without restaurants, which are E2E's; for DART some of E2E's training
+split. The vocabulary is pieces of public pairs, of E2E's development split or those just named, and
+the first words of WordPiece's list. Names and numbers of a prompt become slots, in the prompt and
+wherever its own reference has them, and are put back before anything is judged. Rates are chosen at
+ε = 3 on a validation split. The privacy unit is one pair.
 """
 
 from __future__ import annotations
@@ -323,7 +323,8 @@ NOTE = (
     f"A GPT-2 of {BLOCKS} blocks of width {WIDTH} stands for GPT-2-small: {STEPS} steps of {BATCH}"
     f" pairs, Poisson sampling, PLD, δ = {DELTA:g}, κ = {KAPPA:g}, γ = {GAMMA:g}; three runs from"
     " one start. Public pairs stand for its pretraining: for E2E those of DART without restaurants,"
-    " for DART E2E's development split. The vocabulary is of that split and of WordPiece's first"
+    " for DART 4,672 of E2E's training split, since its restaurants are E2E's development split."
+    " The vocabulary is of these for DART, of that split for E2E, and of WordPiece's first"
     f" {WORDS} words. DART trains on its development split. Of each test set {DECODED} prompts are"
     " judged. Names and numbers are slots, filled after greedy decoding; words are in lower case."
     f" Perplexity is of the first {REFERENCE} tokens. METEOR has exact words and stems alone,"

