@@ -63,8 +63,8 @@ METHODS = {
     "disk": "DiSK (KF-DPAdamW)",
     "ema": "its filter at one point",
 }
-PRIVATE_RATES = (3e-3, 6e-3, 1.2e-2)
-RATES = {method: PRIVATE_RATES for method in METHODS} | {"adamw": (3e-3, 6e-3)}
+PRIVATE_RATES = (6e-3, 1.2e-2, 2.4e-2)
+RATES = {method: PRIVATE_RATES for method in METHODS} | {"adamw": (3e-3, 6e-3, 1.2e-2)}
 START_BATCH, START_STEPS, START_RATE = 64, 250, 3e-3
 # Figures of a run, and whether more is better.
 FIGURES = {
