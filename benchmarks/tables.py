@@ -207,13 +207,14 @@ def paper_cells() -> str:
     return markdown(["paper", "cells of its tables", *words, more], rows)
 
 
-def federated_script(name: str) -> str:
-    """The table of a script that compares DP-FedSOFIM with DP-FedGD."""
+def script(name: str) -> str:
+    """The table of a script with runs of its own."""
     study = import_module(name)
-    rows = list(read_json(study.PATH).get("rows", {}).values())
-    if not rows:
+    text = study.table()
+    if not text:
         return missing(f"python benchmarks/{name}.py")
-    return f"{study.table()}\n\n{machine_of_rows(rows)}"
+    rows = read_json(study.PATH)["rows"].values()
+    return f"{text}\n\n{machine_of_rows(list(rows))}"
 
 
 def dp_ngd(part: str) -> str:
@@ -594,10 +595,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "paper-groups": published_groups,
     "paper-claims": paper_claims,
     "paper-cells": paper_cells,
-    "federated-ablation": partial(federated_script, "federated_ablation"),
+    "federated-ablation": partial(script, "federated_ablation"),
     "headline": headline,
     "disk-figures": disk_figures,
-    "federated-variations": partial(federated_script, "federated_variations"),
+    "generation": partial(script, "generation"),
+    "federated-variations": partial(script, "federated_variations"),
     "hessian": hessian,
     "phases": phases,
     "tracking": tracking,

@@ -56,7 +56,7 @@ def test_tables_are_listed_with_what_can_be_run_here(capsys):
     [
         (("reproduce",), "which table"),
         (("reproduce", "dp-kfc-11"), "did you mean"),
-        (("reproduce", "quux"), "known: disk-1, disk-6"),
+        (("reproduce", "quux"), "known: disk-1, disk-3"),
         (("reproduce", "quux"), "dpkfc reproduce --list shows all"),
         (("reproduce", "kfc-fig22"), "did you mean 'kfc-fig2'"),
         (("reproduce", "dp-kfc-1", "--seeds", "0"), "seeds = 0"),

@@ -80,7 +80,7 @@ def test_the_tables_that_were_asked_for_are_there():
     wanted = (
         {f"dp-kfc-{number}" for number in (1, 2, 5, 6, 7)}
         | {f"dp-ngd-{number}" for number in (2, 3, 4, 5, 6)}
-        | {"disk-1"}
+        | {f"disk-{number}" for number in (1, 3, 4, 5)}
     )
     wanted |= (
         {f"dp-ngd-fig{number}" for number in (2, 3, 4)}
@@ -160,6 +160,9 @@ def test_a_table_of_no_accuracies_is_headed_by_its_own_unit():
         ("dp-ngd-3", "Private DP-NGD (ε split 20/80)", "ε = 4", "64.50"),
         ("dp-ngd-6", "Tcur = 1, 4, 8, 16, 32", "value 5", "67.53"),
         ("disk-1", "SST-2", "ε = 1, KF-DPLora", "92.9"),
+        ("disk-3", "RoBERTa-large, KF-DPLora", "ε = 6.7, QNLI", "92.6"),
+        ("disk-4", "KF-DPAdamW, ε = 3", "BLEU, %", "68.35"),
+        ("disk-5", "DPAdamW, ε = 8", "CIDEr", "1.995"),
         ("disk-6", "CIFAR-10 (CNN), DiSK", "ε = 2", "68.8"),
         ("dp-ngd-fig2", "CIFAR-10 (ε = 1), DP-NGD", "360 steps", "59.75"),
         ("dp-ngd-fig2", "CIFAR-10 (ε = 1), AdaDPS", "840 steps", "58.28"),
