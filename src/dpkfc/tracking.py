@@ -171,8 +171,7 @@ def one_example_a_row(x: Tensor, axis: BatchAxis, size: int) -> Tensor:
 
     The batch dimension is kept.
     """
-    rows = _split_batch(x, axis, size)
-    return rows.flatten(axis.dim + 1, axis.dim + 2)
+    return _split_batch(x, axis, size).flatten(axis.dim + 1, axis.dim + 2)
 
 
 def _split_batch(x: Tensor, axis: BatchAxis, size: int) -> Tensor:

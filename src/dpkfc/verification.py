@@ -967,8 +967,7 @@ def _gradients_differ(gradient: Tensor, other: Tensor) -> bool:
     scale = float(torch.maximum(gradient.norm(), other.norm()))
     if not math.isfinite(scale):
         return False
-    distance = float((gradient - other).norm())
-    return distance > 1e-2 * scale + 1e-9
+    return float((gradient - other).norm()) > 1e-2 * scale + 1e-9
 
 
 def _are_rows_equal(tensors: list[Tensor], others: list[Tensor], rows: list[int]) -> bool:

@@ -57,8 +57,7 @@ def _two_sided(lower: ArrayLike, upper: ArrayLike) -> Floats:
 def _chi_square_p_values(sums: ArrayLike, freedom: ArrayLike) -> Floats:
     """Return the two-sided p-values of sums of squared standard normal numbers."""
     lower = stats.chi2.cdf(sums, freedom)
-    upper = stats.chi2.sf(sums, freedom)
-    return _two_sided(lower, upper)
+    return _two_sided(lower, stats.chi2.sf(sums, freedom))
 
 
 def _largest_score(tests: int) -> float:
@@ -80,8 +79,7 @@ def _largest_product_score(tests: int, count: ArrayLike) -> Floats:
 
 def _subsample(samples: Samples) -> Samples:
     """Return at most about SORTED of the samples `[n]`, evenly spaced."""
-    spacing = max(1, samples.size // SORTED)
-    return samples.ravel()[::spacing]
+    return samples.ravel()[:: max(1, samples.size // SORTED)]
 
 
 def _p_value_finding(check: str, p_value: float, tests: int, detail: str) -> Finding:
@@ -102,8 +100,7 @@ def _count_leading_entries(released: Released, most: int) -> dict[str, int]:
     total = sum(sizes.values())
     counts = {}
     for name, size in sizes.items():
-        share = math.ceil(most * size / total)
-        counts[name] = min(size, share)
+        counts[name] = min(size, math.ceil(most * size / total))
     return counts
 
 

@@ -773,12 +773,8 @@ class FactorAccumulator:
         if other._sum is None:
             for rows in other._rows:
                 wide = rows.double()
-                if mine.dim() == 2:
-                    image = wide @ mine
-                else:
-                    image = wide * mine
-                product = image * wide
-                total += float(product.sum())
+                image = wide @ mine if mine.dim() == 2 else wide * mine
+                total += float((image * wide).sum())
             return total * self.scale**2
         theirs = other._spread_sum()
         if mine.dim() != theirs.dim():

@@ -332,8 +332,7 @@ def full_precision() -> Iterator[None]:
     ):
         operations: list[Any] = [torch.backends.cuda.matmul]
         for backend in (torch.backends.cudnn, torch.backends.mkldnn):
-            for name in ("matmul", "conv", "rnn"):
-                operations.append(getattr(backend, name, None))
+            operations += [getattr(backend, name, None) for name in ("matmul", "conv", "rnn")]
         operations = [x for x in operations if hasattr(x, "fp32_precision")]
         for operation in operations:
             undo.callback(_restore_precision, operation, operation.fp32_precision)
@@ -672,10 +671,7 @@ def capture(
     # A loss may stand for several rows, but never for a part of one.
     if tape.size is not None and tape.size % max(1, len(losses)):
         check_losses(losses, tape.size)
-    if is_differentiated:
-        calls = tape.backward(losses)
-    else:
-        calls = tape.inputs()
+    calls = tape.backward(losses) if is_differentiated else tape.inputs()
     return _Contributions(layers, calls, losses.shape[0])
 
 

@@ -326,10 +326,8 @@ def _rule_of(module: nn.Module, roles: list[str]) -> str:
         return "custom"
     if not weights_are_computed(module, roles):
         return _rule(module)
-    if isinstance(module, (nn.Linear, *_CONVS)) and _rule(module) != "fallback":
-        if has_computed_weight(module, roles):
-            return "computed"
-    return "fallback"
+    is_known = isinstance(module, (nn.Linear, *_CONVS)) and _rule(module) != "fallback"
+    return "computed" if is_known and has_computed_weight(module, roles) else "fallback"
 
 
 def _rule(module: nn.Module) -> str:

@@ -354,8 +354,7 @@ class ParametrizedBlock:
     def merge_rows(self, count: int, size: int) -> PerExample:
         """Return the block of `count` examples, each the sum of `size` consecutive rows."""
         parts = [(block.merge_rows(count, size), pulls) for block, pulls in self.parts]
-        merged = ParametrizedBlock(tuple(parts))
-        return merged.per_example()
+        return ParametrizedBlock(tuple(parts)).per_example()
 
     def per_example(self) -> PerExample:
         """Return materialised gradients, formed and pulled back a few examples at a time."""
@@ -424,8 +423,7 @@ def pulls_of(module: nn.Module, roles: list[str]) -> dict[str, Pull]:
 
 def _plain_pull(module: nn.Module, name: str) -> Pull:
     """Return the pull of a tensor that is a parameter itself."""
-    shape = tuple(module.get_parameter(name).shape)
-    return Pull(shape, lambda g: {name: g})
+    return Pull(tuple(module.get_parameter(name).shape), lambda g: {name: g})
 
 
 def _pull_of(module: nn.Module, name: str, paths: list[str], prefix: str) -> Pull:

@@ -147,8 +147,7 @@ class AttentionCall:
         inputs = []
         rows = []
         for x, places in self._distinct_inputs():
-            zero = torch.zeros_like(gradients[places[0]])
-            columns = [zero] * 3
+            columns = [torch.zeros_like(gradients[places[0]])] * 3
             for i in places:
                 columns[i] = gradients[i]
             inputs.append(x)
@@ -325,8 +324,7 @@ def recurrent_gradients(layer: Layer, calls: Sequence[Call]) -> NamedTensors:
     for role in layer.parameters:
         b = torch.cat(gradients[role], 1)
         if role in inputs:
-            a = torch.cat(inputs[role], 1)
-            result[role] = torch.bmm(b.mT, a)
+            result[role] = torch.bmm(b.mT, torch.cat(inputs[role], 1))
         else:
             result[role] = b.sum(1)
     return result

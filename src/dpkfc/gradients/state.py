@@ -233,8 +233,7 @@ class AttributeSnapshot:
                 if all(map(operator.is_, now.values(), before.values())):
                     continue
             names = _changed_names(before, snapshots, now, by_value)
-            values = [before.get(name) for name in names]
-            values += [now.get(name) for name in names]
+            values = [place.get(name) for place in (before, now) for name in names]
             if names and (module in others or any(map(_holds_values, values))):
                 changed[module] = frozenset(names)
         return changed
@@ -557,8 +556,7 @@ def _are_same(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
     for x, copy in pairs:
         if x.shape != copy.shape or x.dtype != copy.dtype:
             return False
-        is_same = equal_or_nan(x, copy).all()
-        flags.append(is_same.to(pairs[0][0].device))
+        flags.append(equal_or_nan(x, copy).all().to(pairs[0][0].device))
     if not flags:
         return False
     return bool(torch.stack(flags).all())
@@ -583,8 +581,7 @@ def _digest(p: Tensor) -> bytes:
     digest = hashlib.sha256(shape.encode())
     flat = local(p).contiguous().flatten()
     for part in flat.split(LARGE // p.element_size()):
-        in_bytes = part.view(torch.uint8)
-        digest.update(in_bytes.cpu().numpy())
+        digest.update(part.view(torch.uint8).cpu().numpy())
     return digest.digest()
 
 
@@ -1272,8 +1269,7 @@ def check_finite(layers: Sequence[Layer]) -> None:
     for name, p in named_tensors(layers).items():
         x = local(p)
         if x.numel() and x.is_floating_point():
-            extremes = torch.stack(torch.aminmax(x))
-            flags[name] = torch.isfinite(extremes).all()
+            flags[name] = torch.isfinite(torch.stack(torch.aminmax(x))).all()
     if not flags:
         return
     # One question to the GPU for all parameters.
@@ -1321,8 +1317,7 @@ def traces(parameters: Mapping[str, Tensor]) -> dict[str, Trace]:
     """Return version and first entries of each parameter, which show whether it was written."""
     found = {}
     for name, p in parameters.items():
-        entries = local(p).flatten()[:16]
-        found[name] = (p._version, entries.clone())
+        found[name] = (p._version, local(p).flatten()[:16].clone())
     return found
 
 

@@ -639,8 +639,7 @@ class Tape:
         gradients = pulled_back(meetings, arrived, targets, size)
         for record, gradient in zip(public, gradients, strict=False):
             if gradient is not None:
-                shape = record.outputs[0][0]
-                rows = gradient.reshape(size, *shape)
+                rows = gradient.reshape(size, *record.outputs[0][0])
                 _add_call(calls, record, _shared_call(record, rows, size))
         pairs = zip(names, gradients[len(public) :], strict=True)
         own = {name: gradient for name, gradient in pairs if gradient is not None}
@@ -759,8 +758,7 @@ def _shared_call(record: _Record, gradient: Tensor, size: int) -> Call:
     """
 
     def repeat(x: Tensor) -> Tensor:
-        rows = x.expand(size, *x.shape)
-        return rows.flatten(0, 1)
+        return x.expand(size, *x.shape).flatten(0, 1)
 
     call = record.call
     args, kwargs = tree_map_only(Tensor, repeat, (call.args, call.kwargs))
@@ -783,10 +781,7 @@ def _has_public_rows(layer: Layer, call: _OpenCall, outputs: Sequence[Tensor], s
         return False
     if not call.tensors or not outputs or call.parametric or call.unknown:
         return False
-    for x in (call.tensors[0], outputs[0]):
-        if x.dim() < 2 or x.shape[0] != size:
-            return False
-    return True
+    return all(x.dim() > 1 and x.shape[0] == size for x in (call.tensors[0], outputs[0]))
 
 
 def _guessed_axis(x: Tensor, size: int) -> BatchAxis | None:

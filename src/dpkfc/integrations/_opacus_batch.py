@@ -915,11 +915,11 @@ def _match_leaves(arguments: Sequence[Any], batch: Sequence[Any]) -> list[_Match
         if isinstance(x, Tensor) and x.dim():
             own = [(j, _ARRANGEMENTS[0]) for j, y in enumerate(batch) if y is x]
             choices[i] = own or _find_leaves(x, batch)
-    matches = []
-    for chosen in islice(product(*choices.values()), _MAX_MATCHES):
-        if len({j for j, _ in chosen}) == len(chosen):
-            matches.append(dict(zip(choices, chosen, strict=True)))
-    return matches
+    return [
+        dict(zip(choices, chosen, strict=True))
+        for chosen in islice(product(*choices.values()), _MAX_MATCHES)
+        if len({j for j, _ in chosen}) == len(chosen)
+    ]
 
 
 def _find_leaves(x: Tensor, batch: Sequence[Any]) -> list[tuple[int, _Arrangement]]:

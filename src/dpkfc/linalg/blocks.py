@@ -193,8 +193,7 @@ def _mask(x: Tensor, excluded: Tensor | None, each: int = 1) -> Tensor:
     """Return x with the rows of excluded examples set to zero, `each` rows an example."""
     if excluded is None:
         return x
-    is_excluded = excluded.repeat_interleave(each)
-    return x.masked_fill(_align(is_excluded, x), 0)
+    return x.masked_fill(_align(excluded.repeat_interleave(each), x), 0)
 
 
 def _weigh(x: Tensor, weights: Tensor, excluded: Tensor | None, each: int = 1) -> Tensor:
@@ -349,16 +348,14 @@ class _Block:
             shape: of the numbers of one example.
         """
         pieces = [self.like.new_zeros(0, *shape, dtype=torch.float64)]
-        for rows in chunks(self.batch_size, elements_each, most):
-            pieces.append(function(self.select(rows)))
+        pieces += map(function, map(self.select, chunks(self.batch_size, elements_each, most)))
         return torch.cat(pieces)
 
     def _rotated_squares(self: Any, entry: Eigenbasis) -> Tensor:
         """Return ‖z_n‖² from materialised gradients."""
 
         def square(part: Any) -> Tensor:
-            g = part.per_example()
-            z = entry.rotate(g) * entry.scale
+            z = entry.rotate(part.per_example()) * entry.scale
             squares = sum_squares(z.flatten(1))
             return _sum_groups(squares, self.groups)
 
@@ -372,8 +369,7 @@ class _Block:
         """
         size = self.num_entries
         for rows in chunks(self.batch_size, size):
-            gradients = self.select(rows).per_example()
-            yield {"": gradients.reshape(-1, size)}
+            yield {"": self.select(rows).per_example().reshape(-1, size)}
 
     def inner_products(self: Any, span: Span) -> Tensor:
         """Return ⟨L_j, g_n⟩ `[N, k]` in float64."""
@@ -453,8 +449,7 @@ class Outer(_Block):
 
     def per_example(self) -> Tensor:
         """Return materialised gradients `[N * groups, d_out, d_in]`."""
-        a = self.explicit().a
-        return torch.bmm(self.b.transpose(1, 2), a)
+        return torch.bmm(self.b.transpose(1, 2), self.explicit().a)
 
     def merge_rows(self, count: int, size: int) -> Outer:
         """Return the block of `count` examples, each the sum of `size` consecutive rows."""
@@ -481,8 +476,7 @@ class Outer(_Block):
         rows = b.flatten(0, 1)
         total = rows.T @ a.flatten(0, 1)
         if self.homogeneous:
-            bias = rows.sum(0).unsqueeze(1)
-            total = torch.cat([total, bias], 1)
+            total = torch.cat([total, rows.sum(0).unsqueeze(1)], 1)
         return total
 
     def inner_products(self, span: Span) -> Tensor:
@@ -503,8 +497,7 @@ class Outer(_Block):
 
     def count_terms(self) -> tuple[Tensor, Tensor]:
         """Return Σ_t ‖a_t‖ ‖b_t‖ over groups too, and the positions with a gradient, `[N]`."""
-        terms = count_moved(self.b).double()
-        positions = terms.view(-1, self.groups).amax(1)
+        positions = count_moved(self.b).double().view(-1, self.groups).amax(1)
         return self.exact_magnitudes(), positions
 
     def _mapped_squares(self, sides: Kronecker) -> Tensor:
@@ -681,8 +674,7 @@ class Lookup(_Block):
     def per_example(self) -> Tensor:
         """Return materialised gradients `[N, num_rows, d_out]`, oriented as the table."""
         n, _, d = self.b.shape
-        zeros = self.b.new_zeros(n, self.num_rows, d)
-        return self.add_per_example(zeros)
+        return self.add_per_example(self.b.new_zeros(n, self.num_rows, d))
 
     def add_per_example(self, total: Tensor) -> Tensor:
         """Add the materialised gradients to `[N, num_rows, d_out]` in place, and return it."""
@@ -1234,11 +1226,9 @@ class ConvBlock(_Block):
         parts = []
         if self.weight:
             x = _mask(self.x, excluded, self.views)
-            gradient = self._weight_gradient(x, b, 1)
-            parts.append(gradient.flatten(1))
+            parts.append(self._weight_gradient(x, b, 1).flatten(1))
         if self.bias:
-            sums = b.flatten(2).sum((0, 2))
-            parts.append(sums.unsqueeze(-1))
+            parts.append(b.flatten(2).sum((0, 2)).unsqueeze(-1))
         return _concatenate(parts)
 
     def _weight_gradient(self, x: Tensor, b: Tensor, copies: int) -> Tensor:
@@ -1311,8 +1301,7 @@ def _concatenate(parts: list[Tensor]) -> Tensor:
 
 def _append_ones(rows: Tensor) -> Tensor:
     """Return `[..., d + 1]` from `[..., d]`, the homogeneous coordinate last."""
-    ones = rows.new_ones(*rows.shape[:-1], 1)
-    return torch.cat([rows, ones], -1)
+    return torch.cat([rows, rows.new_ones(*rows.shape[:-1], 1)], -1)
 
 
 def _is_channels_last(x: Tensor) -> bool:

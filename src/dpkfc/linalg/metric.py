@@ -469,8 +469,7 @@ class Eigenbasis(_TensorFields, _Entry):
     @cached_property
     def operator_norm(self) -> float:
         """Return the operator norm of the map."""
-        largest = float(self.scale.abs().max())
-        return max(largest, self.rest or 0.0)
+        return max(float(self.scale.abs().max()), self.rest or 0.0)
 
     def rotate(self, g: Tensor) -> Tensor:
         """Return Q_outᵀ g Q_in for g `[..., d_out, d_in]`."""
@@ -814,8 +813,7 @@ def pack(
     tensors: NamedTensors = {}
     entries = []
     for i, (name, entry) in enumerate(metric.items()):
-        packed = entry.pack(f"metric.{i}", tensors)
-        entries.append({"layer": name, **packed})
+        entries.append({"layer": name, **entry.pack(f"metric.{i}", tensors)})
     curves: list[list[str]] = []
     for i, (name, sides) in enumerate(spectra.items()):
         for side, values in sides.items():
@@ -846,8 +844,7 @@ def unpack(
         ValueError: tensors that `pack` did not write.
     """
     try:
-        data = bytes(tensors[_META].cpu().tolist())
-        state = json.loads(data.decode())
+        state = json.loads(bytes(tensors[_META].cpu().tolist()).decode())
         metric = {entry["layer"]: _unpack_entry(entry, tensors) for entry in state["metric"]}
         spectra: dict[str, NamedTensors] = {}
         for name, side, key in state["spectra"]:
@@ -867,8 +864,7 @@ def _unpack_entry(entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> En
         packed = {"rest": None, **entry["eigenbasis"]}
         return _unpack_fields(Eigenbasis, packed, tensors)
     into = _unpack_side(entry["input"], tensors)
-    output = _unpack_side(entry["output"], tensors)
-    return Kronecker(into, output)
+    return Kronecker(into, _unpack_side(entry["output"], tensors))
 
 
 def _unpack_side(side: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Side:

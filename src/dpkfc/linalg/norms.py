@@ -230,8 +230,7 @@ def _gram_tied_norms(block: Tied) -> Tensor:
         unsure = _is_unsure(square, slack, lost, _CANCELS)
         unsure &= magnitudes > 0
         if part.outer.b.dtype == torch.float32 and is_any_set(unsure):
-            exact = part.select(unsure).double()
-            square[unsure] = _tied_gram_squares(exact)
+            square[unsure] = _tied_gram_squares(part.select(unsure).double())
         return _root(square, slack)
 
     return block.map_examples(bound, (s + t) ** 2)
@@ -301,8 +300,7 @@ def _tied_magnitudes(block: Tied) -> tuple[Tensor, Tensor]:
 
 def _eigenbasis_tied_norms(block: Tied, metric: Eigenbasis) -> Tensor:
     def square(part: Tied) -> Tensor:
-        z = metric.apply(part.per_example())
-        return sum_squares(z.flatten(1))
+        return sum_squares(metric.apply(part.per_example()).flatten(1))
 
     norms = block.map_examples(square, block.num_entries).sqrt()
     magnitudes, positions = block.outer.magnitudes()
@@ -501,8 +499,7 @@ def _gram_squares(block: Outer, cache: InputCache) -> tuple[Tensor, Tensor, Tens
     if is_any_set(unsure):
         rows = unsure.nonzero()[:, 0]
         closer = _gram_rounding(inputs[rows], outputs[rows], into[rows], out[rows], widths)
-        is_unsure = _is_unsure(square[rows], closer, lost[rows])
-        rows = rows[is_unsure]
+        rows = rows[_is_unsure(square[rows], closer, lost[rows])]
         if len(rows):
             part = replace(block, a=block.a[rows], b=block.b[rows])
             square[rows] = _gram_squares(part.double(), InputCache())[0]
@@ -572,8 +569,7 @@ def lookup_squares(block: Lookup) -> tuple[Tensor, Tensor]:
     unsure &= magnitudes > 0
     if b.dtype == torch.float32 and is_any_set(unsure):
         part = block.select(unsure)
-        exact = replace(part, b=part.b.double())
-        square[unsure] = lookup_squares(exact)[0]
+        square[unsure] = lookup_squares(replace(part, b=part.b.double()))[0]
     return square, slack
 
 
@@ -681,8 +677,7 @@ def _formed_norms(block: MaterializedGradients, metric: Entry | None) -> LayerNo
     norms = _matrix_norms(z, block.groups)
     fraction_lost = 2 * math.sqrt(block.num_entries) * roundoff(z)
     norms *= 1 + fraction_lost
-    mapped = replace(block, gradients=z)
-    return LayerNorms(norms, mapped, True)
+    return LayerNorms(norms, replace(block, gradients=z), True)
 
 
 def _row_norms_of_block(
@@ -721,8 +716,7 @@ def _eigenbasis_norms(block: Outer | Lookup | Tied | ConvBlock, metric: Eigenbas
         return _low_rank_layer_norms(block, metric)
     if isinstance(block, Outer) and block.a.shape[1] == 1 and block.groups == 1:
         # With one position the magnitude is the norm of the gradient itself.
-        plain = block.magnitudes()[0]
-        slack = _rounding_of_second_pass(block, metric, plain)
+        slack = _rounding_of_second_pass(block, metric, block.magnitudes()[0])
         norms = rank_one_norms(block, metric)
         return LayerNorms(norms + slack, block)
     return _materialised_norms(block, metric)
@@ -732,8 +726,7 @@ def _eigenbasis_lookup_norms(block: Lookup, metric: Eigenbasis) -> Tensor:
     slack = 0.0
     if metric.output is not None:
         slack = 8 * math.sqrt(block.d_out) * metric.operator_norm * roundoff(block.b)
-    plain = block.scale_rows(metric)
-    norms = _lookup_norms(plain, _IDENTITY)
+    norms = _lookup_norms(block.scale_rows(metric), _IDENTITY)
     magnitudes = torch.linalg.vector_norm(block.b, dim=-1).sum(1)
     return norms + slack * magnitudes
 

@@ -86,10 +86,7 @@ class Recursion:
         shape = covariance.shape[2:]
         ones = [1] * (v.dim() - len(shape))
         k = covariance.view(n, n, *ones, *shape)
-        if n == 1:
-            next_covariance = k * float(transition) ** 2
-        else:
-            next_covariance = _congruence(transition, k)
+        next_covariance = k * float(transition) ** 2 if n == 1 else _congruence(transition, k)
         return variance + k[0, 0], next_covariance + drive
 
 

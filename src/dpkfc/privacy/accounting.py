@@ -121,13 +121,11 @@ def has_no_noise(event: dp_accounting.DpEvent) -> bool:
     """
     import dp_accounting
 
-    for part in events_in(event):
-        if isinstance(part, dp_accounting.NonPrivateDpEvent):
-            return True
-        if is_gaussian(part) or is_truncated(part):
-            if part.noise_multiplier < NEGLIGIBLE_NOISE:
-                return True
-    return False
+    return any(
+        isinstance(part, dp_accounting.NonPrivateDpEvent)
+        or ((is_gaussian(part) or is_truncated(part)) and part.noise_multiplier < NEGLIGIBLE_NOISE)
+        for part in events_in(event)
+    )
 
 
 def convolutions(event: dp_accounting.DpEvent) -> int:

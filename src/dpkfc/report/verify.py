@@ -186,9 +186,11 @@ def check_promise(card: Card, ledger: Verified, cost: Cost) -> None:
         ("number of releases", promise.get("releases"), card.releases),
         ("certified", promise.get("certified"), header.get("certified")),
     ]
-    for name in ("unit", "neighbouring_relation", "delta"):
-        if name in header and name in promise:
-            statements.append((name.replace("_", " "), promise[name], header[name]))
+    statements += [
+        (name.replace("_", " "), promise[name], header[name])
+        for name in ("unit", "neighbouring_relation", "delta")
+        if name in header and name in promise
+    ]
     # A federated card names no accountant.
     accounting = card.content.get("accounting")
     accountant = accounting.get("accountant") if isinstance(accounting, Mapping) else "pld"
