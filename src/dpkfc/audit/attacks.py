@@ -260,7 +260,13 @@ def one_run_p_value(
     return min(1.0, tail + 2 * canaries * delta * steepest)
 
 
-def one_run_epsilon(correct: int, guesses: int, canaries: int, delta: float, alpha: float) -> float:
+def one_run_epsilon(
+    correct: int,
+    guesses: int,
+    canaries: int,
+    delta: float,
+    alpha: float,
+) -> float:
     """Return a lower bound on ε at δ from one training run.
 
     The bound is the first ε that `one_run_p_value` does not reject at level α.

@@ -418,7 +418,13 @@ def resolution(plan: Plan, gradients: Mapping[str, Tensor]) -> float:
     return rounding
 
 
-def _compare(plan: Plan, one: Released, other: Released, name: str, result: Replay) -> None:
+def _compare(
+    plan: Plan,
+    one: Released,
+    other: Released,
+    name: str,
+    result: Replay,
+) -> None:
     """Add the distance of two releases to the result."""
     unit = plan.expected_batch_size / plan.sensitivity
     moved = unit * distance(one.gradients, other.gradients)

@@ -600,7 +600,12 @@ def diagonal_metric(layers: Sequence[Layer], scales: Mapping[str, Tensor]) -> Me
 # result.
 
 
-def example_gradient(model: nn.Module, loss_fn: LossFn, batch: Any, weight: float) -> NamedTensors:
+def example_gradient(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Any,
+    weight: float,
+) -> NamedTensors:
     """Return the gradient of the loss of one example.
 
     Args:

@@ -1092,7 +1092,12 @@ Augmentation = Callable[[Any], Any]
 """Maps a batch to one with as many rows, each changed at random on its own."""
 
 
-def augmented(augment: Augmentation | None, model: nn.Module, batch: Any, rows: int) -> Any:
+def augmented(
+    augment: Augmentation | None,
+    model: nn.Module,
+    batch: Any,
+    rows: int,
+) -> Any:
     """Return the batch as `augment` changes it, itself without one.
 
     Args:

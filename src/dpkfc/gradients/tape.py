@@ -772,7 +772,12 @@ def _shared_call(record: _Record, gradient: Tensor, size: int) -> Call:
     return Call(call.module, args, kwargs, [rows], axes, [output_axis])
 
 
-def _has_public_rows(layer: Layer, call: _OpenCall, outputs: Sequence[Tensor], size: int) -> bool:
+def _has_public_rows(
+    layer: Layer,
+    call: _OpenCall,
+    outputs: Sequence[Tensor],
+    size: int,
+) -> bool:
     """Return whether a call on public inputs has a row for each example by its shape.
 
     Ids `[N, T]` and noise `[N, d]` have.

@@ -506,7 +506,12 @@ def _gram_squares(block: Outer, cache: InputCache) -> tuple[Tensor, Tensor, Tens
     return square, magnitudes, positions
 
 
-def _is_unsure(square: Tensor, rounding: Tensor, lost: Tensor, most: float = SURE) -> Tensor:
+def _is_unsure(
+    square: Tensor,
+    rounding: Tensor,
+    lost: Tensor,
+    most: float = SURE,
+) -> Tensor:
     """Return which squares rounding, or products that vanish, may have moved too far.
 
     They may move a square by the fraction `most`.

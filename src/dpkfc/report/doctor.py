@@ -586,7 +586,12 @@ def capture_blocks(
     return blocks, failure
 
 
-def _layer_cost(name: str, block: AnyBlock, entry: Any, timings: Timings) -> LayerCost | None:
+def _layer_cost(
+    name: str,
+    block: AnyBlock,
+    entry: Any,
+    timings: Timings,
+) -> LayerCost | None:
     """Measure a layer. Return None if there is nothing to choose.
 
     That is one position, an embedding, or a gradient that is materialised anyway.

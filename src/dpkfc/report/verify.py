@@ -147,7 +147,13 @@ def verify_history(path: Path) -> Verified:
     return ledger
 
 
-def _check_remembered(path: Path, ledger: Verified, releases: int, head: str, what: str) -> None:
+def _check_remembered(
+    path: Path,
+    ledger: Verified,
+    releases: int,
+    head: str,
+    what: str,
+) -> None:
     """Check that a ledger still begins with the history that a file next to it remembers."""
     if not ledger.contains(releases, head):
         raise CardError(
@@ -217,7 +223,12 @@ def check_promise(card: Card, ledger: Verified, cost: Cost) -> None:
             )
 
 
-def _further_statements(card: Card, ledger: Verified, spent: float, cost: Cost) -> list[Statement]:
+def _further_statements(
+    card: Card,
+    ledger: Verified,
+    spent: float,
+    cost: Cost,
+) -> list[Statement]:
     """Return what cards of this layout state beside the promise; older ledgers have no id."""
     content, releases = card.content, ledger.releases[: card.releases]
     if "layout" not in content:
