@@ -3,6 +3,8 @@
     python benchmarks/features.py --data-dir DATA --out benchmarks/results/features.json
     python benchmarks/features.py --data-dir DATA --out benchmarks/results/features_controls.json \
         --controls --epochs 15
+    python benchmarks/features.py --data-dir DATA --out benchmarks/results/sentences.json \
+        --data sst2 ag-news --epochs 15
 
 Each arm takes its best rate and number of epochs on a validation split that is cut from the
 training set. Then five seeds train on the whole training set and are measured on the test set. An
@@ -33,10 +35,20 @@ from torch.nn import functional
 import dpkfc
 from dpkfc import KFAC, DeadLeaves, PinkNoise, PrivacyConfig, PublicData, Session, WhiteNoise
 from dpkfc.app.datasets.sources import BREAST, CIFAR10, FASHION_MNIST, MNIST, PNEUMONIA, load_pixels
-from dpkfc.app.datasets.text import IMDB, hashed_texts, load_texts
+from dpkfc.app.datasets.text import AG_NEWS, IMDB, SST2, hashed_texts, load_texts
 from dpkfc.app.models import mnist_cnn
+from dpkfc.app.pretrained import minilm_vectors
+from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.recipes.images import LinearHead
-from dpkfc.app.recipes.text import NORM, HashedZipf, ZipfWords, english_weights
+from dpkfc.app.recipes.text import (
+    HEAD_LENGTH,
+    NORM,
+    HashedZipf,
+    SentenceNoise,
+    ZipfWords,
+    english_weights,
+    token_noise,
+)
 from dpkfc.curvature import Probe
 from dpkfc.features import (
     ENERGY,
@@ -48,7 +60,7 @@ from dpkfc.features import (
     standardise,
 )
 from dpkfc.features.encoder import Encoder
-from dpkfc.postprocess import WeightEMA
+from dpkfc.postprocess import DiSK, WeightEMA
 
 SOURCES = {
     "cifar10": CIFAR10,
@@ -57,7 +69,13 @@ SOURCES = {
     "pneumoniamnist": PNEUMONIA,
     "breastmnist": BREAST,
 }
-EPSILONS = {"cifar10": (1.0, 3.0), "pneumoniamnist": (1.0, 3.0), "breastmnist": (1.0, 3.0)}
+TEXTS = {"sst2": SST2, "ag-news": AG_NEWS}
+EPSILONS = {
+    "cifar10": (1.0, 3.0),
+    "pneumoniamnist": (1.0, 3.0),
+    "breastmnist": (1.0, 3.0),
+    "sst2": (1.0, 6.7),
+}
 SEEDS = 5
 DELTA = 1e-5
 VALIDATION = 5000
@@ -74,6 +92,12 @@ RATES_OF = {
     # Rows of another norm: the product of norm and clip counts.
     ("Zipf at norm 1", "dp-sgd"): (0.5, 1.0, 2.0, 4.0),
     ("Zipf", "without privacy"): (0.05, 0.2, 0.8),
+    ("random tokens", "without privacy"): (0.05, 0.2, 0.8),
+    # Vectors of sentences have norm 4 and lie close to one another.
+    ("random tokens", "dp-sgd"): (0.25, 0.5, 1.0, 2.0),
+    ("random tokens", "disk"): (2.0, 4.0, 8.0, 16.0),  # without momentum
+    ("random tokens", "dp-kfc"): (0.5, 1.0, 2.0, 4.0),
+    ("random tokens", "dp-kfc preconditioned"): (0.25, 0.5, 1.0, 2.0),
 }
 EPOCHS = (15, 30)
 ACTIVATIONS = {"ReLU": nn.ReLU, "tanh": nn.Tanh}
@@ -91,8 +115,8 @@ class Arm:
 
     @property
     def clip(self) -> float:
-        """Return C: of words it fits rows of norm 4, or rows of norm 1."""
-        if not self.maps[0].startswith("words"):
+        """Return C: of words and sentences it fits rows of norm 4, or rows of norm 1."""
+        if not self.maps[0].startswith(("words", "sentences")):
             return 1.0
         return 0.5 if "norm 1" in self.scales else 1.5
 
@@ -207,6 +231,52 @@ WORDS = [
     Arm(("words32768",), "Zipf", "dp-kfc, random directions"),
     Arm(("words32768",), "Zipf", "without privacy"),
 ]
+
+
+# Vectors of a frozen encoder of sentences; "random tokens" are the probe of DP-KFC.
+SENTENCES = [
+    Arm(("sentences",), "random tokens", method)
+    for method in (
+        "dp-sgd",
+        "disk",
+        "dp-kfc",
+        "dp-kfc preconditioned",
+        "dp-kfc, random directions",
+        "without privacy",
+    )
+]
+
+
+class Sentences:
+    """Vectors `[n, 384]` of norm 4 by the frozen public encoder, computed once."""
+
+    has_validation = False
+
+    def __init__(self, name: str, data_dir: str, folder: Path) -> None:
+        self._name, self._folder = name, folder
+        self._texts = load_texts(TEXTS[name], data_dir)
+
+    def labels(self, part: str) -> Tensor:
+        """Return the labels of a part, without training texts that the test split has too."""
+        return torch.as_tensor([label for _, label in self._rows(part)])
+
+    def inputs(self, arm: Arm, part: str) -> Tensor:
+        """Return the vectors of a part, or those of random tokens."""
+        if part == "probe":
+            config = run_config({"recipe": "stackoverflow-head"})
+            noise = SentenceNoise(token_noise(config, HEAD_LENGTH))
+            return NORM * noise.sample(PROBE, torch.Generator().manual_seed(1))[0]
+        path = self._folder / f"{self._name}-sentences-{part}.safetensors"
+        if not path.exists():
+            lines = [line for line, _ in self._rows(part)]
+            save_file({"vectors": minilm_vectors(lines, HEAD_LENGTH)}, path)
+        return NORM * load_file(path)["vectors"]
+
+    def _rows(self, part: str) -> list[tuple[str, int]]:
+        """Each text is compared with the public test split alone."""
+        rows = list(zip(*getattr(self._texts, part), strict=True))
+        seen = set(self._texts.test[0]) if part == "train" else set()
+        return [row for row in rows if row[0] not in seen]
 
 
 class Words:
@@ -335,6 +405,9 @@ class Features:
         return torch.cat(parts, 1)
 
 
+Source = Features | Words | Sentences
+
+
 def scaled(images: Tensor) -> Tensor:
     """Return images as numbers from -1 to 1."""
     return images if images.is_floating_point() else images.float() / 127.5 - 1
@@ -378,10 +451,13 @@ def train(
     x, y = data
     model = arm.build(x.shape[1:], int(y.max()) + 1).to(x.device)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.SGD(trained, lr=setting.rate, momentum=0.9)
+    momentum = 0.0 if arm.method == "disk" else 0.9
+    optimizer = torch.optim.SGD(trained, lr=setting.rate, momentum=momentum)
     if arm.method == "without privacy":
         return _train_without_privacy(model, optimizer, data, held_out, setting.epochs)
     config: dict[str, Any] = {}
+    if arm.method == "disk":
+        config = {"postprocess": (DiSK(0.7, 0.5),)}
     if probe is not None:
         kfac = KFAC(
             probe=PublicData(probe.float().cpu(), provenance="features of synthetic images"),
@@ -430,18 +506,19 @@ def interval(values: list[float]) -> float:
 
 
 def split(
-    arm: Arm, source: Features | Words, data: tuple[Tensor, Tensor]
+    arm: Arm, source: Source, data: tuple[Tensor, Tensor]
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Return the examples that a search trains on, and those of validation."""
     x, y = data
     if source.has_validation:
         return data, (source.inputs(arm, "validation"), source.labels("validation").to(y.device))
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0)).to(y.device)
-    rest, cut = order[VALIDATION:], order[:VALIDATION]
+    size = min(VALIDATION, len(y) // 5)
+    rest, cut = order[size:], order[:size]
     return (x[rest], y[rest]), (x[cut], y[cut])
 
 
-def validate_arm(arm: Arm, source: Features | Words, device: str, row: dict[str, Any]) -> None:
+def validate_arm(arm: Arm, source: Source, device: str, row: dict[str, Any]) -> None:
     """Train the setting of a row with five seeds, and add what they reach on validation.
 
     A default is chosen by these figures, so that the test set takes no part in it.
@@ -460,7 +537,7 @@ def validate_arm(arm: Arm, source: Features | Words, device: str, row: dict[str,
 def run_arm(
     name: str,
     arm: Arm,
-    source: Features | Words,
+    source: Source,
     device: str,
     known: Collection[float],
     grid: Sequence[Setting],
@@ -529,10 +606,13 @@ def main() -> None:
         content = json.loads(arguments.out.read_text("utf-8"))
     rows = content["rows"]
     for name in arguments.data:
-        source: Features | Words
+        source: Source
         if name == "imdb":
             arms = WORDS
             source = Words(arguments.data_dir)
+        elif name in TEXTS:
+            arms = SENTENCES
+            source = Sentences(name, arguments.data_dir, arguments.folder)
         else:
             arms = CONTROLS if arguments.controls else ARMS
             source = Features(name, arguments.data_dir, arguments.folder, arguments.device)

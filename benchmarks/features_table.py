@@ -1,6 +1,7 @@
 """Rows of `benchmarks/features.py` and their tables: they need no torch.
 
-Rows lie in `results/features.json` and, controls, in `results/features_controls.json`. An arm is
+Rows lie in `results/features.json`, controls in `results/features_controls.json`, and heads on
+sentence vectors in `results/sentences.json`. An arm is
 "features, scales, method, more". What this file does not know is shown by its own name.
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 
 from common import RESULTS, interval, markdown, read_json
 
-MEASURED, CONTROLS = "features.json", "features_controls.json"
+MEASURED, CONTROLS, SENTENCES = "features.json", "features_controls.json", "sentences.json"
 TITLES = {
     "mnist": "MNIST",
     "fashion-mnist": "Fashion-MNIST",
@@ -23,6 +24,8 @@ TITLES = {
     "pneumoniamnist": "PneumoniaMNIST",
     "breastmnist": "BreastMNIST",
     "imdb": "IMDB",
+    "sst2": "SST-2",
+    "ag-news": "AG News",
 }
 MAPS = {
     "scattering": "scattering",
@@ -30,6 +33,7 @@ MAPS = {
     "encoder4": "encoder 4 × 4",
     "words32768": "32,768 words",
     "words4096": "4,096 words",
+    "sentences": "sentence vectors",
 }
 # Of the recipe, with averaged weights and batches of 1,024 or a quarter of the examples.
 NETWORKS = {"network": "CNN, large batches", "tuned1": "encoder 2 × 2, last block trains"}
@@ -41,9 +45,11 @@ SCALES = {
     "none": "one number for all",
     "Zipf": "Zipf's law",
     "Zipf at norm 1": "Zipf's law, rows of norm 1",
+    "random tokens": "–",
 }
 METHODS = {
     "dp-sgd": "DP-SGD",
+    "disk": "DiSK",
     "dp-kfc": "DP-KFC natural",
     "dp-kfc preconditioned": "DP-KFC preconditioned",
     "mirrored": "mirrored mean",

@@ -558,13 +558,17 @@ def own_data() -> str:
 
 
 def features(part: str = "") -> str:
-    """Linear heads on features without data: all rows, those of the controls, or a matrix."""
+    """Linear heads on features: all rows, the controls, sentence vectors, or a matrix."""
     import features_table
 
     if part == "matrix":
         found = features_table.matrix()
     else:
-        files = {"": features_table.MEASURED, "controls": features_table.CONTROLS}
+        files = {
+            "": features_table.MEASURED,
+            "controls": features_table.CONTROLS,
+            "sentences": features_table.SENTENCES,
+        }
         found = features_table.table(files[part])
     return found or missing("python benchmarks/features.py")
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from dpkfc.app.datasets.text import Texts
 from dpkfc.app.tuning.runs import Store
 from dpkfc_papers import federated_study
 
@@ -136,3 +137,17 @@ def test_each_machine_of_a_study_is_named_with_its_last_day(benchmark_module) ->
     ]
     found = common.machine_of_rows(rows)
     assert found.index("A, 1 thread, 2026-11-26") < found.index("B, 1 thread, 2026-11-27")
+
+
+def test_texts_of_the_test_split_are_left_out_of_training(
+    benchmark_module, monkeypatch, tmp_path
+) -> None:
+    features = benchmark_module("features")
+    texts = Texts((["a", "b", "c"], [0, 1, 1]), (["b", "d"], [1, 0]), "a test")
+    monkeypatch.setattr(features, "load_texts", lambda *_: texts)
+    monkeypatch.setattr(features, "minilm_vectors", lambda lines, _: torch.ones(len(lines), 3))
+    source = features.Sentences("ag-news", "", tmp_path)
+    arm = features.SENTENCES[0]
+    for part, labels in (("train", [0, 1]), ("test", [1, 0])):
+        assert source.labels(part).tolist() == labels
+        assert torch.equal(source.inputs(arm, part), torch.full((2, 3), features.NORM))
