@@ -205,6 +205,25 @@ def table(file: str) -> str:
     return markdown(head, lines)
 
 
+def sentence_table() -> str:
+    """Return heads on sentence vectors, and how they stand to DP-SGD; "" without rows."""
+    import claims
+
+    rows = read_rows(SENTENCES)
+    plain = {(row.data, row.epsilon): row.test for row in rows if row.arm.method == "dp-sgd"}
+    words = []
+    for row in rows:
+        baseline = plain.get((row.data, row.epsilon))
+        if baseline is None or row.arm.method == "dp-sgd":
+            continue
+        gain, error = claims.compared(row.test, baseline)
+        verdict = "level" if abs(gain) <= error else "ahead" if gain > 0 else "behind"
+        place = f"{row.title}, ε = {row.epsilon:g}, {row.arm.method_name}"
+        words.append(f"{place}: {verdict} ({gain:+.2f} ± {error:.2f})")
+    found = table(SENTENCES)
+    return f"{found}\n\nAgainst DP-SGD. {'; '.join(words)}." if found else ""
+
+
 def matrix(epsilon: float = 1.0) -> str:
     """Return an arm a line and a data set a column, with 95 % intervals; "" without rows."""
     rows = [row for row in read_rows() if row.epsilon in (epsilon, math.inf)]

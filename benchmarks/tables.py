@@ -563,12 +563,10 @@ def features(part: str = "") -> str:
 
     if part == "matrix":
         found = features_table.matrix()
+    elif part == "sentences":
+        found = features_table.sentence_table()
     else:
-        files = {
-            "": features_table.MEASURED,
-            "controls": features_table.CONTROLS,
-            "sentences": features_table.SENTENCES,
-        }
+        files = {"": features_table.MEASURED, "controls": features_table.CONTROLS}
         found = features_table.table(files[part])
     return found or missing("python benchmarks/features.py")
 
