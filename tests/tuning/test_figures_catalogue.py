@@ -160,7 +160,7 @@ def test_the_maps_that_are_shipped_are_those_of_their_rows():
     assert (
         sum(value is not None for one in chart.maps for line in one.values for value in line)
         == len(rows)
-        == 50
+        == 120
     )
     assert list(chart.maps) == measurements.maps(
         [{**row["values"], "run": row["run"]} for row in rows]
