@@ -15,6 +15,7 @@ from dpkfc.tracking import (
     Total,
     Tracker,
     Unknown,
+    example_first,
     register_batch_rule,
 )
 
@@ -458,3 +459,9 @@ def test_a_rule_of_the_user_decides_and_must_name_every_output(monkeypatch):
     assert states["full"] == [BatchAxis(0)] * 2
     for name in ("none", "short"):
         assert all(isinstance(state, Unknown) for state in states[name])
+
+
+def test_examples_come_first_whatever_their_number_is() -> None:
+    """The padding check compares the output of one example with that of two, by one axis."""
+    x = torch.arange(6.0).view(2, 3)
+    assert torch.equal(example_first(x, BatchAxis(1), 2), x.T)
