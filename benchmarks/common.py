@@ -150,13 +150,13 @@ def machine(results: Mapping[str, Any], *, memory: bool = True, commit: bool = T
 
 
 def machine_of_rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Where the rows of a study were measured, each machine with its last day."""
+    """Where the rows of a study were measured, each machine with its last day and commit."""
     days: dict[str, str] = {}
     machines: dict[str, Mapping[str, Any]] = {}
-    for row in rows:
-        name = _described(row["hardware"], None, True)
+    for row in sorted(rows, key=lambda row: row["date"]):
+        name = _described(row["hardware"], None, False)
         machines[name] = row["hardware"]
-        days[name] = max(days.get(name, ""), row["date"])
+        days[name] = row["date"]
     order = sorted(days, key=lambda name: days[name])
     return "*" + "; ".join(_described(machines[name], days[name], True) for name in order) + ".*"
 

@@ -219,9 +219,9 @@ def sentence_table() -> str:
         gain, error = claims.compared(row.test, baseline)
         verdict = "level" if abs(gain) <= error else "ahead" if gain > 0 else "behind"
         place = f"{row.title}, ε = {row.epsilon:g}, {row.arm.method_name}"
-        words.append(f"{place}: {verdict} ({gain:+.2f} ± {error:.2f})")
+        words.append(f"- {place}: {verdict} ({gain:+.2f} ± {error:.2f}).")
     found = table(SENTENCES)
-    return f"{found}\n\nAgainst DP-SGD. {'; '.join(words)}." if found else ""
+    return "\n".join([found, "", "Against DP-SGD:", "", *words]) if found else ""
 
 
 def matrix(epsilon: float = 1.0) -> str:

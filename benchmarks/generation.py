@@ -164,7 +164,7 @@ def load_start(task: Task, data: str, folder: Path) -> nn.Module:
     shape = f"{WIDTH}x{BLOCKS}-{START_STEPS}x{START_BATCH}-{START_RATE:g}-{len(task.vocabulary)}"
     path = folder / f"{data}-{shape}.pt"
     if path.exists():
-        model.load_state_dict(torch.load(path))
+        model.load_state_dict(torch.load(path, weights_only=True))
         return model
     train_plainly(model, task.start, START_BATCH, START_STEPS, START_RATE, 0)
     folder.mkdir(parents=True, exist_ok=True)
@@ -286,8 +286,8 @@ def _describe_directions(store: Any, runs: Mapping[Any, Sequence[GenerationRun]]
                 if (names := [FIGURES[one][0] for one, said in found.items() if said == word])
             ]
             pair = f"{METHODS[above]} against {METHODS[below]} at ε = {epsilon:g}"
-            sentences.append(f"{pair}: {'; '.join(parts)}.")
-    return [" ".join(sentences)] if sentences else []
+            sentences.append(f"- {pair}: {'; '.join(parts)}.")
+    return ["\n".join(sentences)] if sentences else []
 
 
 def compare(
@@ -321,9 +321,10 @@ def table() -> str:
 
 
 NOTE = (
-    f"A GPT-2 of {BLOCKS} blocks of width {WIDTH} stands for GPT-2-small: {STEPS} steps of {BATCH}"
-    f" pairs, Poisson sampling, PLD, δ = {DELTA:g}, κ = {KAPPA:g}, γ = {GAMMA:g}; three runs from"
-    " one start. Public pairs stand for its pretraining: for E2E those of DART without restaurants,"
+    f"A GPT-2 of {BLOCKS} blocks of width {WIDTH} stands for GPT-2-small. It takes {STEPS} steps"
+    f" of {BATCH} pairs, three times from one start. Sampling is Poisson, the accountant PLD,"
+    f" δ = {DELTA:g}, κ = {KAPPA:g}, γ = {GAMMA:g}."
+    " Public pairs stand for its pretraining: for E2E those of DART without restaurants,"
     " for DART 4,672 of E2E's training split, since its restaurants are E2E's development split."
     " The vocabulary is of these for DART, of that split for E2E, and of WordPiece's first"
     f" {WORDS} words. DART trains on its development split. Of each test set {DECODED} prompts are"

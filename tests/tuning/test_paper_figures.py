@@ -46,7 +46,7 @@ class Rows:
     def get(self, run):
         return self.found.get(run.hash)
 
-    def put(self, run, accuracy: float) -> None:
+    def add(self, run, accuracy: float) -> None:
         self.found[run.hash] = {"accuracy": accuracy}
 
 
@@ -56,7 +56,7 @@ def test_a_federated_rate_is_chosen_on_validation_after_its_grid(benchmark_modul
     grid = study.client_grid(0.1, "sofim")
     for place, run in enumerate(grid):
         assert study.test_runs(rows, grid) == []
-        rows.put(run, 0.5 - abs(place - 1) / 10)
+        rows.add(run, 0.5 - abs(place - 1) / 10)
     found = study.test_runs(rows, grid)
     assert [run.eta for run in found] == [study.GRID[1]] * len(study.SEEDS)
     assert {run.evaluate_on for run in found} == {"test"}
@@ -76,10 +76,10 @@ def test_a_network_is_judged_at_the_norm_and_the_rate_of_dp_fedsofim(benchmark_m
     first, second = (study.network_grid("sofim", clip) for clip in study.CLIPS)
     for place, run in enumerate([*first, *second]):
         assert study.network_tests(rows) == {}
-        rows.put(run, place / 10)
+        rows.add(run, place / 10)
     for rule in ("fedgd", "fedavgm"):
         for place, run in enumerate(study.network_grid(rule, 10.0)):
-            rows.put(run, 0.5 - place / 10)
+            rows.add(run, 0.5 - place / 10)
     tests = study.network_tests(rows)
     steps = [study.GRID[place] / study.RHO for place in (3, 3, 0, 0)]
     for runs, step in zip(tests.values(), steps, strict=True):
@@ -89,7 +89,7 @@ def test_a_network_is_judged_at_the_norm_and_the_rate_of_dp_fedsofim(benchmark_m
     assert study._network_table(rows) == ""
     for place, runs in enumerate(tests.values()):
         for run in runs:
-            rows.put(run, 0.9 - place / 100 + run.seed / 1000)
+            rows.add(run, 0.9 - place / 100 + run.seed / 1000)
     table = study._network_table(rows)
     assert "Here this holds" in table and "+1.00 ± 0.00" in table and "+3.00 ± 0.00" in table
 
