@@ -97,7 +97,8 @@ def blocks_of(layer: Layer, calls: Sequence[Any], batch_size: int) -> AnyBlock:
 
     The gradient is the SUM over calls. Arguments and errors are those of `joined_calls`.
     """
-    return _pull_back(joined_calls(layer, calls, batch_size))
+    joined = joined_calls(layer, calls, batch_size)
+    return _pull_back(joined)
 
 
 def joined_calls(
@@ -200,7 +201,8 @@ def _linear(layer: Layer, call: Call, batch_size: int) -> Outer:
     b = b.reshape(batch_size, -1, b.shape[-1])
     if "weight" not in layer.parameters:
         # Only the bias trains: the input is the homogeneous coordinate alone.
-        return Outer(b.new_ones(*b.shape[:2], 1), b)
+        ones = b.new_ones(*b.shape[:2], 1)
+        return Outer(ones, b)
     x = call.input.to(b.dtype)
     a = x.reshape(batch_size, -1, x.shape[-1])
     return Outer(a, b, homogeneous="bias" in layer.parameters)
@@ -232,7 +234,8 @@ def _embedding(layer: Layer, call: Call, batch_size: int) -> Lookup:
     module: Any = call.module
     ids = call.input.reshape(batch_size, -1).long()
     b = call.gradient.reshape(batch_size, ids.shape[1], -1)
-    return Lookup(ids, b, module.num_embeddings).drop_row(module.padding_idx)
+    lookup = Lookup(ids, b, module.num_embeddings)
+    return lookup.drop_row(module.padding_idx)
 
 
 def _tied(layer: Layer, calls: Sequence[Call], batch_size: int) -> Tied:
@@ -254,7 +257,8 @@ def _tied(layer: Layer, calls: Sequence[Call], batch_size: int) -> Tied:
         no_ids = like.new_zeros(batch_size, 0, dtype=torch.long)
         lookups.append(Lookup(no_ids, no_features, rows))
     if not outers:
-        outers.append(Outer(no_features, like.new_zeros(batch_size, 0, rows)))
+        no_outputs = like.new_zeros(batch_size, 0, rows)
+        outers.append(Outer(no_features, no_outputs))
     return Tied(_join(lookups), _join(outers))
 
 
@@ -330,12 +334,14 @@ def _custom(layer: Layer, call: Call, batch_size: int) -> PerExample:
                 f"the rule of layer '{layer.display_name}' returned {actual} for '{role}'; "
                 f"return the gradient of one example, of shape {expected}"
             )
-        by_role[role] = raise_precision(gradients[role].detach())
+        g = gradients[role].detach()
+        by_role[role] = raise_precision(g)
     return PerExample(by_role)
 
 
 def _fallback(layer: Layer, call: Call, batch_size: int) -> PerExample:
-    return PerExample(fallback_gradients(layer, call, batch_size))
+    gradients = fallback_gradients(layer, call, batch_size)
+    return PerExample(gradients)
 
 
 _RULES: dict[str, Callable[[Layer, Call, int], AnyBlock]] = {
