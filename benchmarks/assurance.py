@@ -128,13 +128,32 @@ def evidence_table(results: Mapping[str, Any], section: str) -> str:
         groups.setdefault(tuple(keys), []).append(row)
     tables: list[str] = []
     for figures, group in groups.items():
-        cells = [[row["row"], *(_format(row.get(key)) for key in figures)] for row in group]
-        table = markdown(["", *(key.replace("_", " ") for key in figures)], cells)
+        table = _group_table(figures, group)
         if len(group) > _LONG and tables:
             summary = f"<summary>{len(group)} rows</summary>"
             table = f"<details>{summary}\n\n{table}\n\n</details>"
         tables.append(table)
     return "\n\n".join(tables)
+
+
+def _group_table(figures: Sequence[str], group: Sequence[Mapping[str, Any]]) -> str:
+    """Return one table of rows that have the same figures.
+
+    A long table of one figure gets a column for each variant: the last part of a row's name.
+    """
+    titles = [figure.replace("_", " ") for figure in figures]
+    if not figures:
+        return "Checked without figures: " + ", ".join(row["row"] for row in group) + "."
+    if len(figures) > 1 or len(group) <= _LONG:
+        cells = [[row["row"], *(_format(row.get(key)) for key in figures)] for row in group]
+        return markdown(["", *titles], cells)
+    lines: dict[str, dict[str, str]] = {}
+    for row in group:
+        name, _, variant = row["row"].rpartition(", ")
+        lines.setdefault(name, {})[variant] = _format(row[figures[0]])
+    variants = sorted({variant for line in lines.values() for variant in line})
+    cells = [[name, *(line.get(each, "–") for each in variants)] for name, line in lines.items()]
+    return markdown([titles[0], *variants], cells)
 
 
 def _format(value: Any) -> str:

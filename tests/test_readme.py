@@ -28,6 +28,7 @@ RUN = [
             "tutorial.md",
             "models.md",
             "integrations.md",
+            "how-to-opacus.md",
             "extending.md",
             "sklearn.md",
             "your-data.md",
