@@ -24,7 +24,7 @@ from dpkfc.linalg.metric import (
     LowRank,
     Side,
 )
-from dpkfc.linalg.norms import LayerNorms, per_example_norms
+from dpkfc.linalg.norms import LayerNorms, bound_magnitudes, per_example_norms
 
 N = 5
 
@@ -338,7 +338,9 @@ def sizes(block: AnyBlock) -> Sizes:
             )
         case ConvBlock():
             rows = sizes(block.outer())
-            return replace(rows, cancelling=torch.maximum(rows.cancelling, block.magnitudes()[0]))
+            return replace(
+                rows, cancelling=torch.maximum(rows.cancelling, bound_magnitudes(block)[0])
+            )
     a = (block.a.norm(dim=-1).square() + block.homogeneous).sqrt()
     b = block.b.norm(dim=-1)
     terms = block.a.shape[1] * block.groups

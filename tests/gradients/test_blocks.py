@@ -21,10 +21,9 @@ from dpkfc.linalg.blocks import (
     PerExample,
     Tied,
     conv_block,
-    dot_rounding,
 )
 from dpkfc.linalg.metric import Span
-from dpkfc.linalg.norms import per_example_norms
+from dpkfc.linalg.norms import dot_rounding, per_example_norms, product_error
 
 N, VIEWS, K = 6, 2, 3
 F64 = torch.float64
@@ -302,6 +301,6 @@ def magnitude(one: Any) -> tuple[float, int]:
 def test_the_bound_on_rounding_covers_products_and_gradients_formed_again(name: str) -> None:
     block, rows = make_block(name)
     span, _ = span_of(block, rows.shape[1])
-    found = block.product_error(span, rows.norm(dim=1), GAIN)
+    found = product_error(block, span, rows.norm(dim=1), GAIN)
     expected = rounding_by_definition(name, block, rows, span.length)
     torch.testing.assert_close(found, torch.tensor(expected, dtype=F64), rtol=1e-9, atol=0)

@@ -12,11 +12,9 @@ from dpkfc.linalg.blocks import (
     Lookup,
     MaterializedGradients,
     Outer,
-    exact_row_norms,
-    row_norms,
 )
 from dpkfc.linalg.metric import Dense, Eigenbasis, Identity, Kronecker
-from dpkfc.linalg.norms import per_example_norms
+from dpkfc.linalg.norms import exact_row_norms, per_example_norms, row_norms
 
 
 def root(d: int, condition: float, seed: int) -> Dense:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dpkfc.linalg import blocks as put_off
+from dpkfc.linalg import norms as put_off
 from dpkfc.linalg.blocks import AnyBlock, Lookup, Outer, Tied
 from dpkfc.linalg.metric import Diagonal, Kronecker
 from dpkfc.linalg.norms import per_example_norms

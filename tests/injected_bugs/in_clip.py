@@ -226,7 +226,6 @@ def switched_precision(m: pytest.MonkeyPatch) -> None:
         return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
 
     m.setattr(norms, "row_norms", lengths)
-    m.setattr(row_lengths, "row_norms", lengths)
 
 
 def denormal_factors(m: pytest.MonkeyPatch) -> None:

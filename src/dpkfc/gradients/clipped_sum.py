@@ -36,7 +36,7 @@ from dpkfc.gradients.state import (
     restored_state,
 )
 from dpkfc.gradients.tape import Tape, check_losses
-from dpkfc.linalg.blocks import Block, defer_flags, raise_precision
+from dpkfc.linalg.blocks import Block, raise_precision
 from dpkfc.linalg.metric import (
     EMBEDDING,
     Eigenbasis,
@@ -47,7 +47,13 @@ from dpkfc.linalg.metric import (
     Span,
     Subspace,
 )
-from dpkfc.linalg.norms import InputCache, LayerNorms, per_example_norms
+from dpkfc.linalg.norms import (
+    InputCache,
+    LayerNorms,
+    defer_flags,
+    per_example_norms,
+    product_error,
+)
 from dpkfc.memory import is_out_of_memory
 from dpkfc.rng_state import device_of, randomize_generators, restarter
 from dpkfc.tracking import Tracker, Unknown
@@ -208,7 +214,7 @@ class Split:
                 block: Any = result.block
                 w[:, span.columns] += block.inner_products(span)
                 gain = 1 + basis.defect
-                error = error + block.product_error(span, layer_norms[name], gain)
+                error = error + product_error(block, span, layer_norms[name], gain)
         wrong = ~(norms.isfinite() & w.isfinite().all(1))
         w = w.masked_fill(wrong.unsqueeze(1), 0.0)
         norms = norms.masked_fill(wrong, math.nan)

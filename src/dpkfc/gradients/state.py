@@ -37,8 +37,8 @@ from torch.utils._pytree import tree_leaves
 
 from dpkfc.distributed import is_divided, local, reshard
 from dpkfc.gradients.layers import Layer, named_tensors
-from dpkfc.linalg.blocks import is_on_accelerator
 from dpkfc.linalg.metric import NamedTensors
+from dpkfc.linalg.norms import is_on_accelerator
 from dpkfc.rng_state import restarter
 
 # --------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 With inputs `a_t` and output gradients `b_t` at position t the gradient of example n is
 `g_n = Σ_t b_nt a_ntᵀ`. Every covered layer is reduced to one of a few blocks. A block can select
-examples, merge rows, sum with weights, materialise its gradients and bound what rounding loses.
+examples, merge rows, sum with weights and materialise its gradients. `norms` bounds what rounding
+loses.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar
 
@@ -23,53 +22,10 @@ from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 from dpkfc.linalg.metric import Eigenbasis, Entry, Identity, Kronecker, NamedTensors, Span
 
 # --------------------------------------------------------------------------------------------------
-# Deferred flags: questions about the values of a GPU tensor, read all at once, so that the host
-# waits for the GPU once a micro-batch and not once a layer.
-
-_DEFERRED: ContextVar[list[Tensor] | None] = ContextVar("deferred", default=None)
-
-
-def is_on_accelerator(x: Tensor) -> bool:
-    """Return whether reading a number of x makes the host wait for another device."""
-    return x.device.type != "cpu"
-
-
-def is_any_set(flags: Tensor) -> bool:
-    """Return whether any flag is set.
-
-    Inside `defer_flags` it returns False for flags on another device and stores the question.
-    """
-    deferred = _DEFERRED.get()
-    if deferred is None or not is_on_accelerator(flags):
-        return bool(flags.any())
-    deferred.append(flags.any())
-    return False
-
-
-@contextmanager
-def defer_flags() -> Iterator[list[Tensor]]:
-    """Collect the questions that `is_any_set` leaves open in the body, each one flag `[]`.
-
-    Results of the body are valid where every flag turns out to be False.
-    """
-    deferred: list[Tensor] = []
-    token = _DEFERRED.set(deferred)
-    try:
-        yield deferred
-    finally:
-        _DEFERRED.reset(token)
-
-
-# --------------------------------------------------------------------------------------------------
-# Norms of rows, rounding and chunks.
+# Rows and chunks.
 
 Rows = slice | Tensor
 """Examples of a block: from start to stop, or those of a mask `[N]`."""
-TINY = 2.0**-80
-"""Squared norms below it may have lost terms that are too small for float32."""
-_SHORT = 64  # longest piece of a row that is summed in float32
-_CACHED = 1 << 18  # entries whose copy in float64 stays in the caches of a processor
-_REACH = 2.0**100
 _CHUNK_ELEMENTS = 1 << 24
 _CURVATURE_ELEMENTS = 1 << 22  # in float64, next to a probe
 
@@ -87,7 +43,8 @@ def pick_rows(x: Tensor, index: Tensor | None) -> Tensor:
     if index is None:
         return x.flatten(0, 1)
     # Two indices: `flatten` would copy a transposed tensor.
-    return x[index // x.shape[1], index % x.shape[1]]
+    positions = x.shape[1]
+    return x[index // positions, index % positions]
 
 
 def sum_squares(x: Tensor) -> Tensor:
@@ -105,81 +62,9 @@ def raise_precision(x: Tensor) -> Tensor:
 
     Gradients, norms, sums and noise live in these types whatever the model computes in.
     """
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
-
-
-def dot_rounding(length: int) -> float:
-    """Return how many units of roundoff a dot product loses (Higham and Mary 2019)."""
-    return min(float(length), 4 * math.sqrt(length))
-
-
-def row_norms(x: Tensor) -> Tensor:
-    """Return upper bounds of the norms over the last axis, in float64, each of its own row.
-
-    The sum of k squares in float32 is off by a fraction of at most (k + 2) u. Rows are therefore
-    cut into short pieces, whose sums are added in float64. The bound is tight, since another method
-    may bound the same example in a neighbouring batch, where it may move by rounding alone. Rows
-    whose squares leave the range of float32 are recomputed in float64. On a GPU, whose values
-    the host does not wait for, such rows are bounded by √d times their largest entry.
-    """
-    d = x.shape[-1]
-    if x.dtype != torch.float32:
-        return exact_row_norms(x)
-    square = _add_squares_of_pieces(x)
-    fraction_lost = (min(d, _SHORT) + 2) * torch.finfo(x.dtype).eps
-    norms = (square * (1 + fraction_lost)).sqrt()
-    # False for NaN. Each entry may lose a square that is too small for float32.
-    least = TINY * max(1.0, d / 4096)
-    is_in_range = (square >= least) & (square < math.inf)
-    if d and is_on_accelerator(x):
-        largest = torch.linalg.vector_norm(x, math.inf, dim=-1)
-        bounds = largest.double() * math.sqrt(d)
-        return torch.where(is_in_range, norms, bounds)
-    if not is_in_range.all():
-        unsafe = ~is_in_range
-        norms[unsafe] = exact_row_norms(x[unsafe])
-    return norms
-
-
-def _add_squares_of_pieces(x: Tensor) -> Tensor:
-    """Return the sum of squares over the last axis, in float32 within a piece of `_SHORT`."""
-    whole = x.shape[-1] // _SHORT * _SHORT
-    rest = torch.linalg.vector_norm(x[..., whole:], dim=-1)
-    square = rest.double().square()
-    if not whole:
-        return square
-    pieces = x[..., :whole].unflatten(-1, (-1, _SHORT))
-    norms = torch.linalg.vector_norm(pieces, dim=-1)
-    return square + norms.double().square().sum(-1)
-
-
-def exact_row_norms(x: Tensor) -> Tensor:
-    """Return the norms over the last axis, computed in float64."""
-    if x.numel() <= _CACHED or x.dtype == torch.float64 or is_on_accelerator(x):
-        return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
-    # A few rows at a time: a copy of all rows in float64 would leave the caches of a processor.
-    d = x.shape[-1]
-    rows = x.reshape(-1, d)
-    rows_at_once = max(1, _CACHED // d)
-    parts = rows.split(rows_at_once)
-    norms = [torch.linalg.vector_norm(part.double(), dim=-1) for part in parts]
-    return torch.cat(norms).view(x.shape[:-1])
-
-
-def limit_inputs(norms: Tensor, inputs: Tensor) -> Tensor:
-    """Return norms of a layer's inputs, infinite beyond 2¹⁰⁰ in float32, which drops the example.
-
-    The sum would multiply such inputs with output gradients times a clip factor below the least
-    normal number. Their rounding would be more than the clip allows.
-    """
-    if inputs.dtype != torch.float32:
-        return norms
-    return norms.masked_fill(norms > _REACH, math.inf)
-
-
-def count_moved(b: Tensor) -> Tensor:
-    """Return how many positions of rows `[N, T, d]` have a gradient, `[N]`."""
-    return (b != 0).any(-1).sum(1)
+    if x.dtype in (torch.float32, torch.float64):
+        return x
+    return x.float()
 
 
 def _repeat(rows: Rows, each: int) -> Rows:
@@ -193,7 +78,8 @@ def _mask(x: Tensor, excluded: Tensor | None, each: int = 1) -> Tensor:
     """Return x with the rows of excluded examples set to zero, `each` rows an example."""
     if excluded is None:
         return x
-    return x.masked_fill(_align(excluded.repeat_interleave(each), x), 0)
+    rows = excluded.repeat_interleave(each)
+    return x.masked_fill(_align(rows, x), 0)
 
 
 def _weigh(x: Tensor, weights: Tensor, excluded: Tensor | None, each: int = 1) -> Tensor:
@@ -209,7 +95,7 @@ def _align(values: Tensor, x: Tensor) -> Tensor:
     return values.view(-1, *ones)
 
 
-def _sum_groups(x: Tensor, groups: int) -> Tensor:
+def sum_groups(x: Tensor, groups: int) -> Tensor:
     """Return `[N]` from `[N * groups]`."""
     return x.view(-1, groups).sum(1)
 
@@ -224,7 +110,6 @@ def _sum_groups(x: Tensor, groups: int) -> Tensor:
 #   join(others)            several uses of one layer as one block: the gradient is their sum
 #   iterate_flat()          role to materialised gradients [n, numel], some examples at a time
 #   inner_products(span)    ⟨L_j, g_n⟩ over one layer, [N, k] in float64
-#   product_error(...)      upper bound [N] of the rounding of those inner products
 #
 # Those that curvature reads have these too:
 #
@@ -262,7 +147,8 @@ class _Block:
         for field in fields(block):
             x = getattr(block, field.name)
             if isinstance(x, Tensor):
-                parts[field.name] = x[_repeat(rows, len(x) // size)]
+                each = len(x) // size
+                parts[field.name] = x[_repeat(rows, each)]
         selected: _Form = replace(block, **parts)
         return selected
 
@@ -304,9 +190,7 @@ class _Block:
     @property
     def gradient_shapes(self: Any) -> dict[str, tuple[int, ...]]:
         """Return role to the shape of one example's gradient, "" for a matrix `[rows, columns]`."""
-        first = self.select(slice(0, 1))
-        columns = first.per_example().shape[-1]
-        return {"": (self.num_entries // columns, columns)}
+        return {"": (self.groups * self.d_out, self.d_in)}
 
     def flatten(self: Any) -> Tensor:
         """Return gradients `[N, numel]`, the roles of `gradient_shapes` side by side."""
@@ -322,12 +206,13 @@ class _Block:
         Args:
             entry: None for the identity, as is an entry for another kind of layer.
         """
+        norms: Tensor
         if isinstance(entry, Eigenbasis):
-            basis = entry.complete_basis()
-            norms: Tensor = self._rotated_squares(basis)
+            norms = self._rotated_squares(entry.complete_basis())
+        elif isinstance(entry, Kronecker):
+            norms = self._mapped_squares(entry)
         else:
-            sides = entry if isinstance(entry, Kronecker) else Kronecker()
-            norms = self._mapped_squares(sides)
+            norms = self._mapped_squares(Kronecker())
         return norms
 
     def map_examples(
@@ -348,7 +233,9 @@ class _Block:
             shape: of the numbers of one example.
         """
         pieces = [self.like.new_zeros(0, *shape, dtype=torch.float64)]
-        pieces += map(function, map(self.select, chunks(self.batch_size, elements_each, most)))
+        for rows in chunks(self.batch_size, elements_each, most):
+            part = self.select(rows)
+            pieces.append(function(part))
         return torch.cat(pieces)
 
     def _rotated_squares(self: Any, entry: Eigenbasis) -> Tensor:
@@ -357,7 +244,7 @@ class _Block:
         def square(part: Any) -> Tensor:
             z = entry.rotate(part.per_example()) * entry.scale
             squares = sum_squares(z.flatten(1))
-            return _sum_groups(squares, self.groups)
+            return sum_groups(squares, self.groups)
 
         squares: Tensor = self.map_examples(square, entry.scale.numel(), _CURVATURE_ELEMENTS)
         return squares
@@ -369,7 +256,8 @@ class _Block:
         """
         size = self.num_entries
         for rows in chunks(self.batch_size, size):
-            yield {"": self.select(rows).per_example().reshape(-1, size)}
+            gradients = self.select(rows).per_example()
+            yield {"": gradients.reshape(-1, size)}
 
     def inner_products(self: Any, span: Span) -> Tensor:
         """Return ⟨L_j, g_n⟩ `[N, k]` in float64."""
@@ -377,23 +265,11 @@ class _Block:
         for part in self.iterate_flat():
             products = []
             for role, g in part.items():
-                directions = span.vectors[role].reshape(span.rank, -1).to(g.dtype)
-                products.append((g @ directions.T).double())
+                directions = span.vectors[role].reshape(span.rank, -1)
+                product = g @ directions.to(g.dtype).T
+                products.append(product.double())
             pieces.append(torch.stack(products).sum(0))
         return torch.cat(pieces)
-
-    def count_terms(self) -> tuple[Any, Any]:
-        """Return Σ_t ‖a_t‖ ‖b_t‖ and its terms `[N]`, 0 for gradients that are not formed again."""
-        return 0.0, 0.0
-
-    def product_error(self: Any, span: Span, norms: Tensor, gain: float) -> Tensor:
-        """Return an upper bound `[N]` of the rounding of `inner_products`.
-
-        It counts the rounding of gradients that are formed again for the sum too.
-        """
-        magnitudes, terms = self.count_terms()
-        products = dot_rounding(span.size) * span.length * norms
-        return roundoff(self.like) * (products + 2 * terms * gain * magnitudes)
 
 
 @dataclass(frozen=True)
@@ -441,15 +317,18 @@ class Outer(_Block):
         """Return the same block with the column of ones written out."""
         if not self.homogeneous:
             return self
-        return Outer(_append_ones(self.a), self.b, self.groups)
+        a = _append_ones(self.a)
+        return Outer(a, self.b, self.groups)
 
     def double(self) -> Outer:
         """Return the block in float64."""
-        return replace(self, a=self.a.double(), b=self.b.double())
+        a = self.a.double()
+        return replace(self, a=a, b=self.b.double())
 
     def per_example(self) -> Tensor:
         """Return materialised gradients `[N * groups, d_out, d_in]`."""
-        return torch.bmm(self.b.transpose(1, 2), self.explicit().a)
+        inputs = self.explicit().a
+        return torch.bmm(self.b.mT, inputs)
 
     def merge_rows(self, count: int, size: int) -> Outer:
         """Return the block of `count` examples, each the sum of `size` consecutive rows."""
@@ -459,9 +338,14 @@ class Outer(_Block):
 
     def join(self, others: Sequence[Any]) -> Outer:
         """Return several uses of one layer as one block, with their positions concatenated."""
-        outers = [self, *(other.outer() for other in others)]
-        a = torch.cat([x.a for x in outers], 1)
-        b = torch.cat([x.b for x in outers], 1)
+        inputs = [self.a]
+        outputs = [self.b]
+        for other in others:
+            outer = other.outer()
+            inputs.append(outer.a)
+            outputs.append(outer.b)
+        a = torch.cat(inputs, 1)
+        b = torch.cat(outputs, 1)
         return replace(self, a=a, b=b)
 
     def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
@@ -472,33 +356,30 @@ class Outer(_Block):
             by_group = (len(weights), self.groups)
             a = a.unflatten(0, by_group)
             b = b.unflatten(0, by_group)
-            return torch.einsum("ngto,ngti->goi", b, a).flatten(0, 1)
+            total = torch.einsum("ngto,ngti->goi", b, a)
+            return total.flatten(0, 1)
         rows = b.flatten(0, 1)
         total = rows.T @ a.flatten(0, 1)
         if self.homogeneous:
-            total = torch.cat([total, rows.sum(0).unsqueeze(1)], 1)
+            bias = rows.sum(0).unsqueeze(1)
+            total = torch.cat([total, bias], 1)
         return total
 
     def inner_products(self, span: Span) -> Tensor:
         """Return ⟨L_j, g_n⟩ `[N, k]` in float64, for one position as bᵀ L_j a."""
         if self.groups != 1 or self.a.shape[1] != 1:
             return super().inner_products(span)
-        k, d_out, d_in = span.vectors[""].shape
-        directions = span.vectors[""].to(self.a.dtype).view(k * d_out, d_in)
+        k, d_out, _ = span.vectors[""].shape
+        directions = span.vectors[""].to(self.a.dtype).flatten(0, 1)
 
         def multiply(part: Outer) -> Tensor:
             a = part.explicit().a[:, 0]
             b = part.b[:, 0].unsqueeze(2)
-            mapped = (a @ directions.T).view(-1, k, d_out)
-            products = torch.bmm(mapped, b)
-            return products[:, :, 0].double()
+            mapped = a @ directions.T
+            products = torch.bmm(mapped.view(-1, k, d_out), b)
+            return products.squeeze(2).double()
 
         return self.map_examples(multiply, k * d_out, shape=(k,))
-
-    def count_terms(self) -> tuple[Tensor, Tensor]:
-        """Return Σ_t ‖a_t‖ ‖b_t‖ over groups too, and the positions with a gradient, `[N]`."""
-        positions = count_moved(self.b).double().view(-1, self.groups).amax(1)
-        return self.exact_magnitudes(), positions
 
     def _mapped_squares(self, sides: Kronecker) -> Tensor:
         """Return ‖z_n‖² from Gram matrices or materialised gradients, whichever costs less."""
@@ -508,7 +389,7 @@ class Outer(_Block):
             a = sides.input.apply(inputs[:, 0])
             b = sides.output.apply(outputs[:, 0])
             squares = sum_squares(a) * sum_squares(b)
-            return _sum_groups(squares, self.groups)
+            return sum_groups(squares, self.groups)
         size = d_in * d_out
         has_small_gram = positions * (d_in + d_out) < size
         if has_small_gram:
@@ -528,7 +409,7 @@ class Outer(_Block):
                 z = sides.apply(g)
                 squares = sum_squares(z.flatten(1))
             pieces.append(squares)
-        return _sum_groups(torch.cat(pieces), self.groups)
+        return sum_groups(torch.cat(pieces), self.groups)
 
     def _rows_by_group(self) -> tuple[Tensor, Tensor]:
         """Return a and b as float64 `[groups, N, T, d]`."""
@@ -547,36 +428,14 @@ class Outer(_Block):
         a, b = self._rows_by_group()
         if a.shape[2] == 1:
             # With one position the square of a product is the product of squares.
-            return b[:, :, 0].square().mT @ a[:, :, 0].square()
-        total = b.new_zeros(self.groups, b.shape[-1], a.shape[-1])
+            a = a.squeeze(2).square()
+            b = b.squeeze(2).square()
+            return b.mT @ a
+        total = b.new_zeros(self.groups, self.d_out, a.shape[-1])
         for rows in _summed_chunks(self.batch_size, total.numel()):
             gradients = b[:, rows].mT @ a[:, rows]
             total += gradients.square().sum(1)
         return total
-
-    def exact_magnitudes(self) -> Tensor:
-        """Return Σ_t ‖a_t‖ ‖b_t‖ over groups too, `[N]`, from norms in float64."""
-        squares = exact_row_norms(self.a).square() + self.homogeneous
-        products = squares.sqrt() * exact_row_norms(self.b)
-        return _sum_groups(products.sum(1), self.groups)
-
-    def input_squares(self) -> Tensor:
-        """Return ‖a_t‖² with the implied coordinate, `[N * groups, T]`, rounded up."""
-        norms = row_norms(self.a)
-        norms = limit_inputs(norms, self.a)
-        return norms.square() + self.homogeneous
-
-    def row_magnitudes(self) -> tuple[Tensor, Tensor]:
-        """Return upper bounds of Σ_t ‖a_t‖‖b_t‖ and how many b_t are not 0, `[N * groups]`."""
-        outputs = row_norms(self.b)
-        products = self.input_squares().sqrt() * outputs
-        return products.sum(1), (outputs > 0).sum(1)
-
-    def magnitudes(self) -> tuple[Tensor, Tensor]:
-        """Return upper bounds of Σ_t ‖a_t‖‖b_t‖ over groups too, and the positions, `[N]`."""
-        sums, positions = self.row_magnitudes()
-        by_group = positions.view(-1, self.groups)
-        return _sum_groups(sums, self.groups), by_group.amax(1)
 
 
 @dataclass(frozen=True)
@@ -603,43 +462,48 @@ class Patched(_Block):
     @property
     def d_in(self) -> int:
         """Return the input features, the homogeneous coordinate included."""
-        return math.prod(self.view.shape[3 : 4 + self._axes]) + self.homogeneous
+        patch = self.view.shape[3 : self._first_position]
+        return math.prod(patch) + self.homogeneous
 
     @property
-    def _axes(self) -> int:
-        """Return the number of spatial axes of the convolution."""
-        return (self.view.dim() - 4) // 2
+    def _first_position(self) -> int:
+        """Return the first axis of the view that runs over positions, and not over a patch."""
+        return self.view.dim() // 2 + 2
 
     def input_rows(self, index: Tensor | None) -> Tensor:
         """Return rows `[m, d_in]` of the inputs flattened over their first axes, None for all."""
-        rows_in_all = self.b.shape[0] * self.b.shape[1]
-        if index is None or _DENSE_FRACTION * len(index) > rows_in_all:
+        count = self.b.shape[0] * self.b.shape[1]
+        if index is None or _DENSE_FRACTION * len(index) > count:
             return self.explicit().input_rows(index)
-        first_position = 4 + self._axes
-        position_dims = range(first_position, self.view.dim())
-        row_dims = (0, 2, 1, *position_dims)
-        ordered = self.view.permute(*row_dims, *range(3, first_position))
-        place = torch.unravel_index(index, ordered.shape[: len(row_dims)])
+        row_axes = (0, 2, 1, *range(self._first_position, self.view.dim()))
+        patch_axes = range(3, self._first_position)
+        ordered = self.view.permute(*row_axes, *patch_axes)
+        place = torch.unravel_index(index, ordered.shape[: len(row_axes)])
         rows = ordered[place].flatten(1)
-        return _append_ones(rows) if self.homogeneous else rows
+        if self.homogeneous:
+            rows = _append_ones(rows)
+        return rows
 
     def squared_norms(self, entry: Entry | None) -> Tensor:
         """Return ‖z_n‖² in an entry of a metric, `[N]` in float64, up to rounding."""
+
+        def square(part: Patched) -> Tensor:
+            return part.explicit().squared_norms(entry)
+
         size = self.b.shape[1] * self.d_in * self.groups
-        return self.map_examples(
-            lambda part: part.explicit().squared_norms(entry), size, _CURVATURE_ELEMENTS
-        )
+        return self.map_examples(square, size, _CURVATURE_ELEMENTS)
 
     def explicit(self) -> Outer:
         """Return the same block with all patches formed."""
         width = self.d_in - self.homogeneous
-        n, positions = self.b.shape[:2]
+        n, positions, _ = self.b.shape
         views = self.view.shape[1]
         columns = self.view.transpose(1, 2)
         # Two steps are faster than forming the rows at once.
         columns = columns.reshape(n, views, width, -1)
-        a = columns.transpose(2, 3).reshape(n, positions, -1)
-        return Outer(a, self.b, self.groups, self.homogeneous).explicit()
+        a = columns.mT.reshape(n, positions, width)
+        outer = Outer(a, self.b, self.groups, self.homogeneous)
+        return outer.explicit()
 
     def per_example(self) -> Tensor:
         """Return materialised gradients `[N * groups, d_out, d_in]`."""
@@ -671,10 +535,15 @@ class Lookup(_Block):
         """Return the rows of the table."""
         return self.num_rows
 
+    @property
+    def gradient_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return "" to the shape of one example's gradient, which lies as the table does."""
+        return {"": (self.num_rows, self.d_out)}
+
     def per_example(self) -> Tensor:
         """Return materialised gradients `[N, num_rows, d_out]`, oriented as the table."""
-        n, _, d = self.b.shape
-        return self.add_per_example(self.b.new_zeros(n, self.num_rows, d))
+        zeros = self.b.new_zeros(self.batch_size, self.num_rows, self.d_out)
+        return self.add_per_example(zeros)
 
     def add_per_example(self, total: Tensor) -> Tensor:
         """Add the materialised gradients to `[N, num_rows, d_out]` in place, and return it."""
@@ -683,27 +552,30 @@ class Lookup(_Block):
 
     def merge_rows(self, count: int, size: int) -> Lookup:
         """Return the block of `count` examples, each the sum of `size` consecutive rows."""
-        rows = count * size
-        ids = self.ids[:rows].reshape(count, size * self.ids.shape[1])
-        b = self.b[:rows].reshape(*ids.shape, self.d_out)
+        positions = size * self.ids.shape[1]
+        ids = self.ids[: count * size].reshape(count, positions)
+        b = self.b[: count * size].reshape(count, positions, self.d_out)
         return replace(self, ids=ids, b=b)
 
     def join(self, others: Sequence[Any]) -> Lookup:
         """Return several uses of one table as one block, with their positions concatenated."""
-        lookups = [self, *others]
-        ids = torch.cat([x.ids for x in lookups], 1)
-        b = torch.cat([x.b for x in lookups], 1)
-        return Lookup(ids, b, self.num_rows)
+        all_ids = [self.ids]
+        outputs = [self.b]
+        for other in others:
+            all_ids.append(other.ids)
+            outputs.append(other.b)
+        ids = torch.cat(all_ids, 1)
+        b = torch.cat(outputs, 1)
+        return replace(self, ids=ids, b=b)
 
     def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
         """Return Σ_n weights_n g_n as `[num_rows, d_out]`."""
-        total = self.b.new_zeros(self.num_rows, self.d_out)
-        return self.add_weighted_sum(total, weights, excluded)
+        zeros = self.b.new_zeros(self.num_rows, self.d_out)
+        return self.add_rows(zeros, _weigh(self.b, weights, excluded))
 
-    def add_weighted_sum(self, total: Tensor, weights: Tensor, excluded: Tensor | None) -> Tensor:
-        """Add Σ_n weights_n g_n to `[num_rows, d_out]` in place, and return it."""
+    def add_rows(self, total: Tensor, rows: Tensor) -> Tensor:
+        """Add rows `[N, T, d_out]` at `ids` to `[num_rows, d_out]` in place, and return it."""
         ids = self.ids.flatten()
-        rows = _weigh(self.b, weights, excluded)
         return total.index_add_(0, ids, rows.flatten(0, 1))
 
     def drop_row(self, row: int | None) -> Lookup:
@@ -711,7 +583,8 @@ class Lookup(_Block):
         if row is None:
             return self
         is_dropped = (self.ids == row).unsqueeze(-1)
-        return replace(self, b=self.b.masked_fill(is_dropped, 0.0))
+        b = self.b.masked_fill(is_dropped, 0.0)
+        return replace(self, b=b)
 
     def scale_rows(self, metric: Eigenbasis) -> Lookup:
         """Return a lookup whose gradients have the norms that those of this one have in a metric.
@@ -721,8 +594,11 @@ class Lookup(_Block):
         """
         if metric.input is not None:
             raise ValueError("the input side of an embedding cannot be rotated; use a diagonal one")
-        b = self.b if metric.output is None else self.b @ metric.output
-        return replace(self, b=b * metric.scale.T[self.ids])
+        b = self.b
+        if metric.output is not None:
+            b = b @ metric.output
+        scale = metric.scale.T[self.ids]
+        return replace(self, b=b * scale)
 
     def _rotated_squares(self, entry: Eigenbasis) -> Tensor:
         return self.scale_rows(entry)._mapped_squares(Kronecker())
@@ -733,8 +609,9 @@ class Lookup(_Block):
         b = sides.input.apply_at(b, self.ids)
 
         def square(part: Lookup) -> Tensor:
-            products = torch.bmm(part.b, part.b.mT) * part.find_same_ids()
-            return products.sum((1, 2)).clamp(min=0)
+            products = torch.bmm(part.b, part.b.mT)
+            squares = products * part.find_same_ids()
+            return squares.sum((1, 2)).clamp(min=0)
 
         mapped = replace(self, b=b)
         pairs = self.ids.shape[1] ** 2
@@ -746,13 +623,9 @@ class Lookup(_Block):
 
     def sum_gradients(self) -> Tensor:
         """Return Σ_n g_n `[num_rows, d_out]` in float64."""
-        zeros = self.b.new_zeros(self.num_rows, self.d_out, dtype=torch.float64)
-        return self.add_sum(zeros)
-
-    def add_sum(self, total: Tensor) -> Tensor:
-        """Add Σ_n g_n to a float64 `[num_rows, d_out]` in place, and return it."""
-        rows = self.b.double().flatten(0, 1)
-        return total.index_add_(0, self.ids.flatten(), rows)
+        b = self.b.double()
+        zeros = b.new_zeros(self.num_rows, self.d_out)
+        return self.add_rows(zeros, b)
 
     def sum_squares(self) -> Tensor:
         """Return Σ_n g_n², entry by entry, `[num_rows, d_out]` in float64.
@@ -760,35 +633,30 @@ class Lookup(_Block):
         Rows that an example reads twice add up before the square.
         """
         b = self.b.double().flatten(0, 1)
-        total = b.new_zeros(self.num_rows, b.shape[1])
         examples = torch.arange(self.batch_size, device=self.ids.device)
         first_keys = examples.unsqueeze(1) * self.num_rows
         read_keys = (self.ids + first_keys).flatten()
         keys, inverse = torch.unique(read_keys, return_inverse=True)
-        sums = b.new_zeros(len(keys), b.shape[1])
+        sums = b.new_zeros(len(keys), self.d_out)
         sums.index_add_(0, inverse, b)
+        total = b.new_zeros(self.num_rows, self.d_out)
         return total.index_add_(0, keys % self.num_rows, sums.square())
 
     def inner_products(self, span: Span) -> Tensor:
         """Return Σ_t L_j[id_t] · b_t, `[N, k]` in float64, from the rows that were read."""
         vectors = span.vectors[""].to(self.b.dtype)
-        _, positions, d = self.b.shape
+        k = span.rank
 
         def multiply(part: Lookup) -> Tensor:
             gathered = vectors[:, part.ids]
             return torch.einsum("kntd,ntd->nk", gathered, part.b).double()
 
-        k = span.rank
-        return self.map_examples(multiply, k * positions * d, shape=(k,))
+        entries = self.b.shape[1] * self.d_out
+        return self.map_examples(multiply, k * entries, shape=(k,))
 
-    def product_error(self, span: Span, norms: Tensor, gain: float) -> Tensor:
-        """Return an upper bound `[N]` of the rounding of `inner_products`."""
-        terms = count_moved(self.b).double()
-        magnitudes = exact_row_norms(self.b).sum(1)
-        length = terms * self.d_out
-        rounding = torch.minimum(length, 4 * length.sqrt())
-        units = rounding * span.length + 2 * terms * gain
-        return roundoff(self.b) * units * magnitudes
+    def double(self) -> Lookup:
+        """Return the block in float64."""
+        return replace(self, b=self.b.double())
 
 
 @dataclass(frozen=True)
@@ -843,11 +711,14 @@ class PerExample(_Block):
 
     def merge_rows(self, count: int, size: int) -> PerExample:
         """Return the block of `count` examples, each the sum of `size` consecutive rows."""
-        merged = self._map_roles(lambda g: g[: count * size])
-        if size > 1:
-            for role, g in merged.items():
-                merged[role] = g.view(-1, size, *g.shape[1:]).sum(1)
-        return PerExample(merged)
+        rows = self.select(slice(0, count * size))
+        if size == 1:
+            return rows
+
+        def add_rows(g: Tensor) -> Tensor:
+            return g.unflatten(0, (count, size)).sum(1)
+
+        return PerExample(rows._map_roles(add_rows))
 
     def join(self, others: Sequence[Any]) -> PerExample:
         """Return several uses of one module as one block, with their gradients added."""
@@ -869,21 +740,26 @@ class PerExample(_Block):
 
     def squared_norms(self, entry: Entry | None) -> Tensor:
         """Return ‖z_n‖² in an entry of a metric, `[N]` in float64, up to rounding."""
-        mapped = self.grads if entry is None else entry.apply_roles(self.grads)
-        squares = [sum_squares(g.reshape(len(g), -1)) for g in mapped.values()]
+        mapped = self.grads
+        if entry is not None:
+            mapped = entry.apply_roles(mapped)
+        squares = []
+        for g in mapped.values():
+            rows = g.reshape(len(g), -1)
+            squares.append(sum_squares(rows))
         return torch.stack(squares).sum(0)
 
     def sum_gradients(self) -> NamedTensors:
         """Return role to Σ_n g_n in float64."""
-        return self._map_roles(lambda g: g.detach().double().sum(0))
+        return self._map_roles(lambda g: g.double().sum(0))
 
     def sum_squares(self) -> NamedTensors:
         """Return role to Σ_n g_n², entry by entry, in float64."""
-        return self._map_roles(lambda g: g.detach().double().square().sum(0))
+        return self._map_roles(lambda g: g.double().square().sum(0))
 
     def iterate_flat(self) -> Iterator[NamedTensors]:
         """Yield role to gradients `[N, numel]` once."""
-        yield self._map_roles(lambda g: g.reshape(len(g), math.prod(g.shape[1:])))
+        yield self._map_roles(lambda g: g.unsqueeze(-1).flatten(1))
 
 
 @dataclass(frozen=True)
@@ -927,48 +803,54 @@ class Tied(_Block):
 
     def select(self, rows: Rows) -> Tied:
         """Return the block of the examples start … stop."""
-        return Tied(self.lookup.select(rows), self.outer.select(rows))
+        lookup = self.lookup.select(rows)
+        return Tied(lookup, self.outer.select(rows))
 
     def merge_rows(self, count: int, size: int) -> Tied:
         """Return the block of `count` examples, each the sum of `size` consecutive rows."""
-        return Tied(self.lookup.merge_rows(count, size), self.outer.merge_rows(count, size))
+        lookup = self.lookup.merge_rows(count, size)
+        return Tied(lookup, self.outer.merge_rows(count, size))
 
     def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
         """Return Σ_n weights_n g_n as `[V, d]`."""
         total = self.outer.weighted_sum(weights, excluded)
-        return self.lookup.add_weighted_sum(total, weights, excluded)
+        rows = _weigh(self.lookup.b, weights, excluded)
+        return self.lookup.add_rows(total, rows)
 
     def _mapped_squares(self, sides: Kronecker) -> Tensor:
         """Return ‖z_n‖² of the sum of both uses: their squares, and twice their inner product."""
         if not isinstance(sides.output, Identity):
             raise ValueError("the output side of a tied embedding must be the identity")
-        lookup, outer = self.lookup, self.outer
-        squares = lookup._mapped_squares(Kronecker(sides.output, sides.input))
-        positions = outer.a.shape[1]
+        swapped = Kronecker(sides.output, sides.input)
+        squares = self.lookup._mapped_squares(swapped)
+        positions = self.outer.a.shape[1]
         if positions == 0:
             return squares
-        squares += outer._mapped_squares(sides)
+        squares += self.outer._mapped_squares(sides)
 
         def multiply_uses(part: Tied) -> Tensor:
             a = sides.input.apply(part.outer.a).double()
             c = sides.input.apply(part.lookup.b).double()
-            products = torch.bmm(a, c.mT) * part.read_outputs()
+            products = torch.bmm(a, c.mT)
+            products = products * part.read_outputs()
             return products.sum((1, 2))
 
-        size = positions * max(1, lookup.ids.shape[1])
+        size = positions * max(1, self.lookup.ids.shape[1])
         inner_products = self.map_examples(multiply_uses, size, _CURVATURE_ELEMENTS)
         squares += 2 * sides.output.factor**2 * inner_products
         return squares.clamp(min=0)
 
     def read_outputs(self) -> Tensor:
         """Return the output gradients of the linear use at the ids read, `[N, T, S]`."""
-        positions = self.outer.b.shape[1]
-        ids = self.lookup.ids.unsqueeze(1).expand(-1, positions, -1)
-        return self.outer.b.gather(2, ids)
+        outputs = self.outer.b
+        ids = self.lookup.ids.unsqueeze(1)
+        ids = ids.expand(-1, outputs.shape[1], -1)
+        return outputs.gather(2, ids)
 
     def sum_gradients(self) -> Tensor:
         """Return Σ_n g_n `[V, d]` in float64."""
-        return self.lookup.add_sum(self.outer.sum_gradients()[0])
+        (total,) = self.outer.sum_gradients()
+        return self.lookup.add_rows(total, self.lookup.b.double())
 
     def sum_squares(self) -> Tensor:
         """Return Σ_n g_n², entry by entry, `[V, d]` in float64."""
@@ -980,18 +862,7 @@ class Tied(_Block):
 
     def double(self) -> Tied:
         """Return the block in float64."""
-        lookup = replace(self.lookup, b=self.lookup.b.double())
-        return Tied(lookup, self.outer.double())
-
-    def count_terms(self) -> tuple[Tensor, Tensor]:
-        """Return the sum of the magnitudes of all uses and the uses with a gradient, `[N]`."""
-        lookups = exact_row_norms(self.lookup.b).sum(1)
-        magnitudes = lookups + self.outer.exact_magnitudes()
-        return magnitudes, self.count_uses().double()
-
-    def count_uses(self) -> Tensor:
-        """Return how many uses of each example have a gradient, `[N]`."""
-        return count_moved(self.lookup.b) + count_moved(self.outer.b)
+        return Tied(self.lookup.double(), self.outer.double())
 
 
 @dataclass(frozen=True)
@@ -1033,7 +904,7 @@ class MaterializedGradients(_Block):
         """Return the block of `count` examples, each the sum of `size` consecutive rows."""
         g = self.gradients[: count * size * self.groups]
         if size > 1:
-            records = g.view(count, size, self.groups, *g.shape[1:])
+            records = g.unflatten(0, (count, size, self.groups))
             g = records.sum(1).flatten(0, 1)
         return replace(self, gradients=g)
 
@@ -1046,7 +917,7 @@ class MaterializedGradients(_Block):
 
     def iterate_flat(self) -> Iterator[NamedTensors]:
         """Yield the gradients `[N, numel]` once."""
-        yield {"": self.gradients.reshape(self.batch_size, self.num_entries)}
+        yield {"": self.flatten()}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1088,7 +959,8 @@ class ConvBlock(_Block):
     @property
     def settings(self) -> ConvBlock:
         """Return the block with the shapes of its tensors in their place."""
-        return replace(self, x=self.x.shape, b=self.b.shape)  # type: ignore[arg-type]
+        shapes: dict[str, Any] = {"x": self.x.shape, "b": self.b.shape}
+        return replace(self, **shapes)
 
     @property
     def positions(self) -> int:
@@ -1126,7 +998,8 @@ class ConvBlock(_Block):
 
         The calls become views where their shapes agree. Otherwise their patches are formed.
         """
-        return interleave_calls([self, *others]) or self.outer().join(others)
+        joined = interleave_calls([self, *others])
+        return joined or self.outer().join(others)
 
     def outer(self) -> Outer:
         """Return the explicit form: a `[N * groups, T, d_in]`, b `[N * groups, T, d_out]`."""
@@ -1135,8 +1008,10 @@ class ConvBlock(_Block):
         if self.weight:
             columns.append(self._patches())
         if self.bias:
-            columns.append(b.new_ones(*b.shape[:2], 1))
-        return Outer(_concatenate(columns), b, self.groups)
+            ones = torch.ones_like(b[..., :1])
+            columns.append(ones)
+        a = _concatenate(columns)
+        return Outer(a, b, self.groups)
 
     def make_factor_block(self) -> Outer | Patched:
         """Return the block as factors are computed from it, with its patches not formed yet.
@@ -1145,30 +1020,26 @@ class ConvBlock(_Block):
         """
         if not self.weight:
             return self.outer()
-        b = self._output_rows()
-        windows = self._windows()
-        rows = windows.unflatten(0, (self.batch_size, self.views))
-        return Patched(rows.unflatten(2, (self.groups, -1)), b, self.bias)
+        by_view = self._windows().unflatten(0, (self.batch_size, self.views))
+        by_group = by_view.unflatten(2, (self.groups, -1))
+        return Patched(by_group, self._output_rows(), self.bias)
 
     def _output_rows(self) -> Tensor:
         """Return the output gradients as rows `[N * groups, T, d_out]`."""
-        columns = self.b.reshape(len(self.b) * self.groups, self.d_out, -1)
-        rows = columns.transpose(1, 2)
-        return _merge_positions(rows, self.batch_size, self.views, self.groups)
+        by_group = self.b.unflatten(1, (self.groups, self.d_out))
+        columns = by_group.flatten(0, 1).flatten(2)
+        return self._merge_views(columns)
 
     def _patches(self) -> Tensor:
         """Return patches `[N * groups, T, c_in / groups * prod(kernel)]`."""
-        rows = self._columns().transpose(1, 2)
-        return _merge_positions(rows, self.batch_size, self.views, self.groups)
-
-    def _columns(self) -> Tensor:
-        """Return patches as columns by a strided view and one copy.
-
-        Their shape is `[N * views * groups, c_in / groups * prod(kernel), T / views]`.
-        """
         windows = self._windows()
         positions = math.prod(self.b.shape[2:])
-        return windows.reshape(len(windows) * self.groups, -1, positions)
+        columns = windows.reshape(len(windows) * self.groups, -1, positions)
+        return self._merge_views(columns)
+
+    def _merge_views(self, columns: Tensor) -> Tensor:
+        """Return rows `[N * groups, T, d]` from columns `[N * views * groups, d, T / views]`."""
+        return _merge_positions(columns.mT, self.batch_size, self.views, self.groups)
 
     def _windows(self) -> Tensor:
         """Return a strided view of the padded input, `[N * views, c_in, *kernel, *positions]`."""
@@ -1176,11 +1047,12 @@ class ConvBlock(_Block):
         for size in reversed(self.padding):
             pads += [size, size]
         x = F.pad(self.x, pads) if any(pads) else self.x.contiguous()
-        shape = (*x.shape[:2], *self.kernel, *self.b.shape[2:])
-        outer_strides, steps = x.stride()[:2], x.stride()[2:]
+        positions = self.b.shape[2:]
+        shape = (*x.shape[:2], *self.kernel, *positions)
+        example, channel, *steps = x.stride()
         kernel_strides = map(operator.mul, steps, self.dilation)
         position_strides = map(operator.mul, steps, self.stride)
-        strides = (*outer_strides, *kernel_strides, *position_strides)
+        strides = (example, channel, *kernel_strides, *position_strides)
         return x.as_strided(shape, strides)
 
     def per_example(self) -> Tensor:
@@ -1190,7 +1062,8 @@ class ConvBlock(_Block):
         made of, each view has its own gradient and these are added, so that nothing is copied.
         """
         n = self.batch_size
-        if self.views > 1 and self.num_entries <= self.x[0].numel() + self.b[0].numel():
+        activations = self.x[:1].numel() + self.b[:1].numel()
+        if self.views > 1 and self.num_entries <= activations:
             each = replace(self, views=1).per_example()
             views = MaterializedGradients(each, self.groups)
             return views.merge_rows(n, self.views).gradients
@@ -1198,27 +1071,28 @@ class ConvBlock(_Block):
         if self.weight:
             parts.append(self._weight_gradients())
         if self.bias:
-            sums = self.b.flatten(2).sum(-1)
-            sums = sums.unflatten(0, (n, self.views)).sum(1)
+            by_row = self.b.flatten(2).sum(-1)
+            sums = by_row.unflatten(0, (n, self.views)).sum(1)
             parts.append(sums.reshape(n * self.groups, self.d_out, 1))
         return _concatenate(parts)
 
     def _weight_gradients(self) -> Tensor:
         """Return materialised weight gradients `[N * groups, d_out, width]`."""
         if self.d_in <= _FEW_COLUMNS:
-            columns = self._columns() if self.views == 1 else self._patches().transpose(1, 2)
             # The faster order of the two, above all with channels last.
-            return torch.bmm(columns, self._output_rows()).transpose(1, 2)
+            transposed = torch.bmm(self._patches().mT, self._output_rows())
+            return transposed.mT
         n = self.batch_size
         x = self._examples_as_channels(self.x)
         b = self._examples_as_channels(self.b)
         gradients = self._weight_gradient(x, b, n)
-        return gradients.reshape(n * self.groups, self.d_out, -1)
+        by_group = gradients.unflatten(0, (n * self.groups, self.d_out))
+        return by_group.flatten(2)
 
     def _examples_as_channels(self, x: Tensor) -> Tensor:
         """Return `[views, N * c, *spatial]` from `[N * views, c, *spatial]`."""
-        by_view = x.unflatten(0, (self.batch_size, self.views)).transpose(0, 1)
-        return by_view.flatten(1, 2)
+        by_view = x.unflatten(0, (self.batch_size, self.views))
+        return by_view.transpose(0, 1).flatten(1, 2)
 
     def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
         """Return Σ_n weights_n g_n as `[c_out, d_in]`, without forming any g_n."""
@@ -1226,9 +1100,11 @@ class ConvBlock(_Block):
         parts = []
         if self.weight:
             x = _mask(self.x, excluded, self.views)
-            parts.append(self._weight_gradient(x, b, 1).flatten(1))
+            gradient = self._weight_gradient(x, b, 1)
+            parts.append(gradient.flatten(1))
         if self.bias:
-            parts.append(b.flatten(2).sum((0, 2)).unsqueeze(-1))
+            sums = b.flatten(2).sum((0, 2))
+            parts.append(sums.unsqueeze(-1))
         return _concatenate(parts)
 
     def _weight_gradient(self, x: Tensor, b: Tensor, copies: int) -> Tensor:
@@ -1243,36 +1119,19 @@ class ConvBlock(_Block):
         groups = self.groups * copies
         return backward(x, shape, b, self.stride, self.padding, self.dilation, groups)
 
-    def magnitudes(self) -> tuple[Tensor, Tensor]:
-        """Return upper bounds of Σ_t ‖a_t‖ ‖b_t‖ and the positions with a gradient, `[N]`.
-
-        The bound is √(Σ‖a_t‖²) √(Σ‖b_t‖²), by Cauchy–Schwarz.
-        """
-        positions = self.count_positions()
-        by_view = (self.batch_size, self.views)
-        inputs = row_norms(_rows_in_memory_order(self.x))
-        inputs = limit_inputs(inputs, self.x).view(by_view)
-        inputs = torch.linalg.vector_norm(inputs, dim=1)
-        outputs = row_norms(_rows_in_memory_order(self.b))
-        outputs = torch.linalg.vector_norm(outputs.view(by_view), dim=1)
-        squares = inputs.square() * math.prod(self.kernel) * self.weight
-        if self.bias:
-            squares += positions
-        return squares.sqrt() * outputs, positions
-
-    count_terms = magnitudes
-
     def count_positions(self) -> Tensor:
         """Return how many output positions of each example have a gradient, `[N]`."""
         if _is_channels_last(self.b):
             # Reductions over a short last axis are slow. A sum of |b| is 0 where all of b is.
             rows = self.b.movedim(1, -1).flatten(0, -2).abs()
             ones = rows.new_ones(rows.shape[1])
-            sizes = torch.mv(rows, ones).view(len(self.b), -1)
+            sizes = torch.mv(rows, ones)
+            sizes = sizes.view(len(self.b), -1)
         else:
             # Three times as fast as any(), and NaN is not zero.
             sizes = self.b.abs().amax(1).flatten(1)
-        return _sum_groups((sizes != 0).sum(1), self.views)
+        counts = (sizes != 0).sum(1)
+        return sum_groups(counts, self.views)
 
 
 Block = Outer | Patched | Lookup | PerExample | Tied
@@ -1288,27 +1147,32 @@ def _summed_chunks(count: int, size: int) -> Iterator[slice]:
 
 def _merge_positions(x: Tensor, count: int, size: int, groups: int) -> Tensor:
     """Return `[count * groups, size * T, d]` from `[N * groups, T, d]`."""
-    _, positions, d = x.shape
     rows = x[: count * size * groups]
-    split = rows.reshape(count, size, groups, positions, d)
-    return split.transpose(1, 2).reshape(count * groups, size * positions, d)
+    by_example = rows.unflatten(0, (count, size, groups))
+    by_group = by_example.transpose(1, 2)
+    return by_group.flatten(2, 3).flatten(0, 1)
 
 
 def _concatenate(parts: list[Tensor]) -> Tensor:
     """Return tensors side by side; a single one is not copied."""
-    return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts, -1)
 
 
 def _append_ones(rows: Tensor) -> Tensor:
     """Return `[..., d + 1]` from `[..., d]`, the homogeneous coordinate last."""
-    return torch.cat([rows, rows.new_ones(*rows.shape[:-1], 1)], -1)
+    ones = rows.new_ones(*rows.shape[:-1], 1)
+    return torch.cat([rows, ones], -1)
 
 
 def _is_channels_last(x: Tensor) -> bool:
-    return not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
+    if x.is_contiguous():
+        return False
+    return x.movedim(1, -1).is_contiguous()
 
 
-def _rows_in_memory_order(x: Tensor) -> Tensor:
+def rows_in_memory_order(x: Tensor) -> Tensor:
     """Return a view of `[N, c, *spatial]` as rows `[N, c * prod(spatial)]`, in memory order."""
     if _is_channels_last(x):
         x = x.movedim(1, -1)
@@ -1324,8 +1188,9 @@ def join_uses(blocks: Sequence[AnyBlock]) -> AnyBlock:
         return blocks[0]
     for block in blocks:
         if isinstance(block, MaterializedGradients):
-            gradients = [x.per_example() for x in blocks]  # type: ignore[union-attr]
-            return replace(block, gradients=torch.stack(gradients).sum(0))
+            uses = [x.per_example() for x in blocks]  # type: ignore[union-attr]
+            gradients = torch.stack(uses).sum(0)
+            return replace(block, gradients=gradients)
     first: Any = blocks[0]
     joined: AnyBlock = first.join(blocks[1:])
     return joined

@@ -20,6 +20,7 @@ from torch import Tensor
 NamedTensors = dict[str, Tensor]
 """Tensors by the role of a parameter in its module, or by its name in the model."""
 _Stored = TypeVar("_Stored", bound="_TensorFields")
+_Scaled = TypeVar("_Scaled", bound="_ScaledEntry")
 
 
 class _TensorFields:
@@ -30,12 +31,19 @@ class _TensorFields:
 
     def to(self: _Stored, device: torch.device | str) -> _Stored:
         """Return the same map with its tensors on a device."""
-        moved = self._map_tensors(lambda _, tensor: tensor.to(device))
-        return replace(self, **moved)  # type: ignore[type-var]
+
+        def move(name: str, tensor: Any) -> Any:
+            return tensor.to(device)
+
+        return replace(self, **self._map_tensors(move))  # type: ignore[type-var]
 
     def pack_fields(self, key: str, tensors: NamedTensors) -> dict[str, Any]:
         """Return the fields by name, with the key of each stored tensor in its place."""
-        return self._map_tensors(lambda name, tensor: _store(tensors, f"{key}.{name}", tensor))
+
+        def store(name: str, tensor: Any) -> str:
+            return _store(tensors, f"{key}.{name}", tensor)
+
+        return self._map_tensors(store)
 
     def _map_tensors(self, function: Callable[[str, Any], Any]) -> dict[str, Any]:
         """Return the fields by name, with a function of its name and value for each tensor."""
@@ -82,6 +90,10 @@ class _Side(_TensorFields):
         """Map the last axis of x `[..., d]`."""
         raise NotImplementedError
 
+    def apply_left(self, x: Tensor) -> Tensor:
+        """Map the second-last axis of x `[..., d, n]`: U x without a transposed copy."""
+        return self.apply(x.mT).mT
+
     def apply_homogeneous(self, x: Tensor) -> Tensor:
         """Map (x, 1) for x `[..., d - 1]`."""
         ones = x.new_ones(*x.shape[:-1], 1)
@@ -107,7 +119,8 @@ class _Side(_TensorFields):
 
     def pack(self, key: str, tensors: NamedTensors) -> dict[str, Any]:
         """Return the side as values for JSON, its tensors stored under names below `key`."""
-        return {"kind": self.kind, **self.pack_fields(key, tensors)}
+        packed = self.pack_fields(key, tensors)
+        return {"kind": self.kind} | packed
 
 
 @dataclass(frozen=True)
@@ -120,11 +133,9 @@ class Identity(_Side):
 
     def apply(self, x: Tensor) -> Tensor:
         """Map the last axis of x `[..., d]`."""
-        return x if self.factor == 1.0 else x * self.factor
-
-    def apply_left(self, x: Tensor) -> Tensor:
-        """Map the second-last axis of x `[..., d, n]`: U x without a transposed copy."""
-        return self.apply(x)
+        if self.factor == 1.0:
+            return x
+        return x * self.factor
 
     def apply_at(self, x: Tensor, index: Tensor) -> Tensor:
         """Map rows x `[..., n]` that stand at the coordinates `index` `[...]` of this side."""
@@ -159,10 +170,6 @@ class Diagonal(_Side):
     def apply(self, x: Tensor) -> Tensor:
         """Map the last axis of x `[..., d]`."""
         return x * self.scale
-
-    def apply_left(self, x: Tensor) -> Tensor:
-        """Map the second-last axis of x `[..., d, n]`: U x without a transposed copy."""
-        return x * self.scale.unsqueeze(-1)
 
     def apply_at(self, x: Tensor, index: Tensor) -> Tensor:
         """Map rows x `[..., n]` that stand at the coordinates `index` `[...]` of this side."""
@@ -224,7 +231,8 @@ class Dense(_Side):
 
     def scaled(self, factor: float) -> Dense:
         """Return the side `factor · U`."""
-        return Dense(self.root * factor, self.norm * abs(factor))
+        root = self.root * factor
+        return Dense(root, self.norm * abs(factor))
 
     def inverse(self) -> Dense:
         """Return the side `U⁻¹`."""
@@ -253,7 +261,13 @@ class LowRank(_Side):
     @property
     def label(self) -> str:
         """Return the kind of the side with its rank."""
-        return f"lowrank{self.vectors.shape[1]}"
+        rank = self.vectors.shape[1]
+        return f"{self.kind}{rank}"
+
+    @property
+    def _excess(self) -> Tensor:
+        """Return what the scale has above the tail `[k]`."""
+        return self.scale - self.tail
 
     def apply(self, x: Tensor) -> Tensor:
         """Map the last axis of x `[..., d]`."""
@@ -263,7 +277,7 @@ class LowRank(_Side):
         """Map the last axis of a contiguous x `[..., d]` in its own memory."""
         rows = x.view(-1, x.shape[-1])
         coordinates = rows @ self.vectors
-        coordinates *= self.scale - self.tail
+        coordinates *= self._excess
         rows.addmm_(coordinates, self.vectors.T, beta=self.tail)
         return x
 
@@ -272,7 +286,7 @@ class LowRank(_Side):
         d = x.shape[-1]
         rows = x.reshape(-1, d)
         coordinates = torch.addmm(self.vectors[-1], rows, self.vectors[:-1])
-        coordinates *= self.scale - self.tail
+        coordinates *= self._excess
         out = coordinates @ self.vectors.T
         out[:, :d].add_(rows, alpha=self.tail)
         out[:, d] += self.tail
@@ -280,9 +294,8 @@ class LowRank(_Side):
 
     def apply_left(self, x: Tensor) -> Tensor:
         """Map the second-last axis of x `[..., d, n]`: U x without a transposed copy."""
-        scale = self.scale - self.tail
         coordinates = self.vectors.T @ x
-        coordinates *= scale.unsqueeze(-1)
+        coordinates *= self._excess.unsqueeze(-1)
         return self.tail * x + self.vectors @ coordinates
 
     def cost(self, d: int) -> int:
@@ -293,18 +306,18 @@ class LowRank(_Side):
     @cached_property
     def operator_norm(self) -> float:
         """Return the operator norm of U."""
-        largest = abs(self.tail)
-        if self.scale.numel():
-            largest = max(largest, float(self.scale.abs().max()))
-        return largest
+        if not self.scale.numel():
+            return abs(self.tail)
+        largest = float(self.scale.abs().max())
+        return max(largest, abs(self.tail))
 
     def scaled(self, factor: float) -> LowRank:
         """Return the side `factor · U`."""
-        return LowRank(self.vectors, self.scale * factor, self.tail * factor)
+        return replace(self, scale=self.scale * factor, tail=self.tail * factor)
 
     def inverse(self) -> LowRank:
         """Return the side `U⁻¹`."""
-        return LowRank(self.vectors, 1 / self.scale, 1 / self.tail)
+        return replace(self, scale=1 / self.scale, tail=1 / self.tail)
 
     def square_diagonal(self) -> Tensor:
         """Return the diagonal of U² `[d]`."""
@@ -314,7 +327,12 @@ class LowRank(_Side):
 
 
 Side = Identity | Diagonal | Dense | LowRank
-_SIDES: dict[str, type[Side]] = {side.kind: side for side in (Identity, Diagonal, Dense, LowRank)}
+_SIDES: dict[str, type[Side]] = {
+    "identity": Identity,
+    "diagonal": Diagonal,
+    "dense": Dense,
+    "lowrank": LowRank,
+}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -353,6 +371,21 @@ class _Entry:
     def compact(self: Any) -> Any:
         """Return the same map up to rounding, in a form with cheaper norms where one is known."""
         return self
+
+
+class _ScaledEntry(_Entry):
+    """An entry that is determined by its scales: a function of them gives another such entry."""
+
+    def _map_scales(self: _Scaled, function: Callable[[Any], Any]) -> _Scaled:
+        raise NotImplementedError
+
+    def scaled(self: _Scaled, factor: float) -> _Scaled:
+        """Return the map `factor · z`."""
+        return self._map_scales(lambda scale: scale * factor)
+
+    def inverse(self: _Scaled) -> _Scaled:
+        """Return the map that undoes this one."""
+        return self._map_scales(lambda scale: 1 / scale)
 
 
 @dataclass(frozen=True)
@@ -422,7 +455,8 @@ class Kronecker(_TensorFields, _Entry):
 
     def inverse(self) -> Kronecker:
         """Return the map that undoes this one."""
-        return Kronecker(self.input.inverse(), self.output.inverse())
+        into = self.input.inverse()
+        return Kronecker(into, self.output.inverse())
 
     def pack(self, key: str, tensors: NamedTensors) -> dict[str, Any]:
         """Return the map as values for JSON, its tensors stored under names below `key`."""
@@ -439,12 +473,14 @@ class Kronecker(_TensorFields, _Entry):
         output = self.output.square_diagonal()
         into = self.input.square_diagonal()
         # An identity lies on no device.
-        device = into.device if isinstance(self.output, Identity) else output.device
-        return torch.outer(output.to(device), into.to(device))
+        if isinstance(self.output, Identity):
+            output = output.to(into.device)
+        into = into.to(output.device)
+        return torch.outer(output, into)
 
 
 @dataclass(frozen=True)
-class Eigenbasis(_TensorFields, _Entry):
+class Eigenbasis(_TensorFields, _ScaledEntry):
     """The symmetric map `z = Q_out (scale ⊙ (Q_outᵀ g Q_in)) Q_inᵀ` of g `[..., d_out, d_in]`.
 
     It is what the root of a Kronecker product becomes when its eigenvalues are changed one by one
@@ -469,27 +505,38 @@ class Eigenbasis(_TensorFields, _Entry):
     @cached_property
     def operator_norm(self) -> float:
         """Return the operator norm of the map."""
-        return max(float(self.scale.abs().max()), self.rest or 0.0)
+        largest = float(self.scale.abs().max())
+        return max(largest, self._complement_scale)
+
+    @property
+    def _complement_scale(self) -> float:
+        """Return the scale of the orthogonal complement, 0 where Q_in is complete."""
+        return self.rest or 0.0
 
     def rotate(self, g: Tensor) -> Tensor:
         """Return Q_outᵀ g Q_in for g `[..., d_out, d_in]`."""
         if self.input is not None:
             g = g @ self.input
-        return g if self.output is None else self.output.T @ g
+        if self.output is not None:
+            g = self.output.T @ g
+        return g
 
     def rotate_back(self, z: Tensor) -> Tensor:
         """Return Q_out z Q_inᵀ."""
         if self.input is not None:
             z = z @ self.input.T
-        return z if self.output is None else self.output @ z
+        if self.output is not None:
+            z = self.output @ z
+        return z
 
     def apply(self, g: Tensor) -> Tensor:
         """Return the map of g `[..., d_out, d_in]`."""
         if self.rest is None:
-            rotated = self.rotate(g) * self.scale
-            return self.rotate_back(rotated)
-        rotated = self.rotate(g) * (self.scale - self.rest)
-        return g * self.rest + self.rotate_back(rotated)
+            scaled = self.rotate(g) * self.scale
+            return self.rotate_back(scaled)
+        excess = self.scale - self.rest
+        scaled = self.rotate(g) * excess
+        return g * self.rest + self.rotate_back(scaled)
 
     def apply_(self, g: Tensor) -> None:
         """Put z into the memory of g `[n, d_out, d_in]`."""
@@ -534,42 +581,43 @@ class Eigenbasis(_TensorFields, _Entry):
             return Kronecker(Identity(largest))
         if 4 * len(active) > self.scale.shape[1]:
             return self
+        scale = self.scale[:, active]
         basis = self.input[:, active].contiguous()
-        return Eigenbasis(self.scale[:, active], basis, self.output, largest)
+        return Eigenbasis(scale, basis, self.output, largest)
 
     def split_low_rank(self, g: Tensor) -> tuple[Tensor, Tensor]:
         """Return the part of z along the columns of Q_in, and its orthogonal complement.
 
         The first is rotated, `[..., d_out, k]`. The squares of both add up to ‖z‖².
         """
-        assert self.rest is not None and self.input is not None
-        rotated = g @ self.input
-        complement = (g - rotated @ self.input.T) * self.rest
+        rotated, complement = self.split_inputs(g)
         if self.output is not None:
             rotated = self.output.T @ rotated
-        return rotated * self.scale, complement
+        return rotated * self.scale, complement * self._complement_scale
+
+    def split_inputs(self, a: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the coordinates of rows a `[..., d_in]` in Q_in, and what lies outside of it."""
+        assert self.input is not None
+        rotated = a @ self.input
+        return rotated, a - rotated @ self.input.T
 
     def complete_basis(self) -> Eigenbasis:
         """Return the same map with all of Q_in written out."""
         if self.rest is None or self.input is None:
             return self
         d_out, k = self.scale.shape
-        complete = torch.linalg.qr(self.input.double(), mode="complete").Q
+        complete, _ = torch.linalg.qr(self.input.double(), mode="complete")
         complement = complete[:, k:].to(self.input)
         basis = torch.cat([self.input, complement], 1)
         rest = self.scale.new_full((d_out, complement.shape[1]), self.rest)
         scale = torch.cat([self.scale, rest], 1)
         return Eigenbasis(scale, basis, self.output)
 
-    def scaled(self, factor: float) -> Eigenbasis:
-        """Return the map `factor · z`."""
-        rest = None if self.rest is None else self.rest * factor
-        return replace(self, scale=self.scale * factor, rest=rest)
-
-    def inverse(self) -> Eigenbasis:
-        """Return the map that undoes this one."""
-        rest = None if self.rest is None else 1 / self.rest
-        return replace(self, scale=1 / self.scale, rest=rest)
+    def _map_scales(self, function: Callable[[Any], Any]) -> Eigenbasis:
+        rest = None
+        if self.rest is not None:
+            rest = function(self.rest)
+        return replace(self, scale=function(self.scale), rest=rest)
 
     def pack(self, key: str, tensors: NamedTensors) -> dict[str, Any]:
         """Return the map as values for JSON, its tensors stored under names below `key`."""
@@ -580,7 +628,7 @@ class Eigenbasis(_TensorFields, _Entry):
 
         It is (Q_out²) scale² (Q_in²)ᵀ, `[d_out, d_in]`.
         """
-        complement = 0.0 if self.rest is None else self.rest**2
+        complement = self._complement_scale**2
         squares = self.scale.square() - complement
         if self.input is not None:
             squares = squares @ self.input.square().T
@@ -590,7 +638,7 @@ class Eigenbasis(_TensorFields, _Entry):
 
 
 @dataclass(frozen=True)
-class Elementwise(_Entry):
+class Elementwise(_ScaledEntry):
     """The map `z = scale ⊙ g`, one tensor of the parameter's shape per role."""
 
     scale: Mapping[str, Tensor]
@@ -622,16 +670,9 @@ class Elementwise(_Entry):
             mapped[role] = gradients[role] * self.scale[role]
         return mapped
 
-    def _map_scales(self, function: Callable[[Tensor], Tensor]) -> Elementwise:
-        return Elementwise({role: function(scale) for role, scale in self.scale.items()})
-
-    def scaled(self, factor: float) -> Elementwise:
-        """Return the map `factor · z`."""
-        return self._map_scales(lambda scale: scale * factor)
-
-    def inverse(self) -> Elementwise:
-        """Return the map that undoes this one."""
-        return self._map_scales(lambda scale: 1 / scale)
+    def _map_scales(self, function: Callable[[Any], Any]) -> Elementwise:
+        scales = {role: function(scale) for role, scale in self.scale.items()}
+        return Elementwise(scales)
 
     def to(self, device: torch.device | str) -> Elementwise:
         """Return the same map with its tensors on a device."""
@@ -639,9 +680,9 @@ class Elementwise(_Entry):
 
     def pack(self, key: str, tensors: NamedTensors) -> dict[str, Any]:
         """Return the map as values for JSON, its tensors stored under names below `key`."""
-        roles = {}
-        for i, (role, scale) in enumerate(self.scale.items()):
-            roles[role] = _store(tensors, f"{key}.{i}", scale)
+        roles: dict[str, str] = {}
+        for role, scale in self.scale.items():
+            roles[role] = _store(tensors, f"{key}.{len(roles)}", scale)
         return {"elementwise": roles}
 
 
@@ -696,7 +737,8 @@ class Span:
     @property
     def rank(self) -> int:
         """Return the number of directions k."""
-        return next(iter(self.vectors.values())).shape[0]
+        directions = next(iter(self.vectors.values()))
+        return len(directions)
 
     @property
     def size(self) -> int:
@@ -715,7 +757,11 @@ class Span:
             embedding: w of the whole gradient `[K]`.
         """
         w = embedding[self.columns]
-        return self._map(lambda v: torch.tensordot(w.to(v.dtype), v, dims=1))
+
+        def combine(v: Tensor) -> Tensor:
+            return torch.tensordot(w.to(v.dtype), v, dims=1)
+
+        return self._map(combine)
 
     @cached_property
     def diagonal(self) -> Tensor | NamedTensors:
@@ -763,7 +809,9 @@ class Subspace(Mapping[str, Entry]):
     @property
     def embedding_scale(self) -> float:
         """Return α / S₁."""
-        alpha = 1.0 if self.residual_norm is None else math.sqrt(2 * self.share)
+        alpha = 1.0
+        if self.residual_norm is not None:
+            alpha = math.sqrt(2 * self.share)
         return alpha / self.embedding_norm
 
     @property
@@ -771,7 +819,8 @@ class Subspace(Mapping[str, Entry]):
         """Return β / S₂, or 0 where the residual is dropped."""
         if self.residual_norm is None:
             return 0.0
-        return math.sqrt(2 * (1 - self.share)) / self.residual_norm
+        beta = math.sqrt(2 * (1 - self.share))
+        return beta / self.residual_norm
 
     @property
     def width(self) -> int:
@@ -811,9 +860,10 @@ def pack(
 ) -> NamedTensors:
     """Flatten a metric, spectra and JSON-able values into tensors."""
     tensors: NamedTensors = {}
-    entries = []
-    for i, (name, entry) in enumerate(metric.items()):
-        entries.append({"layer": name, **entry.pack(f"metric.{i}", tensors)})
+    entries: list[dict[str, Any]] = []
+    for name, entry in metric.items():
+        packed = entry.pack(f"metric.{len(entries)}", tensors)
+        entries.append({"layer": name} | packed)
     curves: list[list[str]] = []
     for i, (name, sides) in enumerate(spectra.items()):
         for side, values in sides.items():
@@ -821,8 +871,8 @@ def pack(
             curves.append([name, side, key])
     state = {"metric": entries, "spectra": curves, "rest": dict(rest)}
     text = json.dumps(state)
-    data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-    _store(tensors, _META, data.clone())
+    letters = bytearray(text.encode())
+    tensors[_META] = torch.frombuffer(letters, dtype=torch.uint8)
     return tensors
 
 
@@ -844,7 +894,8 @@ def unpack(
         ValueError: tensors that `pack` did not write.
     """
     try:
-        state = json.loads(bytes(tensors[_META].cpu().tolist()).decode())
+        letters = tensors[_META].tolist()
+        state = json.loads(bytes(letters))
         metric = {entry["layer"]: _unpack_entry(entry, tensors) for entry in state["metric"]}
         spectra: dict[str, NamedTensors] = {}
         for name, side, key in state["spectra"]:
@@ -858,13 +909,15 @@ def unpack(
 def _unpack_entry(entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Entry:
     if "elementwise" in entry:
         keys = entry["elementwise"]
-        return Elementwise({role: tensors[key] for role, key in keys.items()})
+        scales = {role: tensors[key] for role, key in keys.items()}
+        return Elementwise(scales)
     if "eigenbasis" in entry:
         # States written before the field `rest` existed do not have it.
         packed = {"rest": None, **entry["eigenbasis"]}
         return _unpack_fields(Eigenbasis, packed, tensors)
     into = _unpack_side(entry["input"], tensors)
-    return Kronecker(into, _unpack_side(entry["output"], tensors))
+    out = _unpack_side(entry["output"], tensors)
+    return Kronecker(into, out)
 
 
 def _unpack_side(side: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Side:
@@ -887,16 +940,17 @@ def mismatch(shape: Mapping[str, Any], roles: Mapping[str, tuple[int, ...]]) -> 
     """
     kind = shape["kind"]
     if kind == "elementwise":
-        others = ("kind", _STORED)
-        expected = {role: tuple(size) for role, size in shape.items() if role not in others}
+        no_roles = ("kind", _STORED)
+        expected = {role: tuple(size) for role, size in shape.items() if role not in no_roles}
         if expected == dict(roles):
             return None
         return f"parameters {dict(roles)}, the preconditioner {expected}"
-    d_in, d_out = shape["input"][0], shape["output"][0]
+    (d_in,) = shape["input"]
+    (d_out,) = shape["output"]
     no_weight = (*roles.get("bias", (0,)), 0)
     weight = roles.get("weight", no_weight)
     if kind in ("lookup", "tied"):
-        table = (d_in, d_out) if kind == "lookup" else (d_out, d_in)
+        table = (d_out, d_in) if kind == "tied" else (d_in, d_out)
         if (weight[0], weight[-1]) == table:
             return None
         return f"a table {tuple(weight)}, the preconditioner one of {table}"
@@ -904,9 +958,10 @@ def mismatch(shape: Mapping[str, Any], roles: Mapping[str, tuple[int, ...]]) -> 
     if "weight" in roles and stored is not None and tuple(stored) != tuple(weight):
         return f"a weight {tuple(weight)}, the preconditioner was built for {tuple(stored)}"
     bias = "bias" in roles
-    columns = math.prod(weight[1:]) + bias
-    fits = columns == d_in and weight[0] % d_out == 0
-    is_transposed = len(weight) == 2 and (weight[0] + bias, weight[1]) == (d_in, d_out)
+    rows, *sizes = weight
+    columns = math.prod(sizes) + bias
+    fits = columns == d_in and rows % d_out == 0
+    is_transposed = [rows + bias, *sizes] == [d_in, d_out]
     if fits or is_transposed:
         return None
-    return f"a gradient {(weight[0], columns)}, the preconditioner sides {(d_out, d_in)}"
+    return f"a gradient {(rows, columns)}, the preconditioner sides {(d_out, d_in)}"
