@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from numbers import Real
 from typing import Any
 
@@ -81,6 +81,20 @@ def check_optional_integer(name: str, value: Any, least: int) -> None:
     """
     if value is not None:
         check_integer(name, value, least)
+
+
+def refuse(checks: Iterable[tuple[bool, str]]) -> None:
+    """Raise the message of the first check that applies.
+
+    Args:
+        checks: whether each applies, and its message.
+
+    Raises:
+        ValueError: with that message.
+    """
+    for applies, message in checks:
+        if applies:
+            raise ValueError(message)
 
 
 def is_number(value: Any) -> bool:

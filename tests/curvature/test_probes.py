@@ -145,7 +145,7 @@ def test_public_data_is_known_by_its_contents():
         (lambda: PinkNoise((1, 8, 8), channel_correlation=1.5), "channel_correlation"),
         (lambda: WhiteNoise((0, 3)), "shape"),
         (lambda: WhiteNoise((3,), mean=float("inf")), "mean"),
-        (lambda: FeatureNoise(0), "shape"),
+        (lambda: FeatureNoise(0), "FeatureNoise: dim"),
         (lambda: FeatureNoise(3, density=0.0), "density"),
         (lambda: PublicData(torch.ones(2, 2)), "provenance"),
         (lambda: PublicData(torch.ones(2, 2), torch.ones(3), provenance="x"), "labels"),

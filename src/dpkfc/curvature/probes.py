@@ -27,6 +27,7 @@ from dpkfc._checks import (
     check_one_of,
     check_optional_integer,
     check_positive,
+    refuse,
 )
 
 # --------------------------------------------------------------------------------------------------
@@ -260,30 +261,28 @@ class Probe(ABC):
         return inputs
 
 
-def check_level(name: str, shape: tuple[int, ...], mean: float, std: float) -> None:
-    """Refuse a shape, mean or standard deviation that examples cannot have.
-
-    Raises:
-        ValueError: naming the value.
-    """
-    if not shape or any(not isinstance(s, int) or s < 1 for s in shape):
-        raise ValueError(
-            f"{name}: shape must be positive integers without the batch axis, got {shape}"
-        )
-    check_in_range(f"{name}: mean", mean, "(-inf, inf)")
-    check_positive(f"{name}: std", std)
-
-
 class _SyntheticProbe(Probe):
     """A probe whose dataclass fields describe it."""
 
-    def _check_level(self: Any) -> None:
-        """Refuse a shape, mean, deviation or correlation that examples cannot have."""
-        name = type(self).__name__
+    def _check_shape(self: Any) -> None:
+        """Refuse a shape that examples cannot have."""
         object.__setattr__(self, "shape", tuple(self.shape))
-        check_level(name, self.shape, self.mean, self.std)
-        if not isinstance(self, WhiteNoise):
-            check_in_range(f"{name}: channel_correlation", self.channel_correlation, "[0, 1]")
+        if not self.shape or any(not isinstance(size, int) or size < 1 for size in self.shape):
+            raise ValueError(
+                f"{type(self).__name__}: shape must be positive integers without the batch axis, "
+                f"got {self.shape}"
+            )
+
+    def _check_numbers(self: Any, **intervals: str) -> None:
+        """Refuse a mean or a deviation that examples cannot have, or a field out of its interval.
+
+        Args:
+            intervals: more fields, each with the interval of its values.
+        """
+        name = type(self).__name__
+        check_positive(f"{name}: std", self.std)
+        for field, interval in {"mean": "(-inf, inf)", **intervals}.items():
+            check_in_range(f"{name}: {field}", getattr(self, field), interval)
 
     def describe(self) -> dict[str, Any]:
         """Return plain values: the fields of the probe."""
@@ -351,13 +350,13 @@ class PinkNoise(_SyntheticProbe):
     channel_correlation: float = 0.0
 
     def __post_init__(self) -> None:
-        self._check_level()
+        self._check_shape()
         if len(self.shape) < 2 or math.prod(self.shape) < 2:
             raise ValueError(
                 f"PinkNoise: shape must be (channels, *spatial), got {self.shape}; vectors: "
                 "FeatureNoise"
             )
-        check_in_range("PinkNoise: power_exponent", self.power_exponent, "(-inf, inf)")
+        self._check_numbers(channel_correlation="[0, 1]", power_exponent="(-inf, inf)")
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
         """Return inputs `[n, channels, *spatial]`, float32 on the CPU; no labels."""
@@ -396,7 +395,8 @@ class WhiteNoise(_SyntheticProbe):
     std: float = 1.0
 
     def __post_init__(self) -> None:
-        self._check_level()
+        self._check_shape()
+        self._check_numbers()
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
         """Return inputs `[n, *shape]`, float32 on the CPU; no labels."""
@@ -420,8 +420,8 @@ class FeatureNoise(_SyntheticProbe):
     density: float = 1.0
 
     def __post_init__(self) -> None:
-        check_level("FeatureNoise", (self.dim,), self.mean, self.std)
-        check_in_range("FeatureNoise: density", self.density, "(0, 1]")
+        check_integer("FeatureNoise: dim", self.dim, 1)
+        self._check_numbers(density="(0, 1]")
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
         """Return inputs `[n, dim]`, float32 on the CPU; no labels."""
@@ -470,29 +470,34 @@ class PublicData(_ComparedByDescription):
             values = dict(inputs)
             inputs = values
         object.__setattr__(self, "inputs", inputs)
-        if "labels" in values:
-            raise ValueError(
-                "PublicData: give labels as PublicData(inputs, labels=...), not among the model's "
-                "inputs"
-            )
-        if not values or not all(map(_has_rows, values.values())):
-            raise ValueError(
-                "PublicData: inputs must be a tensor, or a mapping of tensors, with at least one "
-                "example along the first axis"
-            )
-        if not self.provenance:
-            raise ValueError(
-                "PublicData: say where they come from, provenance='...'; the privacy card prints it"
-            )
+        refuse(self._problems(values))
+
+    def _problems(self, values: Mapping[str, Tensor]) -> Iterator[tuple[bool, str]]:
+        """Yield what may be wrong, and its message; `values` are the inputs by name."""
+        yield (
+            "labels" in values,
+            "PublicData: give labels as PublicData(inputs, labels=...), not among the model's "
+            "inputs",
+        )
+        yield (
+            not values or not all(map(_has_rows, values.values())),
+            "PublicData: inputs must be a tensor, or a mapping of tensors, with at least one "
+            "example along the first axis",
+        )
+        yield (
+            not self.provenance,
+            "PublicData: say where they come from, provenance='...'; the privacy card prints it",
+        )
         size = examples(self.inputs)
-        if self.labels is not None and self.labels.shape[:1] != (size,):
-            raise ValueError(
+        if self.labels is not None:
+            yield (
+                self.labels.shape[:1] != (size,),
                 f"PublicData: {size} inputs but labels of shape {tuple(self.labels.shape)}; "
-                "the first axis of both is the example"
+                "the first axis of both is the example",
             )
         numbers = [x for x in values.values() if x.is_floating_point()]
-        if not all(torch.isfinite(x).all() for x in numbers):
-            raise ValueError("PublicData: inputs contain NaN or infinity")
+        is_finite = all(torch.isfinite(x).all() for x in numbers)
+        yield not is_finite, "PublicData: inputs contain NaN or infinity"
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
         """Return n random examples, distinct while there are enough, with replacement beyond."""
@@ -576,14 +581,14 @@ class DeadLeaves(_SyntheticProbe):
     channel_correlation: float = 0.0
 
     def __post_init__(self) -> None:
-        self._check_level()
+        self._check_shape()
         if len(self.shape) != 3 or math.prod(self.shape) < 2:
             raise ValueError(
                 f"DeadLeaves: shape must be (channels, height, width), got {self.shape}; other "
                 "inputs: WhiteNoise"
             )
         check_integer("DeadLeaves: leaves", self.leaves, 1)
-        check_in_range("DeadLeaves: size_exponent", self.size_exponent, "(1, inf)")
+        self._check_numbers(channel_correlation="[0, 1]", size_exponent="(1, inf)")
         if not 0 < self.smallest <= self._largest < math.inf:
             raise ValueError(
                 f"DeadLeaves: radii must lie above 0 and grow, got {self.smallest} to "
@@ -823,71 +828,66 @@ class TokenNoise(_ComparedByDescription):
         check_integer("TokenNoise: vocab_size", self.vocab_size, 1)
         check_integer("TokenNoise: length", self.length, 1)
         check_optional_integer("TokenNoise: min_length", self.min_length, 1)
-        self._check_ids()
-        self._check_lengths()
-        self._check_law()
-
-    def _check_ids(self) -> None:
-        ids: list[tuple[str, int | None]] = [
-            ("cls_id", self.cls_id),
-            ("sep_id", self.sep_id),
-            ("pad_id", self.pad_id),
-            ("first_id", self.first_id),
-        ]
+        check_one_of("TokenNoise: segments", self.segments, (0, 1, 2))
+        ids = [(name, getattr(self, name)) for name in ("cls_id", "sep_id", "pad_id", "first_id")]
         ids += [("exclude", value) for value in self.exclude]
         for name, value in ids:
             if value is not None:
                 check_in_range(f"TokenNoise: {name}", value, f"[0, {self.vocab_size})")
-        check_one_of("TokenNoise: segments", self.segments, (0, 1, 2))
-        if self.segments == 2 and self.sep_id is None:
-            raise ValueError("TokenNoise: a pair of texts (segments=2) needs sep_id between them")
-
-    def _check_lengths(self) -> None:
-        least = self._specials + max(1, self.segments)
-        if not least <= self._shortest <= self.length:
-            raise ValueError(
-                f"TokenNoise: min_length must lie between {least} (the special tokens and one more "
-                f"a segment) and length={self.length}, got {self._shortest}"
-            )
-        if self._shortest < self.length and self.pad_id is None:
-            raise ValueError(
-                "TokenNoise: texts of different lengths need pad_id (any id, it is masked); "
-                "or set min_length=length"
-            )
-
-    def _check_law(self) -> None:
         if self.zipf_exponent is not None:
             check_not_negative("TokenNoise: zipf_exponent", self.zipf_exponent)
-        if self.frequencies is None and self.provenance:
-            raise ValueError(
-                "TokenNoise: provenance says where frequencies come from, but none are given"
-            )
-        if isinstance(self.frequencies, Tensor):
-            self._check_frequencies(self.frequencies)
-        if not float(self._cumulative[-1]) > 0:
-            raise ValueError(
-                "TokenNoise: no token is left to draw; check first_id, exclude and frequencies"
-            )
+        refuse(self._problems())
 
-    def _check_frequencies(self, table: Tensor) -> None:
-        if self.zipf_exponent is not None:
-            raise ValueError("TokenNoise: give either zipf_exponent or frequencies, not both")
-        if not self.provenance:
-            raise ValueError(
-                "TokenNoise: say where the frequencies come from, provenance='...', for the "
-                "privacy card. Frequencies counted on private text void the guarantee."
+    def _problems(self) -> Iterator[tuple[bool, str]]:
+        """Yield what may be wrong with settings that belong together, and its message."""
+        yield (
+            self.segments == 2 and self.sep_id is None,
+            "TokenNoise: a pair of texts (segments=2) needs sep_id between them",
+        )
+        yield (
+            not self._least <= self._shortest <= self.length,
+            f"TokenNoise: min_length must lie between {self._least} (the special tokens and one "
+            f"more a segment) and length={self.length}, got {self._shortest}",
+        )
+        yield (
+            self._shortest < self.length and self.pad_id is None,
+            "TokenNoise: texts of different lengths need pad_id (any id, it is masked); "
+            "or set min_length=length",
+        )
+        if isinstance(self.frequencies, Tensor):
+            yield from self._problems_of_frequencies(self.frequencies)
+        else:
+            yield (
+                bool(self.provenance),
+                "TokenNoise: provenance says where frequencies come from, but none are given",
             )
-        if table.shape != (self.vocab_size,):
-            raise ValueError(
-                f"TokenNoise: frequencies need one number for each of vocab_size={self.vocab_size} "
-                f"tokens, got shape {tuple(table.shape)}"
-            )
-        bad = (~torch.isfinite(table) | (table < 0)).nonzero()
-        if len(bad):
-            first = int(bad[0])
-            raise ValueError(
+        yield (
+            not float(self._cumulative[-1]) > 0,
+            "TokenNoise: no token is left to draw; check first_id, exclude and frequencies",
+        )
+
+    def _problems_of_frequencies(self, table: Tensor) -> Iterator[tuple[bool, str]]:
+        yield (
+            self.zipf_exponent is not None,
+            "TokenNoise: give either zipf_exponent or frequencies, not both",
+        )
+        yield (
+            not self.provenance,
+            "TokenNoise: say where the frequencies come from, provenance='...', for the "
+            "privacy card. Frequencies counted on private text void the guarantee.",
+        )
+        yield (
+            table.shape != (self.vocab_size,),
+            f"TokenNoise: frequencies need one number for each of vocab_size={self.vocab_size} "
+            f"tokens, got shape {tuple(table.shape)}",
+        )
+        is_weight = torch.isfinite(table) & (table >= 0)
+        bad = torch.nonzero(~is_weight).flatten().tolist()
+        for token in bad[:1]:
+            yield (
+                True,
                 f"TokenNoise: frequencies must be finite and not negative, but {len(bad)} are not; "
-                f"the first is that of token {first}, {float(table[first])}"
+                f"the first is that of token {token}, {float(table[token])}",
             )
 
     @property
@@ -908,17 +908,18 @@ class TokenNoise(_ComparedByDescription):
         )
 
     @property
-    def _specials(self) -> int:
-        """Number of special tokens in a text."""
-        count = int(self.cls_id is not None)
+    def _least(self) -> int:
+        """The special tokens of a text, and one more token a segment."""
+        texts = max(1, self.segments)
+        least = texts + (self.cls_id is not None)
         if self.sep_id is not None:
-            count += max(1, self.segments)
-        return count
+            least += texts
+        return least
 
     @property
     def _shortest(self) -> int:
         if self.min_length is None:
-            return self._specials + max(1, self.segments)
+            return self._least
         return self.min_length
 
     @functools.cached_property
