@@ -119,30 +119,25 @@ class RowSubsampler:
             most: largest number of rows of the whole probe; None for any.
         """
         positions = x.shape[1]
-        wanted, pairs = self._wanted(positions, groups, dim, most)
-        key = (positions, groups, wanted, pairs)
-        if key not in self._subsamples:
-            chosen = self._choose(positions, groups, wanted, pairs, x.device)
-            self._subsamples[key] = chosen
-        return self._subsamples[key]
-
-    def _wanted(self, positions: int, groups: int, dim: int, most: int | None) -> tuple[int, int]:
-        """Return positions k of each pair of example and group, and the number of these pairs."""
-        wanted = positions
         pairs = self._size * groups
+        wanted = positions
         if self._rows_per_dim is not None:
             rows = max(LEAST_ROWS, self._rows_per_dim * dim)
             enough = max(1, math.ceil(rows / pairs))
-            wanted = min(positions, enough)
-        if most is None:
-            return wanted, pairs
-        allowed = max(1, most // pairs)
-        return min(wanted, allowed), min(pairs, most)
+            wanted = min(wanted, enough)
+        if most is not None:
+            allowed = max(1, most // pairs)
+            wanted = min(wanted, allowed)
+            pairs = min(pairs, most)
+        key = (positions, groups, wanted, pairs)
+        if key not in self._subsamples:
+            self._subsamples[key] = self._choose(*key, x.device)
+        return self._subsamples[key]
 
     def _choose(
         self, positions: int, groups: int, wanted: int, pairs: int, device: torch.device
     ) -> RowSubsample:
-        """Return `wanted` positions of each sampled pair; arguments as `_wanted` gives them."""
+        """Return `wanted` positions of each of so many pairs of an example and a group."""
         n = self._rows.stop - self._rows.start
         mask = self.mask_of(positions)
         fraction = pairs / (self._size * groups)
@@ -166,21 +161,23 @@ class RowSubsampler:
         pair = torch.arange(n * groups).view(n, groups, 1)
         rows = positions * pair + order.unsqueeze(1)
         index = rows[valid].to(device)
-        share = 1.0
-        weights: Tensor | None = None
+        total = float(active.sum()) * groups
         if mask is None:
             share = fraction * wanted / positions
-        elif fraction < 1 or bool((active > wanted).any()):
+            return RowSubsample(total, index, share=share)
+        weights: Tensor | None = None
+        if fraction < 1 or bool((active > wanted).any()):
             weight = active.double() / count.clamp(min=1) / fraction
-            weights = weight.view(n, 1, 1).expand(shape)[valid].to(device)
-        total = float(active.sum()) * groups
-        return RowSubsample(total, index, weights, share)
+            weight = weight.view(n, 1, 1).expand(shape)
+            weights = weight[valid].to(device)
+        return RowSubsample(total, index, weights)
 
     def _sample_pairs(self, groups: int, pairs: int) -> Tensor:
         """Return which pairs of example and group are sampled, True or False `[size, groups]`."""
         keys = torch.rand(self._size * groups, generator=self._stream(-groups))
         is_sampled = torch.zeros(len(keys), dtype=torch.bool)
-        is_sampled[keys.argsort()[:pairs]] = True
+        first = keys.argsort()[:pairs]
+        is_sampled[first] = True
         return is_sampled.view(self._size, groups)
 
     def _keys_of(self, positions: int) -> Tensor:
@@ -219,20 +216,18 @@ def probe_norms(
         metrics: one or more.
         last: only this many of the last examples; None for all.
     """
-    totals: list[Tensor] = []
+    totals = [torch.zeros(1, dtype=torch.float64)] * len(metrics)
     for name in blocks:
         block = blocks[name]
         # Other layers keep the identity in every metric, and their norms are unknown.
         if block.kind is None:
             continue
-        if last is not None:
-            first = max(0, block.batch_size - last)
+        if last is not None and last < block.batch_size:
+            first = block.batch_size - last
             block = block.select(slice(first, block.batch_size))
-        squares = [block.squared_norms(metric.get(name)).cpu() for metric in metrics]
-        if totals:
-            totals = [total + square for total, square in zip(totals, squares, strict=True)]
-        else:
-            totals = squares
+        for i, metric in enumerate(metrics):
+            squares = block.squared_norms(metric.get(name))
+            totals[i] = totals[i] + squares.cpu()
     return [total.sqrt() for total in totals]
 
 
@@ -291,16 +286,13 @@ class LayerFactors:
     @property
     def sizes(self) -> dict[str, Any]:
         """Kind and sizes of the sides, for `PreconditionerState.check`."""
-        sizes: dict[str, Any] = {"kind": self.kind}
-        for side, shape in self.shapes.items():
-            sizes[side] = list(shape)
-        return sizes
+        sizes = {side: list(shape) for side, shape in self.shapes.items()}
+        return {"kind": self.kind, **sizes}
 
     def normalised(self) -> LayerFactors:
         """Return factors divided by their mean eigenvalues; an empty factor stays as it is."""
-        sides: dict[str, Factor] = {}
+        sides = dict(self.sides)
         for name, factor in self.sides.items():
-            sides[name] = factor
             if not is_empty(factor):
                 sides[name] = factor.scaled(1 / factor.mean)
         return replace(self, sides=sides)
@@ -441,19 +433,15 @@ class LayerAccumulator:
             most = max(1, most // uses)
         return self._subsampler.subsample(x, groups, accumulator.dim, most)
 
-    def _limit(self, rows: Tensor, groups: int, side: str, uses: int = 1) -> tuple[Tensor, float]:
-        """Return rows of `[n * groups, d]` and their share: all, unless a side may keep fewer."""
-        if self.sides[side].most_rows is None:
-            return rows, 1.0
-        rows = rows.unsqueeze(1)
-        subsample = self._subsample(rows, groups, side, uses)
-        return subsample.select_weighted(rows), subsample.share
+    def _text_mask(self, positions: int) -> Tensor | None:
+        """Return True `[n, T]` at text positions, None for all."""
+        if self._subsampler is None:
+            return None
+        return self._subsampler.mask_of(positions)
 
     def _weights(self, x: Tensor, groups: int = 1) -> Tensor | None:
         """Return 1 at text positions of x `[n * groups, T, d]` and 0 elsewhere; None for all 1."""
-        mask = None
-        if self._subsampler is not None:
-            mask = self._subsampler.mask_of(x.shape[1])
+        mask = self._text_mask(x.shape[1])
         if mask is None:
             return None
         is_text = mask.repeat_interleave(groups, 0)
@@ -466,23 +454,19 @@ class LayerAccumulator:
         """
         if self._options.sharing == "reduce":
             inputs = raise_precision(block.explicit().a)
-            mean = self._mean(inputs, block.groups)
-            rows, share = self._limit(mean, block.groups, "input")
-            return rows, len(block.b) * share
+            mean = self._average(inputs, block.groups)
+            block = Outer(mean, block.b[:, :1], block.groups)
         subsample = self._subsample(block.b, block.groups, "input")
         rows = block.input_rows(subsample.index)
-        rows = raise_precision(rows)
-        return subsample.weigh(rows), len(block.b) * subsample.share
+        rows = subsample.weigh(raise_precision(rows))
+        return rows, len(block.b) * subsample.share
 
     def _output_rows(self, b: Tensor, groups: int) -> tuple[Tensor, float]:
         """Return rows and divisor of G from `[N * groups, T, d_out]`."""
-        b = raise_precision(b)
-        if self._options.sharing == "reduce":
-            total = self._sum(b, groups)
-            rows, share = self._limit(total, groups, "output")
-            return rows, b.shape[0] * share
+        b = self._sum(raise_precision(b), groups)
         subsample = self._subsample(b, groups, "output")
-        return subsample.select_weighted(b), subsample.active * subsample.share
+        rows = subsample.select_weighted(b)
+        return rows, subsample.active * subsample.share
 
     def _reads(self, block: Lookup) -> tuple[Tensor, float]:
         """Return the diagonal of Σ_n a aᵀ for one-hot inputs, and the number of reads.
@@ -491,10 +475,9 @@ class LayerAccumulator:
         """
         ids = block.ids
         size = block.num_rows
-        is_text = torch.ones_like(ids, dtype=torch.bool)
-        weights = self._weights(block.b)
-        if weights is not None:
-            is_text = weights.squeeze(-1) > 0
+        is_text = self._text_mask(ids.shape[1])
+        if is_text is None:
+            is_text = torch.ones_like(ids, dtype=torch.bool)
         reads = float(is_text.sum())
         if self._options.sharing == "expand":
             return torch.bincount(ids[is_text], minlength=size), reads
@@ -513,43 +496,40 @@ class LayerAccumulator:
         vocabulary = block.lookup.num_rows
         even = b.new_full((vocabulary,), 1 / vocabulary)
         self.sides["output"].add_diagonal(even, 1.0)
+        # With `reduce` the gradient has both sums over positions: Σ c, and (Σ b) ⊗ (mean a).
+        uses = []
+        if c.shape[1]:
+            uses.append(self._sum(c))
+        if a.shape[1]:
+            sizes = torch.linalg.vector_norm(self._sum(b), dim=-1, keepdim=True)
+            uses.append(self._average(a) * sizes)
         pieces = []
-        if self._options.sharing == "reduce":
-            # The gradient of both sums over positions: Σ c, and (Σ b) ⊗ (mean a) for the head.
-            if c.shape[1]:
-                table = self._sum(c)
-                pieces.append(self._limit(table, 1, "input", uses=2))
-            if a.shape[1]:
-                total = self._sum(b)
-                head = self._mean(a) * _norms(total)
-                pieces.append(self._limit(head, 1, "input", uses=2))
-        else:
-            head = a * _norms(b)
-            for x in (c, head):
-                if x.shape[1]:
-                    subsample = self._subsample(x, 1, "input", uses=2)
-                    rows = subsample.select_weighted(x)
-                    pieces.append((rows, subsample.share))
+        for x in uses:
+            subsample = self._subsample(x, 1, "input", uses=2)
+            rows = subsample.select_weighted(x)
+            pieces.append(rows / math.sqrt(subsample.share))
         if pieces:
-            scaled = [rows / math.sqrt(share) for rows, share in pieces]
-            stacked = torch.cat(scaled)
+            stacked = torch.cat(pieces)
             self.sides["input"].add(stacked, float(block.batch_size))
 
     def _sum(self, x: Tensor, groups: int = 1) -> Tensor:
-        """Return Σ_t x over the text, `[n * groups, d]`."""
+        """Return x with `expand`, and with `reduce` Σ_t x over the text, `[n * groups, 1, d]`."""
+        if self._options.sharing == "expand":
+            return x
         weights = self._weights(x, groups)
         if weights is not None:
             x = x * weights
-        return x.sum(1)
+        return x.sum(1, keepdim=True)
 
-    def _mean(self, x: Tensor, groups: int = 1) -> Tensor:
-        """Return mean_t x over the text, `[n * groups, d]`."""
+    def _average(self, x: Tensor, groups: int = 1) -> Tensor:
+        """Return x with `expand`, and with `reduce` mean_t x over the text, as `_sum` does."""
+        if self._options.sharing == "expand":
+            return x
         weights = self._weights(x, groups)
         if weights is None:
-            return x.mean(1)
-        total = (x * weights).sum(1)
-        count = weights.sum(1).clamp(min=1)
-        return total / count
+            return x.mean(1, keepdim=True)
+        count = weights.sum(1, keepdim=True)
+        return self._sum(x, groups) / count.clamp(min=1)
 
     def detached_copy(self, shared: FactorCache | None = None) -> LayerAccumulator:
         """Return a copy that can go to another process: without subsampler, with this cache."""
@@ -558,7 +538,8 @@ class LayerAccumulator:
         twin._shared = shared
         twin.sides = {}
         for name, side in self.sides.items():
-            twin.sides[name] = side.detached_copy(_cache_of(name, shared))
+            cache = _cache_of(name, shared)
+            twin.sides[name] = side.detached_copy(cache)
         return twin
 
     def merge(self, other: LayerAccumulator) -> None:
@@ -570,34 +551,29 @@ class LayerAccumulator:
         self, past: Mapping[str, FactorAccumulator], share: float
     ) -> LayerAccumulator:
         """Return a copy that adds the sums of earlier refreshes, with the weight `share`."""
-        twin = copy.copy(self)
-        twin.sides = {}
+        total = self.detached_copy(self._shared)
         for name, side in self.sides.items():
-            shared = _cache_of(name, self._shared)
             if name in past:
-                total = past[name].decayed(share, shared)
-                total.merge(side)
-            else:
-                total = side.detached_copy(shared)
-            twin.sides[name] = total
-        return twin
+                cache = _cache_of(name, self._shared)
+                total.sides[name] = past[name].decayed(share, cache)
+                total.sides[name].merge(side)
+        return total
 
     def cost(self, parts: int) -> float:
         """Return the multiplications of all decompositions after so many parts are joined."""
         return 1.0 + sum(side.cost(parts) for side in self.sides.values())
 
-    def result(self, keep: Callable[[str], int | None] | None = None) -> LayerFactors:
+    def result(self, keep: Callable[[str], int | None] = lambda side: None) -> LayerFactors:
         """Return the layer's factors.
 
         Args:
-            keep: maps a side to the eigenpairs wanted of a wide one, besides the trace of the rest;
-                None for all.
+            keep: maps a side to the eigenpairs wanted of a wide one, besides the trace of the rest,
+                or to None for all.
         """
         sides: dict[str, Factor] = {}
         notes: dict[str, str] = {}
         for name, side in self.sides.items():
-            rank = None if keep is None else keep(name)
-            sides[name] = side.result(rank)
+            sides[name] = side.result(keep(name))
             if side.note:
                 notes[name] = side.note
         if self.kind == "lookup":
@@ -616,11 +592,6 @@ class LayerAccumulator:
 def _cache_of(side: str, shared: FactorCache | None) -> FactorCache | None:
     """Return the cache of a side: only input factors are shared between layers."""
     return shared if side == "input" else None
-
-
-def _norms(x: Tensor) -> Tensor:
-    """Return the norm of every row, in a last axis of 1."""
-    return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
 
 
 def _smooth_reads(factor: Factor, reads: float) -> Factor:
