@@ -6,12 +6,12 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from dpkfc._checks import check_integer, check_one_of
+from dpkfc._checks import check_integer, check_one_of, check_optional_integer
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.refresh import (
     LABELS,
@@ -268,7 +268,16 @@ class ProbePreconditioner(Preconditioner):
     """A preconditioner that is measured on a probe at fixed intervals.
 
     The frozen dataclass that derives from this class has the fields below.
+
+    Attributes:
+        counts: fields that are positive integers.
+        optional_counts: fields that are positive integers or None.
+        takes_team: whether `build` can share the probe with other processes.
     """
+
+    counts: ClassVar[tuple[str, ...]] = ("every", "chunk")
+    optional_counts: ClassVar[tuple[str, ...]] = ("probe_size",)
+    takes_team: ClassVar[bool] = False
 
     probe: Probe
     probe_size: int | None
@@ -279,11 +288,10 @@ class ProbePreconditioner(Preconditioner):
     every: int
     seed: int
 
-    def _check(self, counts: Sequence[str], **choices: Sequence[Any]) -> None:
+    def _check(self, **choices: Sequence[Any]) -> None:
         """Refuse settings that no refresh can use.
 
         Args:
-            counts: names of fields that are numbers of things. None passes if it is the default.
             choices: field to its values, besides those of `labels` and `likelihood`.
 
         Raises:
@@ -292,17 +300,24 @@ class ProbePreconditioner(Preconditioner):
         check_probe(self.probe)
         for name, allowed in {"labels": LABELS, "likelihood": LIKELIHOODS, **choices}.items():
             check_one_of(name, getattr(self, name), allowed)
-        for name in counts:
-            value = getattr(self, name)
-            # The default of a field is an attribute of its class.
-            if value is not None or getattr(type(self), name, 0) is not None:
-                check_integer(name, value, 1)
+        for name in self.counts:
+            check_integer(name, getattr(self, name), 1)
+        for name in self.optional_counts:
+            check_optional_integer(name, getattr(self, name), 1)
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise ValueError(f"seed must be an integer, got {self.seed!r}")
 
     def is_due(self, step: int) -> bool:
         """Return whether the metric is to be rebuilt before this step (from 0)."""
         return step % self.every == 0
+
+    @property
+    def supports_distributed_build(self) -> bool:
+        """Whether each process may run a part of the probe.
+
+        A loss that draws random numbers of its own has to see all of the probe.
+        """
+        return self.takes_team and self.loss is None
 
     def probe_spec(self, step: int) -> ProbeSpec:
         """Return what a refresh runs on the main probe."""
@@ -337,27 +352,24 @@ class ProbePreconditioner(Preconditioner):
 
     def _describe(self, name: str, **more: Any) -> dict[str, Any]:
         """Return a description: the fields, the source of curvature and whether it is private."""
-        settings: dict[str, Any] = {}
+        probes = self.probes
+        own: dict[str, Any] = {"name": name}
         for f in fields(self):  # type: ignore[arg-type]
-            if f.name not in self.probes and f.name != "loss":
-                settings[f.name] = getattr(self, f.name)
-        own: dict[str, Any] = {"name": name, **settings}
+            if f.name not in (*probes, "loss"):
+                own[f.name] = getattr(self, f.name)
         own["probe_size"] = probe_examples(self.probe, self.probe_size)
         own |= more
-        if own.get("labels") == "given":
+        if own["labels"] == "given":
             own["labels_that_do_not_fit"] = "drawn from the model"
-        sources: list[str] = []
-        is_private = False
-        for role, probe in self.probes.items():
-            own[role] = probe.describe()
-            sources.append(_source(own[role]))
-            is_private = is_private or own[role].get("uses_private_data", False)
+        descriptions = {role: probe.describe() for role, probe in probes.items()}
+        own |= descriptions
         own["loss"] = None if self.loss is None else _qualified_name(self.loss)
-        if len(sources) == 1:
-            own["curvature_source"] = sources[0]
-        else:
-            own["curvature_source"] = f"A from {sources[0]}; G from {sources[1]}"
-        own["uses_private_data"] = is_private
+        source, *others = map(_source, descriptions.values())
+        if others:
+            source = f"A from {source}; G from {others[0]}"
+        own["curvature_source"] = source
+        is_private = [d.get("uses_private_data", False) for d in descriptions.values()]
+        own["uses_private_data"] = any(is_private)
         return own
 
 

@@ -27,7 +27,6 @@ from dpkfc._checks import (
     check_in_range,
     check_integer,
     check_one_of,
-    check_optional_integer,
     check_positive,
 )
 from dpkfc.curvature.base import (
@@ -108,15 +107,15 @@ class AdaDPS(ProbePreconditioner):
     seed: int = 0
     chunk: int = 64
 
+    optional_counts = ("probe_size", "batch_size")
+
     def __post_init__(self) -> None:
         self._check(
-            ("probe_size", "every", "chunk"),
             labels=(None, *LABELS),
             per=PER,
             scale=("probe", "raw"),
             as_released=(None, *_RELEASED),
         )
-        check_optional_integer("batch_size", self.batch_size, 1)
         check_positive("floor", self.floor)
         check_in_range("decay", self.decay, "[0, 1)")
 

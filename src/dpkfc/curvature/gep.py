@@ -147,8 +147,10 @@ class GEP(ProbePreconditioner):
     loss: Callable[[Any, torch.Generator], Tensor] | None = None
     seed: int = 0
 
+    counts = ("rank", "groups", "power_iterations", "every", "chunk")
+
     def __post_init__(self) -> None:
-        self._check(("rank", "groups", "power_iterations", "every", "probe_size", "chunk"))
+        self._check()
         check_positive("embedding_norm", self.embedding_norm)
         if self.residual_norm is not None:
             check_positive("residual_norm", self.residual_norm)

@@ -477,7 +477,6 @@ _LEFT_OUT: tuple[tuple[str, Any], ...] = (
     ("later_probe_size", None),
     ("ranks", {}),
 )
-_COUNTS = ("probe_size", "later_probe_size", "chunk", "every", "max_factor_size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -573,8 +572,12 @@ class KFAC(ProbePreconditioner):
     output_probe: Probe | None = None
     control: str = "none"
 
+    counts = ("probe_size", "chunk", "every", "max_factor_size")
+    optional_counts = ("later_probe_size",)
+    takes_team = True
+
     def __post_init__(self) -> None:
-        self._check(_COUNTS, **_CHOICES)
+        self._check(**_CHOICES)
         if self.output_probe is not None:
             check_probe(self.output_probe, "output_probe")
         object.__setattr__(self, "ranks", check_ranks(self.ranks))
@@ -637,14 +640,6 @@ class KFAC(ProbePreconditioner):
     def uses_previous_state(self) -> bool:
         """Whether a refresh continues from the state of the one before."""
         return self.decay > 0 or self.drift > 0
-
-    @property
-    def supports_distributed_build(self) -> bool:
-        """Whether each process may run a part of the probe.
-
-        A loss that draws random numbers of its own has to see all of the probe.
-        """
-        return self.loss is None
 
     def factors(
         self,

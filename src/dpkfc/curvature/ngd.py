@@ -76,11 +76,8 @@ class Sums:
 
     def __add__(self: _Added, other: _Added) -> _Added:
         """Return the sums of both."""
-        count = self.count + other.count
-        values = {}
-        for role, x in self.values.items():
-            values[role] = x + other.values[role]
-        return replace(self, values=values, count=count)
+        values = {role: x + other.values[role] for role, x in self.values.items()}
+        return replace(self, values=values, count=self.count + other.count)
 
     def squared(self, size: int) -> Moments:
         """Return the moments of one mini-batch: the square of its mean gradient.
@@ -123,14 +120,12 @@ class Moments(Sums):
     @property
     def shapes(self) -> dict[str, Any]:
         """Kind and sizes of the sides, for `PreconditionerState.check`."""
-        shapes: dict[str, Any] = {"kind": self.kind}
         if self.kind == "elementwise":
-            for role, x in self.values.items():
-                shapes[role] = list(x.shape)
+            shapes = {role: list(x.shape) for role, x in self.values.items()}
         else:
             d_out, d_in = self.values[_ROLE].shape
-            shapes |= {"input": [d_in], "output": [d_out]}
-        return shapes
+            shapes = {"input": [d_in], "output": [d_out]}
+        return {"kind": self.kind, **shapes}
 
 
 def summed_gradients(block: Block) -> Sums:
@@ -251,13 +246,11 @@ class MomentAccumulator:
 
     def add(self, block: Block) -> None:
         """Add one probe micro-batch; raises as `squared_gradients`."""
-        self._add(squared_gradients(block))
+        self.merge(MomentAccumulator(squared_gradients(block)))
 
     def merge(self, other: MomentAccumulator) -> None:
         """Add the sums of another accumulator of the layer."""
-        self._add(other.result())
-
-    def _add(self, new: Moments) -> None:
+        new = other.result()
         self._total = new if self._total is None else self._total + new
 
     def detached_copy(self, shared: FactorCache | None = None) -> MomentAccumulator:
@@ -431,9 +424,11 @@ class NGD(ProbePreconditioner):
     max_factor_size: int = 4096
     seed: int = 0
 
+    counts = ("steps", "every", "chunk", "max_factor_size")
+    takes_team = True
+
     def __post_init__(self) -> None:
-        counts = ("steps", "every", "probe_size", "chunk", "max_factor_size")
-        self._check(counts, order=tuple(_READOUTS))
+        self._check(order=tuple(_READOUTS))
         check_positive("lambda_safe", self.lambda_safe)
         if not 0 < self.base <= self.lambda_safe:
             raise ValueError(
@@ -517,14 +512,6 @@ class NGD(ProbePreconditioner):
             raise ValueError(
                 f"NGD(order={self.order!r}) needs PrivacyConfig(readout={wanted}), got {readout!r}"
             )
-
-    @property
-    def supports_distributed_build(self) -> bool:
-        """Whether each process may run a part of the probe.
-
-        A loss that draws random numbers of its own has to see all of the probe.
-        """
-        return self.loss is None
 
     def build(
         self,
