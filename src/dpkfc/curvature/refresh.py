@@ -454,7 +454,6 @@ def run_probe(
     *,
     stop: int | None = None,
     gradients_from: int = 0,
-    on_sample: Callable[[Inputs, Tensor | None], None] | None = None,
 ) -> Iterator[ProbeMicrobatch]:
     """Yield the layers' contributions on the probe by micro-batch; every call replays the probe.
 
@@ -469,7 +468,6 @@ def run_probe(
         stop: skips this example and those after it; None for none.
         gradients_from: the examples before this one have no backward pass: `capture` is called
             without gradients.
-        on_sample: called with all inputs and labels of the probe.
 
     Raises:
         ValueError: inputs that the model cannot take, or an output or a loss that is not finite or
@@ -477,8 +475,6 @@ def run_probe(
     """
     generator = public_generator(spec.seed, spec.step)
     inputs, labels = _sample(spec, generator)
-    if on_sample is not None:
-        on_sample(inputs, labels)
     source = _ProbeLoss(spec, labels, ProbeRandomness(generator, spec.size))
     cuts = (gradients_from, *range(0, spec.size, spec.within or spec.size))
     last = spec.size if stop is None else stop
@@ -551,24 +547,18 @@ def _sample(spec: ProbeSpec, generator: torch.Generator) -> tuple[Inputs, Tensor
     return inputs, labels
 
 
-def probe_digest(inputs: Inputs, labels: Tensor | None) -> str:
-    """Return a hash of what a probe has returned."""
-    digest = hashlib.sha256()
-    for name, x in [*tensors(inputs), ("labels", labels)]:
-        if x is not None:
-            hash_tensor(digest, name, x)
-    return digest.hexdigest()
-
-
 def digest_of_probes(specs: Iterable[ProbeSpec]) -> str:
     """Return a hash of all that probes sample for a refresh, without running the model."""
-    digest = ""
+    digest = hashlib.sha256()
     with torch.random.fork_rng(devices=[]):
         for spec in specs:
             generator = public_generator(spec.seed, spec.step)
             inputs, labels = _sample(spec, generator)
-            digest += probe_digest(inputs, labels)
-    return digest
+            for name, x in tensors(inputs):
+                hash_tensor(digest, name, x)
+            if labels is not None:
+                hash_tensor(digest, "labels", labels)
+    return digest.hexdigest()
 
 
 class _OutOfTable(ValueError):
@@ -1025,17 +1015,14 @@ def measure(
         RuntimeError: the probe does not return the same inputs on every process.
     """
     if team is None:
-        return _measure_own(model, capture, spec, options, None, start)[0]
-    own, digest = team.run_on_all(lambda: _measure_own(model, capture, spec, options, team, start))
-    answers = team.all_gather((digest, dict(own.unknown), own.note))
-    digests = []
+        return _measure_own(model, capture, spec, options, None, start)
+    check_same_probe(gather_from_all(team, partial(digest_of_probes, [spec])))
+    own = team.run_on_all(lambda: _measure_own(model, capture, spec, options, team, start))
     unknown: dict[str, str] = {}
     note = ""
-    for own_digest, kinds, own_note in answers:
-        digests.append(own_digest)
-        unknown |= kinds
+    for own_unknown, own_note in team.all_gather((dict(own.unknown), own.note)):
+        unknown |= own_unknown
         note = note or own_note
-    check_same_probe(digests)
     return ProbeStatistics(layers=own.layers, unknown=unknown, last=None, note=note)
 
 
@@ -1046,19 +1033,15 @@ def _measure_own(
     options: FactorOptions,
     team: RefreshGroup | None,
     start: Callable[..., Any],
-) -> tuple[ProbeStatistics, str]:
-    """Return the statistics of this process's examples, and for a team the probe's hash."""
+) -> ProbeStatistics:
+    """Return the statistics of this process's examples."""
     generator = public_generator(spec.seed, spec.step, "positions")
     subsampler = RowSubsampler(generator, spec.size, options.rows_per_dim)
     cache = FactorCache()
     layers = {}
     unknown: dict[str, str] = {}
     last = None
-    note = digest = ""
-
-    def take_digest(inputs: Inputs, labels: Tensor | None) -> None:
-        nonlocal digest
-        digest = probe_digest(inputs, labels)
+    note = ""
 
     def add(part: ProbeMicrobatch, name: str, block: Block) -> None:
         if block.kind is None:
@@ -1082,7 +1065,6 @@ def _measure_own(
         rows.start,
         stop=rows.stop,
         gradients_from=_scale_from(spec) if options.sides == "input" else 0,
-        on_sample=None if team is None else take_digest,
     )
     for part in microbatches:
         subsampler.start(part.rows, part.mask)
@@ -1092,7 +1074,7 @@ def _measure_own(
         last = scale_microbatch(part, spec)
         # Otherwise this micro-batch stays in memory next to the next one.
         del part
-    return ProbeStatistics(layers=layers, unknown=unknown, last=last, note=note), digest
+    return ProbeStatistics(layers=layers, unknown=unknown, last=last, note=note)
 
 
 def gather_layers(
@@ -1187,7 +1169,7 @@ def probe_scale(
         rows = rows_of_process(team, spec.size, first)
         microbatches = run_probe(model, capture, spec, rows.start, stop=rows.stop)
         parts = gather_from_all(team, lambda: _norms(microbatches, rows.start, metric))
-        plain, mapped = map(torch.cat, zip(*parts, strict=True))
+        plain, mapped = torch.cat(parts, 1)
     if not plain.numel():
         return 1.0
     ratio = _median(plain) / max(_median(mapped), 1e-300)
@@ -1209,25 +1191,18 @@ def _scale_from(spec: ProbeSpec) -> int:
     return max(0, spec.size - SCALE_SIZE)
 
 
-def _norms(parts: Iterable[ProbeMicrobatch], first: int, metric: Metric) -> list[Tensor]:
-    """Return norms of the examples from `first` on, without the metric and with it."""
-    plain: list[Tensor] = [torch.zeros(0)]
-    mapped: list[Tensor] = [torch.zeros(0)]
+def _norms(parts: Iterable[ProbeMicrobatch], first: int, metric: Metric) -> Tensor:
+    """Return norms of the examples from `first` on, without the metric and with it, `[2, n]`."""
+    norms = [torch.zeros(2, 0, dtype=torch.float64)]
     for part in parts:
         # Without blocks every parameter is used outside of layers and keeps the identity.
         if part.blocks:
             start = max(first, part.rows.start)
-            count = part.rows.stop - start
-            last = None if count == part.size else count
-            norms = probe_norms(part.blocks, {}, metric, last=last)
-            plain.append(norms[0])
-            mapped.append(norms[1])
+            last = part.rows.stop - start
+            plain, mapped = probe_norms(part.blocks, {}, metric, last=last)
+            norms.append(torch.stack([plain, mapped]))
         del part
-    joined = []
-    for norms in (plain, mapped):
-        like = norms[-1]
-        joined.append(torch.cat([x.to(like) for x in norms]))
-    return joined
+    return torch.cat(norms, 1)
 
 
 def _median(norms: Tensor) -> float:
