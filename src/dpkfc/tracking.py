@@ -2,7 +2,7 @@
 
 A rule gets an `Operation`. None of its operands is unknown, and at least one has a batch axis. The
 rule returns the state of every output: one state for all of them, or a list. A rule that cannot
-follow the examples returns `operation.lost(...)`.
+follow the examples returns `operation.lost(...)`, or ends at `operation.require(...)`.
 
 A rule is correct under two conditions. Perturbing one example of the inputs changes only the
 entries of this example in the outputs. Permuting the batch permutes the outputs.
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from traceback import walk_stack
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -191,6 +191,20 @@ def names_of_shapes(tensors: Sequence[Tensor]) -> str:
 # --------------------------------------------------------------------------------------------------
 # One ATen operation of a tracked pass, as a batch rule sees it.
 
+T = TypeVar("T")
+
+
+class LostExamples(Exception):
+    """Ends a batch rule where the examples cannot be followed.
+
+    Attributes:
+        state: of all outputs of the operation.
+    """
+
+    def __init__(self, state: Unknown) -> None:
+        super().__init__(state)
+        self.state = state
+
 
 @dataclass(slots=True)
 class Operation:
@@ -214,10 +228,15 @@ class Operation:
     kwargs: Mapping[str, Any]
     output: Any
     size: int
-    state: Callable[[Tensor], State | None]
+    state: Callable[[Any], State | None]
     axis: Callable[[Any], BatchAxis | None]
     trusts_public_rows: bool
     before: Mapping[int, Tensor]
+
+    @property
+    def name(self) -> str:
+        """Return the name under which the operation is in the table."""
+        return rule_name(self.function)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -242,24 +261,35 @@ class Operation:
         """Return whether a dimension of a tensor is as long as this axis makes it."""
         return x.shape[axis.dim] == axis.length(self.size)
 
-    def argument(self, name: str) -> Any:
-        """Return an argument by its name in the schema, with the schema's default."""
+    def argument(self, name: str, default: Any = None) -> Any:
+        """Return an argument by its name in the schema, with the schema's own default.
+
+        Args:
+            name: of the argument.
+            default: is returned where the schema has no argument of this name.
+        """
         if name in self.kwargs:
             return self.kwargs[name]
-        place, default = arguments_of(self.function)[name]
+        place, value = arguments_of(self.function).get(name, (len(self.args), default))
         if place < len(self.args):
             return self.args[place]
-        return default
-
-    def has_argument(self, name: str) -> bool:
-        """Return whether the schema has an argument of this name."""
-        return name in arguments_of(self.function)
+        return value
 
     def lost(self, why: str) -> Unknown:
         """Return the state of an output whose examples cannot be told any more."""
         batched = list(filter(self.is_batched, self.tensors))
         shapes = names_of_shapes(batched or self.tensors)
         return Unknown(str(self.function), f"{why} (shapes {shapes})")
+
+    def require(self, value: T | None, why: str) -> T:
+        """Return a value. Where it is None or false, end the rule: all outputs are lost.
+
+        Raises:
+            LostExamples: with the state of the outputs.
+        """
+        if not value:
+            raise LostExamples(self.lost(why))
+        return value
 
 
 @cache
@@ -326,6 +356,7 @@ def split_names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+@cache
 def rule_name(function: Any) -> str:
     """Return the name under which an operation is in the table."""
     name = str(function.overloadpacket.__name__)
@@ -355,9 +386,7 @@ def _rule_of_first(names: str) -> Callable[[_FirstRule], _FirstRule]:
         @_rule(names)
         def run(operation: Operation) -> Answer:
             x = operation.args[0]
-            axis = operation.axis(x)
-            if axis is None:
-                return operation.lost("a batched operand in an unusual place")
+            axis = operation.require(operation.axis(x), "a batched operand in an unusual place")
             return rule(operation, x, axis)
 
         return rule
@@ -365,79 +394,75 @@ def _rule_of_first(names: str) -> Callable[[_FirstRule], _FirstRule]:
     return add
 
 
-def _name(operation: Operation) -> str:
-    return str(operation.function.overloadpacket.__name__)
-
-
-def _dimension(operation: Operation, x: Tensor, name: str = "dim") -> int:
+def _dimension(operation: Operation, x: Tensor, name: str = "dim", default: int = 0) -> int:
     """Return an argument that names a dimension of x, counted from the front."""
-    dim = int(operation.argument(name))
+    dim = int(operation.argument(name, default))
     return dim % max(1, x.dim())
 
 
-def _are_shared(
+def _fits(
     operation: Operation, tensors: Iterable[Any], axis: BatchAxis, rank: int | None = None
 ) -> bool:
-    """Return whether `_is_shared` holds for all of some tensors.
+    """Return whether all of some operands have this axis, or equal entries along it.
 
     Args:
         operation: the operation.
-        tensors: of one rank, or of several with a broadcast result.
+        tensors: of one rank, or of several with a broadcast result. Other values fit.
         axis: in the tensors, or in that result.
         rank: dimensions of the result.
     """
     for x in tensors:
-        own = axis
+        expected = axis
         if rank is not None:
-            own = axis.shifted(x.dim() - rank)
-        if not _is_shared(operation, x, own):
+            expected = axis.shifted(x.dim() - rank)
+        known = operation.axis(x)
+        if known is None:
+            if not _is_shared(operation, x, expected):
+                return False
+        elif known != expected:
             return False
     return True
-
-
-def _fits(operation: Operation, x: Any, axis: BatchAxis) -> bool:
-    """Return whether an operand has this axis, or the same entries for all places along it."""
-    if operation.axis(x) not in (None, axis):
-        return False
-    return _is_shared(operation, x, axis)
 
 
 # -- elementwise operations ------------------------------------------------------------------------
 
 
-def broadcast_axis(operation: Operation, tensors: Iterable[Tensor], rank: int) -> BatchAxis | None:
-    """Return the axis that all batched operands share after broadcasting, else None.
-
-    The answer is None too where a public operand has different entries for different examples.
+def broadcast_axis(
+    operation: Operation, tensors: Iterable[Tensor], rank: int, why: str
+) -> BatchAxis:
+    """Return the axis that all batched operands share after broadcasting.
 
     Args:
         operation: the operation.
         tensors: its operands.
         rank: dimensions of the broadcast result.
+        why: the reason to lose the examples where axes differ, or where a public operand has
+            different entries for different examples.
     """
-    shared: BatchAxis | None = None
     tensors = list(tensors)
+    axes = _axes_in_result(operation, tensors, rank)
+    operation.require(axes and _fits(operation, tensors, axes[0], rank), why)
+    return axes[0]
+
+
+def _axes_in_result(operation: Operation, tensors: Iterable[Tensor], rank: int) -> list[BatchAxis]:
+    """Return where the batched operands have their axes in a broadcast result."""
+    axes = []
     for x in tensors:
         axis = operation.axis(x)
-        if axis is None:
-            continue
-        axis = axis.shifted(rank - x.dim())
-        if shared is not None and axis != shared:
-            return None
-        shared = axis
-    if shared is None or not _are_shared(operation, tensors, shared, rank):
-        return None
-    return shared
+        if axis is not None:
+            axes.append(axis.shifted(rank - x.dim()))
+    return axes
 
 
 def _is_shared(operation: Operation, x: Any, axis: BatchAxis) -> bool:
-    """Return whether a tensor is batched, or has the same entries for all places along an axis.
+    """Return whether a public tensor has the same entries for all places along an axis.
 
     A batch of one takes the first entries of `x + table[:N]`, whatever place its example had
     before. Of a tensor that the operation has changed in place, the old entries count. One that it
     has written over counts as shared.
     """
-    if not isinstance(x, Tensor) or operation.is_batched(x):
+    if not isinstance(x, Tensor):
         return True
     x = operation.before.get(id(x), x)
     if not 0 <= axis.dim < x.dim():
@@ -462,11 +487,10 @@ def are_places_equal(x: Tensor, axis: BatchAxis, size: int) -> bool:
 def pointwise(operation: Operation) -> Answer:
     """Return the axis of an elementwise operation; all batched operands must agree on it."""
     outputs = operation.outputs
-    if not outputs:
-        return operation.lost("it returns no tensor")
-    axis = broadcast_axis(operation, operation.tensors, outputs[0].dim())
-    if axis is None or not operation.has_length(outputs[0], axis):
-        return operation.lost("broadcasting pairs different examples")
+    operation.require(outputs, "it returns no tensor")
+    why = "broadcasting pairs different examples"
+    axis = broadcast_axis(operation, operation.tensors, outputs[0].dim(), why)
+    operation.require(operation.has_length(outputs[0], axis), why)
     return axis
 
 
@@ -486,19 +510,18 @@ def _prelu(operation: Operation) -> Answer:
     """Return the axis of a prelu, whose weights belong to dimension 1."""
     x, weight = operation.args[:2]
     axis = operation.axis(x)
-    if operation.is_batched(weight):
-        return operation.lost("the weights depend on the examples")
+    operation.require(not operation.is_batched(weight), "the weights depend on the examples")
     if axis is not None and axis.dim == 1:
-        if not _is_shared(operation, weight, axis.move(0)):
-            return operation.lost("the weights depend on the places of the examples")
+        is_shared = _is_shared(operation, weight, axis.move(0))
+        operation.require(is_shared, "the weights depend on the places of the examples")
     return axis
 
 
 @_rule_of_first("isin bucketize rand_like randn_like randint_like clone")
 def _same_axis(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of the first operand; random numbers are drawn for every example."""
-    if _has_batched_weights(operation):
-        return operation.lost("every entry is compared with the entries of all examples")
+    why = "every entry is compared with the entries of all examples"
+    operation.require(not _has_batched_weights(operation), why)
     return axis
 
 
@@ -519,31 +542,26 @@ def _public(operation: Operation) -> Answer:
 # -- views and layout ------------------------------------------------------------------------------
 
 
-@_rule("view _unsafe_view reshape _reshape_alias view_as squeeze unsqueeze flatten unflatten")
-def _reshape(operation: Operation) -> Answer:
-    x = operation.args[0]
+@_rule_of_first(
+    "view _unsafe_view reshape _reshape_alias view_as squeeze unsqueeze flatten unflatten"
+)
+def _reshape(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     y = operation.result
-    axis = operation.axis(x)
-    if axis is None or x.numel() != y.numel():
-        return operation.lost("a view with another number of elements")
+    operation.require(x.numel() == y.numel(), "a view with another number of elements")
     new_axis = axis_after_reshape(axis, x.shape, y.shape, operation.size)
-    if new_axis is None:
-        return operation.lost("a reshape tears the batch axis apart")
-    return new_axis
+    return operation.require(new_axis, "a reshape tears the batch axis apart")
 
 
 @_rule_of_first("permute transpose t")
 def _permute(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     rank = x.dim()
     order = list(range(rank))
-    if operation.has_argument("dims"):
-        order = [dim % rank for dim in operation.argument("dims")]
+    dims = operation.argument("dims")
+    if dims is not None:
+        order = [dim % rank for dim in dims]
     elif rank > 1:
-        first = 0
-        second = 1
-        if operation.has_argument("dim0"):
-            first = _dimension(operation, x, "dim0")
-            second = _dimension(operation, x, "dim1")
+        first = _dimension(operation, x, "dim0")
+        second = _dimension(operation, x, "dim1", 1)
         order[first] = second
         order[second] = first
     return axis.move(order.index(axis.dim))
@@ -552,9 +570,9 @@ def _permute(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 @_rule_of_first("expand repeat")
 def _expand(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     axis = axis.shifted(operation.result.dim() - x.dim())
-    if not operation.has_argument("repeats"):
-        return axis
     times = operation.argument("repeats")
+    if times is None:
+        return axis
     return replace(axis, pre=axis.pre * times[axis.dim])
 
 
@@ -563,10 +581,9 @@ def _slice(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     y = operation.result
     if _dimension(operation, x) != axis.dim or x.shape == y.shape:
         return axis
-    start, _, _ = slice(operation.argument("start"), None).indices(x.shape[axis.dim])
-    step = 1
-    if operation.has_argument("step"):
-        step = operation.argument("step")
+    places = slice(operation.argument("start"), None)
+    start, _, _ = places.indices(x.shape[axis.dim])
+    step = operation.argument("step", 1)
     return _slice_axis(operation, axis, start, y.shape[axis.dim], step)
 
 
@@ -605,28 +622,24 @@ def _split(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 @_rule("cat concat concatenate")
 def _cat(operation: Operation) -> Answer:
     tensors = [x for x in operation.args[0] if x.shape != (0,)]
-    dim = _dimension(operation, tensors[0])
     axes = [operation.axis(x) for x in tensors]
     known = [axis for axis in axes if axis is not None]
     first = known[0]
-    if dim != first.dim:
-        if _common_axis(operation, tensors) and _are_shared(operation, tensors, first):
-            return first
-        return operation.lost("tensors with different batch axes are joined")
+    why = "tensors with different batch axes are joined"
+    if _dimension(operation, tensors[0]) != first.dim:
+        operation.require(_fits(operation, tensors, first), why)
+        return first
     joined = replace(first, pre=sum(axis.pre for axis in known))
-    if any(replace(axis, pre=joined.pre) != joined for axis in known):
-        return operation.lost("tensors with different batch axes are joined")
-    if len(known) < len(axes):
-        return operation.lost("rows of no example are joined to the batch")
+    operation.require(all(replace(axis, pre=joined.pre) == joined for axis in known), why)
+    operation.require(len(known) == len(axes), "rows of no example are joined to the batch")
     return joined
 
 
 @_rule("stack")
 def _stack(operation: Operation) -> Answer:
     y = operation.result
-    axis = broadcast_axis(operation, operation.args[0], y.dim() - 1)
-    if axis is None:
-        return operation.lost("tensors with different batch axes are stacked")
+    why = "tensors with different batch axes are stacked"
+    axis = broadcast_axis(operation, operation.args[0], y.dim() - 1, why)
     if _dimension(operation, y) <= axis.dim:
         return axis.shifted(1)
     return axis
@@ -635,8 +648,7 @@ def _stack(operation: Operation) -> Answer:
 @_rule_of_first("diagonal")
 def _diagonal(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     dims = {_dimension(operation, x, name) for name in ("dim1", "dim2")}
-    if axis.dim in dims:
-        return operation.lost("a diagonal runs through the batch axis")
+    operation.require(axis.dim not in dims, "a diagonal runs through the batch axis")
     return _remove_dims(axis, dims)
 
 
@@ -649,16 +661,15 @@ def _remove_dims(axis: BatchAxis, dims: Iterable[int]) -> BatchAxis:
 def _strided(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     y = operation.result
     layout = (x.shape, x.stride(), x.storage_offset())
-    if layout != (y.shape, y.stride(), y.storage_offset()):
-        return operation.lost("a strided view is not followed")
+    is_same = layout == (y.shape, y.stride(), y.storage_offset())
+    operation.require(is_same, "a strided view is not followed")
     return axis
 
 
 @_rule_of_first("view_as_real view_as_complex view_as_complex_copy")
 def _keep_leading(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of an operation that adds or removes trailing dimensions."""
-    if axis.dim >= operation.result.dim():
-        return operation.lost("the batch axis is the last dimension")
+    operation.require(axis.dim < operation.result.dim(), "the batch axis is the last dimension")
     return axis
 
 
@@ -668,10 +679,8 @@ def _keep_leading(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 def _dims(operation: Operation, rank: int) -> set[int]:
     """Return the dimensions that an operation works over; all of them where it names none."""
     for name in ("dim", "dims", "axis", "dimension"):
-        if operation.has_argument(name):
-            value = operation.argument(name)
-            if value in (None, [], ()):
-                break
+        value = operation.argument(name)
+        if value not in (None, [], ()):
             if not isinstance(value, (list, tuple)):
                 value = [value]
             return {int(dim) % max(1, rank) for dim in value}
@@ -684,8 +693,8 @@ def _dims(operation: Operation, rank: int) -> set[int]:
 )
 def _keep_place(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of an operation along other dimensions, which stay where they are."""
-    if axis.dim in _dims(operation, x.dim()):
-        return operation.lost("it works along the batch axis")
+    dims = _dims(operation, x.dim())
+    operation.require(axis.dim not in dims, "it works along the batch axis")
     return axis
 
 
@@ -693,8 +702,7 @@ def _keep_place(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 def _diag_embed(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of vectors that become diagonals of matrices in two new places."""
     y = operation.result
-    if axis.dim == x.dim() - 1:
-        return operation.lost("the batch axis becomes a diagonal")
+    operation.require(axis.dim < x.dim() - 1, "the batch axis becomes a diagonal")
     old_dims = list(range(y.dim()))
     old_dims.remove(_dimension(operation, y, "dim1"))
     old_dims.remove(_dimension(operation, y, "dim2"))
@@ -704,8 +712,7 @@ def _diag_embed(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 @_rule_of_first("renorm")
 def _renorm(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of a bound on the norm of each entry along the dimension of the examples."""
-    if axis.dim != _dimension(operation, x):
-        return operation.lost("norms run over the batch axis")
+    operation.require(axis.dim == _dimension(operation, x), "norms run over the batch axis")
     return axis
 
 
@@ -716,11 +723,8 @@ def _renorm(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 )
 def _reduce(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of a reduction over other dimensions, or after one of them is gone."""
-    if torch.Tag.pointwise in operation.function.tags:
-        return pointwise(operation)
     dims = _dims(operation, x.dim())
-    if axis.dim in dims:
-        return operation.lost("it reduces over the batch axis")
+    operation.require(axis.dim not in dims, "it reduces over the batch axis")
     if operation.result.dim() == x.dim():
         return axis
     return _remove_dims(axis, dims)
@@ -731,10 +735,8 @@ def _sum(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of a sum, or a total where the sum runs over the batch axis."""
     if axis.dim not in _dims(operation, x.dim()):
         return _reduce(operation, x, axis)
-    if operation.result.numel() == 1:
-        is_mean = _name(operation) == "mean"
-        return _total(operation, is_mean, x.numel())
-    return operation.lost("it adds up examples")
+    operation.require(operation.result.numel() == 1, "it adds up examples")
+    return _total(operation, operation.name == "mean", x.numel())
 
 
 def _total(operation: Operation, is_mean: bool, entries: int) -> Total:
@@ -751,54 +753,44 @@ def _total(operation: Operation, is_mean: bool, entries: int) -> Total:
 def _product(operation: Operation) -> Answer:
     """Return the axis of a matrix product; the batch axis may not be summed over."""
     known = operation.args[:2]
-    if _name(operation) in ("addmm", "baddbmm", "addmv"):
+    if operation.name in ("addmm", "baddbmm", "addmv"):
         known = operation.args[:3]
     *addends, a, b = known
     rank = operation.result.dim()
-    for x in operation.tensors:
-        if operation.is_batched(x) and not any(x is y for y in known):
-            return operation.lost("a scale, a bias or an output depends on the examples")
-    axes: list[BatchAxis] = []
-    for x, axis_in_product in ((a, _axis_of_left_factor), (b, _axis_of_right_factor)):
-        if operation.is_batched(x):
-            axis = axis_in_product(operation, a, b)
-            if axis is None:
-                return operation.lost("a product sums over the batch axis")
-            axes.append(axis)
-    for x in addends:
-        axis = operation.axis(x)
-        if axis is not None:
-            axes.append(axis.shifted(rank - x.dim()))
+    others = [x for x in operation.tensors if all(x is not y for y in known)]
+    why = "a scale, a bias or an output depends on the examples"
+    operation.require(not any(map(operation.is_batched, others)), why)
+    left_axis = _axis_of_left_factor(operation, a, b)
+    right_axis = _axis_of_right_factor(operation, a, b)
+    axes = [axis for axis in (left_axis, right_axis) if axis is not None]
+    axes += _axes_in_result(operation, addends, rank)
     first = axes[0]
-    if any(other != first for other in axes):
-        return operation.lost("a product pairs different examples")
+    operation.require(set(axes) == {first}, "a product pairs different examples")
+    why = "a product pairs examples with their places"
     longest = max(a.dim(), b.dim())
-    matrices = []
     if first.dim < longest - 2:
         matrices = [x for x in (a, b) if x.dim() > 2]
-    is_shared = _are_shared(operation, matrices, first, longest)
-    if not is_shared or not _are_shared(operation, addends, first, rank):
-        return operation.lost("a product pairs examples with their places")
+        operation.require(_fits(operation, matrices, first, longest), why)
+    operation.require(_fits(operation, addends, first, rank), why)
     return first
 
 
 def _axis_of_left_factor(operation: Operation, a: Tensor, b: Tensor) -> BatchAxis | None:
-    """Return where the axis of the first factor lies in a product, None if it is summed over."""
+    """Return where the axis of the first factor lies in a product, None for a public factor."""
     axis = operation.axis(a)
-    if axis is None or axis.dim == a.dim() - 1:
+    if axis is None:
         return None
-    if _name(operation) == "matmul" and a.dim() > 1:
-        return axis.shifted(max(0, b.dim() - a.dim()))
-    return axis
+    operation.require(axis.dim < a.dim() - 1, "a product sums over the batch axis")
+    return axis.shifted(max(0, b.dim() - a.dim()))
 
 
 def _axis_of_right_factor(operation: Operation, a: Tensor, b: Tensor) -> BatchAxis | None:
-    """Return where the axis of the second factor lies in a product, None if it is summed over."""
+    """Return where the axis of the second factor lies in a product, None for a public factor."""
     axis = operation.axis(b)
-    name = _name(operation)
-    summed_dim = max(0, b.dim() - 2)
-    if axis is None or axis.dim == summed_dim or name == "linear":
+    if axis is None:
         return None
+    is_summed = axis.dim == max(0, b.dim() - 2) or operation.name == "linear"
+    operation.require(not is_summed, "a product sums over the batch axis")
     from_the_end = b.dim() - axis.dim
     if a.dim() == 1 and from_the_end > 2:
         # A vector on the left leaves no row.
@@ -815,17 +807,16 @@ def _cdist(operation: Operation) -> Answer:
         axis = operation.axis(x)
         if axis is None:
             continue
-        if axis.dim == x.dim() - 1:
-            return operation.lost("distances sum over the batch axis")
+        operation.require(axis.dim < x.dim() - 1, "distances sum over the batch axis")
         if axis.dim == x.dim() - 2:
             axes.append(axis.move(row_dim))
         else:
             axes.append(axis.shifted(rank - x.dim()))
     first = axes[0]
-    if any(axis != first for axis in axes):
-        return operation.lost("distances pair different examples")
-    if first.dim < rank - 2 and not _are_shared(operation, (a, b), first, rank):
-        return operation.lost("distances pair examples with their places")
+    operation.require(set(axes) == {first}, "distances pair different examples")
+    if first.dim < rank - 2:
+        are_shared = _fits(operation, (a, b), first, rank)
+        operation.require(are_shared, "distances pair examples with their places")
     return first
 
 
@@ -835,10 +826,11 @@ def _trilinear(operation: Operation) -> Answer:
     first, weight, second = map(operation.axis, operation.args[:3])
     expanded_and_summed_dims = list(operation.args[3:7])
     is_bilinear = expanded_and_summed_dims == [[1, 3], [0], [1, 2], [2, 3]]
-    if is_bilinear and first == second and weight is None:
-        if first is not None and first.dim == 0:
-            return first
-    return operation.lost("a trilinear product pairs different examples")
+    why = "a trilinear product pairs different examples"
+    axis = operation.require(first, why)
+    has_rows = axis.dim == 0 and axis == second
+    operation.require(is_bilinear and has_rows and weight is None, why)
+    return axis
 
 
 @_rule_of_first(
@@ -848,21 +840,24 @@ def _trilinear(operation: Operation) -> Answer:
 )
 def _channels(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of an operation on `[N, channels, ...]`, or of `conv_tbc` on `[T, N, C]`."""
-    batch_dim = 1 if _name(operation) == "conv_tbc" else 0
-    if axis.dim != batch_dim or _has_batched_weights(operation):
-        return operation.lost(f"the batch is not dimension {batch_dim} of its first operand alone")
-    if operation.has_argument("N") and operation.argument("N") != x.shape[0]:
-        return operation.lost("a group norm counts examples as channels")
+    batch_dim = 1 if operation.name == "conv_tbc" else 0
+    is_alone = axis.dim == batch_dim and not _has_batched_weights(operation)
+    why = f"the batch is not dimension {batch_dim} of its first operand alone"
+    operation.require(is_alone, why)
+    length = x.shape[0]
+    is_plain = operation.argument("N", length) == length
+    operation.require(is_plain, "a group norm counts examples as channels")
     return axis
 
 
 # -- operations on trailing dimensions -------------------------------------------------------------
 
 
-def _common_axis(operation: Operation, tensors: Iterable[Tensor]) -> BatchAxis | None:
-    """Return the one axis of all batched tensors, None where they have several or none."""
-    axes = set(map(operation.axis, tensors)) - {None}
-    return axes.pop() if len(axes) == 1 else None
+def _common_axis(operation: Operation, tensors: Iterable[Tensor], why: str) -> BatchAxis:
+    """Return the one axis of all batched tensors; where they have several, `why` is the reason."""
+    axes = [axis for axis in map(operation.axis, tensors) if axis is not None]
+    operation.require(len(set(axes)) == 1, why)
+    return axes[0]
 
 
 def _trailing(count: int) -> Rule:
@@ -870,11 +865,11 @@ def _trailing(count: int) -> Rule:
 
     def rule(operation: Operation) -> Answer:
         batched = list(filter(operation.is_batched, operation.tensors))
-        axis = _common_axis(operation, batched)
-        if axis is None or any(axis.dim >= x.dim() - count for x in batched):
-            return operation.lost("it works along the batch axis")
-        if not _are_shared(operation, operation.tensors, axis):
-            return operation.lost("it pairs examples with their places")
+        axis = _common_axis(operation, batched, "it works along the batch axis")
+        kept_dims = min(x.dim() for x in batched) - count
+        operation.require(axis.dim < kept_dims, "it works along the batch axis")
+        are_shared = _fits(operation, operation.tensors, axis)
+        operation.require(are_shared, "it pairs examples with their places")
         return axis
 
     return rule
@@ -908,19 +903,18 @@ def _fractional_max_pool(operation: Operation, x: Tensor, axis: BatchAxis) -> An
     """Return the axis of a pool over random windows, which are drawn for each example."""
     windows = operation.argument("random_samples")
     spatial_dims = len(operation.args[1])
-    if axis.dim != 0 or x.dim() != windows.dim() + spatial_dims - 1:
-        return operation.lost("the batch is not dimension 0 of the input")
-    if not _fits(operation, windows, axis):
-        return operation.lost("windows belong to other examples")
+    has_rows = axis.dim == 0 and x.dim() == windows.dim() + spatial_dims - 1
+    operation.require(has_rows, "the batch is not dimension 0 of the input")
+    operation.require(_fits(operation, [windows], axis), "windows belong to other examples")
     return axis
 
 
 @_rule("linalg_cross")
 def _cross(operation: Operation) -> Answer:
     y = operation.result
-    axis = broadcast_axis(operation, operation.args[:2], y.dim())
-    if axis is None or axis.dim == _dimension(operation, y):
-        return operation.lost("a cross product works along the batch axis")
+    why = "a cross product works along the batch axis"
+    axis = broadcast_axis(operation, operation.args[:2], y.dim(), why)
+    operation.require(axis.dim != _dimension(operation, y), why)
     return axis
 
 
@@ -929,8 +923,7 @@ def _pad(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     # The list of paddings begins with the last dimension, two numbers for each.
     place = 2 * (x.dim() - 1 - axis.dim)
     paddings = operation.argument("pad")[place:]
-    if any(paddings[:2]):
-        return operation.lost("padding is added along the batch axis")
+    operation.require(not any(paddings[:2]), "padding is added along the batch axis")
     return axis
 
 
@@ -940,8 +933,8 @@ def _pad(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 @_rule_of_first("native_layer_norm layer_norm _fused_rms_norm rms_norm")
 def _layer_norm(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     kept_dims = x.dim() - len(operation.args[1])
-    if axis.dim >= kept_dims or _has_batched_weights(operation):
-        return operation.lost("it normalises over the batch axis")
+    is_kept = axis.dim < kept_dims and not _has_batched_weights(operation)
+    operation.require(is_kept, "it normalises over the batch axis")
     return axis
 
 
@@ -955,20 +948,15 @@ def _batch_norm(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 
     Its statistics are frozen, or belong to channels of one example each, as in an instance norm.
     """
-    if _has_batched_weights(operation):
-        return operation.lost("a batched operand in an unusual place")
-    is_training = "with_update" in _name(operation)
-    if operation.has_argument("training"):
-        is_training = operation.argument("training")
-    if not is_training:
-        if axis.dim == 1:
-            return operation.lost("channels are examples")
+    are_public = not _has_batched_weights(operation)
+    operation.require(are_public, "a batched operand in an unusual place")
+    if not operation.argument("training", "with_update" in operation.name):
+        operation.require(axis.dim != 1, "channels are examples")
         return [axis, None, None, None]
-    if axis.dim != 1:
-        return operation.lost("statistics are taken over the batch")
+    operation.require(axis.dim == 1, "statistics are taken over the batch")
     channel_axis = axis.move(0)
-    if not _are_shared(operation, operation.args[1:3], channel_axis):
-        return operation.lost("weights depend on the places of the examples")
+    are_shared = _fits(operation, operation.args[1:3], channel_axis)
+    operation.require(are_shared, "weights depend on the places of the examples")
     return [axis, channel_axis, channel_axis, None]
 
 
@@ -978,8 +966,8 @@ def _batch_norm(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 @_rule("embedding")
 def _embedding(operation: Operation) -> Answer:
     weight, ids = operation.args[:2]
-    if operation.is_batched(weight):
-        return operation.lost("the table of an embedding depends on the examples")
+    is_public = not operation.is_batched(weight)
+    operation.require(is_public, "the table of an embedding depends on the examples")
     return operation.axis(ids)
 
 
@@ -991,19 +979,18 @@ def _embedding_bag(operation: Operation) -> Answer:
     """
     weight, ids, offsets = operation.args[:3]
     sample_weights = operation.argument("per_sample_weights")
-    misplaced = operation.lost("bags of an embedding have the batch in another place")
-    axis = operation.axis(ids)
-    if axis is None or axis.pre != 1 or any(map(operation.is_batched, (weight, offsets))):
-        return misplaced
-    if not _fits(operation, sample_weights, axis):
-        return misplaced
+    why = "bags of an embedding have the batch in another place"
+    axis = operation.require(operation.axis(ids), why)
+    has_public_table = not any(map(operation.is_batched, (weight, offsets)))
+    has_rows = axis.pre == 1 and _fits(operation, [sample_weights], axis)
+    operation.require(has_public_table and has_rows, why)
     count = len(offsets)
     bags, bag_rest = divmod(count, operation.size)
     length, length_rest = divmod(ids.numel(), max(1, count))
     regular_offsets = length * torch.arange(count, device=offsets.device)
     is_regular = bag_rest == length_rest == 0 and torch.equal(offsets, regular_offsets)
-    if not is_regular or operation.argument("include_last_offset"):
-        return operation.lost("bags of an embedding have several lengths")
+    is_plain = is_regular and not operation.argument("include_last_offset")
+    operation.require(is_plain, "bags of an embedding have several lengths")
     bag_axis = BatchAxis(0, 1, bags)
     return [bag_axis, axis, bag_axis, bag_axis]
 
@@ -1011,15 +998,12 @@ def _embedding_bag(operation: Operation) -> Answer:
 @_rule("gather scatter scatter_add scatter_reduce take_along_dim")
 def _gather(operation: Operation) -> Answer:
     tensors = [x for x in operation.tensors if x.dim()]
-    axis = _common_axis(operation, tensors)
-    if axis is None:
-        return operation.lost("it pairs different examples")
-    if axis.dim == _dimension(operation, tensors[0]):
-        return operation.lost("it reads along the batch axis")
-    if not all(operation.has_length(x, axis) for x in tensors):
-        return operation.lost("its operands have different numbers of examples")
-    if not _are_shared(operation, tensors, axis):
-        return operation.lost("it pairs examples with their places")
+    axis = _common_axis(operation, tensors, "it pairs different examples")
+    is_other_dim = axis.dim != _dimension(operation, tensors[0])
+    operation.require(is_other_dim, "it reads along the batch axis")
+    have_examples = all(operation.has_length(x, axis) for x in tensors)
+    operation.require(have_examples, "its operands have different numbers of examples")
+    operation.require(_fits(operation, tensors, axis), "it pairs examples with their places")
     return axis
 
 
@@ -1028,12 +1012,11 @@ def _index_write(operation: Operation) -> Answer:
     x = operation.args[0]
     index = operation.argument("index")
     rank = x.dim()
-    if operation.is_batched(index):
-        return operation.lost("an index depends on the examples")
+    operation.require(not operation.is_batched(index), "an index depends on the examples")
     operands = [y for y in operation.tensors if y is not index and y.dim() == rank]
-    axis = broadcast_axis(operation, operands, rank)
-    if axis is None or axis.dim == _dimension(operation, x):
-        return operation.lost("it writes along the batch axis")
+    why = "it writes along the batch axis"
+    axis = broadcast_axis(operation, operands, rank, why)
+    operation.require(axis.dim != _dimension(operation, x), why)
     return axis
 
 
@@ -1045,8 +1028,7 @@ def _index_select(operation: Operation) -> Answer:
     dim = _dimension(operation, x)
     index_axis = operation.axis(index)
     if index_axis is not None:
-        if axis is not None:
-            return operation.lost("examples pick entries of other examples")
+        operation.require(axis is None, "examples pick entries of other examples")
         return index_axis.move(dim)
     if axis is None or axis.dim != dim:
         return axis
@@ -1098,10 +1080,7 @@ class _Indices:
     @property
     def mask(self) -> Tensor | None:
         """Return the first index that is a mask, None where there is none."""
-        for index in self.given.values():
-            if index.dtype in (torch.bool, torch.uint8):
-                return index
-        return None
+        return next(filter(_is_mask, self.given.values()), None)
 
     def except_dim(self, dim: int) -> list[Tensor]:
         """Return the indices of all other dimensions."""
@@ -1113,6 +1092,11 @@ class _Indices:
         if self.is_adjacent and dim < self.front:
             return place
         return place + self.rank
+
+
+def _is_mask(index: Tensor) -> bool:
+    """Return whether an index picks entries by its values."""
+    return index.dtype in (torch.bool, torch.uint8)
 
 
 def _indices(operation: Operation) -> _Indices:
@@ -1138,25 +1122,24 @@ def _index(operation: Operation) -> Answer:
     others = list(indices.given.values())
     if axis is not None:
         others = indices.except_dim(axis.dim)
-    others_axis = broadcast_axis(operation, others, indices.rank)
-    if others_axis is None and any(map(operation.is_batched, others)):
-        return operation.lost("indices pair different examples")
+    others_axis = None
+    if any(map(operation.is_batched, others)):
+        why = "indices pair different examples"
+        others_axis = broadcast_axis(operation, others, indices.rank, why)
     if axis is None:
         if others_axis is None:
             return None
         return others_axis.shifted(indices.front)
     batch_index = indices.given.get(axis.dim)
     if batch_index is None:
-        if others_axis is not None:
-            return operation.lost("examples pick entries of other examples")
+        operation.require(others_axis is None, "examples pick entries of other examples")
         return axis.move(indices.moved_dim(axis.dim))
-    if operation.is_batched(batch_index):
-        return operation.lost("an index into the batch axis depends on the examples")
+    is_public = not operation.is_batched(batch_index)
+    operation.require(is_public, "an index into the batch axis depends on the examples")
+    why = "an index rearranges the examples"
     counting_axis = _axis_of_counting_index(operation, axis, batch_index, indices.rank)
-    if counting_axis is None or others_axis not in (None, counting_axis):
-        return operation.lost("an index rearranges the examples")
-    if not _are_shared(operation, others, counting_axis, indices.rank):
-        return operation.lost("an index rearranges the examples")
+    counting_axis = operation.require(counting_axis, why)
+    operation.require(_fits(operation, others, counting_axis, indices.rank), why)
     return counting_axis.shifted(indices.front)
 
 
@@ -1206,18 +1189,18 @@ def _index_put(operation: Operation) -> Answer:
             target = axis or BatchAxis(dim)
             if _writes_every_example(operation, indices, target):
                 return target
-    has_private_index = any(map(operation.is_batched, indices.given.values()))
-    if has_private_index or (axis is not None and axis.dim in indices.given):
-        return operation.lost("an index writes to other examples")
+    is_public = not any(map(operation.is_batched, indices.given.values()))
+    is_elsewhere = axis is None or axis.dim not in indices.given
+    operation.require(is_public and is_elsewhere, "an index writes to other examples")
     values_axis = operation.axis(values)
+    rank = indices.result_rank
     if values_axis is not None:
-        values_axis = values_axis.shifted(indices.result_rank - values.dim())
+        values_axis = values_axis.shifted(rank - values.dim())
         return _axis_of_written_values(operation, indices, values_axis)
     if axis is not None:
         moved_axis = axis.move(indices.moved_dim(axis.dim))
-        rank = indices.result_rank
-        if not _are_shared(operation, [values], moved_axis, rank):
-            return operation.lost("an index writes to examples by their places")
+        are_shared = _fits(operation, [values], moved_axis, rank)
+        operation.require(are_shared, "an index writes to examples by their places")
     return axis
 
 
@@ -1229,12 +1212,13 @@ def _put_by_mask(operation: Operation, indices: _Indices) -> Answer:
     axis = operation.axis(x)
     is_public_number = values.numel() == 1 and not operation.is_batched(values)
     is_leading_mask = len(indices.given) == 1 and dim == 0 and mask.dim() > 0
-    if not is_public_number or not is_leading_mask or operation.axis(mask) not in (None, axis):
-        return operation.lost("a mask picks entries by their values")
-    if axis is not None and axis.dim < mask.dim():
-        if _are_shared(operation, (x, mask), axis):
-            return axis
-    return operation.lost("a mask writes to other examples")
+    has_this_axis = operation.axis(mask) in (None, axis)
+    is_plain = is_public_number and is_leading_mask and has_this_axis
+    operation.require(is_plain, "a mask picks entries by their values")
+    why = "a mask writes to other examples"
+    axis = operation.require(axis, why)
+    operation.require(axis.dim < mask.dim() and _fits(operation, (x, mask), axis), why)
+    return axis
 
 
 def _writes_every_example(operation: Operation, indices: _Indices, target: BatchAxis) -> bool:
@@ -1248,19 +1232,12 @@ def _writes_every_example(operation: Operation, indices: _Indices, target: Batch
     if counting_axis is None:
         return False
     others = indices.except_dim(target.dim)
-    if any(map(operation.is_batched, others)):
-        if broadcast_axis(operation, others, indices.rank) != counting_axis:
-            return False
     row_axis = counting_axis.shifted(indices.front)
-    values_axis = operation.axis(values)
-    if values_axis is not None:
-        if values_axis.shifted(indices.result_rank - values.dim()) != row_axis:
-            return False
-    if not _are_shared(operation, others, counting_axis, indices.rank):
-        return False
-    if not _is_shared(operation, x, target):
-        return False
-    return _are_shared(operation, [values], row_axis, indices.result_rank)
+    return (
+        _fits(operation, others, counting_axis, indices.rank)
+        and _fits(operation, [x], target)
+        and _fits(operation, [values], row_axis, indices.result_rank)
+    )
 
 
 def _axis_of_written_values(
@@ -1273,18 +1250,16 @@ def _axis_of_written_values(
         indices: its indices, none of which is private.
         values_axis: the axis of the values in the shape of `x[indices]`.
     """
-    x = operation.args[0]
     untouched = indices.untouched_dims
     behind_indices = indices.front + indices.rank
     place = values_axis.dim
     if place >= behind_indices or not indices.is_adjacent:
         place -= indices.rank
     is_index_dim = indices.front <= values_axis.dim < behind_indices
-    if is_index_dim or not 0 <= place < len(untouched):
-        return operation.lost("an index writes to other examples")
+    why = "an index writes to other examples"
+    operation.require(not is_index_dim and 0 <= place < len(untouched), why)
     target = values_axis.move(untouched[place])
-    if not _fits(operation, x, target):
-        return operation.lost("an index writes to other examples")
+    operation.require(_fits(operation, operation.args[:1], target), why)
     return target
 
 
@@ -1304,22 +1279,19 @@ def _attention(operation: Operation) -> Answer:
     """
     query = operation.args[0]
     outputs = operation.outputs
-    axis = broadcast_axis(operation, operation.tensors, query.dim())
-    if axis is None or axis.dim >= query.dim() - 2:
-        return operation.lost("attention pairs different examples")
-    if not operation.has_length(outputs[0], axis):
-        return operation.lost("attention repeats the heads of examples")
+    why = "attention pairs different examples"
+    axis = broadcast_axis(operation, operation.tensors, query.dim(), why)
+    operation.require(axis.dim < query.dim() - 2, why)
+    is_plain = operation.has_length(outputs[0], axis)
+    operation.require(is_plain, "attention repeats the heads of examples")
     length = query.shape[axis.dim]
-    for x in operation.args[:3]:
-        if not operation.is_batched(x) and x.shape[axis.dim] != length:
-            return operation.lost("attention pairs different examples")
+    public = [x for x in operation.args[:3] if not operation.is_batched(x)]
+    operation.require(all(x.shape[axis.dim] == length for x in public), why)
     return [axis, axis, *[None] * len(outputs)]
 
 
-def _reduce_loss(operation: Operation, axis: BatchAxis | None, entries: int) -> State:
+def _reduce_loss(operation: Operation, axis: BatchAxis, entries: int) -> State:
     """Return the axis of an unreduced loss, or its total (reduction 1: mean, 2: sum)."""
-    if axis is None:
-        return operation.lost("the loss pairs different examples")
     reduction = operation.argument("reduction")
     if reduction == 0:
         return axis
@@ -1333,7 +1305,8 @@ def _reduce_loss(operation: Operation, axis: BatchAxis | None, entries: int) -> 
 def _elementwise_loss(operation: Operation) -> Answer:
     tensors = operation.tensors
     shape = torch.broadcast_shapes(*[x.shape for x in tensors])
-    axis = broadcast_axis(operation, tensors, len(shape))
+    why = "the loss pairs different examples"
+    axis = broadcast_axis(operation, tensors, len(shape), why)
     return _reduce_loss(operation, axis, shape.numel())
 
 
@@ -1346,54 +1319,50 @@ def _nll_loss(operation: Operation) -> Answer:
     number of all targets: see `integrations/_opacus_batch.py`.
     """
     scores, target, weight, reduction, ignored = operation.args[:5]
-    axis = operation.axis(scores)
     class_dim = min(1, scores.dim() - 1)
-    if axis is None or axis.dim == class_dim:
-        return operation.lost("the classes of the loss run over the batch axis")
-    loss_axis = axis
+    why = "the classes of the loss run over the batch axis"
+    axis = operation.require(operation.axis(scores), why)
+    operation.require(axis.dim != class_dim, why)
     if axis.dim > class_dim:
-        loss_axis = axis.shifted(-1)
-    if not _fits(operation, target, loss_axis):
-        return operation.lost("the loss pairs different examples")
-    if operation.is_batched(weight):
-        return operation.lost("class weights depend on the examples")
+        axis = axis.shifted(-1)
+    operation.require(_fits(operation, [target], axis), "the loss pairs different examples")
+    operation.require(not operation.is_batched(weight), "class weights depend on the examples")
     if reduction == 0:
-        return [loss_axis, None]
+        return [axis, None]
     if reduction == 2:
         return [
             Total(),
             operation.lost("the divisor of the loss counts the labels of all examples"),
         ]
-    if weight is not None:
-        return operation.lost("class weights divide it by the labels of the batch")
+    operation.require(weight is None, "class weights divide it by the labels of the batch")
     return operation.lost(f"ignore_index={ignored} divides it by the labels of the batch")
 
 
 @_rule("multi_margin_loss multilabel_margin_loss_forward")
 def _margin_loss(operation: Operation) -> Answer:
     scores, target = operation.args[:2]
-    axis = operation.axis(scores)
-    if axis != BatchAxis(0) or scores.dim() != 2:
-        return operation.lost("the classes of the loss run over the batch axis")
-    if not _fits(operation, target, axis):
-        return operation.lost("the loss pairs different examples")
-    if any(map(operation.is_batched, operation.tensors[2:])):
-        return operation.lost("class weights depend on the examples")
+    axis = BatchAxis(0)
+    is_placed = operation.axis(scores) == axis and scores.dim() == 2
+    operation.require(is_placed, "the classes of the loss run over the batch axis")
+    operation.require(_fits(operation, [target], axis), "the loss pairs different examples")
+    are_public = not any(map(operation.is_batched, operation.tensors[2:]))
+    operation.require(are_public, "class weights depend on the examples")
     return [_reduce_loss(operation, axis, len(scores)), axis]
 
 
 @_rule("_ctc_loss")
 def _ctc_loss(operation: Operation) -> Answer:
-    scores, targets = operation.args[:2]
-    lengths = operation.args[2:4]
+    scores, targets, *lengths = operation.args[:4]
     rows = BatchAxis(0)
-    is_placed = operation.axis(scores) == BatchAxis(1) and targets.dim() == 2
     axes = set(map(operation.axis, (targets, *lengths)))
-    if not is_placed or not axes <= {None, rows}:
-        return operation.lost("the batch is not dimension 1 of the scores and 0 of the targets")
-    public = [torch.as_tensor(x) for x in (targets, *lengths)]
-    if not _are_shared(operation, public, rows):
-        return operation.lost("public targets or lengths depend on the places of the examples")
+    is_placed = (
+        operation.axis(scores) == BatchAxis(1) and targets.dim() == 2 and axes <= {None, rows}
+    )
+    why = "the batch is not dimension 1 of the scores and 0 of the targets"
+    operation.require(is_placed, why)
+    tensors = [torch.as_tensor(x) for x in (targets, *lengths)]
+    why = "public targets or lengths depend on the places of the examples"
+    operation.require(_fits(operation, tensors, rows), why)
     return rows
 
 
@@ -1407,27 +1376,22 @@ def _ctc_loss(operation: Operation) -> Answer:
 )
 def _keep_total(operation: Operation) -> Answer:
     total = operation.state(operation.args[0])
-    if operation.result.numel() != 1 or not isinstance(total, Total):
-        return operation.lost("a sum over the examples is spread again")
+    is_kept = operation.result.numel() == 1 and isinstance(total, Total)
+    operation.require(is_kept, "a sum over the examples is spread again")
     return total
 
 
 @_rule("add sub rsub", table=TOTAL_RULES)
 def _add_totals(operation: Operation) -> Answer:
     """Return the total of two with one divisor; a public number changes no gradient."""
-    totals = []
-    has_other_operand = False
-    for x in operation.args[:2]:
-        state = operation.state(x) if isinstance(x, Tensor) else None
-        if isinstance(state, Total):
-            totals.append(state)
-        elif state is not None:
-            has_other_operand = True
-    if has_other_operand or operation.result.numel() != 1:
-        return operation.lost("a sum over the examples meets something else than a public number")
+    states = [state for state in map(operation.state, operation.args[:2]) if state is not None]
+    totals = [state for state in states if isinstance(state, Total)]
+    is_plain = len(totals) == len(states) and operation.result.numel() == 1
+    why = "a sum over the examples meets something else than a public number"
+    operation.require(is_plain, why)
     first = totals[0]
-    if any(total.is_mean != first.is_mean for total in totals):
-        return operation.lost("a mean and a sum over the examples are added")
+    have_one_divisor = all(total.is_mean == first.is_mean for total in totals)
+    operation.require(have_one_divisor, "a mean and a sum over the examples are added")
     factor = sum(total.factor for total in totals)
     entries = first.number / factor if factor else 1.0
     is_quotient = any(total.is_quotient for total in totals)
@@ -1437,23 +1401,20 @@ def _add_totals(operation: Operation) -> Answer:
 @_rule("mul div true_divide", table=TOTAL_RULES)
 def _scale_total(operation: Operation) -> Answer:
     """Return the total times a public number; a division by N makes a sum a mean."""
-    is_division = _name(operation) not in ("mul", "mul_")
+    is_division = operation.name != "mul"
     first, factor = operation.args[:2]
-    total = operation.state(first) if isinstance(first, Tensor) else None
+    total = operation.state(first)
     if not isinstance(total, Total):
-        if is_division:
-            return operation.lost("something is divided by a sum over the examples")
+        operation.require(not is_division, "something is divided by a sum over the examples")
         total = operation.state(factor)
         factor = first
-    if isinstance(factor, Tensor) and operation.state(factor) is not None:
-        return operation.lost(
-            "a sum over the examples is multiplied with private or trained numbers"
-        )
+    why = "a sum over the examples is multiplied with private or trained numbers"
+    operation.require(operation.state(factor) is None, why)
     assert isinstance(total, Total)
-    if isinstance(factor, Tensor) and factor.numel() != 1:
-        return operation.lost("a sum over the examples is spread again")
-    if operation.has_argument("rounding_mode") and operation.argument("rounding_mode") is not None:
-        return operation.lost("a sum over the examples is rounded")
+    is_scalar = not isinstance(factor, Tensor) or factor.numel() == 1
+    operation.require(is_scalar, "a sum over the examples is spread again")
+    is_exact = operation.argument("rounding_mode") is None
+    operation.require(is_exact, "a sum over the examples is rounded")
     number = float(factor)
     if is_division:
         is_multiple = number >= operation.size and number % operation.size == 0
@@ -1471,7 +1432,6 @@ def _scale_total(operation: Operation) -> Answer:
 # each of them (`gradients.tape`), which is no part of the proof.
 
 
-_BATCH, _TOTAL, _PARAMETRIC, _UNKNOWN, _HISTORY = 1, 2, 4, 8, 16
 _READS = split_names("_local_scalar_dense is_nonzero equal item allclose")
 _LEAVES_TORCH = split_names(
     "numpy tolist __array__ __dlpack__ untyped_storage storage data_ptr __reduce_ex__ "
@@ -1563,33 +1523,33 @@ class Tracker:
         self._paused = 0
         self._calls = 0
         self._permitted = 0
-        self._rules: dict[Any, tuple[Rule | None, Rule | None]] = {}
 
     # -- states ------------------------------------------------------------------------------------
 
-    def state(self, x: Tensor) -> State | None:
-        """Return what is known of a tensor, None if no example and no parameter decide it."""
-        if is_lazy(x):
-            return None  # it has no values yet, and no operation of torch may look at it
+    def state(self, x: Any) -> State | None:
+        """Return what is known of a value, None if no example and no parameter decide it."""
+        if not isinstance(x, Tensor) or is_lazy(x):
+            return None  # a lazy one has no values yet, and no operation may look at it
         with torch._C.DisableTorchFunction():
             return self._state(x)
 
     def _state(self, x: Tensor) -> State | None:
         key = id(x)
-        base = x._base
+        # None is no key of a table.
+        base_key = id(x._base)
         known = self._states.get(key)
         # A view that was noted as public may show what was written into its base since.
-        is_stale = type(known) is Public and base is not None and id(base) in self._states
+        is_stale = known is PUBLIC and base_key in self._states
         if known is not None and not is_stale:
-            if base is not None and id(base) in self._rewritten:
-                return self._rewritten[id(base)]
-            if key in self._covered or type(known) is Public:
+            if base_key in self._rewritten:
+                return self._rewritten[base_key]
+            if key in self._covered or known is PUBLIC:
                 return None
             return known
         if key in self._covered:
             return None
-        if base is not None and id(base) in self._states:
-            return self._state_of_view(x, base)
+        if base_key in self._states:
+            return self._state_of_view(x)
         if x.requires_grad:
             if x.grad_fn is None:
                 return PARAMETRIC
@@ -1602,8 +1562,9 @@ class Tracker:
             return Unknown(type(x).__name__, "tensors of this type are not followed")
         return None
 
-    def _state_of_view(self, x: Tensor, base: Tensor) -> State | None:
+    def _state_of_view(self, x: Tensor) -> State | None:
         """Return the state of a view whose base was written after it was made."""
+        base: Any = x._base
         state = self.state(base)
         if not isinstance(state, BatchAxis):
             return state
@@ -1616,11 +1577,8 @@ class Tracker:
 
     def axis(self, x: Any) -> BatchAxis | None:
         """Return the batch axis of a tensor, None where it has none."""
-        if isinstance(x, Tensor):
-            state = self.state(x)
-            if isinstance(state, BatchAxis):
-                return state
-        return None
+        state = self.state(x)
+        return state if isinstance(state, BatchAxis) else None
 
     def set_state(self, x: Tensor, state: State | None) -> None:
         """Declare what a tensor is."""
@@ -1793,8 +1751,8 @@ class Tracker:
             why = "a tensor was made of values where no function of torch was called"
             self.set_state(output, Unknown(str(function), why))
             return
-        kinds, unknown = self._kinds_of_operands(args, kwargs)
-        if kinds:
+        states = self._states_of_operands(args, kwargs)
+        if states:
             operation = Operation(
                 function,
                 args,
@@ -1806,36 +1764,30 @@ class Tracker:
                 self.trusts_public_rows,
                 before,
             )
-            self._note(operation, kinds, unknown)
+            self._note(operation, states)
         elif torch.Tag.nondeterministic_seeded in function.tags:
             self._note_draw(function, _operands(args, kwargs), output)
 
-    def _kinds_of_operands(
+    def _states_of_operands(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[int, Unknown | None]:
-        """Return which kinds of states the operands have, and the first unknown one."""
-        states = self._states
-        kinds = 0
-        unknown = None
+    ) -> dict[type, State]:
+        """Return the first state of each kind that the operands have.
+
+        A public operand counts where it has a history of its own.
+        """
+        states: dict[type, State] = {}
         for x in _operands(args, kwargs):
-            state = states.get(id(x))
-            if state is None or type(state) is Public or id(x) in self._covered:
+            state = self._states.get(id(x))
+            if state is None or state is PUBLIC or id(x) in self._covered:
                 if type(x) is Tensor and not (x.requires_grad or x._is_view()):
                     continue
-                kinds |= _HISTORY
+                states[Public] = PUBLIC
                 state = self.state(x)
-            if type(state) is BatchAxis:
-                kinds |= _BATCH
-            elif type(state) is Unknown:
-                kinds |= _UNKNOWN
-                unknown = unknown or state
-            elif type(state) is Total:
-                kinds |= _TOTAL
-            elif state is not None:
-                kinds |= _PARAMETRIC
-                if id(x) in self._parameters:
-                    self.read.add(id(x))
-        return kinds, unknown
+            if state is not None:
+                states.setdefault(type(state), state)
+            if state is PARAMETRIC and id(x) in self._parameters:
+                self.read.add(id(x))
+        return states
 
     def _note_draw(self, function: Any, operands: Iterable[Tensor], x: Tensor) -> None:
         """Give random numbers of the length of the batch to the examples.
@@ -1856,26 +1808,26 @@ class Tracker:
         if len(places) == 1 or places[:1] == [0]:
             self.set_state(x, BatchAxis(places[0]))
 
-    def _note(self, operation: Operation, kinds: int, unknown: Unknown | None) -> None:
+    def _note(self, operation: Operation, states: Mapping[type, State]) -> None:
         function, outputs = operation.function, operation.outputs
         answer: Any
-        if unknown is not None:
-            answer = unknown
-        elif kinds == _HISTORY:
+        if Unknown in states:
+            answer = states[Unknown]
+        elif states.keys() == {Public}:
             answer = PUBLIC
-        elif not kinds & (_BATCH | _TOTAL):
+        elif not states.keys() & {BatchAxis, Total}:
             answer = PARAMETRIC
-        elif kinds & _PARAMETRIC:
+        elif Parametric in states:
             shapes = names_of_shapes(operation.tensors)
             why = f"a trainable parameter is used outside its layer (shapes {shapes})"
             answer = Unknown(str(function), why)
         else:
-            answer = self._apply(operation, bool(kinds & _TOTAL))
+            answer = self._apply(operation, Total in states)
         depends = not isinstance(answer, (Parametric, Public))
         is_dynamic = torch.Tag.dynamic_output_shape in function.tags
-        if depends and (is_dynamic or "to_sparse" in rule_name(function)):
-            if self._has_private_shape(operation):
-                self.fail(function, "the shape of a tensor depends on the examples", is_read=True)
+        has_other_shape = is_dynamic or "to_sparse" in operation.name
+        if depends and has_other_shape and self._has_private_shape(operation):
+            self.fail(function, "the shape of a tensor depends on the examples", is_read=True)
         if not outputs:
             self._note_without_output(operation, depends)
             return
@@ -1894,11 +1846,9 @@ class Tracker:
 
     def _has_private_shape(self, operation: Operation) -> bool:
         """Return whether values of the examples decide the number of entries of a result."""
-        if rule_name(operation.function) != "index":
+        if operation.name != "index":
             return True
-        indices = [x for x in operation.args[1] if x is not None]
-        masks = [x for x in indices if x.dtype in (torch.bool, torch.uint8)]
-        return self._is_any_private(masks)
+        return self._is_any_private(filter(_is_mask, tensors_in(operation.args[1])))
 
     def _is_any_private(self, values: Any) -> bool:
         """Return whether a tensor among some values depends on the examples."""
@@ -1908,7 +1858,7 @@ class Tracker:
     def _write_into_operands(self, operation: Operation) -> None:
         """Take note of operands that an operation writes into without returning them."""
         schema = operation.function._schema
-        writes_statistics = rule_name(operation.function) in _MEETS_RUNNING_STATISTICS
+        writes_statistics = operation.name in _MEETS_RUNNING_STATISTICS
         if not (writes_statistics or schema.is_mutable):
             return
         returned = set(map(id, operation.outputs))
@@ -1923,21 +1873,20 @@ class Tracker:
                         self._write(operation, x, written)
 
     def _apply(self, operation: Operation, has_total: bool) -> Any:
-        function = operation.function
-        if function not in self._rules:
-            name = rule_name(function)
+        name = operation.name
+        rule = TOTAL_RULES.get(name)
+        why = "a sum over the examples is used here"
+        if not has_total:
             rule = RULES.get(name)
-            if torch.Tag.pointwise in function.tags and name != "clone":
-                rule = pointwise
-            self._rules[function] = rule, TOTAL_RULES.get(name)
-        chosen = self._rules[function][has_total]
-        if chosen is None:
             why = "no batch rule is registered for it"
-            if has_total:
-                why = "a sum over the examples is used here"
+            if torch.Tag.pointwise in operation.function.tags and name != "clone":
+                rule = pointwise
+        if rule is None:
             return operation.lost(why)
         try:
-            return chosen(operation)
+            return rule(operation)
+        except LostExamples as error:
+            return error.state
         # A run must not stop where a rule meets operands that it does not expect.
         except Exception as error:
             return operation.lost(f"its batch rule failed: {error!r:.60}")
@@ -1945,7 +1894,7 @@ class Tracker:
     def _note_without_output(self, operation: Operation, depends: bool) -> None:
         """Note an operation that returns no tensor: it reads values, or writes its operands."""
         function = operation.function
-        is_read = rule_name(function) in _READS
+        is_read = operation.name in _READS
         if not is_read and function._schema.is_mutable:
             # FSDP2 gathers parameters into keyword arguments, which stay parameters.
             kwargs = operation.kwargs if depends else {}

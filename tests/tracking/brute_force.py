@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpkfc.tracking import BatchAxis, State, Total, Tracker, Unknown, rule_name, tensors_in
+from dpkfc.tracking import BatchAxis, Operation, State, Total, Tracker, Unknown, tensors_in
 
 Draw = Callable[[Sequence[int]], Tensor]
 
@@ -116,11 +116,23 @@ def permuted(xs: Sequence[Tensor], case: Case, order: Tensor) -> list[Tensor]:
     return result
 
 
+class Watched(Tracker):
+    """Notes which rules are applied."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.names: set[str] = set()
+
+    def _apply(self, operation: Operation, has_total: bool) -> Any:
+        self.names.add(operation.name)
+        return super()._apply(operation, has_total)
+
+
 def run(
     case: Case, xs: Sequence[Tensor], seen: Seen | None = None
 ) -> tuple[list[Tensor], list[State | None]]:
     """Run a call under a tracker and return its outputs with their states."""
-    tracker = Tracker(case.size)
+    tracker = Watched(case.size)
     copies = [x.clone() for x in xs]
     for x, operand in zip(copies, case.operands, strict=True):
         tracker.set_state(x, operand.axis)
@@ -129,7 +141,7 @@ def run(
         output = case.call(*copies)
     outputs = list(tensors_in((output,)))
     if seen is not None:
-        seen.names |= {rule_name(function) for function in tracker._rules}
+        seen.names |= tracker.names
     return outputs, [tracker.state(y) for y in outputs]
 
 
