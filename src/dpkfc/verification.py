@@ -49,6 +49,8 @@ from dpkfc.tracking import Unknown, UnknownOperation, forget_batches
 
 _SEED = 20261125
 _WORDS = ("a", "the", "good", "bad", "film", "was", "not", "very")
+# Kinds of numpy's numbers to types of tensors; others are integers.
+_NUMBERS = {"f": torch.float64, "b": torch.bool}
 
 
 Axis = tuple[Any, ...]
@@ -268,7 +270,8 @@ class _RecordDrawer:
             tensor = torch.from_numpy(np.ascontiguousarray(x))
             return self.value_like(tensor, sizes, place).numpy()
         if isinstance(x, (np.generic, int, float)):
-            number = self._number(np.asarray(x).dtype.kind)
+            dtype = _NUMBERS.get(np.asarray(x).dtype.kind, torch.int64)
+            number = self._tensor(dtype, []).item()
             return type(x)(number) if isinstance(x, np.generic) else number
         if x is None:
             return None
@@ -322,18 +325,6 @@ class _RecordDrawer:
         values = self.generator.integers(bound, size=shape)
         return torch.as_tensor(values).to(dtype)
 
-    def _number(self, kind: str) -> float | int | bool:
-        """Return a number of a kind of numpy's types."""
-        if kind == "f":
-            if self.integers != "tokens":
-                return float(self.generator.random())
-            return float(self.generator.standard_normal())
-        if kind == "b":
-            return bool(self.generator.integers(2))
-        if self.integers == "ones":
-            return 1
-        return int(self.generator.integers(2))
-
 
 # --------------------------------------------------------------------------------------------------
 # Constants in place of random numbers, so that two passes of one model can be compared.
@@ -381,7 +372,6 @@ def _fill_with_constant(name: str, x: Tensor, args: Any) -> None:
 _MAX_ROWS = 256  # of a compared batch
 _SINGLE_ROWS = 8  # compared with batches of one
 _SCALES = (1.0, 30.0, -30.0, 0.0)  # of changed rows
-_SEEDS = 4  # random states of tracked passes
 _TOLERANCES = {
     torch.float64: 1e-6,
     torch.float32: 1e-3,
@@ -575,10 +565,6 @@ class _Check:
         check_losses(losses, size)
         return losses
 
-    def loss_values(self, batch: Any, size: int) -> Tensor:
-        """Return losses for comparison, in float64."""
-        return self.losses(batch, size).detach().double()
-
     def trace(self, batch: Any, size: int) -> tuple[Unknown | None, Tape, Tensor]:
         """Track one pass; return why it is not proved, its tape and its losses."""
         batch = move_batch(batch, self.device)
@@ -643,11 +629,8 @@ class _Check:
     def _trace_with_seeds(self, rows: PublicRows, size: int, few: int) -> Unknown | None:
         """Return the first reason why a pass is not proved, under several random states."""
         failure = None
-        for seed in range(_SEEDS):
+        for seed, length in enumerate((size, few, few, few)):
             seed_generators(seed + 1)
-            length = few
-            if seed == 0:
-                length = size
             seed_failure, _, losses = self.trace(rows.batch(range(length)), length)
             failure = failure or seed_failure
             if seed_failure is None and seed == 0:
@@ -689,11 +672,13 @@ class _Check:
                 if restarted:
                     restart()
                 losses = losses_of(self.loss_fn, self.model, make_batch())
-                passes.append(losses.detach().double())
+                passes.append(losses.detach())
         return not self._losses_differ(*passes)
 
     def _losses_differ(self, losses: Tensor, others: Tensor) -> bool:
         """Return whether losses differ by more than rounding."""
+        losses = losses.detach().double()
+        others = others.detach().double()
         dtypes = {p.dtype for p in named_tensors(self.layers).values()}
         tolerance = max(_TOLERANCES.get(dtype, 0.1) for dtype in dtypes)
         is_finite = losses.isfinite()
@@ -715,8 +700,8 @@ class _Check:
         def values(*batches: Sequence[int]) -> Tensor:
             parts = []
             for batch in batches:
-                if len(batch):
-                    parts.append(self.loss_values(rows.batch(batch), len(batch)))
+                losses = self.losses(rows.batch(batch), len(batch))
+                parts.append(losses.detach())
             return torch.cat(parts)
 
         whole = values(range(count))
@@ -753,17 +738,15 @@ class _Check:
             changed = [i for i in range(size) if i not in kept]
             batch = _scale_rows(rows.batch(indices), changed, size, scale)
             losses = self.losses(batch, size)[kept]
-            return losses.detach().double(), self._gradient(losses.sum())
+            gradients = _all_gradients(self.model, losses.sum())
+            return losses.detach(), flatten(gradients, torch.float64)
 
         every = list(range(size))
         part_gradients = []
         for bit, kept, replaced in _splits(size):
             losses, gradient = run_pass(every, kept)
             part_gradients.append(gradient)
-            scales: Sequence[float] = _SCALES
-            if bit > 0:
-                scales = (1.0,)
-            for scale in scales:
+            for scale in _SCALES if bit == 0 else _SCALES[:1]:
                 try:
                     other_losses, other_gradient = run_pass(replaced, kept, scale)
                 except (RuntimeError, ValueError) as error:
@@ -783,11 +766,6 @@ class _Check:
                     raise ValueError(_mixing_message(failure, why))
                 part_gradients = []
 
-    def _gradient(self, total: Tensor) -> Tensor:
-        """Return the gradient of a number as one vector."""
-        zeros = {n: torch.zeros_like(p) for n, p in trainable_tensors(self.model).items()}
-        return flatten(zeros | gradient_of(self.model, total), torch.float64)
-
     def _check_tape(self, rows: PublicRows, size: int, *, alone: bool) -> None:
         """Compare the tape with plain autograd once.
 
@@ -800,11 +778,10 @@ class _Check:
             alone: let plain autograd differentiate one row at a time.
         """
         restart = restarter(self.device)
-        batch = rows.batch(range(size))
         steps = torch.arange(1, size + 1, dtype=torch.float64, device=self.device)
         weights = 0.5 + torch.frac(0.618 * steps)
         restart()
-        failure, tape, losses = self.trace(batch, size)
+        failure, tape, losses = self.trace(rows.batch(range(size)), size)
         if failure is not None:
             return
         calls = tape.backward(losses)
@@ -817,19 +794,20 @@ class _Check:
             losses = self.losses(rows.batch(part), len(part))
             weighted = losses * weights[list(part)].to(losses)
             total = total + weighted.sum()
-        expected = gradient_of(self.model, total)
+        expected = _all_gradients(self.model, total)
         if not all(bool(g.isfinite().all()) for g in expected.values()):
             return
         total_norm = math.hypot(*map(_norm, expected.values()))
         for layer in self.layers:
-            sums: NamedTensors = {}
-            dtype = _coarsest_dtype(layer, calls.get(layer.name, []))
-            if layer.name in calls:
+            sums = {name: torch.zeros_like(expected[name]) for name in layer.parameters.values()}
+            layer_calls = calls.pop(layer.name, [])
+            dtype = _coarsest_dtype(layer, layer_calls)
+            if layer_calls:
                 with full_precision():
-                    block = blocks_of(layer, calls.pop(layer.name), size)
-                    sums = dict(split_sum(layer, block.weighted_sum(weights)))
-            for name in layer.parameters.values():
-                difference = _difference(expected.get(name), sums.get(name), total_norm, dtype)
+                    block = blocks_of(layer, layer_calls, size)
+                    sums.update(split_sum(layer, block.weighted_sum(weights)))
+            for name, one in sums.items():
+                difference = _difference(expected[name], one, total_norm, dtype)
                 if difference:
                     raise ValueError(
                         f"the per-example gradients of '{name}' do not add up to the gradient of "
@@ -891,7 +869,7 @@ class _Check:
         def agree(batch: Any, alone: Any) -> bool:
             losses = self.losses(batch, 2)[:1]
             others = self.losses(alone, 1)
-            if self._losses_differ(losses.detach().double(), others.detach().double()):
+            if self._losses_differ(losses, others):
                 return False
             return have_equal_gradients(self.model, losses.sum(), others.sum())
 
@@ -993,26 +971,20 @@ def _coarsest_dtype(layer: Layer, calls: Sequence[Any]) -> torch.dtype:
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
 
-def _difference(
-    one: Tensor | None, other: Tensor | None, total_norm: float, dtype: torch.dtype
-) -> float:
+def _difference(one: Tensor, other: Tensor, total_norm: float, dtype: torch.dtype) -> float:
     """Return the relative difference of two gradients of a parameter, 0 where it is rounding.
 
     Args:
-        one: a gradient, None for zero.
-        other: another, None for zero.
+        one: a gradient.
+        other: another.
         total_norm: norm of the gradient of all parameters.
         dtype: the type of the layer that rounds most.
     """
-    if one is None and other is None:
-        return 0.0
     # The slack is for a gradient that is zero up to rounding.
     tolerances = {torch.float32: (1e-2, 1e-5), torch.float64: (1e-6, 1e-5)}
     relative, slack = tolerances.get(dtype, (0.2, 1e-2))
-    scale = max(_norm(x) for x in (one, other) if x is not None)
-    distance = scale
-    if one is not None and other is not None:
-        distance = _norm(one.to(other) - other)
+    scale = max(_norm(one), _norm(other))
+    distance = _norm(one.to(other) - other)
     if distance > relative * scale + slack * total_norm + 1e-12:
         return distance / max(scale, 1e-30)
     return 0.0
@@ -1023,13 +995,16 @@ def have_equal_gradients(model: nn.Module, one: Tensor, other: Tensor) -> bool:
 
     An attention over padding hardly changes the outputs of an untrained model.
     """
-    gradients = gradient_of(model, one)
-    others = gradient_of(model, other)
+    gradients = _all_gradients(model, one)
+    others = _all_gradients(model, other)
     total_norm = math.hypot(*map(_norm, gradients.values()))
-    for name, p in trainable_tensors(model).items():
-        if _difference(gradients.get(name), others.get(name), total_norm, p.dtype):
-            return False
-    return True
+    return not any(_difference(g, others[n], total_norm, g.dtype) for n, g in gradients.items())
+
+
+def _all_gradients(model: nn.Module, total: Tensor) -> NamedTensors:
+    """Return the gradient of a number at every trainable parameter, zeros where it has none."""
+    zeros = {name: torch.zeros_like(p) for name, p in trainable_tensors(model).items()}
+    return zeros | gradient_of(model, total)
 
 
 def _norm(x: Tensor) -> float:

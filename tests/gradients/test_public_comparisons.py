@@ -36,7 +36,7 @@ class Rows:
 class Sized(_Check):
     """A loss that is another one in batches of one size."""
 
-    def loss_values(self, batch: Sequence[int], size: int) -> Tensor:
+    def losses(self, batch: Sequence[int], size: int) -> Tensor:
         losses = torch.tensor([1.0 + i for i in batch], dtype=torch.float64)
         return losses * (1 + self.loss_fn(None, size))
 
