@@ -55,31 +55,44 @@ def fallback_gradients(layer: Layer, call: Call, batch_size: int) -> NamedTensor
     Returns:
         Role to gradients `[N, *parameter.shape]`.
     """
-    parameters = {role: call.module.get_parameter(role).detach() for role in layer.parameters}
+    module = call.module
+    parameters: NamedTensors = {}
+    for role in layer.parameters:
+        parameters[role] = module.get_parameter(role).detach()
     floating = [p.dtype for p in parameters.values() if p.is_floating_point()]
     widest = max(floating, key=lambda dtype: torch.finfo(dtype).bits)
     leaves, spec, axes = call.batched_leaves()
     # Inputs may come from an autocast region and be narrower than the parameters.
     arguments = [_widen(leaf, widest) for leaf in leaves]
-    rows = [one_example_a_row(arguments[i], axis, batch_size) for i, axis in axes.items()]
+    rows = []
+    for place, axis in axes.items():
+        rows.append(one_example_a_row(arguments[place], axis, batch_size))
     used = []
     gradients = []
     outputs = zip(call.output_gradients, call.output_axes, strict=True)
-    for i, (gradient, axis) in enumerate(outputs):
-        if gradient is not None and axis is not None:
-            used.append(i)
-            gradient_rows = one_example_a_row(gradient, axis, batch_size)
+    for place, (gradient, output_axis) in enumerate(outputs):
+        if gradient is not None and output_axis is not None:
+            used.append(place)
+            gradient_rows = one_example_a_row(gradient, output_axis, batch_size)
             gradients.append(_widen(gradient_rows, widest))
-    repeated = _RepeatedCall(
-        layer.display_name, call.module, parameters, arguments, spec, list(axes), used
-    )
+
+    def run(values: NamedTensors, example: list[Tensor]) -> list[Tensor]:
+        """Return the outputs of one example that have a gradient."""
+        inputs = list(arguments)
+        for place, x in zip(axes, example, strict=True):
+            inputs[place] = x
+        args, kwargs = tree_unflatten(inputs, spec)
+        output = functional_call(module, values, args, kwargs)
+        tensors = [y for y in tree_leaves(output) if isinstance(y, Tensor)]
+        return [tensors[place] for place in used]
+
     # A forward pass may store computed weights or caches on its modules.
-    before = AttributeSnapshot(call.module)
+    before = AttributeSnapshot(module)
     try:
         with torch.enable_grad():
-            result = repeated.run(rows, gradients, batch_size)
+            result = _gradients_of_rows(layer, module, run, parameters, rows, gradients, batch_size)
     finally:
-        before.restore(before.changed())
+        before.undo()
     return {role: raise_precision(g) for role, g in result.items()}
 
 
@@ -91,86 +104,74 @@ def _widen(x: Any, dtype: torch.dtype) -> Any:
     return x.to(dtype) if is_narrow else x
 
 
-@dataclass(frozen=True)
-class _RepeatedCall:
-    """One call of a module, to be made again for each example.
+_Run = Callable[[NamedTensors, list[Tensor]], list[Tensor]]
+"""Maps parameters and the inputs of one example to the outputs of a module."""
 
-    Attributes:
-        name: of the module, for messages.
-        module: the module.
-        parameters: role to the trainable parameters, detached.
-        leaves: its flattened arguments.
-        spec: their structure.
-        places: the arguments that have the batch.
-        used: the tensor outputs that have a gradient.
+
+def _gradients_of_rows(
+    layer: Layer,
+    module: nn.Module,
+    run: _Run,
+    parameters: NamedTensors,
+    rows: list[Tensor],
+    gradients: list[Tensor],
+    size: int,
+) -> NamedTensors:
+    """Return role to gradients of every example, vectorised where that is possible.
+
+    Args:
+        layer: named in the message where it is not.
+        module: that `run` runs again.
+        run: from parameters and inputs of one example to its outputs.
+        parameters: role to trainable parameters, detached.
+        rows: inputs, one example a row.
+        gradients: at the outputs, one example a row.
+        size: examples N.
     """
+    if module not in _looped:
+        try:
+            return _vectorise(run, parameters, rows, gradients)
+        # No batching rule, control flow that depends on data, or anything else.
+        except Exception as error:  # noqa: BLE001
+            if is_out_of_memory(error):
+                raise
+            _looped.add(module)
+            # The text of the error may hold values of private examples.
+            _log.warning(
+                "module '%s' (%s) cannot be vectorised over examples (%s); its gradients are "
+                "taken one example at a time",
+                layer.display_name,
+                type(module).__name__,
+                type(error).__name__,
+            )
+    examples = []
+    for i in range(size):
+        row = [x[i] for x in rows]
+        row_gradients = [g[i] for g in gradients]
+        copies = {role: p.clone().requires_grad_() for role, p in parameters.items()}
+        result = differentiate(run(copies, row), row_gradients, list(copies.values()))
+        examples.append(dict(zip(copies, result, strict=True)))
+    return _stack_examples(examples)
 
-    name: str
-    module: nn.Module
-    parameters: NamedTensors
-    leaves: list[Any]
-    spec: Any
-    places: list[int]
-    used: list[int]
 
-    def run(self, rows: list[Tensor], gradients: list[Tensor], size: int) -> NamedTensors:
-        """Return role to gradients of every example, vectorised where that is possible."""
-        if self.module not in _looped:
-            try:
-                return self._vectorised(rows, gradients)
-            # No batching rule, control flow that depends on data, or anything else.
-            except Exception as error:  # noqa: BLE001
-                if is_out_of_memory(error):
-                    raise
-                _looped.add(self.module)
-                # The text of the error may hold values of private examples.
-                _log.warning(
-                    "module '%s' (%s) cannot be vectorised over examples (%s); its gradients are "
-                    "taken one example at a time",
-                    self.name,
-                    type(self.module).__name__,
-                    type(error).__name__,
-                )
-        examples = []
-        for i in range(size):
-            row = [x[i] for x in rows]
-            row_gradients = [g[i] for g in gradients]
-            examples.append(self._gradient(row, row_gradients))
-        return _stack_examples(examples)
+def _vectorise(
+    run: _Run, parameters: NamedTensors, rows: list[Tensor], gradients: list[Tensor]
+) -> NamedTensors:
+    """Return role to gradients of every example by `vmap`."""
 
-    def _outputs(self, parameters: NamedTensors, rows: list[Tensor]) -> list[Tensor]:
-        leaves = list(self.leaves)
-        for place, x in zip(self.places, rows, strict=True):
-            leaves[place] = x
-        args, kwargs = tree_unflatten(leaves, self.spec)
-        output = functional_call(self.module, parameters, args, kwargs)
-        tensors = [y for y in tree_leaves(output) if isinstance(y, Tensor)]
-        return [tensors[i] for i in self.used]
+    def gradient(row: list[Tensor], row_gradients: list[Tensor]) -> NamedTensors:
+        outputs, pull = vjp(lambda values: run(values, row), parameters)[:2]
+        pairs = zip(row_gradients, outputs, strict=True)
+        starts = [g.to(y.dtype) for g, y in pairs]
+        return pull(starts)[0]
 
-    def _gradient(self, rows: list[Tensor], gradients: list[Tensor]) -> NamedTensors:
-        """Return role to gradient of one example."""
-        copies = {role: p.clone().requires_grad_() for role, p in self.parameters.items()}
-        outputs = self._outputs(copies, rows)
-        inputs = list(copies.values())
-        result = differentiate(outputs, gradients, inputs)
-        return dict(zip(copies, result, strict=True))
-
-    def _vectorised(self, rows: list[Tensor], gradients: list[Tensor]) -> NamedTensors:
-        """Return role to gradients of every example by `vmap`."""
-
-        def gradient(row: list[Tensor], row_gradients: list[Tensor]) -> NamedTensors:
-            outputs, pull = vjp(lambda own: self._outputs(own, row), self.parameters)[:2]
-            pairs = zip(row_gradients, outputs, strict=True)
-            starts = [g.to(y.dtype) for g, y in pairs]
-            return pull(starts)[0]
-
-        elements = sum(p.numel() for p in self.parameters.values())
-        examples_at_once = max(1, _CHUNK_ELEMENTS // max(1, elements))
-        run_all = vmap(gradient, chunk_size=examples_at_once)
-        # The fused kernels of attention have no batching rule.
-        with sdpa_kernel([SDPBackend.MATH]):
-            result = run_all(rows, gradients)
-        return {role: g.detach() for role, g in result.items()}
+    elements = sum(p.numel() for p in parameters.values())
+    examples_at_once = max(1, _CHUNK_ELEMENTS // max(1, elements))
+    run_all = vmap(gradient, chunk_size=examples_at_once)
+    # The fused kernels of attention have no batching rule.
+    with sdpa_kernel([SDPBackend.MATH]):
+        result = run_all(rows, gradients)
+    return {role: g.detach() for role, g in result.items()}
 
 
 def _stack_examples(examples: Sequence[NamedTensors]) -> NamedTensors:
@@ -202,14 +203,10 @@ def differentiate(
         if g is not None and y.requires_grad:
             targets.append(y)
             starts.append(g.to(y.dtype))
-    arrived: Sequence[Tensor | None] = [None] * len(inputs)
-    if targets:
-        arrived = torch.autograd.grad(targets, inputs, starts, allow_unused=True)
-    result = []
-    for x, g in zip(inputs, arrived, strict=True):
-        gradient = torch.zeros_like(x) if g is None else _dense(g)
-        result.append(gradient)
-    return result
+    if not targets:
+        return [torch.zeros_like(x) for x in inputs]
+    arrived = torch.autograd.grad(targets, inputs, starts, materialize_grads=True)
+    return [_dense(g) for g in arrived]
 
 
 def _dense(gradient: Tensor) -> Tensor:
@@ -221,9 +218,7 @@ def _dense(gradient: Tensor) -> Tensor:
 # summed.
 
 
-def block_of_gradients(
-    layer: Layer, gradients: Mapping[str, Tensor]
-) -> MaterializedGradients | PerExample:
+def block_of_gradients(layer: Layer, gradients: NamedTensors) -> MaterializedGradients | PerExample:
     """Return per-example gradients of a layer's parameters as a block.
 
     Args:
@@ -250,7 +245,7 @@ def block_of_gradients(
     return MaterializedGradients(rows, layer.groups, crosswise=layer.rule == "embedding")
 
 
-def matrices_of(layer: Layer, tensors: Mapping[str, Tensor]) -> Tensor:
+def matrices_of(layer: Layer, tensors: NamedTensors) -> Tensor:
     """Return `[N, d_out, columns]` from `[N, *parameter.shape]` by role, the bias last."""
     columns = []
     if "weight" in tensors:
@@ -277,7 +272,7 @@ def gradient_of(model: nn.Module, total: Tensor) -> NamedTensors:
     return {name: _dense(g) for name, g in pairs if g is not None}
 
 
-def add_blocks(layers: Sequence[Layer], gradients: Mapping[str, Tensor], calls: Calls) -> None:
+def add_blocks(layers: Sequence[Layer], gradients: NamedTensors, calls: Calls) -> None:
     """Add gradients to the calls of the layers that the parameters belong to.
 
     Args:
@@ -295,7 +290,7 @@ def add_blocks(layers: Sequence[Layer], gradients: Mapping[str, Tensor], calls: 
             calls.setdefault(layer.name, []).append(block)
 
 
-def blocks_of_one(layers: Sequence[Layer], gradient: Mapping[str, Tensor]) -> Calls:
+def blocks_of_one(layers: Sequence[Layer], gradient: NamedTensors) -> Calls:
     """Return the gradient of one example or privacy unit as the blocks of its layers.
 
     Args:

@@ -25,7 +25,7 @@ from dpkfc.gradients.layers import Arguments, Call, Keywords, Layer, name_argume
 from dpkfc.linalg.blocks import raise_precision
 from dpkfc.linalg.metric import NamedTensors
 from dpkfc.rng_state import random_states, restore_states
-from dpkfc.tracking import BatchAxis
+from dpkfc.tracking import BatchAxis, tensors_in
 
 ARGUMENTS = (
     "query",
@@ -57,10 +57,9 @@ def is_attention(module: nn.Module) -> bool:
 
 
 def expected_axis(module: nn.Module) -> BatchAxis:
-    """Return where attention takes the batch to be in its arguments."""
-    if module.batch_first:
-        return BatchAxis(0)
-    return BatchAxis(1)
+    """Return where attention or a recurrent module takes the batch to be in its first input."""
+    is_first = isinstance(module, nn.RNNCellBase) or module.batch_first
+    return BatchAxis(0 if is_first else 1)
 
 
 class AttentionCall:
@@ -286,17 +285,13 @@ def has_batch_in_place(call: Call, batch_size: int) -> bool:
         batch_size: examples N. The tape names no axis in a batch of one, so the size decides there.
     """
     x = call.input
-    rank = 3
-    dim = 0
-    if isinstance(call.module, nn.RNNCellBase):
-        rank = 2
-    elif not call.module.batch_first:
-        dim = 1
+    axis = expected_axis(call.module)
+    rank = 2 if isinstance(call.module, nn.RNNCellBase) else 3
     if not isinstance(x, Tensor) or x.dim() != rank:
         return False
     if batch_size == 1:
-        return x.shape[dim] == 1
-    return call.axes[0] == BatchAxis(dim)
+        return x.shape[axis.dim] == 1
+    return call.axes[0] == axis
 
 
 def recurrent_gradients(layer: Layer, calls: Sequence[Call]) -> NamedTensors:
@@ -338,14 +333,9 @@ def _read(call: Call) -> _Sequence:
     module = call.module
     arguments = name_arguments(("input", "hx"), call.args, call.kwargs)
     x = raise_precision(arguments["input"])
-    hx = arguments.get("hx")
+    given = tensors_in((arguments.get("hx"),))
+    state = tuple(s.to(x.dtype) for s in given)
     gradients = [raise_precision(g) for g in call.output_gradients if g is not None]
-    state: tuple[Tensor, ...] = ()
-    if isinstance(hx, tuple):
-        state = hx
-    elif hx is not None:
-        state = (hx,)
-    state = tuple(s.to(x.dtype) for s in state)
     if isinstance(module, nn.RNNCellBase):
         x = x.unsqueeze(1)
         state = tuple(s.unsqueeze(0) for s in state)
