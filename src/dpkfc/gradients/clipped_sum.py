@@ -191,7 +191,7 @@ class Split:
         self._removed: Tensor | float = 0.0
 
     def clip(
-        self, results: Mapping[str, LayerNorms], layer_norms: Mapping[str, Tensor], norms: Tensor
+        self, results: Mapping[str, LayerNorms], layer_norms: NamedTensors, norms: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Add the clipped embeddings of one micro-batch, and return the factors of its gradients.
 
@@ -239,7 +239,7 @@ class Split:
         """Return whether gradients are summed at all."""
         return self._basis.residual_norm is not None
 
-    def result(self, sums: Mapping[str, Tensor], layers: Sequence[Layer]) -> NamedTensors:
+    def result(self, sums: NamedTensors, layers: Sequence[Layer]) -> NamedTensors:
         """Return the stacked clipped sum: the embedding under its own name, and the residuals.
 
         Args:
@@ -444,7 +444,7 @@ class ClippedSummer:
             raise ValueError("no layer of the model was called by loss_fn")
         return results, *_resolve_flags(results, flags)
 
-    def _factors(self, layer_norms: Mapping[str, Tensor], norms: Tensor) -> NamedTensors:
+    def _factors(self, layer_norms: NamedTensors, norms: Tensor) -> NamedTensors:
         """Return clip factors `[N]` of each layer, zero where the whole gradient is not finite."""
         clip = self._clip
         bound = clip.max_grad_norm
@@ -475,24 +475,23 @@ class ClippedSummer:
             Parameter name to a tensor of the parameter's shape. Along a basis it is the stacked sum
             of scaled embeddings (under their own name) and residuals.
         """
+        # In one order, whether or not a layer was called: processes add their sums entry by entry.
         sums: NamedTensors = {}
         for layer in self._layers:
             total = self._layer_sum(layer)
-            if total is not None:
-                sums.update(split_sum(layer, total))
-                continue
-            for role, name in layer.parameters.items():
-                p = layer.tensor(role)
-                zeros = torch.zeros(p.shape, dtype=p.dtype, device=p.device)
-                sums[name] = raise_precision(zeros)
-        # In one order, whether or not a layer was called: processes add their sums entry by entry.
-        ordered = {}
-        for layer in self._layers:
+            parts: NamedTensors = {}
+            if total is None:
+                for role, name in layer.parameters.items():
+                    p = layer.tensor(role)
+                    zeros = torch.zeros(p.shape, dtype=p.dtype, device=p.device)
+                    parts[name] = raise_precision(zeros)
+            else:
+                parts = split_sum(layer, total)
             for name in layer.parameters.values():
-                ordered[name] = sums[name]
+                sums[name] = parts[name]
         if self._split is None:
-            return ordered
-        return self._split.result(ordered, self._layers)
+            return sums
+        return self._split.result(sums, self._layers)
 
     def _layer_sum(self, layer: Layer) -> Any:
         """Return the whitened sum of a layer, None where no gradient came."""
@@ -552,7 +551,7 @@ def matrix_of(layer: Layer, tensors: Mapping[str, Tensor]) -> Tensor:
     return matrices_of(layer, rows)[0]
 
 
-def split_sum(layer: Layer, value: Tensor | NamedTensors) -> Mapping[str, Tensor]:
+def split_sum(layer: Layer, value: Tensor | NamedTensors) -> NamedTensors:
     """Cut a layer's sum, for example a matrix `[d_out, d_in (+1)]`, into tensors by parameter."""
     names = layer.parameters
     if isinstance(value, dict):
@@ -571,7 +570,7 @@ def split_sum(layer: Layer, value: Tensor | NamedTensors) -> Mapping[str, Tensor
     return result
 
 
-def diagonal_metric(layers: Sequence[Layer], scales: Mapping[str, Tensor]) -> Metric:
+def diagonal_metric(layers: Sequence[Layer], scales: NamedTensors) -> Metric:
     """Return the map `z = scale ⊙ g`.
 
     Args:
@@ -606,12 +605,7 @@ def diagonal_metric(layers: Sequence[Layer], scales: Mapping[str, Tensor]) -> Me
 # result.
 
 
-def example_gradient(
-    model: nn.Module,
-    loss_fn: LossFn,
-    batch: Any,
-    weight: float,
-) -> NamedTensors:
+def example_gradient(model: nn.Module, loss_fn: LossFn, batch: Any, weight: float) -> NamedTensors:
     """Return the gradient of the loss of one example.
 
     Args:
@@ -624,14 +618,14 @@ def example_gradient(
         Parameter name to gradient, dense. Parameters that the loss does not use are absent.
 
     Raises:
-        ValueError: losses of another shape.
+        ValueError: losses of another shape; as `losses_of`.
     """
-    losses = loss_fn(model, batch)
+    losses = losses_of(loss_fn, model, batch)
     check_losses(losses, 1)
     return gradient_of(model, losses.sum() * weight)
 
 
-def add_gradients(total: NamedTensors, gradients: Mapping[str, Tensor]) -> None:
+def add_gradients(total: NamedTensors, gradients: NamedTensors) -> None:
     """Add gradients to the sums of others, in place."""
     for name, gradient in gradients.items():
         if name in total:
@@ -680,7 +674,7 @@ def capture(
     tape.check_enabled()
     check_losses(losses)
     # A loss may stand for several rows, but never for a part of one.
-    if tape.size is not None and tape.size % max(1, len(losses)):
+    if tape.size % max(1, len(losses)):
         check_losses(losses, tape.size)
     calls = tape.backward(losses) if is_differentiated else tape.inputs()
     return _Contributions(layers, calls, losses.shape[0])
@@ -809,7 +803,7 @@ def swap_parameters(
         _write(tensors, before)
 
 
-def _write(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+def _write(parameters: NamedTensors, values: Mapping[str, Tensor]) -> None:
     # Autocast may have cached casts of the old values.
     torch.clear_autocast_cache()
     with torch.no_grad():
@@ -998,7 +992,6 @@ class _Passes:
         """Add the gradient of one row, at all points, to that of its privacy unit."""
         batch = move_batch(record, device_of(self.layers))
         batch = augmented(self.augment, self.model, batch, 1)
-        loss = partial(losses_of, self.loss_fn)
         with restored_attributes(self.model):
             for point, own_batch in self._points_and_batches(batch):
                 with (
@@ -1008,12 +1001,13 @@ class _Passes:
                 ):
                     factor = weight * point.weight
                     try:
-                        gradients = example_gradient(self.model, loss, own_batch, factor)
+                        gradients = example_gradient(self.model, self.loss_fn, own_batch, factor)
                     except (RuntimeError, ValueError) as error:
                         if not self.proof.is_checked or not _is_refused_by_torch(error):
                             raise
-                        tensors = named_tensors(self.layers)
-                        gradients = {n: torch.full_like(p, math.nan) for n, p in tensors.items()}
+                        gradients = {}
+                        for name, p in named_tensors(self.layers).items():
+                            gradients[name] = torch.full_like(p, math.nan)
                     add_gradients(total, gradients)
 
     def _points_and_batches(
@@ -1121,19 +1115,18 @@ def copy_inputs(layers: Sequence[Layer], calls: Calls) -> Calls:
     storages = {p.untyped_storage().data_ptr() for p in tensors} - {0}
 
     def copy(x: Tensor) -> Tensor:
-        if x.untyped_storage().data_ptr() in storages:
-            return x.clone()
-        return x
+        is_parameter = x.untyped_storage().data_ptr() in storages
+        return x.clone() if is_parameter else x
 
-    def copy_call(call: Any) -> Any:
-        if not isinstance(call, Call):
-            return call
-        args, kwargs = tree_map_only(Tensor, copy, (call.args, call.kwargs))
-        return replace(call, args=args, kwargs=kwargs)
-
-    copies = {}
+    copies: Calls = {}
     for name, several in calls.items():
-        copies[name] = list(map(copy_call, several))
+        copies[name] = []
+        for call in several:
+            copied = call
+            if isinstance(call, Call):
+                args, kwargs = tree_map_only(Tensor, copy, (call.args, call.kwargs))
+                copied = replace(call, args=args, kwargs=kwargs)
+            copies[name].append(copied)
     return copies
 
 

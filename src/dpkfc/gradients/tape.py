@@ -151,7 +151,7 @@ class Tape:
             probes: nothing proves which example the rows belong to.
 
     Attributes:
-        size: examples N of the pass, None before it has started.
+        size: examples N of the pass, 0 before they are known.
     """
 
     def __init__(
@@ -167,13 +167,14 @@ class Tape:
         self.layers = layers
         self.tracker = tracker
         self.lenient = lenient
-        self._given_size = batch_size
-        self.size = batch_size
+        self._given_size = batch_size or 0
+        self.size = self._given_size
         self._own_tracker = tracker is None
 
     def __enter__(self) -> Tape:
         """Start to record; what an earlier use recorded is dropped."""
-        self._shared: SharedUses | None = None
+        self._meetings: Sequence[Meeting] = ()
+        self._weights: Sequence[WeightUse] = ()
         self._records: list[_Record] = []
         self._hidden: dict[str, Layer] = {}
         self._calls: list[tuple[nn.Module, _OpenCall]] = []
@@ -227,7 +228,7 @@ class Tape:
 
     def _begin_tracker(self) -> None:
         """Follow the pass from here on, as soon as it is known to have several examples."""
-        if self.size is None or self.size < 2:
+        if self.size < 2:
             return
         self.tracker = Tracker(self.size, self.model.buffers(), trusts_public_rows=True)
         parameters = trainable_tensors(self.model)
@@ -240,19 +241,22 @@ class Tape:
         if tracker is None:
             return
         names = {id(p): name for name, p in trainable_tensors(self.model).items()}
-        self._shared = SharedUses(tracker, names)
-        tracker.call = self._shared.call
-        self._stack.callback(lambda: setattr(tracker, "call", None))
+        shared = SharedUses(tracker, names)
+        self._meetings = shared.meetings
+        self._weights = shared.weights
+        tracker.call = shared.call
+        self._stack.callback(setattr, tracker, "call", None)
 
     def _declare_inputs(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> None:
         """Take the inputs of the model for the batch, where the tape follows a pass of its own."""
-        if self.size is None:
-            lengths = [len(x) for x in tensors_of((args, kwargs)) if x.dim()]
-            self.size = next(iter(lengths), None)
+        tensors = tensors_of((args, kwargs))
+        if not self.size:
+            lengths = [len(x) for x in tensors if x.dim()]
+            self.size = next(iter(lengths), 0)
             self._begin_tracker()
         if self.tracker is None:
             return
-        for x in tensors_of((args, kwargs)):
+        for x in tensors:
             has_rows = x.dim() > 0 and x.shape[0] == self.size
             if has_rows and not self.tracker.is_declared(x):
                 self.tracker.set_state(x, BatchAxis(0))
@@ -322,25 +326,25 @@ class Tape:
         kwargs: Keywords,
         output: Any,
     ) -> Any:
-        """Record a call, and return its outputs where they had to be distinguished."""
+        """Record a call, and return its outputs, as views where they had to be distinguished."""
         if is_in_backward() or not self._calls or self._calls[-1][0] is not module:
             return None
         call = self._calls.pop()[1]
-        self._end_call(call, tensors_of(output))
+        outputs = tensors_of(output)
+        self._end_call(call, outputs)
         if output is None:
             return None
         if call.paused:
-            self._declare_recurrent(module, call, tensors_of(output))
+            self._declare_recurrent(module, call, outputs)
         should_have_gradients = self._is_differentiated or not self.lenient
         if should_have_gradients and not torch.is_grad_enabled():
             self._hidden.update({layer.name: layer for layer in layers})
             return None
-        several = sum(is_differentiable(x) for x in tensors_of(output)) > 1
-        if several:
+        if sum(map(is_differentiable, outputs)) > 1:
             # Otherwise an output would receive the gradients of another one made of it.
             output = tree_map_only(Tensor, _view_of_output, output)
         self._record(layers, module, (args, kwargs), tensors_of(output), call)
-        return output if several else None
+        return output
 
     def _declare_recurrent(
         self, module: nn.Module, call: _OpenCall, outputs: Sequence[Tensor]
@@ -348,10 +352,8 @@ class Tape:
         """Declare where the outputs of a recurrent layer have the batch, from its inputs."""
         if self.tracker is None:
             return
-        is_cell = isinstance(module, nn.RNNCellBase)
-        is_first = is_cell or getattr(module, "batch_first", False)
-        sequence_axis = BatchAxis(0 if is_first else 1)
-        state_axis = BatchAxis(0 if is_cell else 1)
+        sequence_axis = expected_axis(module)
+        state_axis = BatchAxis(0 if isinstance(module, nn.RNNCellBase) else 1)
         if _has_recurrent_batch(module, call, sequence_axis, state_axis):
             for i, x in enumerate(outputs):
                 self.tracker.set_state(x, state_axis if i else sequence_axis)
@@ -494,8 +496,8 @@ class Tape:
             if any(x._version != version for x, version in record.versions):
                 why = "its input was changed in place after it had read it"
                 return Unknown(record.layers[0].display_name, why)
-        if self._shared is not None and self._shared.meetings:
-            if self._covered_parameters() & self._shared.tracker.read:
+        if self._meetings and self.tracker is not None:
+            if self._covered_parameters() & self.tracker.read:
                 why = "a parameter is used by its layer and outside of it"
                 return Unknown("parameter", why)
         return custom_function(losses)
@@ -537,31 +539,23 @@ class Tape:
         records, self._records = self._records, []
         if self.size == 1 and not self.lenient:
             return blocks_of_one(self.layers, gradient_of(self.model, total))
-        meetings: list[Meeting] = []
-        weights: list[WeightUse] = []
-        if self._shared is not None:
-            meetings = self._shared.meetings
-            weights = self._shared.weights
         batched = [record for record in records if not record.is_public]
         all_edges = [edge for record in batched for edge in record.edges]
-        all_edges += [meeting.edge for meeting in meetings]
-        all_edges += [use.edge for use in weights]
+        all_edges += [meeting.edge for meeting in self._meetings]
+        all_edges += [use.edge for use in self._weights]
         edges = [edge for edge in dict.fromkeys(all_edges) if edge is not None]
         gradients: dict[Any, Tensor | None] = {}
         if edges:
-            arrived = torch.autograd.grad(
-                total, edges, allow_unused=True, retain_graph=bool(meetings)
-            )
+            keeps_graph = bool(self._meetings)
+            arrived = torch.autograd.grad(total, edges, allow_unused=True, retain_graph=keeps_graph)
             gradients = dict(zip(edges, arrived, strict=True))
         calls = self._calls_of(batched, gradients)
-        if meetings:
-            self._add_shared(meetings, gradients, records, calls)
-        for use in weights:
+        if self._meetings:
+            self._add_shared(gradients, records, calls)
+        for use in self._weights:
             gradient = gradients[use.edge]
             if gradient is not None:
-                assert self.tracker is not None
-                own = use.gradients(gradient, self.tracker.size)
-                add_blocks(self.layers, own, calls)
+                add_blocks(self.layers, use.gradients(gradient, self.size), calls)
         return calls
 
     def inputs(self) -> Calls:
@@ -570,14 +564,14 @@ class Tape:
         calls: Calls = {}
         size = self.size or 1
         for record in records:
-            zeros: list[Tensor | None] = [
-                torch.zeros((), dtype=dtype, device=device).expand(shape)
-                for shape, dtype, device in record.outputs
-            ]
+            zeros: list[Tensor | None] = []
+            for shape, dtype, device in record.outputs:
+                zero = torch.zeros((), dtype=dtype, device=device)
+                zeros.append(zero.expand(shape))
             call = replace(record.call, output_gradients=zeros)
             if record.is_public:
-                assert zeros[0] is not None
-                call = _shared_call(record, zeros[0].expand(size, *record.outputs[0][0]), size)
+                rows = call.gradient.expand(size, *record.outputs[0][0])
+                call = _shared_call(record, rows, size)
             _add_call(calls, record, call)
         return calls
 
@@ -598,31 +592,26 @@ class Tape:
 
         Calls that no loss depends on are left out where the layer has another call.
         """
-        arrived = []
+        arrived = [[gradients.get(edge) for edge in record.edges] for record in records]
         used: set[str] = set()
-        for record in records:
-            own = [gradients.get(edge) for edge in record.edges]
-            is_reached = any(g is not None for g in own)
-            arrived.append((own, is_reached))
-            if is_reached:
+        for record, own in zip(records, arrived, strict=True):
+            if _is_reached(own):
                 used.update(layer.name for layer in record.layers)
         calls: Calls = {}
-        for record, (own, is_reached) in zip(records, arrived, strict=True):
+        for record, own in zip(records, arrived, strict=True):
             for layer in record.layers:
-                if is_reached or layer.name not in used:
+                if _is_reached(own) or layer.name not in used:
                     calls.setdefault(layer.name, []).append(_call(record, own))
         return calls
 
     def _add_shared(
         self,
-        meetings: Sequence[Meeting],
         arrived: dict[Any, Tensor | None],
         records: Sequence[_Record],
         calls: Calls,
     ) -> None:
         """Add the gradients of parameters that all examples share to the calls."""
         assert self.tracker is not None
-        size = self.tracker.size
         public: list[_Record] = []
         targets: list[Any] = []
         for record in records:
@@ -636,11 +625,11 @@ class Tape:
             if id(p) in self.tracker.read:
                 names.append(name)
                 targets.append(p)
-        gradients = pulled_back(meetings, arrived, targets, size)
+        gradients = pulled_back(self._meetings, arrived, targets, self.size)
         for record, gradient in zip(public, gradients, strict=False):
             if gradient is not None:
-                rows = gradient.reshape(size, *record.outputs[0][0])
-                _add_call(calls, record, _shared_call(record, rows, size))
+                rows = gradient.reshape(self.size, *record.outputs[0][0])
+                _add_call(calls, record, _shared_call(record, rows, self.size))
         pairs = zip(names, gradients[len(public) :], strict=True)
         own = {name: gradient for name, gradient in pairs if gradient is not None}
         add_blocks(self.layers, own, calls)
@@ -673,18 +662,14 @@ def _call(record: _Record, arrived: Sequence[Tensor | None]) -> Call:
     """Return a call with its output gradients, zeros where none arrived."""
     gradients: list[Tensor | None] = []
     for gradient, (shape, dtype, device) in zip(arrived, record.outputs, strict=True):
-        if not dtype.is_floating_point:
-            gradients.append(None)
-        elif gradient is None:
+        if gradient is not None:
+            gradients.append(gradient.reshape(shape))
+        elif dtype.is_floating_point:
             gradients.append(torch.zeros(shape, dtype=dtype, device=device))
         else:
-            gradients.append(gradient.reshape(shape))
-    attention = record.call.attention
-    if attention is not None:
-        attention.gradients = list(gradients)
-        for i, gradient in enumerate(arrived):
-            if gradient is None:
-                attention.gradients[i] = None
+            gradients.append(None)
+    if record.call.attention is not None:
+        record.call.attention.gradients = arrived
     return replace(record.call, output_gradients=gradients)
 
 
@@ -692,6 +677,11 @@ def _add_call(calls: Calls, record: _Record, call: Call) -> None:
     """Add a call to those of all layers that its module belongs to."""
     for layer in record.layers:
         calls.setdefault(layer.name, []).append(call)
+
+
+def _is_reached(arrived: Sequence[Tensor | None]) -> bool:
+    """Return whether a loss depends on one of the outputs of a call."""
+    return any(gradient is not None for gradient in arrived)
 
 
 def is_differentiable(x: Any) -> bool:
@@ -723,15 +713,13 @@ def _has_recurrent_batch(
     module: nn.Module, call: _OpenCall, sequence_axis: BatchAxis, state_axis: BatchAxis
 ) -> bool:
     """Return whether the inputs of a recurrent layer have the batch where the layer takes it."""
-    is_cell = isinstance(module, nn.RNNCellBase)
-    has_layers = not is_cell and getattr(module, "num_layers", 1) > 1
-    if has_layers and module.training and getattr(module, "dropout", 0):
+    if module.training and getattr(module, "num_layers", 1) > 1 and module.dropout:
         return False  # dropout is drawn between layers
     if call.unknown or call.parametric or call.axes[:1] != [sequence_axis]:
         return False
     if any(axis not in (None, state_axis) for axis in call.axes[1:]):
         return False
-    return call.tensors[0].dim() == (2 if is_cell else 3)
+    return call.tensors[0].dim() == (2 if isinstance(module, nn.RNNCellBase) else 3)
 
 
 def _parameters_of(module: nn.Module, layers: Sequence[Layer]) -> list[Tensor] | None:
@@ -1017,15 +1005,17 @@ class SharedUses:
             used = self._weight(function, name, args, kwargs)
             if used is not None:
                 return used
-        if name in _TRANSPOSING:
-            result = function(*args, **kwargs)
-            self._note_transpose(args[0], result)
-            return result
         if name in _ELEMENTWISE:
             args, kwargs = self._expand_rows(args, kwargs, 0)
         elif name in _BATCHED_PRODUCTS:
             args, kwargs = self._expand_rows(args, kwargs, 2)
-        return function(*args, **kwargs)
+        result = function(*args, **kwargs)
+        if name in _TRANSPOSING:
+            source = args[0]
+            is_matrix = id(source) in self.names and source.dim() == 2
+            if is_matrix and result.shape == source.T.shape:
+                self._transposed[id(result)] = (result, source)
+        return result
 
     def _spread(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Call `expand`, `repeat` or a relative, and note a meeting with the examples.
@@ -1077,11 +1067,10 @@ class SharedUses:
         if axis.dim >= rank - trailing:
             return args, kwargs
 
-        def rows_of(x: Any) -> Any:
-            if not isinstance(x, Tensor) or self.tracker.state(x) is not PARAMETRIC:
-                return x
+        def expand(x: Tensor) -> Tensor:
             shape = _broadcast_shape(x, rank)
-            if shape[axis.dim] != 1 or x.dim() < trailing:
+            is_shared = self.tracker.state(x) is PARAMETRIC and shape[axis.dim] == 1
+            if not is_shared or x.dim() < trailing:
                 return x
             wide = list(shape)
             wide[axis.dim] = axis.length(self.tracker.size)
@@ -1089,28 +1078,20 @@ class SharedUses:
             self._add(x, rows, axis)
             return rows
 
-        named = {key: rows_of(x) for key, x in kwargs.items()}
-        return tuple(map(rows_of, args)), named
-
-    def _note_transpose(self, source: Any, result: Any) -> None:
-        if id(source) not in self.names or not isinstance(result, Tensor):
-            return
-        if source.dim() == 2 and result.shape == source.T.shape:
-            self._transposed[id(result)] = (result, source)
+        return tree_map_only(Tensor, expand, (args, kwargs))
 
     def _weight(self, function: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Call a product or a lookup with a trainable matrix and note it, or return None."""
         product = self._product(name, args, kwargs)
         if product is None:
             return None
-        x, weight, bias = product.input, product.weight, product.bias
+        x, weight = product.input, product.weight
         axis = self.tracker.axis(x)
-        read = [p for p in (weight, bias) if p is not None and self.tracker.state(p) is not None]
-        if axis is None or any(id(p) not in self.names for p in (weight, *read)):
+        read = [p for p in (weight, product.bias) if self.tracker.state(p) is not None]
+        if axis is None or not self.names.keys() >= set(map(id, (weight, *read))):
             return None
         if name != "embedding" and axis.dim >= x.dim() - 1:
             return None
-        names = {id(p): self.names[id(p)] for p in read}
         covered = [weight, *read, *product.given]
         outputs = list[Tensor]()
         self.tracker.cover(covered)
@@ -1123,10 +1104,10 @@ class SharedUses:
         if output_axis is None or result.grad_fn is None:
             self.tracker.fail(name, "a trainable matrix is used outside its layer")
             return result
+        names = {id(p): self.names[id(p)] for p in read}
         product = replace(product, input=x.detach())
         edge = get_gradient_edge(result)
-        use = WeightUse(product, names, axis, output_axis, edge)
-        self.weights.append(use)
+        self.weights.append(WeightUse(product, names, axis, output_axis, edge))
         return result
 
     def _product(self, name: str, args: Any, kwargs: Any) -> _Product | None:
