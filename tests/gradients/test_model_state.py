@@ -552,7 +552,7 @@ def test_every_kind_of_value_is_put_back() -> None:
     model.other = torch.ones(2)
     del model.sparse
     assert before.changed(by_value=True)[model] == {*objects, "other"} - set(vars(nn.Module()))
-    before.restore(before.changed(by_value=True))
+    before.undo(by_value=True)
     assert not hasattr(model, "other") and not before.changed(by_value=True)
     assert all(
         vars(model)[name] is x for name, x in objects.items() if name not in ("number", "text")
@@ -614,9 +614,8 @@ def test_sets_long_lists_and_tensors_of_another_size_are_put_back() -> None:
     model.grown.resize_(5).fill_(1.0)
     model.inside[0].clear()
     model.inside[1]["long"][3] = -1
-    changed = before.changed(by_value=True)
+    changed = before.undo(by_value=True)
     assert changed[model] == {"seen", "long", "grown", "inside"}
-    before.restore(changed)
     assert model.seen == {1.0, 2.0} and model.long == [float(i) for i in range(2000)]
     assert model.grown.tolist() == [0.0, 0.0, 0.0]
     assert model.inside == [{3, 4}, {"long": list(range(1500))}]

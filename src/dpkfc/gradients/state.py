@@ -63,6 +63,8 @@ _VALUES = (Tensor, np.ndarray, int, float, complex, str, bytes)
 _COMMON = frozenset({"builtins", "abc", "typing", "collections", "enum"})
 
 
+# Stands for the value of a variable that has none.
+_NOTHING = object()
 _Names = dict[nn.Module, frozenset[str]]
 """Modules with names of their attributes."""
 
@@ -188,8 +190,8 @@ class Snapshot:
         return self.copy
 
 
-_Copies = dict[nn.Module, dict[str, Snapshot | None]]
-"""Modules with copies of their attributes, None where one is gone."""
+_Copies = dict[nn.Module, dict[str, Snapshot]]
+"""Modules with copies of their attributes, of `_NOTHING` where one is gone."""
 
 
 class AttributeSnapshot:
@@ -238,35 +240,28 @@ class AttributeSnapshot:
                 changed[module] = frozenset(names)
         return changed
 
-    def values(self, changed: _Names) -> _Copies:
-        """Return copies of the present values of some attributes, None where one is gone."""
+    def values(self) -> _Copies:
+        """Return copies of the present values of attributes that have changed."""
         copies: _Copies = {}
-        for module, names in changed.items():
+        for module, names in self.changed(by_value=True).items():
             now = vars(module)
-            copies[module] = dict.fromkeys(sorted(names))
-            for name in now.keys() & names:
+            copies[module] = {}
+            for name in sorted(names):
                 watched = set(self._tensors)
-                copies[module][name] = Snapshot.take(now[name], watched)
+                copies[module][name] = Snapshot.take(now.get(name, _NOTHING), watched)
         return copies
 
-    def undo(self) -> _Names:
-        """Undo all changes, and return what they were."""
-        changed = self.changed()
-        self.restore(changed)
-        return changed
-
-    def restore(self, changed: _Names) -> None:
-        """Undo changes."""
+    def undo(self, *, by_value: bool = False, also: Iterable[nn.Module] = ()) -> _Names:
+        """Undo all changes, and return what they were; arguments as of `changed`."""
+        changed = self.changed(by_value=by_value, also=also)
         for module, names in changed.items():
-            now = vars(module)
             before, snapshots = self._before[module]
             for name in names:
+                value = before.get(name, _NOTHING)
                 if name in snapshots:
-                    now[name] = snapshots[name].restore()
-                elif name in before:
-                    now[name] = before[name]
-                else:
-                    now.pop(name, None)
+                    value = snapshots[name].restore()
+                _write(vars(module), name, value)
+        return changed
 
 
 def _changed_names(
@@ -393,7 +388,7 @@ def _version(x: Tensor) -> int:
 
 _log = logging.getLogger(__name__)
 # Attributes found by a check that is still open.
-_built: WeakKeyDictionary[nn.Module, dict[str, Snapshot | None]] = WeakKeyDictionary()
+_built: WeakKeyDictionary[nn.Module, dict[str, Snapshot]] = WeakKeyDictionary()
 # Whether a check on public rows is open. Private values may decide no message, so that what passes
 # over private examples change is put back without a word.
 _is_checking: ContextVar[bool] = ContextVar("is_checking", default=False)
@@ -722,8 +717,7 @@ def checked_state(model: nn.Module) -> Iterator[AttributeSnapshot]:
     def restore() -> str:
         fault = state.restore()
         _is_checking.reset(token)
-        changed = before.changed(by_value=True, also=state.written)
-        before.restore(changed)
+        changed = before.undo(by_value=True, also=state.written)
         if not fault:
             _warn_of_attributes(model, changed)
         return fault
@@ -732,10 +726,7 @@ def checked_state(model: nn.Module) -> Iterator[AttributeSnapshot]:
         yield before
     for module, values in _built.items():
         for name, snapshot in values.items():
-            if snapshot is None:
-                vars(module).pop(name, None)
-            else:
-                vars(module)[name] = snapshot.restore()
+            _write(vars(module), name, snapshot.restore())
 
 
 def check_memory(
@@ -763,9 +754,6 @@ def check_memory(
         return
     restart = restarter(device)
 
-    def restore() -> None:
-        before.restore(before.changed(by_value=True))
-
     def run(batch: Any) -> Tensor:
         restart()
         return losses(batch)
@@ -773,20 +761,19 @@ def check_memory(
     tested = list(batches)
     runs = []
     for batch in tested:
-        restore()
+        before.undo(by_value=True)
         run(batch)
-        runs.append(before.values(before.changed(by_value=True)))
+        runs.append(before.values())
     # Once more, on top of the last pass.
     run(tested[0])
-    again = before.values(before.changed(by_value=True))
-    dependent = _find_dependent(runs, again)
+    dependent = _find_dependent(runs, before.values())
     if not dependent:
         return
     for earlier, later in pairwise(tested):
         for is_evaluation in (False, True):
             results = []
             for past in ((), (earlier,)):
-                restore()
+                before.undo(by_value=True)
                 for batch in past:
                     run(batch)
                 with evaluation_mode(model) if is_evaluation else nullcontext():
@@ -819,25 +806,16 @@ def _find_dependent(runs: Sequence[_Copies], again: _Copies) -> _Names:
     return dependent
 
 
-def _is_computed(snapshot: Snapshot | None) -> bool:
+def _is_computed(snapshot: Snapshot) -> bool:
     """Return whether a value holds a tensor with a graph, of parameters that will change."""
-    if snapshot is None:
-        return False
     if isinstance(snapshot.value, Tensor):
         return snapshot.value.grad_fn is not None
     inner = [x for x in snapshot.inner or () if isinstance(x, Snapshot)]
     return any(map(_is_computed, inner))
 
 
-def _is_equal(
-    name: str, one: Mapping[str, Snapshot | None], other: Mapping[str, Snapshot | None]
-) -> bool:
-    if name not in one or name not in other:
-        return False
-    a, b = one[name], other[name]
-    if a is None or b is None:
-        return a is b
-    return a is b or a.equals(b)
+def _is_equal(name: str, one: Mapping[str, Snapshot], other: Mapping[str, Snapshot]) -> bool:
+    return name in one and name in other and one[name].equals(other[name])
 
 
 def _refuse_memory(model: nn.Module, dependent: _Names) -> None:
@@ -912,38 +890,18 @@ def identify_program(function: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Variable:
-    """A variable that a loss function reaches: a place in a dict, or the cell of a closure.
-
-    Its snapshot is None where it had no value yet.
-    """
+    """A variable that a loss function reaches: a place in a dict, or the cell of a closure."""
 
     name: str
     place: Any
-    snapshot: Snapshot | None
+    snapshot: Snapshot
 
     def restore(self) -> bool:
         """Restore the variable, and return whether it had changed."""
-        is_cell = isinstance(self.place, CellType)
-        now = _content(self.place) if is_cell else self.place.get(self.name, _NOTHING)
-        if self.snapshot is None:
-            if now is _NOTHING:
-                return False
-            if is_cell:
-                del self.place.cell_contents
-            else:
-                del self.place[self.name]
-            return True
-        if now is not _NOTHING and self.snapshot.is_unchanged(now):
+        if self.snapshot.is_unchanged(_read(self.place, self.name)):
             return False
-        value = self.snapshot.restore()
-        if is_cell:
-            self.place.cell_contents = value
-        else:
-            self.place[self.name] = value
+        _write(self.place, self.name, self.snapshot.restore())
         return True
-
-
-_NOTHING = object()
 
 
 class _Reached:
@@ -970,21 +928,19 @@ class _Reached:
         if depth == 0 or id(x) in self._seen:
             return
         if isinstance(x, partial):
-            for i, value in enumerate(x.args):
-                self._note_value(f"argument {i}", value, depth)
-            for name, value in x.keywords.items():
-                self._note_value(name, value, depth)
+            arguments = {f"argument {i}": value for i, value in enumerate(x.args)}
+            self._note_values({**arguments, **x.keywords}, depth)
             self.follow(x.func, depth)
         elif isinstance(x, MethodType):
             owner = x.__self__
-            self._note_value(type(owner).__name__, owner, depth)
+            self._note_values({type(owner).__name__: owner}, depth)
             self.follow(x.__func__, depth)
         elif isinstance(x, FunctionType):
             self._seen.add(id(x))
             if is_own_module(x.__module__ or ""):
                 self._note_variables(x, depth)
         elif callable(x) and (isinstance(x, nn.Module) or is_own(kind)):
-            self._note_value(kind.__name__, x, depth)
+            self._note_values({kind.__name__: x}, depth)
             called = vars(kind).get("__call__")
             if isinstance(x, nn.Module):
                 called = x.forward
@@ -994,23 +950,20 @@ class _Reached:
         code = function.__code__
         cells = function.__closure__ or ()
         for name, cell in zip(code.co_freevars, cells, strict=True):
-            self._note(name, cell, _content(cell), depth)
-        for name, value in (function.__kwdefaults__ or {}).items():
-            self._note_value(name, value, depth)
-        for i, value in enumerate(function.__defaults__ or ()):
-            self._note_value(f"default {i}", value, depth)
-        variables = function.__globals__
+            self._note(name, cell, depth)
+        defaults = enumerate(function.__defaults__ or ())
+        values = {f"default {i}": value for i, value in defaults}
+        self._note_values({**(function.__kwdefaults__ or {}), **values}, depth)
         for name in _globals_of(code):
-            self._note(name, variables, variables.get(name, _NOTHING), depth)
+            self._note(name, function.__globals__, depth)
 
-    def _note_value(self, name: str, value: Any, depth: int) -> None:
-        """Note a value that cannot be replaced in its place, only written into."""
-        self._note(name, {name: value}, value, depth)
+    def _note_values(self, values: dict[str, Any], depth: int) -> None:
+        """Note values that cannot be replaced in their places, only written into."""
+        for name in values:
+            self._note(name, values, depth)
 
-    def _note(self, name: str, place: Any, value: Any, depth: int) -> None:
-        if value is _NOTHING:
-            self._variables.append(_Variable(name, place, None))
-            return
+    def _note(self, name: str, place: Any, depth: int) -> None:
+        value = _read(place, name)
         if isinstance(value, type) or self._note_callable(value, depth):
             return
         snapshot = Snapshot.take(value, self._watched, _INSIDE, LARGE)
@@ -1043,8 +996,6 @@ class _Reached:
             The message that refuses a change that cannot be undone, otherwise an empty text.
         """
         changed = [x for x in self._variables if x.restore()]
-        if not changed:
-            return ""
         new = sorted({x.name for x in changed} - _reported_losses)
         if new and _is_checking.get():
             _reported_losses.update(new)
@@ -1055,8 +1006,7 @@ class _Reached:
                 ", ".join(new),
             )
         for x in changed:
-            kept = x.snapshot
-            if kept is not None and not kept.is_unchanged(kept.value, by_value=True):
+            if not x.snapshot.is_unchanged(x.snapshot.value, by_value=True):
                 return (
                     f"{self._function} writes to a tensor that it reaches by '{x.name}', and that "
                     "is too large to be put back; compute each example without a memory of others"
@@ -1064,11 +1014,27 @@ class _Reached:
         return ""
 
 
-def _content(cell: CellType) -> Any:
+def _read(place: Any, name: str) -> Any:
+    """Return the value of a variable in a dict or in the cell of a closure, or `_NOTHING`."""
+    if not isinstance(place, CellType):
+        return place.get(name, _NOTHING)
     try:
-        return cell.cell_contents
+        return place.cell_contents
     except ValueError:  # not assigned yet
         return _NOTHING
+
+
+def _write(place: Any, name: str, value: Any) -> None:
+    """Set a variable, or remove its value."""
+    is_cell = isinstance(place, CellType)
+    if is_cell and value is _NOTHING:
+        del place.cell_contents
+    elif is_cell:
+        place.cell_contents = value
+    elif value is _NOTHING:
+        place.pop(name, None)
+    else:
+        place[name] = value
 
 
 def _globals_of(code: CodeType) -> Iterator[str]:
@@ -1139,7 +1105,7 @@ def _sizes(batch: Any) -> list[int | None]:
 Trace = tuple[int, Tensor]
 
 
-def check_optimizer(optimizer: Any, parameters: Mapping[str, Tensor]) -> None:
+def check_optimizer(optimizer: Any, parameters: NamedTensors) -> None:
     """Refuse an optimizer that does not hold exactly the trainable parameters of the model.
 
     Frozen parameters may be in it too.
@@ -1201,7 +1167,7 @@ def _check_kind(optimizer: Any) -> None:
 def check_unchanged(
     model: nn.Module,
     layers: Sequence[Layer],
-    parameters: Mapping[str, Tensor],
+    parameters: NamedTensors,
     *,
     finite: bool = False,
 ) -> None:
@@ -1318,7 +1284,7 @@ def refuse_gradient_hooks(model: nn.Module) -> None:
                 )
 
 
-def traces(parameters: Mapping[str, Tensor]) -> dict[str, Trace]:
+def traces(parameters: NamedTensors) -> dict[str, Trace]:
     """Return version and first entries of each parameter, which show whether it was written."""
     found = {}
     for name, p in parameters.items():
@@ -1327,7 +1293,7 @@ def traces(parameters: Mapping[str, Tensor]) -> dict[str, Trace]:
 
 
 def check_moved(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor], before: Mapping[str, Trace]
+    optimizer: torch.optim.Optimizer, parameters: NamedTensors, before: Mapping[str, Trace]
 ) -> None:
     """Raise unless every parameter was written to.
 
@@ -1368,7 +1334,7 @@ class WeightGuard:
         parameters: trainable ones, by name.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(self, parameters: NamedTensors) -> None:
         self._parameters = dict(parameters)
         # Empty before the first release: training may start from any weights.
         self._versions: dict[str, int] = {}
@@ -1504,11 +1470,10 @@ class ReleasedWeights:
         reshard(self._model)
         now = self._tensors()
         for name in sorted(now.keys() | self._known.keys()):
-            known = self._known.get(name)
-            found = now.get(name)
-            is_same = False
-            if known is not None and found is not None:
-                is_same = torch.equal(_fingerprint(found).cpu(), known.cpu())
+            is_same = name in now and name in self._known
+            if is_same:
+                found = _fingerprint(now[name])
+                is_same = torch.equal(found.cpu(), self._known[name].cpu())
             if not is_same:
                 raise RuntimeError(
                     f"'{name}' is not as the last release left it; a card is for released weights:"
