@@ -114,10 +114,11 @@ def clip_factors(
         C through.
 
     Raises:
-        ValueError: as `contribution_bound`; γ not positive.
+        ValueError: C or γ not positive and finite, or a clipping with more than one factor.
     """
-    contribution_bound(clipping, max_grad_norm)
-    check_positive("automatic_gamma", automatic_gamma)
+    # A basis brings norms of its own, which no setting has checked.
+    if not 0 < max_grad_norm < math.inf:
+        raise ValueError(f"max_grad_norm must be positive and finite, got {max_grad_norm}")
     if clipping == "per_layer":
         raise ValueError(
             "per_layer clipping has one factor a layer; clip each layer with C / √L and "
@@ -129,6 +130,7 @@ def clip_factors(
             "clipping='flat'"
         )
     if clipping == "automatic":
+        check_positive("automatic_gamma", automatic_gamma)
         factors = max_grad_norm / (norms + automatic_gamma)
     else:
         factors = (max_grad_norm / norms).clamp(max=1.0)
@@ -315,12 +317,18 @@ class Clip:
         clipping: as in `clip_factors`. "per_layer" clips each of L layers to C / √L.
         automatic_gamma: γ of automatic clipping.
         methods: layer name to its norm method, see `norms.per_example_norms`.
+
+    Raises:
+        ValueError: as `contribution_bound`.
     """
 
     max_grad_norm: float
     clipping: str = "flat"
     automatic_gamma: float = 0.01
     methods: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        contribution_bound(self.clipping, self.max_grad_norm)
 
 
 @contextmanager
