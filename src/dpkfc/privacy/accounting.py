@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import scipy
-from numpy.typing import NDArray
 
 from dpkfc.privacy.integration import (
+    Floats,
     Losses,
     divergence_of_mixture,
     epsilon_of,
@@ -34,8 +34,10 @@ from dpkfc.privacy.integration import (
 
 if TYPE_CHECKING:
     import dp_accounting
+    from dp_accounting import DpEvent
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-    Charges = Sequence[tuple[dp_accounting.DpEvent, int]]
+    Charges = Sequence[tuple[DpEvent, int]]
 
 # --------------------------------------------------------------------------------------------------
 # Events of dp-accounting as plain values, for ledgers and cards, and their properties.
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
 NEGLIGIBLE_NOISE = 1e-3  # over the sensitivity
 
 
-def event_to_dict(event: dp_accounting.DpEvent) -> dict[str, Any]:
+def event_to_dict(event: DpEvent) -> dict[str, Any]:
     """Return the event as plain values that JSON keeps exactly: "type" and its fields."""
     values: dict[str, Any] = {"type": type(event).__name__}
     for name in field_names(event):
@@ -52,7 +54,7 @@ def event_to_dict(event: dp_accounting.DpEvent) -> dict[str, Any]:
     return values
 
 
-def event_from_dict(data: Mapping[str, Any]) -> dp_accounting.DpEvent:
+def event_from_dict(data: Mapping[str, Any]) -> DpEvent:
     """Return the event that `event_to_dict` described.
 
     Raises:
@@ -75,7 +77,7 @@ def event_from_dict(data: Mapping[str, Any]) -> dp_accounting.DpEvent:
         ) from error
 
 
-def field_names(event: dp_accounting.DpEvent) -> list[str]:
+def field_names(event: DpEvent) -> list[str]:
     """Return the names of the fields of an event, which is an attrs class."""
     return [field.name for field in type(event).__attrs_attrs__]
 
@@ -102,7 +104,7 @@ def _is_event(value: Any) -> bool:
     return isinstance(value, dp_accounting.DpEvent)
 
 
-def events_in(event: dp_accounting.DpEvent) -> Iterator[dp_accounting.DpEvent]:
+def events_in(event: DpEvent) -> Iterator[DpEvent]:
     """Yield the event and all events within it."""
     yield event
     for name in field_names(event):
@@ -113,7 +115,7 @@ def events_in(event: dp_accounting.DpEvent) -> Iterator[dp_accounting.DpEvent]:
                 yield from events_in(inner)
 
 
-def has_no_noise(event: dp_accounting.DpEvent) -> bool:
+def has_no_noise(event: DpEvent) -> bool:
     """Return whether a part of the event is released without noise, or nearly so.
 
     Its ε is infinite. A release at a thousandth of the sensitivity may lose 5·10⁵: an exact figure
@@ -128,7 +130,7 @@ def has_no_noise(event: dp_accounting.DpEvent) -> bool:
     )
 
 
-def convolutions(event: dp_accounting.DpEvent) -> int:
+def convolutions(event: DpEvent) -> int:
     """Return the number of sampled releases that PLD convolves for an event."""
     import dp_accounting
 
@@ -142,7 +144,7 @@ def convolutions(event: dp_accounting.DpEvent) -> int:
     return 1
 
 
-def is_gaussian(event: dp_accounting.DpEvent) -> bool:
+def is_gaussian(event: DpEvent) -> bool:
     """Return whether the event is one Gaussian release without sampling."""
     import dp_accounting
 
@@ -158,37 +160,35 @@ _INTERVAL = 1e-4  # of the grid, wider for large losses
 
 
 def pld_of_one(
-    event: dp_accounting.DpEvent, relation: str, interval: float | None = None
-) -> dp_accounting.pld.privacy_loss_distribution.PrivacyLossDistribution:
-    """Return the distribution of the privacy loss of one sampled release, rounded up to a grid.
+    event: DpEvent, relation: str, interval: float | None = None
+) -> PrivacyLossDistribution:
+    """Return the distribution of the privacy loss of one release, rounded up to a grid.
 
     Args:
-        event: the release.
+        event: the release of a sampler.
         relation: one of `RELATIONS`.
         interval: of the grid; None for the default of the event.
     """
-    if is_truncated(event):
-        # Both parts of a mixture need one grid.
-        interval = interval or interval_of(event)
-        full, ordinary, replacing = two_parts(event)
-        distribution = pld_of_one(ordinary, relation, interval)
-        if full > 0:
-            full_batch = pld_of_one(replacing, relation, interval)
-            return full_batch.compute_mixture(distribution, full)
-        return distribution
-    noise = event.event.noise_multiplier
-    interval = interval or _interval_for_noise(noise)
-    return _sampled_pld(event.sampling_probability, noise, relation, interval)
+    return _pld_on_grid(event, relation, interval or interval_of(event))
 
 
 @functools.lru_cache(maxsize=16)
-def _sampled_pld(
-    rate: float, noise: float, relation: str, interval: float
-) -> dp_accounting.pld.privacy_loss_distribution.PrivacyLossDistribution:
+def _pld_on_grid(event: DpEvent, relation: str, interval: float) -> PrivacyLossDistribution:
     import dp_accounting
 
+    if is_truncated(event):
+        full, ordinary, replacing = two_parts(event)
+        distribution = _pld_on_grid(ordinary, relation, interval)
+        if full == 0:
+            return distribution
+        full_batch = _pld_on_grid(replacing, relation, interval)
+        return full_batch.compute_mixture(distribution, full)
+    rate = 1.0
+    if not is_gaussian(event):
+        rate = event.sampling_probability
+        event = event.event
     return dp_accounting.pld.privacy_loss_distribution.from_gaussian_mechanism(
-        standard_deviation=noise,
+        standard_deviation=event.noise_multiplier,
         sampling_prob=rate,
         neighboring_relation=dp_accounting.NeighboringRelation[relation.upper()],
         value_discretization_interval=interval,
@@ -197,14 +197,12 @@ def _sampled_pld(
 
 # A card asks for the profile of the losses whose ε has been computed.
 @functools.lru_cache(maxsize=4)
-def _compose(
-    one: dp_accounting.pld.privacy_loss_distribution.PrivacyLossDistribution, count: int
-) -> dp_accounting.pld.privacy_loss_distribution.PrivacyLossDistribution:
+def _compose(one: PrivacyLossDistribution, count: int) -> PrivacyLossDistribution:
     """Return the distribution of the privacy loss of `count` releases."""
     return one.self_compose(count)
 
 
-def interval_of(event: dp_accounting.DpEvent) -> float:
+def interval_of(event: DpEvent) -> float:
     """Return the interval of the coarsest grid of a part of the event."""
     if is_truncated(event):
         _, ordinary, replacing = two_parts(event)
@@ -241,12 +239,12 @@ _RARE = 1e-3  # of δ, for the loss of full batches
 _CACHE_SIZE = 4096
 _values: dict[tuple[Any, ...], float] = {}
 _integrals: dict[tuple[Any, ...], float | None] = {}
-_divergences: dict[tuple[Any, ...], tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
+_divergences: dict[tuple[Any, ...], tuple[Floats, Floats]] = {}
 _forwarded: set[str] = set()
 
 
 def epsilon(
-    event: dp_accounting.DpEvent,
+    event: DpEvent,
     count: int,
     delta: float,
     accountant: str = "pld",
@@ -320,7 +318,7 @@ def total_epsilon(charges: Charges, delta: float, accountant: str = "") -> float
     return max(_epsilon_of_parts(parts, kind, delta, accountant, relation) for kind in (0, -1))
 
 
-def compose(charges: Charges) -> tuple[dp_accounting.DpEvent, int]:
+def compose(charges: Charges) -> tuple[DpEvent, int]:
     """Return one event and its number that cost what all these releases cost together."""
     import dp_accounting
 
@@ -330,7 +328,7 @@ def compose(charges: Charges) -> tuple[dp_accounting.DpEvent, int]:
     return dp_accounting.ComposedDpEvent(parts), 1
 
 
-def _single_events(charges: Charges) -> Iterator[tuple[dp_accounting.DpEvent, int]]:
+def _single_events(charges: Charges) -> Iterator[tuple[DpEvent, int]]:
     """Yield the releases of composed events one kind at a time; their order has no effect."""
     import dp_accounting
 
@@ -344,24 +342,20 @@ def _single_events(charges: Charges) -> Iterator[tuple[dp_accounting.DpEvent, in
             yield event, count
 
 
-def _suitable_accountant(
-    event: dp_accounting.DpEvent, count: int, delta: float, relation: str
-) -> str:
+def _suitable_accountant(event: DpEvent, count: int, delta: float, relation: str) -> str:
     if relation == "add_or_remove_one" and pld_resolves(event, count, delta):
         return "pld"
     return "rdp"
 
 
 def _epsilon_of_parts(
-    parts: Sequence[tuple[dp_accounting.DpEvent, int]],
+    parts: Sequence[tuple[DpEvent, int]],
     kind: int,
     delta: float,
     accountant: str,
     relation: str,
 ) -> float:
     """Return ε of several events for one kind of neighbours."""
-    import dp_accounting
-
     neighbours = [(neighbouring_sizes(event)[kind], count) for event, count in parts]
     # The order of the runs does not change their composition, and must not miss the cache.
     neighbours.sort(key=lambda part: repr(part[0]))
@@ -370,24 +364,27 @@ def _epsilon_of_parts(
         return math.inf
     accountant = accountant or _suitable_accountant(event, 1, delta, relation)
     if accountant == "pld":
-        is_known = all(_is_of_a_sampler(part) for part, _ in neighbours)
-        if not (is_known and pld_resolves(event, 1, delta)):
-            return epsilon(event, 1, delta, "pld", relation)
-        key = (repr(event), delta, relation, "pld", 1)
-        return _remember(_values, key, lambda: _total_by_pld(neighbours, event, delta, relation))
+        return epsilon(event, 1, delta, "pld", relation)
+    for part, _ in neighbours:
+        _check_pair(part, "rdp", relation)
+    return _epsilon_by_rdp(neighbours, delta, relation)
+
+
+def _epsilon_by_rdp(charges: Charges, delta: float, relation: str) -> float:
+    """Return ε of several events; each is analysed alone, so that no rounding hides in the sum."""
+    import dp_accounting
+
     orders = np.zeros(0)
     total = np.zeros(1)
-    for part, count in neighbours:
-        _check_pair(part, "rdp", relation)
-        # Each is analysed alone, so that no rounding hides in the sum.
-        with quiet_accountants():
-            orders, divergences = _rdp_of_one(part, relation)
-        total = total + count * divergences
-    spent, _ = dp_accounting.rdp.compute_epsilon(orders, total, delta)
+    with quiet_accountants():
+        for event, count in charges:
+            orders, divergences = _rdp_of_one(event, relation)
+            total = total + count * divergences
+        spent, _ = dp_accounting.rdp.compute_epsilon(orders, total, delta)
     return float(spent)
 
 
-def _is_of_a_sampler(event: dp_accounting.DpEvent) -> bool:
+def _is_of_a_sampler(event: DpEvent) -> bool:
     """Return whether the event is a release of a sampler that PLD can analyse."""
     import dp_accounting
 
@@ -396,25 +393,39 @@ def _is_of_a_sampler(event: dp_accounting.DpEvent) -> bool:
     return is_gaussian(event) or is_truncated(event)
 
 
-def _total_by_pld(
-    parts: Sequence[tuple[dp_accounting.DpEvent, int]],
-    composed: dp_accounting.DpEvent,
-    delta: float,
-    relation: str,
-) -> float:
-    """Return ε of several events on one grid; the analysis of each is remembered."""
-    interval = interval_of(composed)
-    losses = []
-    for event, count in parts:
-        if is_gaussian(event):
-            noise = event.noise_multiplier / math.sqrt(count)
-            losses.append(_sampled_pld(1.0, noise, relation, interval))
-        else:
-            one = pld_of_one(event, relation, interval)
-            losses.append(_compose(one, count))
-    total = functools.reduce(lambda one, other: one.compose(other), losses)
-    resolved = delta - _rounding(composed, 1)
-    return float(total.get_epsilon_for_delta(resolved))
+def _epsilon_by_pld(event: DpEvent, count: int, delta: float, relation: str) -> float:
+    """Return ε of an event; the analysis of each release of a sampler is remembered.
+
+    Raises:
+        ValueError: PLD cannot resolve δ.
+    """
+    rounding = _rounding(event, count)
+    if not pld_resolves(event, count, delta):
+        raise ValueError(
+            f"PLD cannot resolve delta = {delta} after {count:,} releases, whose rounding may reach"
+            f" {rounding:.1e}; choose a larger delta, or accountant='rdp'"
+        )
+    resolved = delta - rounding
+    charges = list(_single_events([(event, count)]))
+    with quiet_accountants():
+        if not all(_is_of_a_sampler(part) for part, _ in charges):
+            accountant = _accountant("pld", relation)
+            return float(accountant.compose(event, count).get_epsilon(resolved))
+        interval = interval_of(event)
+        losses = [_losses_of_charge(part, number, relation, interval) for part, number in charges]
+        total = functools.reduce(lambda one, other: one.compose(other), losses)
+        return float(total.get_epsilon_for_delta(resolved))
+
+
+def _losses_of_charge(
+    event: DpEvent, count: int, relation: str, interval: float
+) -> PrivacyLossDistribution:
+    import dp_accounting
+
+    if is_gaussian(event):
+        together = dp_accounting.GaussianDpEvent(event.noise_multiplier / math.sqrt(count))
+        return _pld_on_grid(together, relation, interval)
+    return _compose(_pld_on_grid(event, relation, interval), count)
 
 
 def describe_extra(releases: Sequence[Mapping[str, Any]], delta: float) -> list[dict[str, Any]]:
@@ -425,7 +436,7 @@ def describe_extra(releases: Sequence[Mapping[str, Any]], delta: float) -> list[
         delta: δ in (0, 1).
     """
     scale = ("noise_multiplier", "stddev", "sensitivity")
-    kinds: dict[tuple[Any, ...], list[dp_accounting.DpEvent]] = defaultdict(list)
+    kinds: dict[tuple[Any, ...], list[DpEvent]] = defaultdict(list)
     for line in releases:
         if line.get("purpose"):
             numbers = [line[name] for name in scale]
@@ -441,7 +452,7 @@ def describe_extra(releases: Sequence[Mapping[str, Any]], delta: float) -> list[
     return rows
 
 
-def relation_of(event: dp_accounting.DpEvent) -> str:
+def relation_of(event: DpEvent) -> str:
     """Return the neighbouring relation under which an event can be accounted for."""
     import dp_accounting
 
@@ -452,9 +463,7 @@ def relation_of(event: dp_accounting.DpEvent) -> str:
     return "add_or_remove_one"
 
 
-def deltas_of_epsilons(
-    event: dp_accounting.DpEvent, count: int, epsilons: NDArray[np.float64], relation: str
-) -> NDArray[np.float64]:
+def deltas_of_epsilons(event: DpEvent, count: int, epsilons: Floats, relation: str) -> Floats:
     """Return δ at many ε of `count` sampled releases, from one composition.
 
     Args:
@@ -486,7 +495,7 @@ def deltas_of_epsilons(
 
 
 def cross_check(
-    event: dp_accounting.DpEvent,
+    event: DpEvent,
     count: int,
     delta: float,
     neighbouring_relation: str = "add_or_remove_one",
@@ -546,15 +555,13 @@ def _compare_totals(
     )
 
 
-def _grid_error(event: dp_accounting.DpEvent, count: int, delta: float) -> float:
+def _grid_error(event: DpEvent, count: int, delta: float) -> float:
     """Return about the error of ε that the grid of losses causes."""
     spread = math.sqrt(2 * count * math.log(1 / delta))
     return interval_of(event) / 2 * spread
 
 
-def _compare(
-    event: dp_accounting.DpEvent, count: int, delta: float, by_pld: float | None, by_rdp: float
-) -> None:
+def _compare(event: DpEvent, count: int, delta: float, by_pld: float | None, by_rdp: float) -> None:
     """Refuse figures that contradict each other."""
     grid = _grid_error(event, count, delta)
     problem = ""
@@ -578,7 +585,7 @@ def _compare(
 
 
 def check_before_a_run(
-    event: dp_accounting.DpEvent,
+    event: DpEvent,
     count: int,
     delta: float,
     neighbouring_relation: str,
@@ -596,7 +603,7 @@ def check_before_a_run(
         cross_check(event, count, delta, neighbouring_relation, also)
 
 
-def _integral(event: dp_accounting.DpEvent, count: int, delta: float) -> float | None:
+def _integral(event: DpEvent, count: int, delta: float) -> float | None:
     key = (repr(event), delta, count)
     return _remember(_integrals, key, lambda: integrated_epsilon(event, count, delta))
 
@@ -612,7 +619,7 @@ def _remember(cache: dict[tuple[Any, ...], T], key: tuple[Any, ...], compute: Ca
     return cache[key]
 
 
-def pld_resolves(event: dp_accounting.DpEvent, count: int, delta: float) -> bool:
+def pld_resolves(event: DpEvent, count: int, delta: float) -> bool:
     """Return whether δ is large enough for PLD, whose rounding leaves an absolute error in δ."""
     return delta > 2 * _rounding(event, count)
 
@@ -635,7 +642,7 @@ class EpsilonCurve:
 
     def __init__(
         self,
-        event: dp_accounting.DpEvent,
+        event: DpEvent,
         delta: float,
         relation: str = "add_or_remove_one",
         accountant: str = "pld",
@@ -651,8 +658,6 @@ class EpsilonCurve:
         self.accountant = accountant
         self._horizon = horizon
         self._also = tuple(also)
-        self._known: dict[int, float] = {} if self._also else {0: 0.0}
-        self._one_step: Any = None
 
     def epsilon(self, count: int) -> float:
         """Return ε after `count` releases, as dp-accounting computes it.
@@ -660,15 +665,13 @@ class EpsilonCurve:
         Raises:
             ValueError: a negative count.
         """
-        _check_count(count)
-        if count not in self._known:
-            self._known[count] = self._value(count)
-        return self._known[count]
-
-    def _value(self, count: int) -> float:
+        if count < 0:
+            raise ValueError(f"the number of releases must be >= 0, got {count}")
         if self._also:
             charges = [(self.event, count), *self._also]
             return total_epsilon(charges, self.delta, self.accountant)
+        if count == 0:
+            return 0.0
         if has_no_noise(self.event):
             return math.inf
         # An equal curve of this process may have computed it.
@@ -691,9 +694,8 @@ class EpsilonCurve:
         Raises:
             ValueError: a negative count.
         """
-        _check_count(count)
-        if count == 0:
-            return self.epsilon(0)
+        if count <= 0:
+            return self.epsilon(count)
         point = 1
         while point < count:
             point = max(point + 1, int(point * _GRID_RATIO))
@@ -705,59 +707,25 @@ class EpsilonCurve:
         return self.epsilon(point)
 
     def _compute(self, count: int) -> float:
-        import dp_accounting
-
         event = self.event
+        neighbours = neighbouring_sizes(event)
         if is_truncated(event):
             # Where full batches are rare enough, δ may cover everything that they reveal.
-            parts = [two_parts(neighbour) for neighbour in neighbouring_sizes(event)]
+            parts = [two_parts(neighbour) for neighbour in neighbours]
             full = count * max(share for share, _, _ in parts)
             if full <= _RARE * self.delta:
                 _, ordinary, _ = parts[0]
                 delta = self.delta - full
                 return epsilon(ordinary, count, delta, self.accountant, self.relation)
-        is_poisson = isinstance(event, dp_accounting.PoissonSampledDpEvent)
-        is_sampled = is_poisson or is_truncated(event)
-        with quiet_accountants():
-            if self.accountant == "pld" and not is_sampled:
-                if is_gaussian(event):
-                    noise = event.noise_multiplier / math.sqrt(count)
-                    return gaussian_epsilon(noise, self.delta) * (1 + 1e-9) + 1e-9
-                composed = _accountant("pld", self.relation).compose(event, count)
-                delta = self._resolved_delta(count)
-                return float(composed.get_epsilon(delta))
-            if self._one_step is None:
-                # One release costs most of the time and does not depend on the count.
-                analyse = _rdp_of_one if self.accountant == "rdp" else pld_of_one
-                neighbours = neighbouring_sizes(event)
-                self._one_step = [analyse(neighbour, self.relation) for neighbour in neighbours]
-            return max(self._repeat(one_step, count) for one_step in self._one_step)
-
-    def _repeat(self, one_step: Any, count: int) -> float:
-        """Return ε of `count` repetitions of one analysed release."""
-        import dp_accounting
-
         if self.accountant == "rdp":
-            orders, divergences = one_step
-            total = count * divergences
-            spent, _ = dp_accounting.rdp.compute_epsilon(orders, total, self.delta)
-            return float(spent)
-        delta = self._resolved_delta(count)
-        composed = _compose(one_step, count)
-        return float(composed.get_epsilon_for_delta(delta))
-
-    def _resolved_delta(self, count: int) -> float:
-        """Return δ less the rounding of `count` convolutions."""
-        rounding = _rounding(self.event, count)
-        if not pld_resolves(self.event, count, self.delta):
-            raise ValueError(
-                f"PLD cannot resolve delta = {self.delta} after {count:,} releases, whose rounding"
-                f" may reach {rounding:.1e}; choose a larger delta, or accountant='rdp'"
-            )
-        return self.delta - rounding
+            return max(_epsilon_by_rdp([(e, count)], self.delta, self.relation) for e in neighbours)
+        if is_gaussian(event):
+            noise = event.noise_multiplier / math.sqrt(count)
+            return gaussian_epsilon(noise, self.delta) * (1 + 1e-9) + 1e-9
+        return max(_epsilon_by_pld(e, count, self.delta, self.relation) for e in neighbours)
 
 
-def _rounding(event: dp_accounting.DpEvent, count: int) -> float:
+def _rounding(event: DpEvent, count: int) -> float:
     """Return a bound of the rounding in the δ of PLD, which takes a power of an FFT.
 
     Compared with an integration under a tilt (tests/audit), δ is too small by up to 8e-17 a
@@ -766,12 +734,7 @@ def _rounding(event: dp_accounting.DpEvent, count: int) -> float:
     return 2.0**-52 * (count * convolutions(event) + 256)
 
 
-def _check_count(count: int) -> None:
-    if count < 0:
-        raise ValueError(f"the number of releases must be >= 0, got {count}")
-
-
-def _check_pair(event: dp_accounting.DpEvent, accountant: str, relation: str) -> None:
+def _check_pair(event: DpEvent, accountant: str, relation: str) -> None:
     """Refuse an event that the accountant would not bound at this noise multiplier."""
     if accountant not in ACCOUNTANTS:
         raise ValueError(
@@ -809,9 +772,7 @@ def _accountant(accountant: str, relation: str) -> dp_accounting.PrivacyAccounta
     return dp_accounting.rdp.RdpAccountant(neighboring_relation=neighbours)
 
 
-def _rdp_of_one(
-    event: dp_accounting.DpEvent, relation: str
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _rdp_of_one(event: DpEvent, relation: str) -> tuple[Floats, Floats]:
     """Return orders and Rényi divergences of one release; infinite if rounding took one.
 
     dp-accounting would read a divergence of zero or below as an ε of zero.
@@ -821,9 +782,7 @@ def _rdp_of_one(
     return _remember(_divergences, key, lambda: _compute_rdp_of_one(event, relation))
 
 
-def _compute_rdp_of_one(
-    event: dp_accounting.DpEvent, relation: str
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _compute_rdp_of_one(event: DpEvent, relation: str) -> tuple[Floats, Floats]:
     import dp_accounting
 
     if is_truncated(event):
@@ -903,7 +862,7 @@ class AttackRates:
 
 
 def attack_rates(
-    event: dp_accounting.DpEvent | None,
+    event: DpEvent | None,
     count: int,
     epsilon: float,
     delta: float,
@@ -950,7 +909,7 @@ def bound_found(points: Sequence[tuple[float, float]], false_alarms: float) -> f
     return min(shares)
 
 
-def _serialise(event: dp_accounting.DpEvent) -> str:
+def _serialise(event: DpEvent) -> str:
     """Return an event as text, which a cache can take for a key."""
     values = event_to_dict(event)
     return json.dumps(values, sort_keys=True)
@@ -990,7 +949,7 @@ def _pairs(grid: np.ndarray, deltas: np.ndarray) -> list[tuple[float, float]]:
 
 
 def group_epsilon(
-    event: dp_accounting.DpEvent,
+    event: DpEvent,
     count: int,
     delta: float,
     size: int,
@@ -1060,9 +1019,7 @@ def _losses_of_group(rate: float, stddev: float, size: int) -> tuple[Losses, Los
     return present, absent
 
 
-def _bound_of_group(
-    event: dp_accounting.DpEvent, count: int, delta: float, size: int, relation: str
-) -> float:
+def _bound_of_group(event: DpEvent, count: int, delta: float, size: int, relation: str) -> float:
     """Return k ε' with the δ' that the group bound turns into δ; infinite where none is found."""
     log_delta = math.log(delta)
     smaller = delta

@@ -20,6 +20,9 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import dp_accounting
+    from dp_accounting import DpEvent
+
+Floats = NDArray[np.float64]
 
 # --------------------------------------------------------------------------------------------------
 # Truncated Poisson sampling: the cost of an example that may take the place of another one in a
@@ -36,14 +39,14 @@ if TYPE_CHECKING:
 # replacement of an example. It serves all its neighbouring relations and claims up to 40 % more ε.
 
 
-def is_truncated(event: dp_accounting.DpEvent) -> bool:
+def is_truncated(event: DpEvent) -> bool:
     """Return whether the event is one release of truncated Poisson sampling."""
     import dp_accounting
 
     return isinstance(event, dp_accounting.TruncatedSubsampledGaussianDpEvent)
 
 
-def neighbouring_sizes(event: dp_accounting.DpEvent) -> list[dp_accounting.DpEvent]:
+def neighbouring_sizes(event: DpEvent) -> list[DpEvent]:
     """Return the event for both kinds of neighbours of a dataset of N examples.
 
     A truncated event describes the larger of two datasets. Neighbours of N examples have N - 1 or N
@@ -64,7 +67,7 @@ def neighbouring_sizes(event: dp_accounting.DpEvent) -> list[dp_accounting.DpEve
 
 def two_parts(
     event: dp_accounting.TruncatedSubsampledGaussianDpEvent,
-) -> tuple[float, dp_accounting.DpEvent, dp_accounting.DpEvent]:
+) -> tuple[float, DpEvent, DpEvent]:
     """Return the two parts of a truncated event.
 
     Returns:
@@ -77,7 +80,8 @@ def two_parts(
     q = event.sampling_probability
     largest = event.truncated_batch_size
     noise = event.noise_multiplier
-    full = float(scipy.stats.binom.sf(largest - 1, n - 1, q))
+    others = n - 1
+    full = float(scipy.stats.binom.sf(largest - 1, others, q))
     gaussian = dp_accounting.GaussianDpEvent(noise)
     ordinary = dp_accounting.PoissonSampledDpEvent(q, gaussian)
     if full == 0:
@@ -90,11 +94,11 @@ def two_parts(
 
 
 def divergence_of_mixture(
-    orders: NDArray[np.float64],
+    orders: Floats,
     full: float,
-    ordinary: NDArray[np.float64],
-    replacing: NDArray[np.float64],
-) -> NDArray[np.float64]:
+    ordinary: Floats,
+    replacing: Floats,
+) -> Floats:
     """Return a bound of the Rényi divergences of a mixture of two pairs.
 
     Args:
@@ -123,7 +127,6 @@ MOST_POINTS = 1 << 22
 _ATOMS_PER_STDDEV = 200
 _NEGLIGIBLE = 1e-18  # tilted probability of an atom
 _NEGLIGIBLE_EXPONENT = 40.0  # e⁻⁴⁰ counts as zero
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -175,7 +178,8 @@ def epsilon_of(losses: Losses, count: int, delta: float) -> float:
     """Return ε at δ of `count` independent losses, 0 where their δ at ε = 0 is smaller."""
     loss = losses.loss
     tilt = _tilt(losses, count, delta)
-    weight = losses.mass * np.exp(tilt * loss - losses.cumulant(tilt))
+    log_weight = tilt * loss - losses.cumulant(tilt)
+    weight = losses.mass * np.exp(log_weight)
     mean = float(weight @ loss)
     variance = float(weight @ (loss - mean) ** 2)
     spread = math.sqrt(count * variance)
@@ -188,21 +192,13 @@ def epsilon_of(losses: Losses, count: int, delta: float) -> float:
     wanted = min(1e-3, spread / 100, finest)
     h = max(width / MOST_POINTS, wanted)
     first, mass = _move_to_grid(relevant.loss, relevant.mass, h)
-    places = np.arange(mass.size, dtype=np.float64)
-    moved = Losses(h * (first + places), mass)
+    places = first + np.arange(mass.size, dtype=np.float64)
+    moved = Losses(h * places, mass)
     scale = moved.cumulant(tilt)
     tilted = mass * np.exp(tilt * moved.loss - scale)
-    # The losses of `count` releases, composed by a power of the Fourier transform.
     needed = max(width / h, 2 * mass.size)
     points = scipy.fft.next_fast_len(math.ceil(needed), real=True)
-    spectrum = scipy.fft.rfft(tilted, points)
-    composed = scipy.fft.irfft(spectrum**count, points)
-    mean_place = float(tilted @ places)
-    middle = round(count * mean_place)
-    lowest = middle - points // 2
-    shift = lowest % points
-    composed = np.roll(composed, -shift)
-    composed = np.maximum(composed, 0.0)
+    lowest, composed = _compose(tilted, count, points)
     start = h * (count * first + lowest)
     begin = int(np.argmax(composed > _NEGLIGIBLE))
 
@@ -229,7 +225,29 @@ def epsilon_of(losses: Losses, count: int, delta: float) -> float:
     high = start + h * (points - 1)
     while excess(0.5 * high) < 0:
         high *= 0.5
-    return float(scipy.optimize.brentq(excess, 0.0, high, xtol=1e-9))
+    root = scipy.optimize.brentq(excess, 0.0, high, xtol=1e-9)
+    return float(root)
+
+
+def _compose(tilted: Floats, count: int, points: int) -> tuple[int, Floats]:
+    """Return the losses of `count` releases, composed by a power of the Fourier transform.
+
+    Args:
+        tilted: masses on a grid from place 0.
+        count: number of releases.
+        points: length of the result, which holds the middle of the composed losses.
+
+    Returns:
+        The place of the first mass, and the masses.
+    """
+    spectrum = scipy.fft.rfft(tilted, points)
+    composed = scipy.fft.irfft(spectrum**count, points)
+    mean_place = float(tilted @ np.arange(tilted.size, dtype=np.float64))
+    middle = round(count * mean_place)
+    lowest = middle - points // 2
+    shift = lowest % points
+    composed = np.roll(composed, -shift)
+    return lowest, np.maximum(composed, 0.0)
 
 
 def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
@@ -249,10 +267,11 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     high = 1.0
     while excess(high) > 0:
         high *= 2
-    return float(scipy.optimize.brentq(excess, 0.0, high, xtol=1e-12))
+    root = scipy.optimize.brentq(excess, 0.0, high, xtol=1e-12)
+    return float(root)
 
 
-def integrated_epsilon(event: dp_accounting.DpEvent, count: int, delta: float) -> float | None:
+def integrated_epsilon(event: DpEvent, count: int, delta: float) -> float | None:
     """Return ε of `count` releases of an event of our samplers, None for any other event.
 
     For Poisson sampling (truncated or not) and full batches it integrates the pair of distributions
@@ -289,7 +308,9 @@ def _truncated_losses(event: dp_accounting.TruncatedSubsampledGaussianDpEvent) -
             part_losses = sampled_losses(part.sampling_probability, part.event.noise_multiplier)
             losses.append(part_losses.loss)
             masses.append(weight * part_losses.mass)
-    return Losses(np.concatenate(losses), np.concatenate(masses))
+    loss = np.concatenate(losses)
+    mass = np.concatenate(masses)
+    return Losses(loss, mass)
 
 
 def _move_to_grid(loss: Floats, mass: Floats, h: float) -> tuple[int, Floats]:
@@ -318,8 +339,8 @@ def _tilt(losses: Losses, count: int, delta: float) -> float:
         log_moment = count * losses.cumulant(tilt)
         return (log_moment - math.log(delta)) / tilt
 
-    best = scipy.optimize.minimize_scalar(
-        bound, bounds=(-14.0, 7.0), method="bounded", options={"xatol": 0.01}
-    )
+    interval = (-14.0, 7.0)
+    options = {"xatol": 0.01}
+    best = scipy.optimize.minimize_scalar(bound, bounds=interval, method="bounded", options=options)
     log_tilt = float(best.x)
     return math.exp(log_tilt)
