@@ -22,6 +22,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import tomli_w
+
 from dpkfc._checks import check_in_range, check_positive
 from dpkfc.privacy.accounting import compose, event_from_dict, event_to_dict, total_epsilon
 from dpkfc.privacy.calibration import PlanBase
@@ -36,7 +38,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 if TYPE_CHECKING:
-    import dp_accounting
+    from dp_accounting import DpEvent
 
 _log = logging.getLogger(__name__)
 _HEAD = """\
@@ -88,7 +90,7 @@ class Charge:
     head: str = ""
 
     @property
-    def cost(self) -> tuple[dp_accounting.DpEvent, int]:
+    def cost(self) -> tuple[DpEvent, int]:
         """The event of a release, and the number of releases."""
         return event_from_dict(json.loads(self.event)), self.releases
 
@@ -213,7 +215,8 @@ class Budget:
                 )
             charge = self._price(state, plan, ledger.max_releases, ledger.id, path)
             charge = replace(charge, released=ledger.count, head=ledger.head)
-            _replace(self.path, state.text + _format_charge(charge))
+            row = tomli_w.dumps({"charge": [asdict(charge)]})
+            _replace(self.path, f"{state.text}\n{row}")
         ledger.on_end = functools.partial(self._record, len(state.charges))
         return self._receipt(charge)
 
@@ -275,7 +278,7 @@ class Budget:
             return
         people = people or self.path.stem
         head = {"people": people, "epsilon": float(epsilon), "delta": float(delta)}
-        text = _HEAD + "".join(f"{name} = {_value(x)}\n" for name, x in head.items())
+        text = _HEAD + tomli_w.dumps(head)
         part = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             _write(part, text)
@@ -372,9 +375,9 @@ def unit_of(text: str) -> str:
 
 
 def _fitting_epsilon(
-    costs: Sequence[tuple[dp_accounting.DpEvent, int]],
+    costs: Sequence[tuple[DpEvent, int]],
     delta: float,
-    planned: tuple[dp_accounting.DpEvent, int],
+    planned: tuple[DpEvent, int],
     state: _State,
 ) -> float:
     """Return ε of the plan with more noise that fits, rounded down to two digits; 0 for none."""
@@ -406,7 +409,7 @@ def _fitting_epsilon(
     return float(f"{math.floor(epsilon / scale) * scale:.2g}")
 
 
-def _louder(event: dp_accounting.DpEvent, factor: float) -> dp_accounting.DpEvent:
+def _louder(event: DpEvent, factor: float) -> DpEvent:
     """Return the event with a larger noise multiplier."""
 
     def scale(value: Any) -> Any:
@@ -519,26 +522,13 @@ def _edit(state: _State, number: int, charge: Charge) -> str:
     if len(charges) == len(state.charges):
         kept = re.sub(r"(?m)^(path|released|head) = .*\n", "", charges[number])
         own = {"path": charge.path, "released": charge.released, "head": charge.head}
-        rows = "".join(f"{name} = {_value(value)}\n" for name, value in own.items())
-        charges[number] = kept.replace("\n", "\n" + rows, 1)
+        charges[number] = kept.replace("\n", "\n" + tomli_w.dumps(own), 1)
     text = "".join([head, *charges])
     expected = list(state.charges)
     expected[number] = charge
     if list(_parse(text, "").charges) != expected:
         raise BudgetError("a [[charge]] of the budget was rewritten by hand; put back a copy of it")
     return text
-
-
-def _format_charge(charge: Charge) -> str:
-    rows = [f"{name} = {_value(value)}" for name, value in asdict(charge).items()]
-    return "\n".join(["", "[[charge]]", *rows]) + "\n"
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, str):
-        # A JSON string is a TOML string, but for one character.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(value)
 
 
 @contextlib.contextmanager

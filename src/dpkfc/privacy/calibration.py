@@ -15,7 +15,7 @@ from dpkfc.privacy.accounting import NEGLIGIBLE_NOISE, EpsilonCurve, total_epsil
 from dpkfc.privacy.integration import integrated_epsilon
 
 if TYPE_CHECKING:
-    import dp_accounting
+    from dp_accounting import DpEvent
 
     from dpkfc.privacy.accounting import Charges
     from dpkfc.privacy.mechanism import ExtraRelease
@@ -68,7 +68,7 @@ def vacuous(delta: float, dataset_size: int) -> str:
 def calibrate_noise_multiplier(
     epsilon: float,
     delta: float,
-    make_event: Callable[[float], dp_accounting.DpEvent],
+    make_event: Callable[[float], DpEvent],
     count: int,
     accountant: str = "pld",
     *,
@@ -265,7 +265,7 @@ class PlanBase:
         raise NotImplementedError
 
     @property
-    def event(self) -> dp_accounting.DpEvent:
+    def event(self) -> DpEvent:
         """Return the event of one release."""
         raise NotImplementedError
 

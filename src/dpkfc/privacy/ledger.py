@@ -29,7 +29,9 @@ from dpkfc.privacy.accounting import event_from_dict, event_to_dict
 from dpkfc.privacy.rng import count_forks
 
 if TYPE_CHECKING:
-    import dp_accounting
+    from dp_accounting import DpEvent
+
+Values = Mapping[str, Any]
 
 # --------------------------------------------------------------------------------------------------
 # The lines of a ledger: one JSON object each, hashed together with the hash of the line before.
@@ -81,7 +83,7 @@ class Verified:
         return {purpose: count for purpose, count in planned.items() if isinstance(count, int)}
 
 
-def make_header(plan_hash: str, extra: Mapping[str, Any] | None) -> dict[str, Any]:
+def make_header(plan_hash: str, extra: Values | None) -> dict[str, Any]:
     """The first line: plan, time, the version that wrote it, a random name, and what `extra` says.
 
     Raises:
@@ -99,7 +101,7 @@ def make_header(plan_hash: str, extra: Mapping[str, Any] | None) -> dict[str, An
     return {**own, "certified": None, "rng": None, **extra}
 
 
-def encode_line(content: Mapping[str, Any]) -> tuple[bytes, str]:
+def encode_line(content: Values) -> tuple[bytes, str]:
     """Return the bytes of a line and its hash, which covers the line and its predecessors."""
     head = hashlib.sha256(_canonical(content).encode("utf-8")).hexdigest()
     return (_canonical({**content, "hash": head}) + "\n").encode("utf-8"), head
@@ -153,7 +155,7 @@ def record(raw: bytes, where: str) -> dict[str, Any]:
     return found | {"hash": stated}
 
 
-def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], name: str) -> None:
+def check_header(found: Values, wanted: Values, name: str) -> None:
     """Raise unless a ledger belongs to this run.
 
     Other fields of a header are in the hash of the plan, or have no consequence.
@@ -184,7 +186,7 @@ def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], name: str)
         )
 
 
-def certified_before(found: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+def certified_before(found: Values, now: Values) -> bool:
     """Return whether a ledger was begun as certified when δ ≥ 1 / N only caused a warning.
 
     The first line of such a ledger holds no δ.
@@ -218,11 +220,11 @@ def version() -> str:
         return "not installed as a package"
 
 
-def _canonical(content: Mapping[str, Any]) -> str:
+def _canonical(content: Values) -> str:
     return json.dumps(content, separators=(",", ":"), allow_nan=False)
 
 
-def _check_release(found: Mapping[str, Any], where: str) -> None:
+def _check_release(found: Values, where: str) -> None:
     """Raise unless a line that follows says what was released."""
     figures = [found.get(name) for name in ("step", "noise_multiplier", "stddev", "sensitivity")]
     if not all(_is_number(x) and float(x or 0) >= 0 for x in figures) or not isinstance(
@@ -318,13 +320,16 @@ class Ledger:
         self._forks = count_forks()
         self._failure: str | None = None
         self._is_new = False
+        # The releases of a run share one event.
+        self._event: DpEvent | None = None
+        self._event_values: dict[str, Any] = {}
 
     @classmethod
     def open(
         cls,
         path: str | os.PathLike[str] | None,
         plan_hash: str,
-        header: Mapping[str, Any] | None = None,
+        header: Values | None = None,
         max_releases: int | None = None,
         extra: Mapping[str, int] | None = None,
     ) -> Ledger:
@@ -345,11 +350,12 @@ class Ledger:
                 or another header; a line was changed, left out or damaged. A last line that a crash
                 cut short is removed with a warning: its release never left.
         """
-        if path is None:
-            return cls.in_memory(plan_hash, header, max_releases, extra)
-        path = Path(path)
         first = make_header(plan_hash, header)
         line, head = encode_line(first)
+        state = Verified(first | {"hash": head}, [], [head], len(line))
+        if path is None:
+            return cls(state, None, None, max_releases, extra)
+        path = Path(path)
         descriptor = _open_locked(path)
         try:
             content = _repair_torn_end(_read_all(descriptor), descriptor, path)
@@ -359,7 +365,6 @@ class Ledger:
             else:
                 _write(descriptor, line, 0)
                 sync_folder(path)
-                state = Verified(first | {"hash": head}, [], [head], len(line))
         except BaseException as error:
             _give_back(descriptor, unlock=True)
             if isinstance(error, OSError):
@@ -373,14 +378,12 @@ class Ledger:
     def in_memory(
         cls,
         plan_hash: str,
-        header: Mapping[str, Any] | None = None,
+        header: Values | None = None,
         max_releases: int | None = None,
         extra: Mapping[str, int] | None = None,
     ) -> Ledger:
         """A ledger that ends with the process; for tests and for callers who keep their own."""
-        first = make_header(plan_hash, header)
-        _, head = encode_line(first)
-        return cls(Verified(first | {"hash": head}, [], [head]), None, None, max_releases, extra)
+        return cls.open(None, plan_hash, header, max_releases, extra)
 
     @property
     def id(self) -> str:
@@ -429,7 +432,7 @@ class Ledger:
     def charge(
         self,
         step: int,
-        event: dp_accounting.DpEvent,
+        event: DpEvent,
         noise_multiplier: float,
         stddev: float,
         sensitivity: float,
@@ -468,21 +471,25 @@ class Ledger:
                 f"the plan allows {most} releases{kind} and {charged} are charged in"
                 f" {self.name}; calibrate a plan with more steps, nothing was released"
             )
+        if event is not self._event:
+            self._event = event
+            self._event_values = event_to_dict(event)
+        history = self._state
         record = {
-            "release": self.count + 1,
+            "release": len(history.releases) + 1,
             "step": int(step),
-            "event": event_to_dict(event),
+            "event": self._event_values,
             "noise_multiplier": float(noise_multiplier),
             "stddev": float(stddev),
             "sensitivity": float(sensitivity),
             **({"purpose": purpose} if purpose else {}),
-            "prev": self.head,
+            "prev": history.heads[-1],
         }
         line, head = encode_line(record)
         if self._descriptor is not None:
             self._append(line)
-        self._state.releases.append(record | {"hash": head})
-        self._state.heads.append(head)
+        history.releases.append(record | {"hash": head})
+        history.heads.append(head)
         self._counts[purpose] += 1
         if self.remaining == 0:
             self._report_end()

@@ -20,12 +20,13 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpkfc._checks import check_integer, check_not_negative, check_positive
+from dpkfc._checks import check_integer, check_positive
+from dpkfc.privacy.integration import Floats
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.rng import CHUNK, NoiseStream, draw_key
 
 if TYPE_CHECKING:
-    import dp_accounting
+    from dp_accounting import DpEvent
 
 # --------------------------------------------------------------------------------------------------
 # The grid of rounded noise: multiples of a power of two, so fine that rounding costs almost
@@ -286,6 +287,9 @@ def _fill_normal(out: Tensor, stream: _Keystream) -> None:
 # --------------------------------------------------------------------------------------------------
 
 LARGE = 1 << 24  # larger draws are used in pieces
+# Tensors by name.
+Tensors = dict[str, Tensor]
+NamedTensors = Mapping[str, Tensor]
 Normal = Callable[[int, torch.dtype], Tensor]
 
 
@@ -307,7 +311,7 @@ class MechanismPlan(Protocol):
     @property
     def expected_batch_size(self) -> int: ...  # noqa: D102
     @property
-    def event(self) -> dp_accounting.DpEvent: ...  # noqa: D102
+    def event(self) -> DpEvent: ...  # noqa: D102
     @property
     def test_mode(self) -> bool: ...  # noqa: D102
     @property
@@ -324,7 +328,7 @@ class ClippedSum:
         clipping: "flat", "normalised" or "automatic".
     """
 
-    tensors: dict[str, Tensor]
+    tensors: Tensors
     max_grad_norm: float
     clipping: str = "flat"
 
@@ -343,7 +347,7 @@ class Released:
         notes: public numbers worth logging that post-processing adds.
     """
 
-    gradients: dict[str, Tensor]
+    gradients: Tensors
     noise_variance: float | Mapping[str, Tensor | float] | None
     step: int
     release: int
@@ -467,7 +471,7 @@ class ExtraRelease:
         return self.noise_multiplier * self.sensitivity
 
     @property
-    def event(self) -> dp_accounting.DpEvent:
+    def event(self) -> DpEvent:
         """Return the event of one release."""
         import dp_accounting
 
@@ -485,8 +489,8 @@ def charge_extra(ledger: Ledger, kind: ExtraRelease, step: int) -> None:
 
 
 def release_vector(
-    vector: NDArray[np.float64], kind: ExtraRelease, plan: VectorPlan, ledger: Ledger, draw: int
-) -> NDArray[np.float64]:
+    vector: Floats, kind: ExtraRelease, plan: VectorPlan, ledger: Ledger, draw: int
+) -> Floats:
     """Charge the ledger, then add rounded noise to a private vector.
 
     Args:
@@ -521,8 +525,8 @@ def release_vector(
 
 
 def gaussian_release(
-    tensors: Mapping[str, Tensor], stddev: float, divisor: float, normal: Normal
-) -> dict[str, Tensor]:
+    tensors: NamedTensors, stddev: float, divisor: float, normal: Normal
+) -> Tensors:
     """Return (x + stddev · z) / divisor with one draw of standard normal z over all tensors.
 
     Args:
@@ -564,8 +568,8 @@ def gaussian_release(
 
 
 def _release_in_pieces(
-    tensors: Mapping[str, Tensor], stddev: float, divisor: float, normal: Normal, dtype: torch.dtype
-) -> dict[str, Tensor]:
+    tensors: NamedTensors, stddev: float, divisor: float, normal: Normal, dtype: torch.dtype
+) -> Tensors:
     """Return the result of `gaussian_release` from a draw in pieces.
 
     New memory for the whole draw would cost more than the draw.
@@ -597,8 +601,8 @@ def _release_in_pieces(
 
 
 def rounded_release(
-    tensors: Mapping[str, Tensor], stddev: float, divisor: float, normal: Normal, grid: float
-) -> dict[str, Tensor]:
+    tensors: NamedTensors, stddev: float, divisor: float, normal: Normal, grid: float
+) -> Tensors:
     """Return (x̂ + ẑ) / divisor, where x̂ = x and ẑ = stddev · z are rounded to the grid.
 
     Sum and noise are integers of 52 bits while they are added, so x̂ + ẑ is exact: it is stddev · z
@@ -646,8 +650,10 @@ def rounded_release(
 
 
 def _check_scale(stddev: float, divisor: float) -> None:
-    check_not_negative("stddev", stddev)
-    check_positive("divisor", divisor)
+    if not 0 <= stddev < math.inf:
+        raise ValueError(f"stddev must be finite and >= 0, got {stddev}")
+    if not 0 < divisor < math.inf:
+        raise ValueError(f"divisor must be positive and finite, got {divisor}")
 
 
 def _normal(noise: NoiseStream, step: int, device: torch.device, numbers: int) -> Normal:
@@ -659,6 +665,9 @@ def _normal(noise: NoiseStream, step: int, device: torch.device, numbers: int) -
     mode a device uses its own generator, seeded with the step.
     """
     pieces: list[Iterator[NDArray[Any]]] = []
+    generator = None
+    if device.type != "cpu" and not noise.is_secure:
+        generator = torch.Generator(device=device).manual_seed(noise.device_seed(step))
 
     def draw_from_stream(size: int, dtype: torch.dtype) -> Tensor:
         kind = str(dtype).removeprefix("torch.")
@@ -669,29 +678,17 @@ def _normal(noise: NoiseStream, step: int, device: torch.device, numbers: int) -
         piece = next(pieces[0])
         return torch.from_numpy(piece)
 
-    if device.type == "cpu":
-        return draw_from_stream
-    # Without float64 on the device `rounded_release` works on the CPU.
-    lacks_float64 = device.type == "mps"
-
-    def draw_from_cipher(size: int, dtype: torch.dtype) -> Tensor:
+    def draw_for_device(size: int, dtype: torch.dtype) -> Tensor:
+        if device.type == "mps" and dtype == torch.float64:
+            # Without float64 on the device `rounded_release` works on the CPU.
+            return draw_from_stream(size, dtype)
+        if generator is not None:
+            return torch.randn(size, dtype=dtype, device=device, generator=generator)
         if device.type == "cuda" and size > CHUNK:
             return draw_normal(draw_key(), size, dtype, device)
-        z = draw_from_stream(size, dtype)
-        if lacks_float64 and dtype == torch.float64:
-            return z
-        return z.to(device)
+        return draw_from_stream(size, dtype).to(device)
 
-    if noise.is_secure:
-        return draw_from_cipher
-    generator = torch.Generator(device=device).manual_seed(noise.device_seed(step))
-
-    def draw_repeatably(size: int, dtype: torch.dtype) -> Tensor:
-        if lacks_float64 and dtype == torch.float64:
-            return draw_from_stream(size, dtype)
-        return torch.randn(size, dtype=dtype, device=device, generator=generator)
-
-    return draw_repeatably
+    return draw_from_stream if device.type == "cpu" else draw_for_device
 
 
 def _check(
@@ -736,7 +733,7 @@ def _check(
     _check_finite(clipped.tensors)
 
 
-def _check_finite(tensors: Mapping[str, Tensor]) -> None:
+def _check_finite(tensors: NamedTensors) -> None:
     """Check that all entries are finite, by the sums of all tensors at once."""
     are_finite = [x.sum().isfinite() for x in tensors.values()]
     if torch.stack(are_finite).all():

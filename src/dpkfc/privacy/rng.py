@@ -53,7 +53,8 @@ def draw_key() -> bytes:
     """
     clocks = f"{time.time_ns()} {time.perf_counter_ns()}"
     kernel = os.urandom(32)
-    return hashlib.blake2b(clocks.encode(), key=kernel, digest_size=32).digest()
+    mixed = hashlib.blake2b(clocks.encode(), key=kernel, digest_size=32)
+    return mixed.digest()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -191,7 +192,8 @@ class NoiseStream(_Stream):
         with ThreadPoolExecutor(max_workers=workers) as pool:
             tasks = []
             for begin, end in pairwise(bounds):
-                task = pool.submit(_fill_chunks, out, key, draw, range(begin, end))
+                own_chunks = range(begin, end)
+                task = pool.submit(_fill_chunks, out, key, draw, own_chunks)
                 tasks.append(task)
             for task in tasks:
                 task.result()
@@ -252,7 +254,8 @@ def _iterate_chunks(size: int, key: bytes, draw: int, dtype: DTypeLike) -> Itera
     workers = _count_workers()
     ahead = min(chunks, 4 * workers)
     with ThreadPoolExecutor(max_workers=workers) as pool:
-        pending = deque(pool.submit(make_chunk, chunk) for chunk in range(ahead))
+        first = [pool.submit(make_chunk, chunk) for chunk in range(ahead)]
+        pending = deque(first)
         for following in range(ahead, chunks + ahead):
             oldest = pending.popleft()
             yield oldest.result()
@@ -277,7 +280,8 @@ def _fill_chunks(out: NDArray[Any], key: bytes, draw: int, chunks: range, first:
         def words(count: int, dtype: str, keystream: Any = keystream) -> NDArray[Any]:
             size = count * np.dtype(dtype).itemsize
             if size > len(zeros):
-                return np.frombuffer(keystream.update(bytes(size)), dtype)
+                stream = keystream.update(bytes(size))
+                return np.frombuffer(stream, dtype)
             plain = memoryview(zeros)[:size]
             keystream.update_into(plain, buffer)
             return np.frombuffer(buffer, dtype, count)
