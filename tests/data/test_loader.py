@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, TensorDataset
 
-from dpkfc.data.loading import MicroBatches, collate, split
+from dpkfc.data.loading import MicroBatches, split
 
 X, Y = torch.arange(60.0).view(20, 3), torch.arange(20)
 
@@ -102,7 +102,7 @@ def test_one_part_without_a_bound():
 
 def test_collate_is_the_same_for_both_kinds():
     source = [(X[i], Y[i]) for i in range(20)]
-    one, two = collate((X, Y), np.array([3, 1])), collate(source, np.array([3, 1]))
+    one, two = (MicroBatches(x).batch(np.array([3, 1])) for x in ((X, Y), source))
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
 
@@ -140,7 +140,7 @@ def encoded(rows):
 def test_mappings_of_another_kind_become_dicts(workers):
     rows = [(torch.full((2,), i), i) for i in range(4)]
     with cut_batches(rows, 2, collate_fn=encoded, num_workers=workers) as batches:
-        for batch in [*batches([0, 1, 2, 3]), collate(rows, np.arange(2), encoded)]:
+        for batch in [*batches([0, 1, 2, 3]), MicroBatches(rows, encoded).batch(np.arange(2))]:
             assert (
                 isinstance(batch, dict)
                 and isinstance(batch["more"][0], dict)
@@ -161,4 +161,4 @@ def test_batches_that_torch_knows_stay_as_they_are():
     def ordered(rows):
         return OrderedDict(x=torch.tensor(rows))
 
-    assert type(collate([1.0, 2.0], np.arange(2), ordered)) is OrderedDict
+    assert type(MicroBatches([1.0, 2.0], ordered).batch(np.arange(2))) is OrderedDict

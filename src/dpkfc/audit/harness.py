@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpkfc.config import Plan
-from dpkfc.data.loading import Collate, collate
+from dpkfc.data.loading import Collate, MicroBatches
 from dpkfc.data.sampling import Sampler
 from dpkfc.distributed import trainable_tensors
 from dpkfc.gradients.state import equal_or_nan
@@ -270,7 +270,7 @@ class Subject:
 
     def batch(self, count: int) -> Arguments:
         """Return the first examples as `loss_fn` gets them, without augmentation."""
-        return tuple(collate(self.dataset, np.arange(count), self.collate_fn))
+        return tuple(MicroBatches(self.dataset, self.collate_fn).batch(np.arange(count)))
 
     @property
     def bare(self) -> Subject:

@@ -79,7 +79,9 @@ def _augment_images(change: Callable[[Tensor], Tensor]) -> Augment:
         for key, value in items.items():
             if _is_images(value):
                 items[key] = change(value)
-                return items if isinstance(batch, Mapping) else type(batch)(items.values())
+                if isinstance(batch, Mapping):
+                    return items
+                return type(batch)(items.values())
         raise ValueError(
             f"the batch ({type(batch).__name__}) holds no floating-point images [N, C, H, W];"
             " write an augment of your own for it"
@@ -113,11 +115,13 @@ def _crop(x: Tensor, pad: int, mode: str) -> Tensor:
     images = images.view(n, 1, 1)
     channels_last = padded.permute(0, 2, 3, 1)
     cropped = channels_last[images, rows, columns]
-    return cropped.permute(0, 3, 1, 2).contiguous()
+    channels_first = cropped.permute(0, 3, 1, 2)
+    return channels_first.contiguous()
 
 
 def _flip(x: Tensor, p: float) -> Tensor:
     is_mirrored = torch.rand(len(x)) < p
-    is_mirrored = is_mirrored.view(-1, 1, 1, 1).to(x.device)
+    is_mirrored = is_mirrored.to(x.device)
+    is_mirrored = is_mirrored.view(-1, 1, 1, 1)
     mirrored = x.flip(3)
     return torch.where(is_mirrored, mirrored, x)

@@ -23,9 +23,10 @@ from torch.utils.data import (
 )
 
 Collate = Callable[[list[Any]], Any]
+Indices = NDArray[np.int64]
 
 
-def split(indices: ArrayLike, max_physical_batch_size: int | None) -> list[NDArray[np.int64]]:
+def split(indices: ArrayLike, max_physical_batch_size: int | None) -> list[Indices]:
     """Cut indices into nearly equal parts of bounded size, in order; no indices give no parts.
 
     Args:
@@ -45,27 +46,6 @@ def split(indices: ArrayLike, max_physical_batch_size: int | None) -> list[NDArr
     array = array.astype(np.int64, casting="same_kind")
     bound = max_physical_batch_size or array.size
     return np.array_split(array, -(-array.size // bound))
-
-
-def collate(source: Any, indices: NDArray[np.int64], collate_fn: Collate | None = None) -> Any:
-    """Return one batch of the examples at these indices.
-
-    Args:
-        source: a map-style dataset, a TensorDataset or a tuple of tensors with a common first axis.
-            The tensors of the last two are indexed at once unless a `collate_fn` is given.
-        indices: `[n]`, n >= 1.
-        collate_fn: list of examples to a batch; by default torch's own.
-
-    Returns:
-        The batch. A dict replaces any mapping of another kind (a tokenizer's `BatchEncoding`).
-    """
-    tensors = tensors_of(source)
-    if collate_fn is None and tensors is not None:
-        index = torch.tensor(indices)
-        return tuple(x[index.to(x.device)] for x in tensors)
-    rows = Rows(source)
-    examples = [rows[i] for i in indices.tolist()]
-    return _PlainCollate(collate_fn or default_collate)(examples)
 
 
 @dataclass(frozen=True)
@@ -128,9 +108,13 @@ class MicroBatches:
 
     Args:
         dataset: a map-style dataset, a TensorDataset or a tuple of tensors with a common first
-            axis.
+            axis. The tensors of the last two are indexed at once unless a `collate_fn` is given.
         collate_fn: list of examples to a batch; by default torch's own.
         num_workers: processes that load examples; tensors are always indexed in this process.
+
+    Attributes:
+        collate: makes a batch of records. A dict replaces any mapping of another kind (a
+            tokenizer's `BatchEncoding`).
 
     Raises:
         ValueError: a dataset without a length or indices, tensors of different lengths.
@@ -144,17 +128,18 @@ class MicroBatches:
     ) -> None:
         if num_workers < 0:
             raise ValueError(f"num_workers must be >= 0, got {num_workers}")
-        self._source: Any = dataset
         self._size = _length(dataset)
-        self._collate_fn = collate_fn
+        self._rows = Rows(dataset)
+        self._tensors = tensors_of(dataset) if collate_fn is None else None
+        self.collate = _PlainCollate(collate_fn or default_collate)
         self._batch_indices: list[list[int]] = []
         self._loader: DataLoader[Any] | None = None
-        if num_workers > 0 and (tensors_of(dataset) is None or collate_fn is not None):
+        if num_workers > 0 and self._tensors is None:
             self._loader = DataLoader(
-                Rows(dataset),
+                self._rows,
                 batch_sampler=self._batch_indices,
                 num_workers=num_workers,
-                collate_fn=_PlainCollate(collate_fn or default_collate),
+                collate_fn=self.collate,
                 persistent_workers=True,
             )
 
@@ -163,18 +148,20 @@ class MicroBatches:
 
     def example(self, index: int = 0) -> Any:
         """Return a record before it is collated, whose types and shapes public rows copy."""
-        return Rows(self._source)[index]
-
-    def collate(self, records: list[Any]) -> Any:
-        """Return a batch of records as the loader makes it."""
-        return _PlainCollate(self._collate_fn or default_collate)(records)
+        return self._rows[index]
 
     def alone(self, index: int) -> Any:
         """Return a batch of one record."""
-        indices = np.array([index])
-        return collate(self._source, indices, self._collate_fn)
+        return self.batch(np.array([index]))
 
-    def load(self, parts: Sequence[NDArray[np.int64]]) -> Iterator[Any]:
+    def batch(self, indices: Indices) -> Any:
+        """Return one batch of the examples at these indices `[n]`, n >= 1."""
+        if self._tensors is None:
+            return self.collate([self._rows[i] for i in indices.tolist()])
+        index = torch.tensor(indices)
+        return tuple(x[index.to(x.device)] for x in self._tensors)
+
+    def load(self, parts: Sequence[Indices]) -> Iterator[Any]:
         """Yield the micro-batches of one step that is already cut, in order.
 
         A caller may stop early: the next call starts with its own indices.
@@ -186,15 +173,16 @@ class MicroBatches:
             IndexError: an index outside the dataset.
         """
         for part in parts:
-            for i in part.tolist():
-                if not 0 <= i < self._size:
-                    raise IndexError(f"index {i} is outside the dataset of {self._size} examples")
+            outside = part[(part < 0) | (part >= self._size)]
+            if outside.size:
+                raise IndexError(
+                    f"index {outside[0]} is outside the dataset of {self._size} examples"
+                )
         return self._load(parts)
 
-    def _load(self, parts: Sequence[NDArray[np.int64]]) -> Iterator[Any]:
+    def _load(self, parts: Sequence[Indices]) -> Iterator[Any]:
         if self._loader is None:
-            for part in parts:
-                yield collate(self._source, part, self._collate_fn)
+            yield from map(self.batch, parts)
         elif parts:
             self._batch_indices[:] = [part.tolist() for part in parts]
             yield from self._loader
@@ -265,7 +253,7 @@ class Part:
         group: rows a unit.
     """
 
-    records: NDArray[np.int64]
+    records: Indices
     weights: NDArray[np.float64] | None
     units: int
     group: int = 1
@@ -322,9 +310,7 @@ def layout(
     return parts
 
 
-def _part(
-    table: NDArray[np.int64], multiple: int | None, least: int, reduction: str, views: int
-) -> Part:
+def _part(table: Indices, multiple: int | None, least: int, reduction: str, views: int) -> Part:
     """Return the part of units `[u, k]`, of at least `least` rows.
 
     Short units are filled with their first record. Padding repeats the first record of the part.
@@ -405,20 +391,14 @@ def check_disjoint(public: Any, private: Any, name: str = "the public data") -> 
     )
 
 
-def _columns(data: Any) -> Sequence[Any] | None:
-    """Return the tensors of a dataset that holds nothing else."""
-    tensors = tensors_of(data)
-    if tensors is not None:
-        return tensors
-    if not isinstance(data, tuple | list) or not data:
-        return None
-    if all(isinstance(x, Tensor | np.ndarray) for x in data):
-        return data
-    return None
-
-
 def _inputs(data: Any) -> Iterator[Any]:
     """Yield the input of every example."""
+    if type(data) is TensorDataset:
+        data = data.tensors
+    is_sequence = isinstance(data, tuple | list) and len(data) > 0
+    if is_sequence and all(isinstance(x, Tensor | np.ndarray) for x in data):
+        # The columns of a dataset, of which the first is the input.
+        data = data[0]
     if isinstance(data, Tensor | np.ndarray):
         yield from data
     elif isinstance(data, Mapping):
@@ -426,8 +406,6 @@ def _inputs(data: Any) -> Iterator[Any]:
         size = len(next(iter(columns.values())))
         for i in range(size):
             yield {name: column[i] for name, column in columns.items()}
-    elif (tensors := _columns(data)) is not None:
-        yield from tensors[0]
     else:
         for i in range(len(data)):
             yield _input_of(data[i])
@@ -485,7 +463,6 @@ def _number_bytes(numbers: Any) -> Iterator[bytes]:
 # Records that stand in a dataset more than once. Where single examples are protected, each would
 # count as several.
 
-_Rows = NDArray[np.int64]
 _ATOMS = (str, bytes, int, float, complex, type(None))  # equal ones may be one object
 
 
@@ -536,11 +513,11 @@ def check_held_out(held_out: Any, private: Any, name: str) -> None:
         )
 
 
-def _rows_by_storage(dataset: Any) -> dict[Any, _Rows]:
+def _rows_by_storage(dataset: Any) -> dict[Any, Indices]:
     """Return the storages of a dataset's rows, each with the numbers of the rows in it."""
     if not hasattr(dataset, "__len__"):
         return {}
-    parts: dict[Any, list[_Rows]] = defaultdict(list)
+    parts: dict[Any, list[Indices]] = defaultdict(list)
     all_rows = np.arange(len(dataset), dtype=np.int64)
     for storage, rows in _locate(dataset, all_rows):
         parts[storage].append(rows)
@@ -556,16 +533,17 @@ def _has_common_rows(dataset: Any, other: Any) -> bool:
     return False
 
 
-def _locate(dataset: Any, rows: _Rows) -> Iterator[tuple[Any, _Rows]]:
+def _locate(dataset: Any, rows: Indices) -> Iterator[tuple[Any, Indices]]:
     """Yield where rows of a dataset are stored: an identifier of the storage, and row numbers."""
-    inner, indices = _find_inner(dataset)
     if isinstance(dataset, ConcatDataset):
         start = 0
         for part, end in zip(dataset.datasets, dataset.cumulative_sizes, strict=True):
             own = rows[(rows >= start) & (rows < end)]
             yield from _locate(part, own - start)
             start = end
-    elif inner is not None:
+        return
+    inner, indices = _find_inner(dataset)
+    if inner is not None:
         if indices is not None:
             inner_rows = np.where(indices < 0, indices + len(inner), indices)
             rows = inner_rows[rows]
@@ -580,7 +558,7 @@ def _locate(dataset: Any, rows: _Rows) -> Iterator[tuple[Any, _Rows]]:
         yield id(dataset), rows
 
 
-def _find_inner(dataset: Any) -> tuple[Any, _Rows | None]:
+def _find_inner(dataset: Any) -> tuple[Any, Indices | None]:
     """Return the dataset that a view shows, and its indices; None for all rows in order."""
     attributes = getattr(dataset, "__dict__", {})
     inner = attributes.get("dataset")
@@ -588,8 +566,6 @@ def _find_inner(dataset: Any) -> tuple[Any, _Rows | None]:
     if hasattr(inner, "__len__") and indices is not None:
         if isinstance(dataset, Subset) or len(indices) == len(dataset):
             return inner, np.asarray(indices, dtype=np.int64).reshape(-1)
-    if isinstance(dataset, ConcatDataset):
-        return None, None
     for value in (inner, *attributes.values()):
         is_view = isinstance(value, Subset | ConcatDataset) or hasattr(value, "_indices")
         if value is not inner and not is_view:
@@ -599,7 +575,7 @@ def _find_inner(dataset: Any) -> tuple[Any, _Rows | None]:
     return None, None
 
 
-def _locate_in_table(dataset: Any, rows: _Rows) -> Iterator[tuple[Any, _Rows]]:
+def _locate_in_table(dataset: Any, rows: Indices) -> Iterator[tuple[Any, Indices]]:
     """Locate rows of a Hugging Face dataset by the memory of its table.
 
     A selection shares this memory, and so do concatenated parts.

@@ -16,10 +16,11 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from dpkfc._checks import check_not_negative
-from dpkfc.data.loading import check_once
+from dpkfc.data.loading import Indices, check_once
 
 if TYPE_CHECKING:
     import dp_accounting
+    from dp_accounting import DpEvent
 
 ADD_OR_REMOVE_ONE = "add_or_remove_one"
 REPLACE_ONE = "replace_one"
@@ -65,7 +66,7 @@ class Sampler(Protocol):
         return max_grad_norm
 
     @abstractmethod
-    def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
+    def event(self, noise_multiplier: float) -> DpEvent:
         """Return the event of one step.
 
         Args:
@@ -73,7 +74,7 @@ class Sampler(Protocol):
         """
 
     @abstractmethod
-    def indices(self, step: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    def indices(self, step: int, generator: np.random.Generator) -> Indices:
         """Return the indices of one batch, possibly none."""
 
     @abstractmethod
@@ -100,7 +101,7 @@ def _gaussian(noise_multiplier: float) -> dp_accounting.GaussianDpEvent:
     return dp_accounting.GaussianDpEvent(float(noise_multiplier))
 
 
-def _poisson_event(sample_rate: float, noise_multiplier: float) -> dp_accounting.DpEvent:
+def _poisson_event(sample_rate: float, noise_multiplier: float) -> DpEvent:
     import dp_accounting
 
     gaussian = _gaussian(noise_multiplier)
@@ -146,11 +147,11 @@ class Poisson(Sampler):
         """Return the mean number of examples in a batch, q N."""
         return self.sample_rate * self.dataset_size
 
-    def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
+    def event(self, noise_multiplier: float) -> DpEvent:
         """Return the event of one step whose noise has standard deviation noise_multiplier · C."""
         return _poisson_event(self.sample_rate, noise_multiplier)
 
-    def indices(self, step: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    def indices(self, step: int, generator: np.random.Generator) -> Indices:
         """Return the indices of one batch, increasing, possibly none; `step` is not used."""
         return np.flatnonzero(generator.random(self.dataset_size) < self.sample_rate)
 
@@ -192,7 +193,7 @@ class TruncatedPoisson(Sampler):
         sizes = np.arange(min(self.max_batch_size, self.dataset_size))
         return float(scipy.stats.binom.sf(sizes, self.dataset_size, self.sample_rate).sum())
 
-    def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
+    def event(self, noise_multiplier: float) -> DpEvent:
         """Return the event of one step whose noise has standard deviation noise_multiplier · C.
 
         The 2 C of full batches are part of the event.
@@ -206,7 +207,7 @@ class TruncatedPoisson(Sampler):
             _gaussian(noise_multiplier).noise_multiplier,
         )
 
-    def indices(self, step: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    def indices(self, step: int, generator: np.random.Generator) -> Indices:
         """Return the indices of one batch, increasing, possibly none; `step` is not used."""
         indices = Poisson(self.sample_rate, self.dataset_size).indices(step, generator)
         if indices.size <= self.max_batch_size:
@@ -263,7 +264,7 @@ class FixedSize(_EqualBatches):
         """Return 2 C: one vector of norm C leaves the sum, and another one enters."""
         return 2.0 * max_grad_norm
 
-    def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
+    def event(self, noise_multiplier: float) -> DpEvent:
         """Return the event of one step whose noise has stddev noise_multiplier · 2 C."""
         import dp_accounting
 
@@ -279,7 +280,7 @@ class FixedSize(_EqualBatches):
             int(self.dataset_size), int(self.batch_size), _gaussian(noise_multiplier)
         )
 
-    def indices(self, step: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    def indices(self, step: int, generator: np.random.Generator) -> Indices:
         """Return the indices of one batch, increasing; `step` is not used."""
         return np.sort(
             generator.choice(self.dataset_size, size=self.batch_size, replace=False, shuffle=False)
@@ -310,11 +311,11 @@ class Shuffle(_EqualBatches):
         """Return the number of batches of an epoch: they are cut from one permutation."""
         return self.dataset_size // self.batch_size
 
-    def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
+    def event(self, noise_multiplier: float) -> DpEvent:
         """Return the event of a Poisson step of the same rate: NOT a bound for this sampler."""
         return _poisson_event(self.batch_size / self.dataset_size, noise_multiplier)
 
-    def indices(self, step: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    def indices(self, step: int, generator: np.random.Generator) -> Indices:
         """Return the indices of one batch; the steps of one epoch need equal generators."""
         start = (step % self.steps_per_draw) * self.batch_size
         return generator.permutation(self.dataset_size)[start : start + self.batch_size]
@@ -345,8 +346,8 @@ class Units:
         limit: most records of one unit that count in one step.
     """
 
-    records: NDArray[np.int64]
-    starts: NDArray[np.int64]
+    records: Indices
+    starts: Indices
     limit: int
 
     @classmethod
@@ -368,7 +369,7 @@ class Units:
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    def draw(self, units: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.int64]:
+    def draw(self, units: Indices, generator: np.random.Generator) -> Indices:
         """Return the records of sampled units, at most `limit` of each.
 
         Args:
@@ -386,7 +387,7 @@ class Units:
             row[: records.size] = records
         return table
 
-    def _draw_records(self, unit: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    def _draw_records(self, unit: int, generator: np.random.Generator) -> Indices:
         records = self.records[self.starts[unit] : self.starts[unit + 1]]
         if records.size <= self.limit:
             return records
