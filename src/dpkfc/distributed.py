@@ -78,6 +78,7 @@ Statement = tuple[str, Any]
 # What one rank says of itself, by the name of the thing.
 Description = dict[str, Statement]
 NamedTensors = Mapping[str, Tensor]
+Tensors = dict[str, Tensor]
 _ABSENT: Statement = ("none", None)
 
 
@@ -127,7 +128,7 @@ class DistributedContext:
 
     def shard(self, indices: Any) -> Any:
         """Return this rank's part of a logical batch. The parts are disjoint and complete."""
-        return self.shards(indices)[self.rank]
+        return indices[self.rank :: self.world_size]
 
     def shards(self, indices: Any) -> list[Any]:
         """Return the parts of all ranks."""
@@ -135,22 +136,21 @@ class DistributedContext:
 
     # -- tensors ---------------------------------------------------------------------------------
 
-    def sum(self, tensors: NamedTensors) -> dict[str, Tensor]:
+    def sum(self, tensors: NamedTensors) -> Tensors:
         """Return the tensors added over all ranks on rank 0, and zeros on the others."""
         if self.world_size == 1:
             return dict(tensors)
         # A rank without examples holds zeros in the types of the parameters.
         is_wide = self.any(widest_dtype(tensors) == torch.float64)
         flat = flatten(tensors, torch.float64 if is_wide else torch.float32)
-        with _clear_errors():
-            dist.reduce(flat, dst=0)
+        _exchange(dist.reduce, flat, dst=0)
         if not self.is_rank0:
             flat.zero_()  # it holds a part of the sum
         return unflatten(flat, tensors)
 
     def broadcast_tensors(
         self, tensors: NamedTensors, like: NamedTensors, device: torch.device
-    ) -> dict[str, Tensor]:
+    ) -> Tensors:
         """Return the tensors of rank 0 on every rank, after one broadcast.
 
         Args:
@@ -166,8 +166,7 @@ class DistributedContext:
         else:
             size = sum(t.numel() for t in like.values())
             flat = torch.empty(size, dtype=dtype, device=device)
-        with _clear_errors():
-            dist.broadcast(flat, src=0)
+        _exchange(dist.broadcast, flat, src=0)
         return unflatten(flat, like)
 
     # -- values ----------------------------------------------------------------------------------
@@ -187,11 +186,15 @@ class DistributedContext:
             result.append(work())
         except Exception as failure:
             error = failure
-        failures = torch.tensor(float(error is not None), device=_device())
-        with _clear_errors():
-            dist.all_reduce(failures)
-        if failures.item():
-            self._raise_everywhere(error)
+        if self.any(error is not None):
+            own_text = None if error is None else f"{type(error).__name__}: {error}"
+            texts = self.all_gather(own_text)
+            if error is not None:
+                raise error
+            rank, text = next(item for item in enumerate(texts) if item[1] is not None)
+            raise RuntimeError(
+                f"another process failed, rank {rank}, so nothing was released. It says: {text}"
+            )
         return result[0]
 
     def run_collective(self, work: Callable[[], T]) -> T:
@@ -210,16 +213,6 @@ class DistributedContext:
                 raise _rank_lost(error) from error
             raise
 
-    def _raise_everywhere(self, error: Exception | None) -> None:
-        text = None if error is None else f"{type(error).__name__}: {error}"
-        texts = self.all_gather(text)
-        if error is not None:
-            raise error
-        rank = next(i for i, text in enumerate(texts) if text is not None)
-        raise RuntimeError(
-            f"another process failed, rank {rank}, so nothing was released. It says: {texts[rank]}"
-        )
-
     def broadcast_from_rank0(self, decide: Callable[[], T], what: str = "") -> T:
         """Run a function on rank 0 alone, and return its result or raise its error on all ranks.
 
@@ -237,8 +230,7 @@ class DistributedContext:
             except Exception as error:
                 failure = error
                 message[2] = _portable_error(error)
-        with _clear_errors():
-            dist.broadcast_object_list(message, src=0)
+        _exchange(dist.broadcast_object_list, message, src=0)
         if message[0] != what:
             raise RuntimeError(
                 f"rank 0 is at '{message[0]}' and rank {self.rank} at '{what}': every process must "
@@ -275,8 +267,7 @@ class DistributedContext:
         if self.world_size == 1:
             return flag
         largest = torch.tensor(float(flag), device=_device())
-        with _clear_errors():
-            dist.all_reduce(largest, dist.ReduceOp.MAX)
+        _exchange(dist.all_reduce, largest, dist.ReduceOp.MAX)
         return bool(largest.item())
 
     def all_gather(self, value: T) -> list[T]:
@@ -284,8 +275,7 @@ class DistributedContext:
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
-        with _clear_errors():
-            dist.all_gather_object(values, value)
+        _exchange(dist.all_gather_object, values, value)
         return values
 
     def gather(self, value: T, to: int) -> list[T] | None:
@@ -293,8 +283,7 @@ class DistributedContext:
         if self.world_size == 1:
             return [value]
         values: list[Any] | None = [None] * self.world_size if self.rank == to else None
-        with _clear_errors():
-            dist.gather_object(value, values, dst=to)
+        _exchange(dist.gather_object, value, values, dst=to)
         return values
 
     def check_consistent(
@@ -340,7 +329,7 @@ def flatten(tensors: NamedTensors, dtype: torch.dtype) -> Tensor:
     return torch.cat([t.detach().flatten().to(dtype) for t in tensors.values()])
 
 
-def unflatten(flat: Tensor, like: NamedTensors) -> dict[str, Tensor]:
+def unflatten(flat: Tensor, like: NamedTensors) -> Tensors:
     """Cut a vector into tensors of the shapes and types of others."""
     pieces = flat.split([t.numel() for t in like.values()])
     tensors = {}
@@ -374,11 +363,10 @@ def _portable_error(error: Exception) -> Exception:
     return RuntimeError(f"{kind.__name__}: {error}")
 
 
-@contextmanager
-def _clear_errors() -> Iterator[None]:
-    """Turn what a backend says of a broken connection into one clear error."""
+def _exchange(operation: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+    """Run an exchange; turn what a backend says of a broken connection into one clear error."""
     try:
-        yield
+        operation(*args, **kwargs)
     except RuntimeError as error:
         raise _rank_lost(error) from error
 
@@ -399,7 +387,9 @@ _COMPARED_RECORDS = 16
 _READS = 3  # fields that differ between reads are random
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
+# Names of things begin or end with a key. A parameter after steps is a matter of the steps.
 _ADVICE = {
+    "steps": "; change the model and the learning rate on every process alike",
     "plan": "; use the same PrivacyConfig, with the same probe, on every process",
     "parameter": "; call torch.manual_seed(0) before the model is built, or load one state_dict",
     "number of records": (
@@ -407,7 +397,6 @@ _ADVICE = {
         "each batch"
     ),
     "optimizer": "; build it with the same settings on every process",
-    "steps": "; change the model and the learning rate on every process alike",
     "probe": "; its sample(n, generator) must depend on the generator only",
     "metric": "; run all processes on the same kind of processor and version of torch",
     "some records": (
@@ -419,15 +408,11 @@ _ADVICE["buffer"] = _ADVICE["parameter"]
 
 
 def advice(name: str) -> str:
-    """Return the fix where the thing of this name differs.
-
-    Args:
-        name: begins or ends with a key of `_ADVICE`. "steps" goes before the others.
-    """
-    kinds = [kind for kind in _ADVICE if name.endswith(kind) or name.startswith(kind)]
-    if "steps" in kinds:
-        return _ADVICE["steps"]
-    return _ADVICE[kinds[0]] if kinds else ""
+    """Return the fix where the thing of this name differs."""
+    for kind, fix in _ADVICE.items():
+        if name.startswith(kind) or name.endswith(kind):
+            return fix
+    return ""
 
 
 def check_alike(
@@ -522,13 +507,12 @@ def _digest_fields(records: Sequence[Any]) -> dict[str, str]:
     """Return a hash of all values of each field, by its name or number."""
     values: dict[str, list[Any]] = {}
     for record in records:
+        fields: Iterable[tuple[Any, Any]] = [("", record)]
         if isinstance(record, Mapping):
-            fields = record
+            fields = record.items()
         elif isinstance(record, (tuple, list)):
-            fields = dict(enumerate(record))
-        else:
-            fields = {"": record}
-        for name, value in fields.items():
+            fields = enumerate(record)
+        for name, value in fields:
             values.setdefault(str(name), []).append(value)
     return {name: _hash(*tree_flatten(column)[0]) for name, column in values.items()}
 
@@ -673,21 +657,21 @@ def prepare(model: nn.Module, world_size: int, *, automatic: bool = False) -> bo
     """
     units = _units(model)
     reshard(model)
-    for name, p in model.named_parameters():
-        if is_divided(p):
-            _check_placement(name, p, world_size, bool(units))
-    if not is_divided(model):
+    divided: dict[str, Any] = {n: p for n, p in model.named_parameters() if is_divided(p)}
+    for name, p in divided.items():
+        _check_placement(name, p, world_size, bool(units))
+    if not divided:
         return False
     if automatic:
         raise ValueError(
             "max_physical_batch_size='auto' tries again on one process, but processes of a sharded"
             " model must make the same passes; give max_physical_batch_size as a number"
         )
-    names = {id(p): name for name, p in model.named_parameters()}
+    names = {id(p): name for name, p in divided.items()}
     for unit in units:
         _record_gathered(unit, names)
-    for name, p in model.named_parameters():
-        if is_divided(p) and p not in _gathered:
+    for name, p in divided.items():
+        if p not in _gathered:
             raise _refusal(name, "is a DTensor that no fully_shard gathers (tensor parallelism?)")
     return True
 
@@ -697,7 +681,7 @@ def _record_gathered(unit: Any, names: Mapping[int, str]) -> None:
 
     Args:
         unit: a module that `fully_shard` was applied to.
-        names: of the model's parameters, by their id.
+        names: of the sharded parameters, by their id.
     """
     sharded = []
     for module in unit.modules():
@@ -803,7 +787,7 @@ def find_graph_tensor(p: Tensor) -> Tensor:
     return tensor
 
 
-def trainable_tensors(model: nn.Module) -> dict[str, Tensor]:
+def trainable_tensors(model: nn.Module) -> Tensors:
     """Return name to tensor of every trainable parameter, as a forward pass reads it."""
     named = model.named_parameters()
     return {name: find_graph_tensor(p) for name, p in named if p.requires_grad}
@@ -857,7 +841,7 @@ def divided_as(full: Tensor, like: Any) -> Tensor:
     )
 
 
-def model_state(model: nn.Module) -> dict[str, Tensor]:
+def model_state(model: nn.Module) -> Tensors:
     """Return the state dict of a sharded model; tied parameters keep their first name only."""
     reshard(model)
     first_names: dict[int, str] = {}
@@ -869,7 +853,7 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
     return {name: x for name, x in state if name not in repeated and isinstance(x, Tensor)}
 
 
-def divided_state(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+def divided_state(state: NamedTensors, model: nn.Module) -> Tensors:
     """Return named whole tensors, sharded if they are values of a sharded parameter.
 
     The value may be the parameter's own, an earlier one or an average.

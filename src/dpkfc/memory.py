@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dpkfc.distributed import processes_on_this_host
 from dpkfc.rng_state import all_states, preserve_generators, restore_all_states
@@ -180,7 +181,7 @@ class _StorageCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: PLW3201
         kwargs = kwargs or {}
-        for x in _strided_tensors((args, *kwargs.values())):
+        for x in _strided_tensors((args, kwargs)):
             self._count(x, is_new=False)
         result = func(*args, **kwargs)
         for x in _strided_tensors(result):
@@ -202,13 +203,9 @@ class _StorageCounter(TorchDispatchMode):
         self.now -= self._known.pop(key, 0)
 
 
-def _strided_tensors(x: Any) -> Iterator[Tensor]:
-    """Yield the tensors in an argument or a result of an operation."""
-    if isinstance(x, Tensor) and x.layout == torch.strided:
-        yield x
-    elif isinstance(x, list | tuple):
-        for y in x:
-            yield from _strided_tensors(y)
+def _strided_tensors(tree: Any) -> list[Tensor]:
+    """Return the tensors in an argument or a result of an operation."""
+    return [x for x in tree_leaves(tree) if isinstance(x, Tensor) and x.layout == torch.strided]
 
 
 def available_bytes() -> int:
@@ -265,15 +262,14 @@ def _read_statistic(table: Path, name: str) -> int:
 
 
 def _available_without_proc() -> int:
-    try:
+    with contextlib.suppress(ImportError):
         import psutil
 
         return int(psutil.virtual_memory().available)
-    except ImportError:
-        names = ("SC_AVPHYS_PAGES", "SC_PAGE_SIZE")
-        if not all(name in getattr(os, "sysconf_names", {}) for name in names):
-            return 1 << 62  # unknown, so there is no bound
-        return os.sysconf(names[0]) * os.sysconf(names[1])
+    # Not all systems have these names, and Windows has no sysconf.
+    with contextlib.suppress(AttributeError, ValueError):
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 1 << 62  # unknown, so there is no bound
 
 
 # --------------------------------------------------------------------------------------------------
@@ -302,11 +298,9 @@ def keep_freed_memory() -> bool:
         environment has its own settings.
     """
     names = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
-    if any(name in os.environ for name in names):
-        return False
-    if "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
-        return False
-    if not sys.platform.startswith("linux"):
+    has_settings = any(name in os.environ for name in names)
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    if has_settings or "glibc.malloc" in tunables or not sys.platform.startswith("linux"):
         return False
     try:
         library = ctypes.CDLL(None)
