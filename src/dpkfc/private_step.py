@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from dpkfc.curvature.base import Preconditioner, PreconditionerState
 from dpkfc.curvature.probes import preserve_model
 from dpkfc.curvature.refresh import (
     SCALE_SIZE,
-    Capture,
     check_same_probe,
     copy_to_device,
     digest_of_probes,
@@ -41,12 +40,11 @@ from dpkfc.linalg.metric import Metric
 from dpkfc.memory import MicroBatchSize
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.privacy.ledger import Ledger
-from dpkfc.privacy.mechanism import ClippedSum, MechanismPlan, Released, release
+from dpkfc.privacy.mechanism import ClippedSum, MechanismPlan, NamedTensors, Released, release
 from dpkfc.privacy.rng import NoiseStream
 from dpkfc.rng_state import device_of
 
 _SINGLE_PROCESS = DistributedContext()
-T = TypeVar("T")
 
 # --------------------------------------------------------------------------------------------------
 # Probe examples in one forward pass of a refresh: no more than a step of the run holds.
@@ -78,84 +76,6 @@ def refresh_microbatch_size(config: Preconditioner, most: int) -> int | None:
     return -(-rows // 2)
 
 
-class ProbeRows:
-    """The probe micro-batch size of all refreshes of one run.
-
-    Args:
-        most: examples that a step holds; None leaves preconditioners as they are.
-        automatic: whether a refresh tries fewer when memory runs out; otherwise that is an error.
-    """
-
-    def __init__(self, most: int | None = None, automatic: bool = False) -> None:
-        self._most = most
-        self._size = MicroBatchSize(automatic=automatic, what="probe example")
-
-    def measure(
-        self,
-        config: Preconditioner,
-        model: nn.Module,
-        capture: Capture,
-        step: int,
-        *,
-        ranks: DistributedContext,
-        device: torch.device,
-    ) -> None:
-        """Bound the size by the bytes of a few probe examples, before the first automatic refresh.
-
-        Args:
-            config: the preconditioner.
-            model: run on the probe, and left as it is.
-            capture: as for `build`.
-            step: names the probe's random stream.
-            ranks: the processes, which all take the smallest bound; one process if one builds.
-            device: of the model.
-        """
-        rows = self._rows(config)
-        specs = config.probe_specs(step)
-        if rows is None or not specs or not self._size.automatic or self._size.bound is not None:
-            return
-
-        def run_examples(count: int) -> None:
-            spec = replace(specs[0], size=count, chunk=count)
-            with preserve_model(model), torch.no_grad():
-                for microbatch in run_probe(model, capture, spec):
-                    for name in microbatch.blocks:
-                        microbatch.blocks[name].explicit()
-
-        self._size.measure(run_examples, rows, device)
-        self._size.bound = min(ranks.all_gather(min(rows, self._size.bound or rows)))
-
-    def fit(self, config: Preconditioner, build: Callable[[Preconditioner], T]) -> T:
-        """Return the result of `build` with the largest micro-batch size that fits.
-
-        Args:
-            config: the preconditioner.
-            build: builds with a preconditioner that differs in its micro-batch size alone, and
-                keeps nothing when it fails. It raises on all processes that build together, or on
-                none.
-
-        Raises:
-            RuntimeError: out of memory at a size that was given, or with one example.
-        """
-        rows = self._rows(config)
-        if rows is None:
-            return build(config)
-        if not self._size.automatic:
-            self._size.bound = rows
-
-        def build_with(bound: int | None) -> T:
-            return build(config.with_microbatch_size(min(rows, bound or rows)))
-
-        return self._size.fit(build_with, rows)
-
-    def _rows(self, config: Preconditioner) -> int | None:
-        """Return the micro-batch size, or None if it must not be changed."""
-        return None if self._most is None else refresh_microbatch_size(config, self._most)
-
-
-# --------------------------------------------------------------------------------------------------
-
-
 class PreconditionerManager:
     """Holds the state of the preconditioner of a run, and rebuilds it when it is due.
 
@@ -183,9 +103,11 @@ class PreconditionerManager:
         self._model = model
         self._layers = layers
         self._ranks = ranks
-        self._rows = ProbeRows(*rows)
+        self._most_rows, automatic = rows
+        # The probe micro-batch size of all refreshes.
+        self._size = MicroBatchSize(automatic=automatic, what="probe example")
         self.current: PreconditionerState | None = None
-        self.past: Mapping[str, Tensor] = {}
+        self.past: NamedTensors = {}
         self.refreshed: list[int] = []
         self._step = 0
 
@@ -247,11 +169,48 @@ class PreconditionerManager:
             # A team retries together, or a lack of memory on one process would end the run there.
             return ranks.run_on_all(make) if "team" in arguments else make()
 
-        device = device_of(self._layers)
-        self._rows.measure(config, self._model, self._capture, step, ranks=ranks, device=device)
-        state = self._rows.fit(config, build)
+        rows = None
+        if self._most_rows is not None:
+            rows = refresh_microbatch_size(config, self._most_rows)
+        if rows is None:
+            state = build(config)
+        else:
+            self._bound_size(config, step, rows, ranks)
+            most = rows
+
+            def build_with(bound: int | None) -> PreconditionerState:
+                return build(config.with_microbatch_size(min(most, bound or most)))
+
+            state = self._size.fit(build_with, rows)
         reshard(self._model)
         return state
+
+    def _bound_size(
+        self, config: Preconditioner, step: int, rows: int, ranks: DistributedContext
+    ) -> None:
+        """Bound the probe examples of a pass by what a step holds.
+
+        The first automatic refresh bounds them by the bytes of a few examples too. All processes
+        take the smallest bound.
+        """
+        size = self._size
+        if not size.automatic:
+            size.bound = rows
+            return
+        specs = config.probe_specs(step)
+        if not specs or size.bound is not None:
+            return
+
+        def run_examples(count: int) -> None:
+            spec = replace(specs[0], size=count, chunk=count)
+            with preserve_model(self._model), torch.no_grad():
+                for microbatch in run_probe(self._model, self._capture, spec):
+                    # Formed on demand, one at a time.
+                    for name in microbatch.blocks:
+                        microbatch.blocks[name].explicit()
+
+        size.measure(run_examples, rows, device_of(self._layers))
+        size.bound = min(ranks.all_gather(min(rows, size.bound or rows)))
 
     def _capture(self, model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Mapping[str, Any]:
         return capture(model, self._layers, loss)
@@ -267,7 +226,7 @@ class PreconditionerManager:
 
         return copy_to_device(self._ranks.broadcast_from_rank0(build), device_of(self._layers))
 
-    def restore(self, tensors: Mapping[str, Tensor]) -> PreconditionerState:
+    def restore(self, tensors: NamedTensors) -> PreconditionerState:
         """Return the state of a checkpoint.
 
         Raises:
@@ -394,7 +353,7 @@ class ReleasePipeline:
 
 
 def set_gradients(
-    parameters: Mapping[str, Tensor], update: Released, *, scale: float | None = None
+    parameters: NamedTensors, update: Released, *, scale: float | None = None
 ) -> None:
     """Put an update into `p.grad`, in the type and the sharding of each parameter.
 
