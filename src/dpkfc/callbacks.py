@@ -90,6 +90,8 @@ class CallbackCalls:
     Attributes:
         takers: names of the callbacks that were given private numbers, in earlier parts of the run
             too.
+        has_started: whether `on_start` was called, and `on_end` was not.
+        active: callbacks that still see steps, on the first process.
 
     Raises:
         ValueError: an object that is no callback.
@@ -105,15 +107,13 @@ class CallbackCalls:
                 )
         self.takers: list[str] = []
         self._callbacks = list(callbacks)
-        self._active: list[Callback] = []
+        self.active: list[Callback] = []
+        self.has_started = False
         self._ranks = ranks
-        self._has_started = False
         self._state: PreconditionerState | None = None
 
     def start(self, session: Any, state: PreconditionerState | None) -> None:
-        """Call `on_start` once; an error ends the run on every process."""
-        if self._has_started:
-            return
+        """Call `on_start`; an error ends the run on every process."""
         self._state = state
 
         def start() -> None:
@@ -121,26 +121,23 @@ class CallbackCalls:
                 callback.on_start(session)
 
         self._ranks.broadcast_from_rank0(start, "callbacks")
-        self._has_started = True
-        self._active = list(self._callbacks) if self._ranks.is_rank0 else []
+        self.has_started = True
+        self.active = list(self._callbacks) if self._ranks.is_rank0 else []
 
     def refresh(self, state: PreconditionerState | None) -> None:
         """Report a preconditioner that is another one than before."""
         if state is None or state is self._state:
             return
         self._state = state
-        self._call_all(self._active, lambda callback: callback.on_refresh(state))
+        self._call_all(self.active, lambda callback: callback.on_refresh(state))
 
-    def step(self, make_report: Callable[[], StepReport], private: Mapping[str, float]) -> None:
+    def step(self, public: StepReport, private: Mapping[str, float]) -> None:
         """Report a step; private numbers go to the callbacks that ask for them.
 
         Args:
-            make_report: makes the public report. It is called where a callback listens.
+            public: the report of all callbacks.
             private: PRIVATE numbers of the step.
         """
-        if not self._active:
-            return
-        public = make_report()
         whole = replace(public, private=dict(private))
 
         def call(callback: Callback) -> None:
@@ -150,14 +147,14 @@ class CallbackCalls:
             self.add_takers([type(callback).__name__])
             callback.on_step(whole)
 
-        self._call_all(self._active, call)
+        self._call_all(self.active, call)
 
     def end(self, session: Any) -> None:
         """Call `on_end` once, also of callbacks that have failed before."""
-        if not self._has_started:
+        if not self.has_started:
             return
-        self._has_started = False
-        self._active = []
+        self.has_started = False
+        self.active = []
         if self._ranks.is_rank0:
             self._call_all(self._callbacks, lambda callback: callback.on_end(session))
 
@@ -171,7 +168,7 @@ class CallbackCalls:
                     type(callback).__name__,
                     exc_info=True,
                 )
-                self._active = [other for other in self._active if other is not callback]
+                self.active = [other for other in self.active if other is not callback]
 
     def unprotected_figures(self, names: Sequence[str]) -> dict[str, str]:
         """Return the private numbers that callbacks were given, with the reason, for the card."""

@@ -107,7 +107,14 @@ _PART = re.compile(r"manifest\.json|.+\.safetensors")
 # safetensors writes into a file with a name of this form, then renames it.
 _UNFINISHED_PART = re.compile(rf"{_PART.pattern}|\.tmp\w{{6}}")
 _NO_STATE = torch.empty(0, dtype=torch.uint8)
-_SESSION = {"plan": str, "step": int, "ledger_count": int, "ledger_head": str, "optimizer": dict}
+_SESSION = {
+    "plan": str,
+    "step": int,
+    "ledger_count": int,
+    "ledger_head": str,
+    "optimizer": dict,
+    "world_size": int,
+}
 # Errors of code that trusts its input, when a file was made by hand. The file is wrong then.
 _MISFIT = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
 
@@ -363,29 +370,20 @@ def _find_misfit(tensors: Values, meta: Values) -> str | None:
     for name, kind in _SESSION.items():
         if not isinstance(meta.get(name), kind):
             return name
-    if "extra" not in meta:
-        return "extra"
-    if "model" not in tensors:
-        return "model"
-    if not 0 <= meta["step"] <= meta["ledger_count"]:
-        return "step"
-    if not meta["plan"].isprintable():
-        return "plan"
-    return _find_misfit_of_processes(meta)
-
-
-def _find_misfit_of_processes(meta: Values) -> str | None:
-    """Return the name of a value of all processes that does not fit; None without one."""
-    world_size = meta["world_size"]
-    if not isinstance(world_size, int) or world_size < 1:
-        return "world_size"
-    state = meta.get("torch_rng", _NO_STATE)
-    if not isinstance(state, Tensor) or state.dtype != torch.uint8 or state.numel() % world_size:
-        return "torch_rng"
+    processes = meta["world_size"]
     takers = meta.get("takers", [])
-    if not isinstance(takers, list) or not all(isinstance(name, str) for name in takers):
-        return "takers"
-    return None
+    state = meta.get("torch_rng", _NO_STATE)
+    is_state = isinstance(state, Tensor) and state.dtype == torch.uint8
+    fits = {
+        "extra": "extra" in meta,
+        "model": "model" in tensors,
+        "step": 0 <= meta["step"] <= meta["ledger_count"],
+        "plan": meta["plan"].isprintable(),
+        "world_size": processes >= 1,
+        "torch_rng": is_state and state.numel() % max(1, processes) == 0,
+        "takers": isinstance(takers, list) and all(isinstance(x, str) for x in takers),
+    }
+    return next((name for name, is_right in fits.items() if not is_right), None)
 
 
 def check_run(
@@ -489,10 +487,15 @@ def file_digest(path: Path) -> str:
 _RECORD_FORMAT = 1
 
 
-def digest_tensors(weights: NamedTensors) -> dict[str, str]:
-    """Return the SHA-256 of type, shape and bytes of each tensor, whatever file it lies in."""
+def digest_tensors(weights: Values) -> dict[str, str]:
+    """Return the SHA-256 of type, shape and bytes of each tensor, whatever file it lies in.
+
+    Sparse tensors, for which no file of ours has a form, and other values are left out.
+    """
     digests = {}
     for name, tensor in weights.items():
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+            continue
         whole = tensor.detach().cpu().contiguous()
         digest = hashlib.sha256(f"{whole.dtype} {tuple(whole.shape)}\n".encode())
         digest.update(whole.reshape(-1).view(torch.uint8).numpy().data)
@@ -500,7 +503,7 @@ def digest_tensors(weights: NamedTensors) -> dict[str, str]:
     return digests
 
 
-def digest_weights(weights: NamedTensors) -> str:
+def digest_weights(weights: Values) -> str:
     """Return one SHA-256 of the names and values of all tensors of a state dict.
 
     It does not depend on the device, the order or the file format.
@@ -526,7 +529,7 @@ class WeightsRecord:
     weights: Mapping[str, str]
     average: Mapping[str, str] = field(default_factory=dict)
 
-    def describes(self, weights: NamedTensors) -> bool:
+    def describes(self, weights: Values) -> bool:
         """Return whether tensors are these weights, or their average.
 
         A file may leave out a tensor that it holds under another name.

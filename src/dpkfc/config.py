@@ -33,7 +33,7 @@ from dpkfc.privacy.mechanism import GAUSSIAN, NOISES, ROUNDED, ExtraRelease, wid
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
 
 if TYPE_CHECKING:
-    import dp_accounting
+    from dp_accounting import DpEvent
 
     from dpkfc.privacy.accounting import Charges
 
@@ -87,17 +87,17 @@ class Plan(PlanBase):
         if self.config.preconditioner is not None:
             self.config.preconditioner.check_plan(self.steps, self.config.readout)
 
-    @property
+    @cached_property
     def max_grad_norm(self) -> float:
         """C, the norm to which one example is clipped."""
         return self.config.max_grad_norm
 
-    @property
+    @cached_property
     def clipping(self) -> str:
         """Flat, normalised or automatic."""
         return self.config.clipping
 
-    @property
+    @cached_property
     def expected_batch_size(self) -> int:
         """The public divisor of every noisy sum, which does not depend on the sampled batch."""
         return self.config.expected_batch_size
@@ -114,13 +114,13 @@ class Plan(PlanBase):
         sensitivity = self.sampler.sensitivity(bound)
         return widened(sensitivity) if self.noise == ROUNDED else sensitivity
 
-    @property
+    @cached_property
     def noise(self) -> str:
         """Kind of the noise: "gaussian" or "rounded"."""
         return self.config.noise
 
     @cached_property
-    def event(self) -> dp_accounting.DpEvent:
+    def event(self) -> DpEvent:
         """The event of one release."""
         return self.sampler.event(self.noise_multiplier)
 
@@ -187,9 +187,9 @@ class Plan(PlanBase):
     @cached_property
     def curve(self) -> EpsilonCurve:
         """ε as a function of the number of steps, with all releases beside them, remembered."""
-        return self._curve(self.extra_counts)
+        return self._curve()
 
-    def _curve(self, extra: Mapping[str, int]) -> EpsilonCurve:
+    def _curve(self, extra: Mapping[str, int] | None = None) -> EpsilonCurve:
         return EpsilonCurve(
             self.event,
             self.delta,
@@ -199,9 +199,11 @@ class Plan(PlanBase):
             also=self._extra_charges(extra),
         )
 
-    def _extra_charges(self, extra: Mapping[str, int]) -> Charges:
-        counts = {kind: extra.get(kind.purpose, 0) for kind in self.extra_releases}
-        return tuple((kind.event, count) for kind, count in counts.items() if count)
+    def _extra_charges(self, extra: Mapping[str, int] | None = None) -> Charges:
+        """Return events and numbers of releases beside the steps, by default all planned ones."""
+        counts = self.extra_counts if extra is None else extra
+        charges = [(kind.event, counts.get(kind.purpose, 0)) for kind in self.extra_releases]
+        return tuple(charge for charge in charges if charge[1])
 
     def epsilon(self, steps: int | None = None, extra: Mapping[str, int] | None = None) -> float:
         """Return ε after a number of steps, by default all planned ones; infinite without noise.
@@ -242,7 +244,7 @@ class Plan(PlanBase):
             self.steps if steps is None else steps,
             self.delta,
             self.neighbouring_relation,
-            self._extra_charges(self.extra_counts if extra is None else extra),
+            self._extra_charges(extra),
         )
 
     def check_accounting(self) -> None:
@@ -259,7 +261,7 @@ class Plan(PlanBase):
                 self.steps,
                 self.delta,
                 self.neighbouring_relation,
-                self._extra_charges(self.extra_counts),
+                self._extra_charges(),
             )
 
     def open_ledger(self, path: str | os.PathLike[str] | None) -> Ledger:
@@ -652,7 +654,7 @@ class PrivacyConfig:
             steps,
             self.resolved_accountant,
             relation=sampler.neighbouring_relation,
-            also=tuple((kind.event, kind.count) for kind in self.extra_releases),
+            also=[(kind.event, kind.count) for kind in self.extra_releases],
         )
         return self._plan(sampler, noise_multiplier, delta, epsilon)
 

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -25,10 +26,10 @@ from torch.utils.data import DataLoader
 
 from dpkfc import checkpoint, distributed
 from dpkfc.callbacks import Callback, CallbackCalls, StepReport
-from dpkfc.checkpoint import StrPath
+from dpkfc.checkpoint import NamedTensors, StrPath, Tensors
 from dpkfc.config import Plan, check_plan
 from dpkfc.curvature.base import PreconditionerState
-from dpkfc.data.loading import Collate, MicroBatches, layout
+from dpkfc.data.loading import Collate, MicroBatches, Part, layout
 from dpkfc.data.sampling import make_units
 from dpkfc.distributed import DistributedContext, check_alike, check_in_step
 from dpkfc.gradients.clipped_sum import EvaluationPoint, LossFn, Proof, clipped_sum
@@ -49,6 +50,7 @@ from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
 from dpkfc.privacy.mechanism import ClippedSum, Released, charge_extra, release_vector
 from dpkfc.private_step import PreconditionerManager, ReleasePipeline, set_gradients
+from dpkfc.rng_state import device_of
 from dpkfc.verification import (
     Attempts,
     PublicRows,
@@ -61,8 +63,6 @@ from dpkfc.verification import (
 # What a step takes and what it reports.
 
 Floats = NDArray[np.float64]
-# Tensors by name.
-Tensors = dict[str, Tensor]
 _log = logging.getLogger(__name__)
 # The fields of a StepRecord that ε does not protect. The time of a step follows its batch size.
 PRIVATE_FIGURES = (
@@ -263,7 +263,7 @@ def record_weights(
         ledger=ledger.id,
         releases=ledger.count,
         head=ledger.head,
-        weights=checkpoint.digest_tensors(_tensors_of(model)),
+        weights=checkpoint.digest_tensors(model.state_dict()),
         average=average or {},
     )
     checkpoint.write_weights_record(ledger.place, record)
@@ -277,19 +277,11 @@ def check_recorded_weights(ledger: Ledger, model: nn.Module) -> None:
         CheckpointError: the record is damaged.
     """
     record = None if ledger.place is None else checkpoint.read_weights_record(ledger.place)
-    if record is None or record.head != ledger.head or not record.describes(_tensors_of(model)):
+    if record is None or record.head != ledger.head or not record.describes(model.state_dict()):
         raise LedgerError(
             f"the model does not hold the weights of {ledger.name}: restore its checkpoint, or load"
             " the weights that it released last"
         )
-
-
-def _tensors_of(model: nn.Module) -> Tensors:
-    """Return the tensors of a state dict; no file of ours has a form for sparse ones."""
-    state = model.state_dict()
-    return {
-        name: x for name, x in state.items() if isinstance(x, Tensor) and x.layout == torch.strided
-    }
 
 
 # --------------------------------------------------------------------------------------------------
@@ -326,6 +318,7 @@ class Session:
         callbacks: see start, steps, refreshes and end; `dpkfc.integrations.loggers` has some.
 
     Attributes:
+        ledger: the privacy ledger.
         receipt: what the budget was charged, None without one.
 
     Raises:
@@ -397,12 +390,12 @@ class Session:
         self._clip = config.clip(layer.name for layer in self.layers)
         noise = plan.noise_stream()
         self._sampling = plan.sampling_stream()
-        ledger = open_shared_ledger(plan, ledger_path, self._ranks)
+        self.ledger = open_shared_ledger(plan, ledger_path, self._ranks)
         rows = config.refresh_rows(world_size)
         self._pipeline = ReleasePipeline(
             plan,
             noise,
-            ledger,
+            self.ledger,
             layers=self.layers,
             preconditioning=PreconditionerManager(
                 config.preconditioner, model, self.layers, self._ranks, rows
@@ -410,7 +403,9 @@ class Session:
             postprocess=PostprocessPipeline(config.postprocess, config.readout),
             ranks=self._ranks,
         )
-        steps, extra = self._ranks.broadcast_from_rank0(lambda: (ledger.steps, ledger.extra))
+        steps, extra = self._ranks.broadcast_from_rank0(
+            lambda: (self.ledger.steps, self.ledger.extra)
+        )
         self._match_ledger(steps, extra)
         self._average = WeightAverage(config.weight_average, self._parameters)
         self._pending: Batch | None = None
@@ -422,7 +417,7 @@ class Session:
         self._weights = WeightGuard(self._parameters)
         self._released = ReleasedWeights(model)
         self._is_first_step = True
-        self._other_releases = ledger.steps  # neither made nor restored by this session
+        self._other_releases = self.ledger.steps  # neither made nor restored by this session
         self._resume = resume
         self._latest_weights = False  # whether the weights are of the last release in the ledger
         self.receipt = self._begin(budget)
@@ -529,9 +524,9 @@ class Session:
             raise RuntimeError(
                 "pass each batch of session.batches() to session.step() once, in the order drawn"
             )
-        self._check_begun()
         self._check_state()
-        self._callbacks.start(self, self.preconditioner)
+        if not self._callbacks.has_started:
+            self._callbacks.start(self, self.preconditioner)
         self._average.start()
         self._pipeline.refresh(self._step)
         run = self._ranks.run_collective if self._is_sharded else self._ranks.run_on_all
@@ -547,24 +542,23 @@ class Session:
         record = step_record(batch, update, norms, self._clip.max_grad_norm, started)
         self._step += 1
         self._latest_weights = True
-        self._call_back(record)
+        if self._callbacks.active:
+            self._call_back(record)
         return record
 
     def _call_back(self, record: StepRecord) -> None:
         """Report a step to the callbacks."""
         self._callbacks.refresh(self.preconditioner)
-        figures = vars(record)
-        self._callbacks.step(
-            lambda: StepReport(
-                step=record.step,
-                release=record.release,
-                epsilon=self.plan.curve.upper_bound(record.release),
-                learning_rate=float(self.optimizer.param_groups[0]["lr"]),
-                noise_multiplier=self.plan.noise_multiplier,
-                notes=record.notes,
-            ),
-            {name: figures[name] for name in PRIVATE_FIGURES},
+        report = StepReport(
+            step=record.step,
+            release=record.release,
+            epsilon=self.plan.curve.upper_bound(record.release),
+            learning_rate=float(self.optimizer.param_groups[0]["lr"]),
+            noise_multiplier=self.plan.noise_multiplier,
+            notes=record.notes,
         )
+        figures = vars(record)
+        self._callbacks.step(report, {name: figures[name] for name in PRIVATE_FIGURES})
 
     @property
     def unprotected_figures(self) -> dict[str, str]:
@@ -573,12 +567,12 @@ class Session:
 
     def _check_state(self) -> None:
         """Check before a step that the model is the one of the last step."""
-        self._ranks.run_on_all(
-            lambda: check_unchanged(
-                self.model, self.layers, self._parameters, finite=self._is_sharded
-            )
-        )
-        self._ranks.run_on_all(self._weights.check)
+
+        def check() -> None:
+            check_unchanged(self.model, self.layers, self._parameters, finite=self._is_sharded)
+            self._weights.check()
+
+        self._ranks.run_on_all(check)
         if self._is_first_step and self._ranks.is_rank0 and self._other_releases:
             # A script that crashed and was started again begins at new weights.
             warnings.warn(
@@ -596,27 +590,34 @@ class Session:
         """Return the clipped sum of this rank's units and their private norms."""
         self._maybe_verify(loss_fn)
         config = self.plan.config
+        views = config.augmentations
         rows = np.asarray(self._ranks.shard(batch.rows))
         records = rows[rows >= 0]
+        count = views * records.size
+        points_of = self._pipeline.postprocess.evaluation_points
+        if self._size.automatic:
+
+            def measure(count: int) -> None:
+                some_records = records[: -(-count // views)]
+                # Later steps may need more evaluation points than this one.
+                points = points_of(self._parameters, later_steps=True)
+                self._try_clipped_sum(loss_fn, some_records, [], points, None, None)
+
+            self._size.measure(measure, count, device_of(self.layers))
         # Processes that gather parameters must make equally many passes. Rows of all ranks show how
         # many that are.
         rows_of_ranks = self._ranks.shards(batch.rows) if self._is_sharded else []
         # A micro-batch of one row would take another path than larger ones, and all processes that
         # gather parameters must take the same path.
         multiple = config.pad_to_multiple or (2 if self._is_sharded else None)
-        views = config.augmentations
-        points = self._evaluation_points()
-
-        def measure(count: int) -> None:
-            # Later steps may need more evaluation points than this one.
-            all_points = self._evaluation_points(all_of_them=True)
-            self._try_clipped_sum(loss_fn, records[: -(-count // views)], [], all_points)
-
-        def attempt(bound: int | None) -> tuple[Tensors, Tensor]:
-            return self._try_clipped_sum(loss_fn, rows, rows_of_ranks, points, bound, multiple)
-
-        count = views * records.size
-        self._size.measure(measure, count, self._device)
+        attempt = partial(
+            self._try_clipped_sum,
+            loss_fn,
+            rows,
+            rows_of_ranks,
+            points_of(self._parameters),
+            multiple,
+        )
         return self._size.fit(attempt, count)
 
     def _try_clipped_sum(
@@ -624,19 +625,22 @@ class Session:
         loss_fn: LossFn,
         rows: Any,
         rows_of_ranks: Sequence[Any],
-        points: list[EvaluationPoint],
-        bound: int | None = None,
-        multiple: int | None = None,
+        points: Sequence[EvaluationPoint],
+        multiple: int | None,
+        bound: int | None,
     ) -> tuple[Tensors, Tensor]:
         """Return clipped sum and norms at one size of micro-batches; keep nothing on failure."""
         config = self.plan.config
-
-        def cut(rows: Any) -> list[Any]:
-            return layout(rows, bound, multiple, config.unit_reduction, config.augmentations)
-
+        cut = partial(
+            layout,
+            bound=bound,
+            multiple=multiple,
+            reduction=config.unit_reduction,
+            views=config.augmentations,
+        )
         parts = cut(rows)
         own_count = len(parts)
-        longest = max((cut(others) for others in rows_of_ranks), key=len, default=[])
+        longest: list[Part] = max(map(cut, rows_of_ranks), key=len, default=[])
         parts = parts + longest[own_count:]
         loaded = self._loader.load([part.records for part in parts])
         return clipped_sum(
@@ -653,18 +657,6 @@ class Session:
             counted=own_count,
             repeatable=self.plan.test_mode,
         )
-
-    def _evaluation_points(self, all_of_them: bool = False) -> list[EvaluationPoint]:
-        """Return where this step's gradients are taken.
-
-        That is one point, or several that a filter combines before the clip.
-        """
-        chain = self._pipeline.postprocess
-        points = []
-        for point in chain.evaluations(all_of_them):
-            parameters = chain.parameters_at(self._parameters, point.lookahead)
-            points.append(EvaluationPoint(parameters, point.weight))
-        return points
 
     def _maybe_verify(self, loss_fn: LossFn) -> None:
         """Check a loss on public rows before its first release."""
@@ -710,7 +702,7 @@ class Session:
             return [
                 lambda count: PublicRows([given[i % len(given)] for i in range(count)], collate)
             ]
-        return attempts_like(self._loader.example(), collate, self._device)
+        return attempts_like(self._loader.example(), collate, device_of(self.layers))
 
     @property
     def unproved_operation(self) -> str:
@@ -829,11 +821,6 @@ class Session:
     def epsilon(self) -> float:
         """ε of all releases in the ledger at the plan's δ."""
         return self.plan.epsilon(self.ledger.steps, self.ledger.extra)
-
-    @property
-    def ledger(self) -> Ledger:
-        """The privacy ledger."""
-        return self._pipeline.ledger
 
     # -- the card ---------------------------------------------------------------------------------
 
@@ -1034,13 +1021,10 @@ class Session:
         self._other_releases = 0
         self._latest_weights = meta["ledger_count"] == self.ledger.count
 
-    @property
-    def _device(self) -> torch.device:
-        return next(iter(self._parameters.values())).device
-
-    def _place(self, state: Mapping[str, Tensor]) -> Tensors:
+    def _place(self, state: NamedTensors) -> Tensors:
         """Return a state on the device and in the sharding of the model."""
-        moved = {name: x.to(self._device) for name, x in state.items()}
+        device = device_of(self.layers)
+        moved = {name: x.to(device) for name, x in state.items()}
         return distributed.divided_state(moved, self.model)
 
     def close(self) -> None:
@@ -1058,7 +1042,7 @@ class Session:
             average: dict[str, str] = {}
             if self.plan.config.weight_average:
                 with self.averaged_weights():
-                    average = checkpoint.digest_tensors(_tensors_of(self.model))
+                    average = checkpoint.digest_tensors(self.model.state_dict())
             record_weights(self.ledger, self.model, average)
         except (RuntimeError, OSError) as error:
             _log.warning("no digest of the weights is kept next to the ledger: %s", error)

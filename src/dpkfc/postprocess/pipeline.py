@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, runtime_checkable
@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 from dpkfc._checks import check_in_range, check_one_of
-from dpkfc.gradients.clipped_sum import map_groups, matrix_of, split_sum, spread
+from dpkfc.gradients.clipped_sum import HERE, map_groups, matrix_of, split_sum, spread
+from dpkfc.gradients.clipped_sum import EvaluationPoint as GradientPoint
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.metric import EMBEDDING, Entry, Metric, Subspace
-from dpkfc.privacy.mechanism import Released
+from dpkfc.privacy.mechanism import NamedTensors, Released, Tensors
 
 # --------------------------------------------------------------------------------------------------
 # The protocol of a step: a frozen value that maps a release and a state to the next of both.
 
-State = Mapping[str, Tensor]  # such as "v/conv1.weight"
+State = NamedTensors  # such as "v/conv1.weight"
 
 
 @dataclass(frozen=True)
@@ -70,13 +71,11 @@ class PostProcess(Protocol):
         """Return plain values, `name` among them, that determine the result."""
         raise NotImplementedError(f"{type(self).__name__} must define describe()")
 
-    def apply(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
+    def apply(self, released: Released, state: State) -> tuple[Released, Tensors]:
         """Return the next release and state; neither argument is changed."""
         raise NotImplementedError(f"{type(self).__name__} must define apply(released, state)")
 
-    def apply_in_place(
-        self, released: Released, state: State
-    ) -> tuple[Released, dict[str, Tensor]]:
+    def apply_in_place(self, released: Released, state: State) -> tuple[Released, Tensors]:
         """Return the result of `apply`, which may use the memory of the arguments."""
         return self.apply(released, state)
 
@@ -89,7 +88,7 @@ def get_tensor(state: State, kind: str, name: str) -> Tensor | None:
     return state.get(f"{kind}/{name}")
 
 
-def state_entries(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def state_entries(kind: str, tensors: NamedTensors) -> Tensors:
     """Return the tensors of all parameters under the names that `get_tensor` reads."""
     return {f"{kind}/{name}": tensor for name, tensor in tensors.items()}
 
@@ -120,7 +119,7 @@ def combine_subspace_release(
     embedding = released.gradients[EMBEDDING] / basis.embedding_scale
     in_subspace = spread(basis, layers, lambda span: span.combine(embedding))
     diagonal = spread(basis, layers, lambda span: span.diagonal)
-    gradients: dict[str, Tensor] = dict(in_subspace)
+    gradients: Tensors = dict(in_subspace)
     variances: dict[str, Tensor | float] = {}
     for name, entries in diagonal.items():
         variances[name] = entries * (variance / basis.embedding_scale**2)
@@ -155,7 +154,7 @@ class CachedReadout:
     entry: Entry
     change: Entry
     noise_variance: float
-    variances: Mapping[str, Tensor]
+    variances: NamedTensors
 
 
 def read_out(
@@ -176,9 +175,8 @@ def read_out(
             object.
 
     Raises:
-        ValueError: an unknown read-out, or a release whose noise does not have one variance.
+        ValueError: a release whose noise does not have one variance.
     """
-    check_one_of("readout", how, READOUTS)
     if isinstance(metric, Subspace):
         # A subspace has no entries, so that all three read-outs are the same.
         return combine_subspace_release(released, metric, layers)
@@ -205,21 +203,19 @@ def read_out(
     return replace(released, gradients=gradients, noise_variance=variances)
 
 
-def _scales(layer: Layer, entry: Entry) -> dict[str, Tensor]:
+def _scales(layer: Layer, entry: Entry) -> Tensors:
     """Return the factors of an elementwise entry by full parameter name."""
     scales = entry.scales
     return {name: scales[role] for role, name in layer.parameters.items() if role in scales}
 
 
-def _apply_entry(layer: Layer, tensors: Mapping[str, Tensor], entry: Entry) -> Mapping[str, Tensor]:
+def _apply_entry(layer: Layer, tensors: NamedTensors, entry: Entry) -> NamedTensors:
     if entry.is_elementwise:
         return {name: tensors[name] * scale for name, scale in _scales(layer, entry).items()}
     return _map_matrix(layer, tensors, entry.apply)
 
 
-def _variances(
-    layer: Layer, tensors: Mapping[str, Tensor], entry: Any, variance: float
-) -> dict[str, Tensor]:
+def _variances(layer: Layer, tensors: NamedTensors, entry: Any, variance: float) -> Tensors:
     if entry.is_elementwise:
         return {name: variance * scale.square() for name, scale in _scales(layer, entry).items()}
 
@@ -231,8 +227,8 @@ def _variances(
 
 
 def _map_matrix(
-    layer: Layer, tensors: Mapping[str, Tensor], function: Callable[[Tensor], Tensor]
-) -> Mapping[str, Tensor]:
+    layer: Layer, tensors: NamedTensors, function: Callable[[Tensor], Tensor]
+) -> NamedTensors:
     matrix = matrix_of(layer, tensors)
     return split_sum(layer, map_groups(layer, matrix, function))
 
@@ -252,6 +248,9 @@ class PostprocessPipeline:
         steps: in order.
         readout: whitened, natural or inverse.
 
+    Attributes:
+        has_lookahead: whether gradients are taken anywhere else than at the parameters alone.
+
     Raises:
         ValueError: steps that cannot be combined, with the reason.
     """
@@ -262,43 +261,33 @@ class PostprocessPipeline:
         self._readout = readout
         self._states: list[State] = [{} for _ in steps]
         self._cache: dict[str, CachedReadout] = {}
-        self._previous_parameters: dict[str, Tensor] | None = None
+        self._previous_parameters: Tensors | None = None
         self._points: tuple[EvaluationPoint, ...] = AT_PARAMETERS
         for step in steps:
             if step.evaluations is not None:
                 self._points = step.evaluations
+        self.has_lookahead = self._points != AT_PARAMETERS
 
-    @property
-    def has_lookahead(self) -> bool:
-        """Return whether gradients are taken anywhere else than at the parameters alone."""
-        return self._points != AT_PARAMETERS
-
-    def evaluations(self, later_steps: bool = False) -> tuple[EvaluationPoint, ...]:
+    def evaluation_points(
+        self, parameters: NamedTensors, *, later_steps: bool = False
+    ) -> list[GradientPoint]:
         """Return the points at which this step takes gradients.
 
+        Before the first change of the parameters all points are the same, and the step takes one.
+
         Args:
-            later_steps: return the points of all steps but the first. Before the first change of
-                the parameters all points are the same, and the step takes one.
+            parameters: θ, by name.
+            later_steps: return the points of all steps but the first.
         """
-        if later_steps or self._previous_parameters is not None:
-            return self._points
-        return AT_PARAMETERS
-
-    def parameters_at(
-        self, parameters: Mapping[str, Tensor], lookahead: float
-    ) -> dict[str, Tensor] | None:
-        """Return θ + lookahead · d as new tensors, None for θ.
-
-        d is the last change of the parameters.
-        """
-        if lookahead == 0 or self._previous_parameters is None:
-            return None
-        points = {}
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                current = parameter.detach()
-                change = current - self._previous_parameters[name]
-                points[name] = current + lookahead * change
+        previous = self._previous_parameters
+        if previous is None and not later_steps:
+            return [HERE]
+        points = []
+        for point in self._points:
+            moved = None
+            if point.lookahead and previous is not None:
+                moved = _extrapolate(parameters, previous, point.lookahead)
+            points.append(GradientPoint(moved, point.weight))
         return points
 
     def apply(
@@ -333,12 +322,12 @@ class PostprocessPipeline:
         self._states = states
         return value
 
-    def record_parameters(self, parameters: Mapping[str, Tensor]) -> None:
+    def record_parameters(self, parameters: NamedTensors) -> None:
         """Copy the parameters before the optimizer changes them, if the next step looks ahead."""
         if self.has_lookahead:
             self._previous_parameters = {name: p.detach().clone() for name, p in parameters.items()}
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self) -> Tensors:
         """Return flat tensors, which are all functions of releases."""
         flat = {}
         for i, state in enumerate(self._states):
@@ -348,10 +337,10 @@ class PostprocessPipeline:
             flat[f"before.{name}"] = parameter
         return flat
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state: NamedTensors) -> None:
         """Continue from `state_dict`."""
-        states: list[dict[str, Tensor]] = [{} for _ in self._steps]
-        previous: dict[str, Tensor] = {}
+        states: list[Tensors] = [{} for _ in self._steps]
+        previous: Tensors = {}
         for key, tensor in state.items():
             owner, _, name = key.partition(".")
             if owner == "before":
@@ -362,6 +351,17 @@ class PostprocessPipeline:
                 raise ValueError(f"the state '{key}' belongs to other post-processing steps")
         self._states = list(states)
         self._previous_parameters = previous or None
+
+
+def _extrapolate(parameters: NamedTensors, previous: NamedTensors, lookahead: float) -> Tensors:
+    """Return θ + lookahead · d as new tensors, with d the last change of the parameters."""
+    points = {}
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            current = parameter.detach()
+            change = current - previous[name]
+            points[name] = current + lookahead * change
+    return points
 
 
 def check_pipeline(steps: Sequence[PostProcess], readout: str) -> None:
@@ -504,12 +504,12 @@ class WeightAverage:
         parameters: trainable parameters, by name; frozen ones do not move.
     """
 
-    def __init__(self, settings: WeightEMA | None, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(self, settings: WeightEMA | None, parameters: NamedTensors) -> None:
         self._settings = settings
         self._parameters = dict(parameters)
         self._updates = 0
-        self._average: dict[str, Tensor] | None = None
-        self._trained_weights: dict[str, Tensor] | None = None
+        self._average: Tensors | None = None
+        self._trained_weights: Tensors | None = None
 
     def start(self) -> None:
         """Start from the weights that the first step changes.
@@ -567,12 +567,12 @@ class WeightAverage:
                 " first"
             )
 
-    def _write(self, values: Mapping[str, Tensor]) -> None:
+    def _write(self, values: NamedTensors) -> None:
         with torch.no_grad():
             for name, value in values.items():
                 self._parameters[name].copy_(value)
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self) -> Tensors:
         """Return the average and the number of updates; nothing before the first."""
         self.check_swapped_out()
         if not self._average:
@@ -581,7 +581,7 @@ class WeightAverage:
         state["updates"] = torch.tensor(self._updates)
         return state
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state: NamedTensors) -> None:
         """Continue from `state_dict`; an empty one starts the average at the next step."""
         self.check_swapped_out()
         average = {}

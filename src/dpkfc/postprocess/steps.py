@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from dpkfc.postprocess.pipeline import (
     get_tensor,
     state_entries,
 )
-from dpkfc.privacy.mechanism import Released
+from dpkfc.privacy.mechanism import NamedTensors, Released, Tensors
 
 # --------------------------------------------------------------------------------------------------
 # Linear filters of releases over time, y_t = Σ b_τ g_{t-τ} − Σ a_τ y_{t-τ}, and the variance of the
@@ -119,7 +119,7 @@ def _congruence(f: Tensor, k: Tensor) -> Tensor:
 
 def filter_release(
     released: Released, state: State, recursion: Recursion, normalise: bool
-) -> tuple[Released, dict[str, Tensor]]:
+) -> tuple[Released, Tensors]:
     """Filter every parameter by one step.
 
     Args:
@@ -159,7 +159,7 @@ def filter_release(
     return replace_outputs(released, outputs, variances, 1 / divisor**2), new_state
 
 
-def noise_variances(released: Released, state: State) -> dict[str, Tensor]:
+def noise_variances(released: Released, state: State) -> Tensors:
     """Return the variance of the noise by parameter, under "" if all share one number."""
     common = released.noise_variance
     if common is None:
@@ -177,7 +177,7 @@ def noise_variances(released: Released, state: State) -> dict[str, Tensor]:
 
 
 def replace_outputs(
-    released: Released, outputs: dict[str, Tensor], variances: Mapping[str, Tensor], factor: float
+    released: Released, outputs: Tensors, variances: NamedTensors, factor: float
 ) -> Released:
     """Return the release with other gradients and with its `noise_variances` scaled."""
     noise_variance: Any = None
@@ -222,7 +222,7 @@ class EMA(PostProcess):
         """Return plain values that determine the result."""
         return {"name": "EMA", "kappa": self.kappa, "init": self.init}
 
-    def apply(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
+    def apply(self, released: Released, state: State) -> tuple[Released, Tensors]:
         """Return the average with the variance of its noise."""
         if self.kappa == 1:
             return released, {}
@@ -366,7 +366,7 @@ class DiSK(PostProcess):
             "init": self.init,
         }
 
-    def apply(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
+    def apply(self, released: Released, state: State) -> tuple[Released, Tensors]:
         """Return the average of the combined gradients with the variance of its noise."""
         average = EMA(self.kappa, self.init)
         return average.apply(released, state)
@@ -501,7 +501,7 @@ class LowPass(PostProcess):
             "a": [_rounded(x) for x in self.a],
         }
 
-    def apply(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
+    def apply(self, released: Released, state: State) -> tuple[Released, Tensors]:
         """Return the filtered value with the variance of its noise."""
         recursion = Recursion(self.b, self.a)
         return filter_release(released, state, recursion, normalise=True)
@@ -572,7 +572,7 @@ class AdamBC(PostProcess):
             description["resolution"] = self.resolution
         return description
 
-    def apply(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
+    def apply(self, released: Released, state: State) -> tuple[Released, Tensors]:
         """Return the step; note `adam_bc/floor_fraction` gives the entries at the floor."""
         beta1, beta2 = self.betas
         t = _count(state)
@@ -686,19 +686,14 @@ class SOFIM(PostProcess):
         """Return plain values that determine the result."""
         return {"name": "SOFIM", **asdict(self)}
 
-    def apply(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
-        """Return the step, zero during the warm-up."""
-        return self._apply(released, state, in_place=False)
-
-    def apply_in_place(
-        self, released: Released, state: State
-    ) -> tuple[Released, dict[str, Tensor]]:
+    def apply_in_place(self, released: Released, state: State) -> tuple[Released, Tensors]:
         """Return the step in the memory of the arguments, because new memory costs more time."""
-        return self._apply(released, state, in_place=True)
+        return self.apply(released, state, in_place=True)
 
-    def _apply(
-        self, released: Released, state: State, *, in_place: bool
-    ) -> tuple[Released, dict[str, Tensor]]:
+    def apply(
+        self, released: Released, state: State, *, in_place: bool = False
+    ) -> tuple[Released, Tensors]:
+        """Return the step, zero during the warm-up."""
         t = _count(state)
         means = {}
         squared_norm = 0.0
@@ -715,13 +710,13 @@ class SOFIM(PostProcess):
 
     def _steps(
         self,
-        gradients: dict[str, Tensor],
-        means: dict[str, Tensor],
+        gradients: Tensors,
+        means: Tensors,
         t: int,
         squared_norm: float,
         product: float,
         in_place: bool,
-    ) -> dict[str, Tensor]:
+    ) -> Tensors:
         """Return the steps from the uncorrected M, ‖M‖² and Mᵀg."""
         if t <= self.warmup:
             return {name: torch.zeros_like(g) for name, g in gradients.items()}
@@ -775,8 +770,6 @@ def _update_mean(
 
 
 def _sum(values: list[Tensor]) -> float:
-    if not values:
-        return 0.0
     total = torch.stack(values).sum(dtype=torch.float64)
     return float(total)
 
