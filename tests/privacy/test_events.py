@@ -19,6 +19,7 @@ from scipy import optimize, stats
 from dpkfc.data.sampling import FixedSize
 from dpkfc.privacy import accounting
 from dpkfc.privacy.accounting import (
+    VOID,
     EpsilonCurve,
     cross_check,
     deltas_of_epsilons,
@@ -26,6 +27,7 @@ from dpkfc.privacy.accounting import (
     event_from_dict,
     event_to_dict,
     pld_of_one,
+    total_epsilon,
 )
 from dpkfc.privacy.integration import integrated_epsilon
 
@@ -305,6 +307,23 @@ def test_the_upper_bound_is_exact_at_the_counts_that_are_computed_anyway_and_nev
     assert all(bounds[n] == curve.epsilon(n) for n in range(0, 113, every)) and bounds[
         112
     ] == curve.epsilon(112)
+
+
+@pytest.mark.parametrize("more", [(), ((dp_accounting.GaussianDpEvent(0.1), 5),)])
+def test_an_epsilon_in_the_millions_is_bounded_without_a_composition_by_pld(more, monkeypatch):
+    charges = [(poisson(0.1, 0.01), 1000), *more]
+    bound = total_epsilon(charges, DELTA, "rdp")
+    assert bound > accounting.MOST_BY_PLD
+    monkeypatch.setattr(accounting, "_values", {})
+    monkeypatch.setattr(accounting, "_compose", None)
+    assert total_epsilon(charges, DELTA, "pld") == bound
+    checked = cross_check(*charges[0], DELTA, also=more)
+    assert checked["pld"] == checked["rdp"]
+
+
+def test_a_large_epsilon_below_a_million_is_still_that_of_pld():
+    event = poisson(0.01, 0.1)
+    assert VOID < epsilon(event, 1000, DELTA) < 0.2 * epsilon(event, 1000, DELTA, "rdp")
 
 
 def test_warnings_of_dp_accounting_are_said_once_by_our_logger(caplog, monkeypatch):

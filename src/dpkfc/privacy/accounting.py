@@ -233,6 +233,8 @@ ACCOUNTANTS = ("pld", "rdp")
 PLD_RDP_TOLERANCE = 1e-3
 INTEGRAL_TOLERANCE = 0.01  # absolute and relative
 VOID = 1000.0  # an ε without any meaning
+# Above this ε by RDP, PLD would take minutes and gigabytes for a figure that nobody can use.
+MOST_BY_PLD = 1e6
 _GRID_RATIO = 1.2  # of the step counts of upper_bound
 _RARE = 1e-3  # of δ, for the loss of full batches
 # Calibration, the check before a run and the card ask for the same values of ε.
@@ -256,7 +258,8 @@ def epsilon(
         event: one release.
         count: number of releases, >= 0.
         delta: δ in (0, 1).
-        accountant: "pld" or "rdp".
+        accountant: "pld" or "rdp". Noise below half of the sensitivity, at which RDP gives more
+            than `MOST_BY_PLD`, is left to RDP, whose bound is looser.
         neighbouring_relation: "add_or_remove_one" or "replace_one".
 
     Returns:
@@ -412,6 +415,10 @@ def _epsilon_by_pld(event: DpEvent, count: int, delta: float, relation: str) -> 
             accountant = _accountant("pld", relation)
             return float(accountant.compose(event, count).get_epsilon(resolved))
         interval = interval_of(event)
+        if interval > _INTERVAL:
+            by_rdp = _epsilon_by_rdp(charges, delta, relation)
+            if MOST_BY_PLD < by_rdp < math.inf:
+                return by_rdp
         losses = [_losses_of_charge(part, number, relation, interval) for part, number in charges]
         total = functools.reduce(lambda one, other: one.compose(other), losses)
         return float(total.get_epsilon_for_delta(resolved))
@@ -527,7 +534,8 @@ def cross_check(
     by_pld = None
     if neighbouring_relation != "replace_one" and pld_resolves(event, count, delta):
         by_pld = epsilon(event, count, delta, "pld", neighbouring_relation)
-    if count > 0 and not has_no_noise(event):
+    is_comparable = not MOST_BY_PLD < by_rdp < math.inf
+    if count > 0 and is_comparable and not has_no_noise(event):
         _compare(event, count, delta, by_pld, by_rdp)
     if not also:
         return {"pld": by_pld, "rdp": by_rdp}
