@@ -6,7 +6,7 @@ They share a guard of the optimizer against steps without a release, and `privac
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +19,20 @@ from dpkfc.gradients.state import is_nested_step
 from dpkfc.report import json_number
 from dpkfc.session import Session
 
+# Whether each check applies, and the message of its error.
+Checks = Iterator[tuple[bool, str]]
 
-def refuse(checks: Iterable[tuple[bool, str]]) -> None:
-    """Raise the message of the first check that applies.
+
+def refuse(checks: Checks, kind: type[Exception] = ValueError) -> None:
+    """Raise an error with the message of the first check that applies.
 
     Args:
         checks: whether each applies, and its message.
-
-    Raises:
-        ValueError: with that message.
+        kind: of the error.
     """
     for applies, message in checks:
         if applies:
-            raise ValueError(message)
+            raise kind(message)
 
 
 def refuse_unreleased_steps(session: Session, guarded: Optimizer | None = None) -> RemovableHandle:

@@ -3,6 +3,9 @@
 The modes of a tracker are on while the script works on a batch. They see what the script does with
 the batch, what the model computes and how the loss is reduced. The recording takes
 `loss.backward()` over: it asks for the gradient of every example and writes nothing into `p.grad`.
+`PrivateStep` (`_opacus_step`) then has the recording add the gradients to a clipped sum.
+
+The last parts check the model and the padding of records on public rows, once a run.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, product
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -152,8 +155,9 @@ class ModelCall:
 
 def _model_call(joined: list[Any], singles: list[list[Any]], places: list[int]) -> ModelCall:
     """Return the call with its outputs at some places."""
-    first, *others = ([leaves[i] for i in places] for leaves in (joined, *singles))
-    return ModelCall(first, others)
+    outputs = [joined[i] for i in places]
+    alone = [[leaves[i] for i in places] for leaves in singles]
+    return ModelCall(outputs, alone)
 
 
 @dataclass(frozen=True)
@@ -171,18 +175,6 @@ class _Inputs:
     output: Any
     versions: list[tuple[Tensor, int]]
 
-    def check(self) -> None:
-        """Check that the inputs are what the model was called with.
-
-        Raises:
-            RuntimeError: an input was written since, so the model cannot run again on single
-                examples.
-        """
-        if any(x._version != version for x, version in self.versions):
-            raise RuntimeError(
-                "an input of the model was changed in place before loss.backward(); change a copy"
-            )
-
 
 class _TakeOver(TorchFunctionMode):
     """Hands `loss.backward()` to a recording; class-label losses get public divisors."""
@@ -192,18 +184,15 @@ class _TakeOver(TorchFunctionMode):
         # A strong reference in the stack of modes would keep an abandoned batch alive.
         self._recording = weakref.ref(recording)
         self.is_on = True
-        self.is_done = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one function of torch."""
         kwargs = kwargs or {}
         recording = self._recording()
         if recording is not None and self.is_on:
-            if func is Tensor.backward:
-                if recording.differentiate(args[0], kwargs):
-                    self.is_done = True
-                    return None
-            elif func in _CLASS_LOSSES and not self.is_done:
+            if func is Tensor.backward and recording.differentiate(args[0], kwargs):
+                return None
+            if func in _CLASS_LOSSES and not recording.passes:
                 return _apply_public_divisor(recording, func, args, kwargs)
         return func(*args, **kwargs)
 
@@ -241,7 +230,7 @@ class BatchRecording:
     Args:
         model: the model.
         layers: its layers.
-        size: the number N of examples in the batch, 0 for an empty one.
+        physical: the batch. Its N examples may be none.
         batch: what the loader yields.
         reduction: of the loss, "mean" or "sum".
         exact: the reason to run the model on one example at a time, or None.
@@ -249,79 +238,73 @@ class BatchRecording:
             None.
 
     Attributes:
+        tracker: follows the examples. A batch of fewer than two has none.
         calls: the calls of the layers, once the loss was differentiated.
         gradients: the gradients of every example instead, where the batch was not proved.
         passes: how often a loss of the batch was differentiated.
         forwards: how often the script called the model.
         runs_single_examples: whether the recording itself runs the model, on single examples.
+        modes: follow the script and take over its `loss.backward()`.
     """
 
     def __init__(
         self,
         model: nn.Module,
         layers: Sequence[Layer],
-        size: int,
+        physical: PhysicalBatch,
         batch: Any,
         *,
         reduction: str,
         exact: Unknown | None,
-        entry_weight: float | None = None,
+        entry_weight: float | None,
     ) -> None:
         self.model = model
         self.layers = layers
-        self.size = size
+        self.physical = physical
+        self.size = physical.size
         self.batch = batch
         self.reduction = reduction
         self.exact = exact
         self.entry_weight = entry_weight
-        self.tracker: Tracker | None = None
+        self.tracker: Tracker
         self.tape: Tape | None = None
-        self.calls: Calls | None = None
-        self.gradients: list[dict[str, Tensor]] | None = None
+        self.calls: Calls = {}
+        self.gradients: list[dict[str, Tensor]] = []
         self.passes = 0
         self.forwards = 0
         self._model_calls: list[ModelCall] = []
         self._inputs: list[_Inputs] = []
         self._altered: Unknown | None = None
         self.runs_single_examples = False
-        self._modes = ScriptModes(self, self._begin())
-
-    # -- modes ------------------------------------------------------------------------------------
-
-    def _begin(self) -> list[Any]:
-        """Begin to record; return the modes that follow the script."""
         modes: list[Any] = []
         if self.size > 1:
-            self.tracker = batch_tracker(self.model, unwrap_containers(self.batch), self.size)
-            if self.exact is None:
-                self.tape = Tape(self.model, self.layers, self.size, tracker=self.tracker)
+            self.tracker = batch_tracker(model, unwrap_containers(batch), self.size)
+            if exact is None:
+                self.tape = Tape(model, layers, self.size, tracker=self.tracker)
                 self.tape.__enter__()
             modes += self.tracker.modes()
-        return [*modes, _TakeOver(self)]
-
-    @contextmanager
-    def suspended(self) -> Iterator[None]:
-        """Do not follow what the body does."""
-        with self._modes.suspended():
-            yield
+        self.modes = ScriptModes(self, [*modes, _TakeOver(self)])
 
     def end(self) -> None:
         """Let go of the script."""
+        self._close_tape()
+        self.modes.end()
+
+    def _close_tape(self) -> None:
         if self.tape is not None:
             self.tape.close_hooks()
-        self._modes.end()
 
     # -- the model --------------------------------------------------------------------------------
 
     def begin_forward(self) -> None:
         """Record, before a call of the model, whether the script altered its batch."""
-        if self.tracker is not None:
+        if self.size > 1:
             self._altered = self._altered or self.tracker.altered
 
     def end_forward(self, args: Arguments, kwargs: Keywords, output: Any) -> Any:
         """Record a call of the model; return outputs that replace its own, or None to keep them."""
         self.forwards += 1
-        if self.size < 2 or self.tracker is None:
+        if self.size < 2:
             return None
         if self.exact is None:
             self.exact = self.tracker.failure or self._find_unknown(output)
@@ -329,13 +312,11 @@ class BatchRecording:
             versions = [(x, x._version) for x in tensors_of((args, kwargs))]
             self._inputs.append(_Inputs(args, kwargs, output, versions))
             return None
-        if self.tape is not None:
-            self.tape.close_hooks()
+        self._close_tape()
         return self._run_one_by_one(args, kwargs, output)
 
     def _find_unknown(self, output: Any) -> Unknown | None:
         """Return the state of the first output whose examples cannot be told; None without one."""
-        assert self.tracker is not None
         for x in filter(is_differentiable, tree_leaves(output)):
             state = self.tracker.state(x)
             if isinstance(state, Unknown):
@@ -344,7 +325,6 @@ class BatchRecording:
 
     def _run_one_by_one(self, args: Arguments, kwargs: Keywords, output: Any) -> Any:
         """Run the model on each example alone; return the outputs put together."""
-        assert self.tracker is not None
         tracker = self.tracker
         joined, spec = tree_flatten(output)
         states: dict[int, State] = {}
@@ -403,10 +383,8 @@ class BatchRecording:
         Raises:
             ValueError: the examples in an argument cannot be separated.
         """
-        assert self.tracker is not None
         leaves = tree_leaves((args, kwargs))
-        container = next((x for x in leaves if _holds_tensors(x)), None)
-        if container is not None:
+        for container in filter(_holds_tensors, leaves):
             raise ValueError(
                 f"the examples inside a {type(container).__name__} cannot be separated; call the "
                 "model with the tensors of the batch"
@@ -420,7 +398,6 @@ class BatchRecording:
 
     def _pick_example(self, i: int, x: Any) -> Any:
         """Return the part of an argument that belongs to example i."""
-        assert self.tracker is not None
         if not isinstance(x, Tensor):
             return x
         state = self.tracker.state(x)
@@ -455,7 +432,7 @@ class BatchRecording:
         if options["gradient"] is not None:
             loss = loss * options["gradient"]
         state: State | None = None
-        if self.tracker is not None:
+        if self.size > 1:
             state = self.tracker.state(loss)
             if not isinstance(state, (Total, Unknown, BatchAxis)):
                 return False
@@ -468,9 +445,8 @@ class BatchRecording:
         if self.passes > 1 or self.size == 0:
             return True
         # The script is followed no further. Later calls of `backward()` are still taken over.
-        if self.tape is not None:
-            self.tape.close_hooks()
-        self._modes.switch_off(all_but=_TakeOver)
+        self._close_tape()
+        self.modes.switch_off(all_but=_TakeOver)
         try:
             self._take_gradients(loss, state)
         except BaseException:
@@ -484,7 +460,6 @@ class BatchRecording:
             self.gradients = [self._parameter_gradients([loss], None)]
             return
         factor = self._sum_factor(state)
-        assert self.tracker is not None
         altered = self._altered or self.tracker.altered
         if altered is not None:
             # No proof covers what the script did to its batch or its loss.
@@ -523,8 +498,7 @@ class BatchRecording:
             raise ValueError(
                 "backward() needs one number; reduce the losses of the examples by mean() or sum()"
             )
-        assert isinstance(state, Total)
-        return self._check_reduction(state)
+        return self._check_reduction(cast(Total, state))
 
     def _check_reduction(self, state: Total) -> float:
         """Return the factor of a loss whose reduction and constant factor are those of the run."""
@@ -582,10 +556,18 @@ class BatchRecording:
         self.gradients = gradients
 
     def _repeat_for_singles(self) -> None:
-        """Repeat the calls of the whole batch on single examples."""
+        """Repeat the calls of the whole batch on single examples.
+
+        Raises:
+            RuntimeError: an input was written since the call.
+        """
         inputs, self._inputs = self._inputs, []
         for call in inputs:
-            call.check()
+            if any(x._version != version for x, version in call.versions):
+                raise RuntimeError(
+                    "an input of the model was changed in place before loss.backward(); change a"
+                    " copy"
+                )
             singles = self._run_singles(call.args, call.kwargs)
             leaves = tree_leaves(call.output)
             places = [i for i, x in enumerate(leaves) if is_differentiable(x)]
@@ -626,18 +608,15 @@ class BatchRecording:
 
     def add_to(self, summer: ClippedSummer) -> None:
         """Clip and add every example."""
-        if self.size == 0:
-            return
-        if self.calls is not None:
-            calls, self.calls = self.calls, None
-            if calls:
-                summer.add(calls, self.size)
-            return
-        for gradient in self.gradients or ():
+        if self.calls:
+            summer.add(self.calls, self.size)
+        for gradient in self.gradients:
             blocks = blocks_of_one(self.layers, gradient)
             if blocks:
                 summer.add(blocks, 1)
-        self.gradients = None
+        # The release needs memory.
+        self.calls = {}
+        self.gradients = []
 
 
 def _holds_tensors(x: Any) -> bool:
@@ -679,7 +658,7 @@ class _Call:
 
     @property
     def batch_axes(self) -> list[BatchAxis]:
-        """The batch axes of the arguments that have one."""
+        """Return the batch axes of the arguments that have one."""
         return [axis for axis in self.axes if axis is not None]
 
     def record(self) -> list[Tensor]:
@@ -737,6 +716,7 @@ def check_model(
     args: Any,
     kwargs: Any,
     tracker: Tracker,
+    *,
     expected: int,
     strict: bool,
 ) -> Verdict:
@@ -758,15 +738,10 @@ def check_model(
         ValueError: examples mix, by name of the operation; or no argument has examples.
     """
     leaves, spec = tree_flatten((args, kwargs))
-    axes: list[BatchAxis | None] = []
-    for x in leaves:
-        axis = None
-        if isinstance(x, Tensor):
-            state = tracker.state(x)
-            if isinstance(state, Unknown):
-                return Verdict(operation=state)
-            axis = tracker.axis(x)
-        axes.append(axis)
+    for state in map(tracker.state, tensors_of(leaves)):
+        if isinstance(state, Unknown):
+            return Verdict(operation=state)
+    axes = [tracker.axis(x) if isinstance(x, Tensor) else None for x in leaves]
     if not any(axes):
         raise ValueError(_NO_BATCH)
     call = _Call(leaves, spec, axes, tracker.size)
@@ -829,8 +804,7 @@ def _project(outputs: Sequence[Tensor], axes: Sequence[BatchAxis | None], size: 
         raise ValueError(
             "no output of the model has an axis for the examples; return one row for each example"
         )
-    same_type = [x.to(rows[0].dtype) for x in rows]
-    row = torch.cat(same_type, 1)
+    row = torch.cat(rows, 1)
     places = torch.arange(row.shape[1], dtype=row.dtype, device=row.device)
     curved = row + 0.5 * row.square()
     return curved @ places.cos()
@@ -853,38 +827,10 @@ def check_padding(
     """
     leaves, spec = tree_flatten((args, kwargs))
     matches = _match_leaves(leaves, tree_leaves(unwrap_containers(batch)))
-
-    def run(collated: Any, match: _Match) -> list[Tensor]:
-        rows = tree_leaves(unwrap_containers(collated))
-        given = list(leaves)
-        for i, (place, arrange) in match.items():
-            given[i] = arrange(rows[place]).to(leaves[i])
-        args, kwargs = tree_unflatten(given, spec)
-        # cuDNN differentiates no recurrent layer in evaluation mode.
-        no_cudnn = torch.backends.cudnn.flags(enabled=False)
-        with torch.enable_grad(), no_cudnn, restored_state(model), evaluation_mode(model):
-            return _float_arrays(model(*args, **kwargs))
-
-    def agree(batch: Any, alone: Any) -> bool:
-        results = []
-        for match in matches:
-            with suppress(IndexError, RuntimeError, ValueError):
-                pairs = list(zip(run(batch, match), run(alone, match), strict=True))
-                # A collate function may sort its records by length.
-                for first in (0, 1):
-                    sums = [_sums(x[first:], y) for x, y in pairs]
-                    results.append(None not in sums)
-                    if results[-1]:
-                        columns = zip(*filter(None, sums), strict=True)
-                        one, other = (torch.stack(column).sum() for column in columns)
-                        results[-1] = have_equal_gradients(model, one, other)
-        if not results:
-            raise ValueError("the model takes no such batch")
-        return any(results)
-
+    padded = _PaddedCall(model, leaves, spec, matches)
     for integers in ("tokens", "bits", "ones"):
         public = draw_public_rows(source.dataset[0], 0, source.collate_fn, integers)
-        is_different = public.depends_on_padding(agree)
+        is_different = public.depends_on_padding(padded.agree)
         if is_different:
             raise ValueError(
                 "an example that is padded to the length of a longer one has other outputs than "
@@ -893,6 +839,59 @@ def check_padding(
         if is_different is False:
             return
     warn_of_padding(stacklevel=5)
+
+
+@dataclass(frozen=True)
+class _PaddedCall:
+    """A call of the model, repeated on collated public records.
+
+    Attributes:
+        model: the model.
+        leaves: the flattened arguments of the call by the script.
+        spec: how the arguments are put together.
+        matches: which argument may be which leaf of a batch.
+    """
+
+    model: nn.Module
+    leaves: list[Any]
+    spec: Any
+    matches: list[_Match]
+
+    def run(self, collated: Any, match: _Match) -> list[Tensor]:
+        """Return the floating-point outputs for a collated batch."""
+        rows = tree_leaves(unwrap_containers(collated))
+        leaves = list(self.leaves)
+        for i, (place, arrange) in match.items():
+            leaves[i] = arrange(rows[place]).to(leaves[i])
+        args, kwargs = tree_unflatten(leaves, self.spec)
+        model = self.model
+        # cuDNN differentiates no recurrent layer in evaluation mode.
+        no_cudnn = torch.backends.cudnn.flags(enabled=False)
+        with torch.enable_grad(), no_cudnn, restored_state(model), evaluation_mode(model):
+            return _float_arrays(model(*args, **kwargs))
+
+    def agree(self, batch: Any, alone: Any) -> bool:
+        """Return whether a record has the same outputs and gradients in a batch and alone.
+
+        Raises:
+            ValueError: the model takes neither in any arrangement.
+        """
+        results = []
+        for match in self.matches:
+            with suppress(IndexError, RuntimeError, ValueError):
+                outputs = self.run(batch, match)
+                pairs = list(zip(outputs, self.run(alone, match), strict=True))
+                # A collate function may sort its records by length.
+                for first in (0, 1):
+                    sums = [_sums(x[first:], y) for x, y in pairs]
+                    results.append(None not in sums)
+                    if results[-1]:
+                        columns = zip(*filter(None, sums), strict=True)
+                        one, other = (torch.stack(column).sum() for column in columns)
+                        results[-1] = have_equal_gradients(self.model, one, other)
+        if not results:
+            raise ValueError("the model takes no such batch")
+        return any(results)
 
 
 # How a leaf of the batch became an argument of the model.
@@ -928,13 +927,13 @@ def _find_leaves(x: Tensor, batch: Sequence[Any]) -> list[tuple[int, _Arrangemen
     if x.dim() > 2:  # else labels could become anything
         arrangements.append(partial(_one_hot, classes=x.shape[-1]))
     for arrange in arrangements:
-        found = []
+        places = []
         for j, y in enumerate(batch):
             with suppress(AttributeError, IndexError):
                 if arrange(torch.empty(y.shape, device="meta")).shape == x.shape:
-                    found.append((j, arrange))
-        if found:
-            return found
+                    places.append((j, arrange))
+        if places:
+            return places
     return []
 
 

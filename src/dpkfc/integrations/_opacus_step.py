@@ -1,13 +1,19 @@
 """Make one private step of a script's own `model(x)`, `loss.backward()` and `optimizer.step()`.
 
-From the loader to `loss.backward()` a tracker follows what the script does with a batch
-(`_opacus_batch`). A hook before the optimizer's step turns the gradients of the examples into a
-clipped sum and makes a release of it. The hook puts the release, and nothing else, into `p.grad`.
+`PrivateStep` has hooks on model and optimizer. Its methods stand in the order of a batch:
 
-    loader yields a batch → forward → backward → optimizer.step():
-        clipped sum → (last physical batch?) → release → p.grad
+    the loader yields a batch     `register_batch`: its recording begins (`_opacus_batch`)
+    model(x)                      `_begin_forward`, `_end_forward`: the recording follows the pass
+    loss.backward()               the recording takes the gradient of every example
+    optimizer.step()              `_begin_step`: clips the gradients and adds them up. After the
+                                  last physical batch `_release` charges the ledger, adds noise
+                                  and puts the release, and nothing else, into `p.grad`
+    the optimizer's own step      reads the release; `_end_step` notes the weights as released
 
 The release stays in `p.grad` until the loader yields the next batch, or the script clears it.
+
+`PendingBatchGuard` knows which batch has to be stepped next. The last part is what scripts read of
+the models and optimizers that Opacus wraps.
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +48,7 @@ from dpkfc.gradients.state import (
     restored_state,
 )
 from dpkfc.gradients.tape import Hook
+from dpkfc.integrations import Checks, refuse
 from dpkfc.integrations._opacus_batch import (
     BatchRecording,
     PhysicalBatch,
@@ -60,6 +67,561 @@ from dpkfc.tracking import Unknown, forget_batches
 if TYPE_CHECKING:
     from dpkfc.curvature.base import PreconditionerState
 
+# Sees each release before the optimizer steps on it.
+StepHook = Callable[[Optimizer], None]
+# Scripts read these settings of the plan from a private optimizer. Changing one is refused.
+SHOWN = ("noise_multiplier", "max_grad_norm", "expected_batch_size")
+_log = logging.getLogger(__name__)
+
+
+class PrivateStep:
+    """Makes `optimizer.step()` private for one model.
+
+    Args:
+        plan: sensitivity, noise and divisor.
+        model, optimizer: the user's own objects. They get hooks, and no part is replaced.
+        ledger: of the same plan.
+        loss_reduction: of the user's loss, "mean" or "sum". As in Opacus, with "sum" the gradient
+            is not divided by the expected batch size.
+        verify: check on public rows, at the first call of the model, that examples do not mix.
+            "strict" refuses operations whose batch axis cannot be followed.
+        source: the script's own loader, whose collate function may pad.
+
+    Raises:
+        ValueError: a model that is not covered, or an optimizer of other parameters.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: nn.Module,
+        optimizer: Optimizer,
+        ledger: Ledger,
+        *,
+        loss_reduction: str,
+        verify: bool | str,
+        source: DataLoader[Any],
+    ) -> None:
+        self.plan = plan
+        self.model = model
+        self.optimizer = optimizer
+        self.ledger = ledger
+        self.layers = find_layers(model)
+        preconditioning = PreconditionerManager(
+            plan.config.preconditioner, model, self.layers, rows=plan.config.refresh_rows()
+        )
+        self._pipeline = ReleasePipeline(
+            plan,
+            plan.noise_stream(),
+            ledger,
+            layers=self.layers,
+            preconditioning=preconditioning,
+            # make_private takes no filters.
+            postprocess=PostprocessPipeline((), plan.config.readout),
+        )
+        self.step = ledger.count
+        self._releases_before = ledger.count
+        self.receipt: Receipt | None = None
+        self._parameters = trainable_tensors(model)
+        check_optimizer(optimizer, self._parameters)
+        check_not_private(model, optimizer)
+        self._clip = plan.config.clip(layer.name for layer in self.layers)
+        self._reduction = loss_reduction
+        self._verify = verify
+        self._source = source
+        self._exact: Unknown | None = None
+        self._entry_weight: float | None = None
+        self._recording: BatchRecording | None = None
+        self._summer: ClippedSummer | None = None
+        self._token: object = None
+        self._has_ended = False
+        self._pending_batch = PendingBatchGuard()
+        self._released = ReleasedWeights(model)
+        self._has_released = False  # in the optimizer's step that runs now
+        # Ends with a forward pass: checks what the pass has left in the model.
+        self._guards = ExitStack()
+        self._attributes: AttributeSnapshot | None = None
+        self._is_running_model = False
+        self._step_hook: StepHook | None = None
+        self._clear_gradients()
+        shown = {name: getattr(plan, name) for name in SHOWN}
+        shown |= optimizer_attributes(optimizer, loss_reduction, self._attach_step_hook)
+        wrapper = wrapper_attributes(model, self._detach)
+        self._added = {
+            optimizer: add_attributes(optimizer, shown),
+            model: add_attributes(model, wrapper),
+        }
+        begin = Hook(self._begin_forward)
+        end = Hook(self._end_forward)
+        self._handles: list[RemovableHandle] = [
+            model.register_forward_pre_hook(begin, with_kwargs=True),
+            model.register_forward_hook(end, with_kwargs=True, always_call=True),
+            optimizer.register_step_pre_hook(self._begin_step),
+            optimizer.register_step_post_hook(self._end_step),
+        ]
+
+    # -- the loader -------------------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """Drop the work on an unfinished batch, so that no later release contains a part of it.
+
+        The batch itself stays pending.
+        """
+        self._summer = None
+        self._end_recording()
+        self._guards.close()
+        self._restore_attributes()
+
+    def _end_recording(self) -> None:
+        if self._recording is not None:
+            self._recording.end()
+        self._recording = None
+
+    def _restore_attributes(self) -> None:
+        """Restore the module attributes that passes have changed, at the step of their batch."""
+        before, self._attributes = self._attributes, None
+        if before is not None:
+            before.undo()
+
+    def begin_pass(self) -> object:
+        """Begin a pass over the loader, which starts with the pending batch; return its token."""
+        self._require_open()
+        self.forget()
+        self._pending_batch.begin_pass()
+        self._token = object()
+        return self._token
+
+    @property
+    def pending(self) -> Any:
+        """Return the indices of the batch that was yielded for training and never released."""
+        return self._pending_batch.batch
+
+    def register_batch(self, physical: PhysicalBatch, token: object, batch: Any) -> None:
+        """Record the batch that the loader is about to yield.
+
+        Raises:
+            RuntimeError: the last batch was never stepped, or another pass over the loader has
+                started.
+        """
+        self._require_open()
+        if token is not self._token:
+            raise RuntimeError(
+                "another pass over the private loader has started; continue the newest one only"
+            )
+        try:
+            self._pending_batch.yield_batch(physical.logical, self.model.training)
+        except RuntimeError:
+            self.forget()
+            raise
+        self._clear_gradients()
+        self._end_recording()
+        self._recording = BatchRecording(
+            self.model,
+            self.layers,
+            physical,
+            batch,
+            reduction=self._reduction,
+            exact=self._exact,
+            entry_weight=self._entry_weight,
+        )
+
+    def check_weights(self) -> None:
+        """Check that the model holds weights that the ledger's releases have made.
+
+        Raises:
+            LedgerError: this process has made no release, and the record next to the ledger does
+                not describe the weights.
+        """
+        if self._releases_before and self.ledger.count == self._releases_before:
+            check_recorded_weights(self.ledger, self.model)
+
+    def record_weights(self) -> None:
+        """Record the weights next to the ledger, if this process has made them; never raise."""
+        if not self._handles or self.ledger.count == self._releases_before:
+            return
+        try:
+            record_weights(self.ledger, self.model)
+        except (RuntimeError, OSError) as error:
+            _log.warning("no digest of the weights is kept next to the ledger: %s", error)
+
+    def should_end(self, yielded: int) -> bool:
+        """Return whether a resumed run has no release left for the next batch of a pass.
+
+        The releases that a crash has lost are spent, so a resumed run has fewer than its script
+        asks for. It ends early, and the script saves its weights. In a run that was not resumed, a
+        further pass is an error.
+
+        Args:
+            yielded: the number of batches that the pass has yielded.
+        """
+        is_resumed = self._releases_before > 0
+        has_begun = yielded > 0 or self._has_ended
+        if not (is_resumed and self.ledger.remaining == 0 and has_begun):
+            return False
+        if not self._has_ended:
+            warnings.warn(
+                f"all {self.ledger.max_releases} releases of the plan are spent,"
+                f" {self._releases_before} of them before this run went on: the loader ends here,"
+                " and further passes over it are empty",
+                UserWarning,
+                stacklevel=3,
+            )
+        self._has_ended = True
+        return True
+
+    def finish_pass(self, token: object) -> None:
+        """Record that a pass over the loader has come to its end."""
+        if token is self._token:
+            self._end_recording()
+            self._pending_batch.finish_pass()
+
+    # -- the model --------------------------------------------------------------------------------
+
+    def _begin_forward(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> None:
+        """Prepare for a pass that may be differentiated."""
+        recording = self._recording
+        if module is not self.model or self._is_busy() or recording is None:
+            return
+        if not torch.is_grad_enabled():
+            return
+        self._guards.close()  # torch calls no hook after a KeyboardInterrupt
+        if not module.training:
+            return
+        self._check_unchanged()
+        recording.begin_forward()
+        self._maybe_verify(args, kwargs, recording)
+        # The script's loss may read the attributes until its step.
+        self._attributes = self._attributes or AttributeSnapshot(self.model)
+        self._guards.enter_context(restored_state(self.model))
+
+    def _maybe_verify(self, args: Arguments, kwargs: Keywords, recording: BatchRecording) -> None:
+        """Check the model and the padding on public rows, at the first call with two examples."""
+        if not self._verify or recording.size < 2:
+            return
+        self._is_running_model = True
+        try:
+            with (
+                recording.modes.suspended(),
+                checked_state(self.model),
+                preserve_generators(),
+                forget_batches(),
+            ):
+                verdict = check_model(
+                    self.model,
+                    self.layers,
+                    args,
+                    kwargs,
+                    recording.tracker,
+                    expected=self.plan.config.expected_rows,
+                    strict=self._verify == "strict",
+                )
+                check_padding(self.model, args, kwargs, recording.batch, self._source)
+        finally:
+            self._is_running_model = False
+        self._verify = False
+        self._exact = recording.exact = verdict.operation
+        if verdict.operation is not None:
+            _log.warning("%s", self.gradients)
+        verdict.warn(stacklevel=4)
+
+    @property
+    def gradients(self) -> str:
+        """Say how the gradients of examples are computed, and why."""
+        if self._exact is None:
+            return "whole batches, with a proved batch axis"
+        return (
+            f"one example at a time, since {self._exact.operation} hides the batch axis "
+            f"({self._exact.reason})"
+        )
+
+    @property
+    def unprotected_figures(self) -> dict[str, str]:
+        """Return the figures that ε does not cover and the engine hands out: none."""
+        return {}
+
+    def _is_busy(self) -> bool:
+        """Return whether this library itself runs the model."""
+        recording = self._recording
+        is_recording_busy = recording is not None and recording.runs_single_examples
+        return self._is_running_model or is_recording_busy
+
+    def _end_forward(
+        self, module: nn.Module, args: Arguments, kwargs: Keywords, output: Any
+    ) -> Any:
+        """Record a pass; return the outputs of single examples if the batch axis is not proved."""
+        recording = self._recording
+        if module is not self.model or self._is_busy():
+            return None
+        try:
+            is_followed = module.training and torch.is_grad_enabled() and output is not None
+            if recording is None or not is_followed:
+                return None
+            return recording.end_forward(args, kwargs, output)
+        finally:
+            self._guards.close()
+
+    # -- the optimizer ----------------------------------------------------------------------------
+
+    def _begin_step(self, optimizer: Optimizer, args: Arguments, kwargs: Keywords) -> None:
+        """Make the private step of a batch: replace what is in `p.grad` by a release or nothing.
+
+        torch calls this hook before the optimizer's own step.
+        """
+        if is_nested_step(optimizer):
+            return
+        untracked = self._untracked_gradients()
+        self._clear_gradients()
+        self._is_running_model = True  # the fallback runs the model again
+        try:
+            self._check_unchanged()
+            self._check_call(args, kwargs)
+            self._contribute(untracked)
+        except BaseException:
+            self._pending_batch.record_failure()
+            self.forget()
+            raise
+        finally:
+            self._is_running_model = False
+        if not self.plan.test_mode:
+            # A generator state that is saved now (the Trainer does) reveals no mask of this batch.
+            renew()
+        self._restore_attributes()
+
+    def _check_call(self, args: Arguments, kwargs: Keywords) -> None:
+        """Check how `optimizer.step()` was called, and that a release is left."""
+        # Accelerate passes closure=None on.
+        has_closure = any(x is not None for x in (*args[1:], *kwargs.values()))
+        if has_closure:
+            raise RuntimeError(
+                "optimizer.step(closure) is not supported; call loss.backward() before "
+                "optimizer.step()"
+            )
+        # A GradScaler sets this attribute on a fused optimizer, which divides by the scale.
+        if hasattr(self.optimizer, "grad_scale"):
+            raise RuntimeError(
+                "a GradScaler steps this optimizer; remove it and train in bfloat16, which"
+                " needs none"
+            )
+        if self.ledger.remaining == 0:
+            raise BudgetExhausted(
+                f"all {self.ledger.max_releases} releases of the plan are spent,"
+                f" {self._releases_before} of them before this run; stop where"
+                " engine.ledger.remaining is 0 (docs/errors.md#budget)"
+            )
+
+    def _contribute(self, untracked: list[str]) -> None:
+        """Add the physical batch to the sum of its logical batch, and release a complete sum.
+
+        Args:
+            untracked: parameters with a gradient that autograd itself has computed.
+        """
+        recording = self._recording
+        if recording is None:
+            raise RuntimeError(
+                "optimizer.step() without a new batch: each batch of the private loader is released"
+                " once; step once for every batch, inside the loop over the loader"
+            )
+        physical = recording.physical
+        self._pending_batch.check(physical.logical)
+        refuse(self._find_misuse(recording, untracked), RuntimeError)
+        self._entry_weight = recording.entry_weight
+        if physical.first:
+            check_finite(self.layers)
+            self._pipeline.refresh(self.step)
+            self._summer = ClippedSummer(self.layers, self._pipeline.metric, self._clip)
+        summer = cast(ClippedSummer, self._summer)
+        recording.add_to(summer)
+        if physical.last:
+            self._release(summer)
+        self._pending_batch.record_step(physical.last)
+        self._end_recording()
+        if physical.last and self._step_hook is not None:
+            self._call_step_hook(self._step_hook)
+
+    def _release(self, summer: ClippedSummer) -> None:
+        """Release the sum of a logical batch: charge, add noise, and put the update in `p.grad`."""
+        clipped = ClippedSum(summer.result(), self._clip.max_grad_norm, self._clip.clipping)
+        self._summer = None
+        released = self._pipeline.release(clipped, self.step)
+        update = self._pipeline.make_update(released)
+        self.step += 1
+        scale = 1.0
+        if self._reduction == "sum":
+            scale = float(self.plan.expected_batch_size)
+        set_gradients(self._parameters, update, scale=scale)
+        self._has_released = True
+
+    def _find_misuse(self, recording: BatchRecording, untracked: list[str]) -> Checks:
+        """Yield what a script may have done wrong before its step, and the fix."""
+        yield (
+            self._summer is None and not recording.physical.first,
+            "an earlier part of this logical batch was lost or never stepped; begin a new loop "
+            "over the loader",
+        )
+        yield (
+            recording.passes > 1,
+            f"{recording.passes} losses were differentiated before one optimizer.step(); add"
+            " them and call backward() once",
+        )
+        yield (
+            recording.size > 0 and not recording.passes,
+            "optimizer.step() without a backward pass through the model in training mode; call "
+            "model.train() and loss.backward(), in the thread that iterates over the loader",
+        )
+        for name in untracked:
+            yield (
+                True,
+                f"the gradient of '{name}' came from outside the forward pass of its own layer,"
+                " where it cannot be clipped; use weight_decay for a penalty on weights",
+            )
+
+    def _attach_step_hook(self, hook: StepHook | None) -> None:
+        """Call a function of the optimizer after each release and before the step on it.
+
+        The last function that was attached is called, as in Opacus. The releases are counted by the
+        ledger, whatever it does.
+        """
+        self._step_hook = hook
+
+    def _call_step_hook(self, hook: StepHook) -> None:
+        """Show a release to a hook, and keep it as it is.
+
+        Raises:
+            RuntimeError: the hook has changed a gradient, which might not be a release any more.
+        """
+        parameters = self._parameters
+        released: dict[str, Any] = copy.deepcopy({name: p.grad for name, p in parameters.items()})
+        hook(self.optimizer)
+        for name, p in parameters.items():
+            if p.grad is None or not torch.equal(p.grad, released[name]):
+                self._clear_gradients()
+                raise RuntimeError(
+                    f"the step hook has changed the gradient of '{name}'; a hook may read releases"
+                    " and change the learning rate only"
+                )
+
+    def _end_step(self, optimizer: Optimizer, args: Arguments, kwargs: Keywords) -> None:
+        if self._has_released and not is_nested_step(optimizer):
+            self._released.record()
+            self._has_released = False
+
+    # -- state ------------------------------------------------------------------------------------
+
+    @property
+    def preconditioner(self) -> PreconditionerState | None:
+        """Return the preconditioner in force; None before the first step and without one."""
+        return self._pipeline.preconditioning.current
+
+    def check_released(self) -> None:
+        """Raise unless the model holds what was released last, as a card needs it.
+
+        Raises:
+            RuntimeError: nothing was released, or a tensor differs, by its name.
+        """
+        self._released.check()
+
+    def released_state(self) -> dict[str, Tensor]:
+        """Return the released weights.
+
+        Raises:
+            RuntimeError: as `check_released`, or a tensor that is no parameter and no buffer.
+        """
+        self.check_released()
+        tensors = copy_tensors(self.model.state_dict())
+        self._released.check_names(tensors)
+        return tensors
+
+    def _optimizer_parameters(self) -> list[Tensor]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def _clear_gradients(self) -> None:
+        for p in [*self._parameters.values(), *self._optimizer_parameters()]:
+            p.grad = None
+
+    def _untracked_gradients(self) -> list[str]:
+        """Return covered parameters with a gradient that autograd itself has computed.
+
+        The tape keeps autograd from computing one in the pass of the parameter's own layer.
+        """
+        untracked = []
+        for layer in self.layers:
+            if layer.rule == "fallback" or self.model in layer.modules:
+                continue
+            names = layer.parameters.values()
+            untracked += [name for name in names if self._parameters[name].grad is not None]
+        return untracked
+
+    def _check_unchanged(self) -> None:
+        """Check that model and optimizer are those that were made private, without new hooks.
+
+        Raises:
+            RuntimeError: a parameter or a shown setting was changed, by name.
+            ValueError: a hook sees gradients.
+        """
+        refuse_gradient_hooks(self.model)
+        refuse(self._find_changes(), RuntimeError)
+
+    def _find_changes(self) -> Checks:
+        """Yield whether a parameter or a shown setting was changed, and the fix."""
+        trainable = trainable_tensors(self.model)
+        for name, parameter in self._parameters.items():
+            yield (
+                trainable.get(name) is not parameter,
+                f"parameter '{name}' was replaced or frozen after make_private; change the "
+                "model before it",
+            )
+        stepped = {id(p) for p in self._optimizer_parameters() if p.requires_grad}
+        present = stepped.union(map(id, trainable.values()))
+        yield (
+            not present.issubset(map(id, self._parameters.values())),
+            "a parameter was unfrozen or added after make_private; make the model private again",
+        )
+        for name in SHOWN:
+            yield (
+                getattr(self.optimizer, name) != getattr(self.plan, name),
+                f"optimizer.{name} was changed after make_private, but a plan is fixed for its "
+                "whole run; change only the learning rate",
+            )
+
+    def _require_open(self) -> None:
+        if not self._handles:
+            raise RuntimeError(
+                "the privacy engine of this loader is closed; make the model private again"
+            )
+
+    def close(self) -> None:
+        """Remove all hooks. Model and optimizer are then ordinary, and no longer private."""
+        self._detach()
+        for owner, names in self._added.items():
+            for name in names:
+                vars(owner).pop(name, None)
+        self._added = {}
+
+    def _detach(self) -> None:
+        """Remove all hooks and leave what a script may still read of model and optimizer."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self.forget()
+        self._clear_gradients()
+
+
+def check_not_private(model: nn.Module, optimizer: Optimizer) -> None:
+    """Check that no other engine has hooks on the model or settings on the optimizer.
+
+    Raises:
+        ValueError: naming the fix.
+    """
+    hooks = model._forward_pre_hooks.values()
+    if any(isinstance(hook, Hook) and hook.is_active for hook in hooks):
+        raise ValueError("the module is private already; close() the engine that made it private")
+    for name in SHOWN:
+        if hasattr(optimizer, name):
+            raise ValueError(
+                f"the optimizer has an attribute '{name}', so it belongs to another privacy engine;"
+                " pass a new torch optimizer"
+            )
+
 
 # --------------------------------------------------------------------------------------------------
 # Which batch of the private loader has to be stepped next.
@@ -69,8 +631,6 @@ if TYPE_CHECKING:
 # pass do not change that, and the next pass begins with it. A pass in evaluation mode without any
 # step only reads the data, and leaves no batch pending.
 
-# Sees each release before the optimizer steps on it.
-StepHook = Callable[[Optimizer], None]
 _EVALUATE = "evaluate in model.eval(), called before the loop over the loader"
 
 
@@ -298,579 +858,11 @@ def optimizer_attributes(
 def add_attributes(owner: Any, attributes: Mapping[str, Any]) -> list[str]:
     """Put attributes on an object, except where it has its own; return the names of those added."""
     added = []
-    for name in attributes:
+    for name, value in attributes.items():
         present = vars(owner).get(name)
         is_ours = present is owner or isinstance(present, (Refusal, WrapperMethod))
         if is_ours or not hasattr(owner, name):
+            # torch would take a module for a part of its owner, so the dictionary is written.
+            vars(owner)[name] = value
             added.append(name)
-    for name in added:
-        # torch would take a module for a part of its owner, so the dictionary is written.
-        vars(owner)[name] = attributes[name]
     return added
-
-
-# --------------------------------------------------------------------------------------------------
-# The settings that a private optimizer shows.
-
-# Scripts read these settings of the plan from a private optimizer. Changing one is refused.
-SHOWN = ("noise_multiplier", "max_grad_norm", "expected_batch_size")
-
-
-def check_not_private(model: nn.Module, optimizer: Optimizer) -> None:
-    """Check that no other engine has hooks on the model or settings on the optimizer.
-
-    Raises:
-        ValueError: naming the fix.
-    """
-    hooks = model._forward_pre_hooks.values()
-    if any(isinstance(hook, Hook) and hook.is_active for hook in hooks):
-        raise ValueError("the module is private already; close() the engine that made it private")
-    for name in SHOWN:
-        if hasattr(optimizer, name):
-            raise ValueError(
-                f"the optimizer has an attribute '{name}', so it belongs to another privacy engine;"
-                " pass a new torch optimizer"
-            )
-
-
-# --------------------------------------------------------------------------------------------------
-
-_log = logging.getLogger(__name__)
-
-
-class PrivateStep:
-    """Makes `optimizer.step()` private for one model.
-
-    Args:
-        plan: sensitivity, noise and divisor.
-        model, optimizer: the user's own objects. They get hooks, and no part is replaced.
-        ledger: of the same plan.
-        loss_reduction: of the user's loss, "mean" or "sum". As in Opacus, with "sum" the gradient
-            is not divided by the expected batch size.
-        verify: check on public rows, at the first call of the model, that examples do not mix.
-            "strict" refuses operations whose batch axis cannot be followed.
-        source: the script's own loader, whose collate function may pad. None skips the check of
-            padding.
-
-    Raises:
-        ValueError: a model that is not covered, or an optimizer of other parameters.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        model: nn.Module,
-        optimizer: Optimizer,
-        ledger: Ledger,
-        *,
-        loss_reduction: str,
-        verify: bool | str,
-        source: DataLoader[Any] | None,
-    ) -> None:
-        self.plan = plan
-        self.model = model
-        self.optimizer = optimizer
-        self.ledger = ledger
-        self.layers = find_layers(model)
-        rows = plan.config.refresh_rows()
-        preconditioner = plan.config.preconditioner
-        self._pipeline = ReleasePipeline(
-            plan,
-            plan.noise_stream(),
-            ledger,
-            layers=self.layers,
-            preconditioning=PreconditionerManager(preconditioner, model, self.layers, rows=rows),
-            # make_private takes no filters.
-            postprocess=PostprocessPipeline((), plan.config.readout),
-        )
-        self.step = ledger.count
-        self._releases_before = ledger.count
-        self.receipt: Receipt | None = None
-        self._parameters = trainable_tensors(model)
-        check_optimizer(optimizer, self._parameters)
-        check_not_private(model, optimizer)
-        self._clip = plan.config.clip(layer.name for layer in self.layers)
-        self._reduction = loss_reduction
-        self._verify = verify
-        self._source = source
-        self._exact: Unknown | None = None
-        self._entry_weight: float | None = None
-        self._physical: PhysicalBatch | None = None
-        self._recording: BatchRecording | None = None
-        self._summer: ClippedSummer | None = None
-        self._token: object = None
-        self._has_ended = False
-        self._pending_batch = PendingBatchGuard()
-        self._released = ReleasedWeights(model)
-        self._has_released = False  # in the optimizer's step that runs now
-        self._guards: ExitStack | None = None
-        self._attributes: AttributeSnapshot | None = None
-        self._is_running_model = False
-        self._step_hook: StepHook | None = None
-        self._clear_gradients()
-        shown = {name: getattr(plan, name) for name in SHOWN}
-        shown |= optimizer_attributes(optimizer, loss_reduction, self._attach_step_hook)
-        wrapper = wrapper_attributes(model, self._detach)
-        self._added = {
-            optimizer: add_attributes(optimizer, shown),
-            model: add_attributes(model, wrapper),
-        }
-        before = Hook(self._begin_forward)
-        after = Hook(self._end_forward)
-        self._handles: list[RemovableHandle] = [
-            model.register_forward_pre_hook(before, with_kwargs=True),
-            model.register_forward_hook(after, with_kwargs=True, always_call=True),
-            optimizer.register_step_pre_hook(self._begin_step),
-            optimizer.register_step_post_hook(self._end_step),
-        ]
-
-    # -- the loader -------------------------------------------------------------------------------
-
-    def forget(self) -> None:
-        """Drop the work on an unfinished batch, so that no later release contains a part of it.
-
-        The batch itself stays pending.
-        """
-        self._physical = None
-        self._summer = None
-        self._end_recording()
-        self._end_guards()
-        self._restore_attributes()
-
-    def _end_recording(self) -> None:
-        if self._recording is not None:
-            self._recording.end()
-        self._recording = None
-
-    def _restore_attributes(self) -> None:
-        """Restore the module attributes that passes have changed, at the step of their batch."""
-        before, self._attributes = self._attributes, None
-        if before is not None:
-            before.undo()
-
-    def _end_guards(self) -> None:
-        """Check what a forward pass has left in the model, even if an interrupt has ended it."""
-        guards, self._guards = self._guards, None
-        if guards is not None:
-            guards.close()
-
-    def begin_pass(self) -> object:
-        """Begin a pass over the loader, which starts with the pending batch; return its token."""
-        self._require_open()
-        self.forget()
-        self._pending_batch.begin_pass()
-        self._token = object()
-        return self._token
-
-    @property
-    def pending(self) -> Any:
-        """The indices of the logical batch that was yielded for training and never released."""
-        return self._pending_batch.batch
-
-    def register_batch(self, physical: PhysicalBatch, token: object, batch: Any) -> None:
-        """Record the batch that the loader is about to yield.
-
-        Raises:
-            RuntimeError: the last batch was never stepped, or another pass over the loader has
-                started.
-        """
-        self._require_open()
-        if token is not self._token:
-            raise RuntimeError(
-                "another pass over the private loader has started; continue the newest one only"
-            )
-        try:
-            self._pending_batch.yield_batch(physical.logical, self.model.training)
-        except RuntimeError:
-            self.forget()
-            raise
-        self._clear_gradients()
-        self._end_recording()
-        self._physical = physical
-        self._recording = BatchRecording(
-            self.model,
-            self.layers,
-            physical.size,
-            batch,
-            reduction=self._reduction,
-            exact=self._exact,
-            entry_weight=self._entry_weight,
-        )
-
-    def check_weights(self) -> None:
-        """Check that the model holds weights that the ledger's releases have made.
-
-        Raises:
-            LedgerError: this process has made no release, and the record next to the ledger does
-                not describe the weights.
-        """
-        if self._releases_before and self.ledger.count == self._releases_before:
-            check_recorded_weights(self.ledger, self.model)
-
-    def record_weights(self) -> None:
-        """Record the weights next to the ledger, if this process has made them; never raise."""
-        if not self._handles or self.ledger.count == self._releases_before:
-            return
-        try:
-            record_weights(self.ledger, self.model)
-        except (RuntimeError, OSError) as error:
-            _log.warning("no digest of the weights is kept next to the ledger: %s", error)
-
-    def should_end(self, yielded: int) -> bool:
-        """Return whether a resumed run has no release left for the next batch of a pass.
-
-        The releases that a crash has lost are spent, so a resumed run has fewer than its script
-        asks for. It ends early, and the script saves its weights. In a run that was not resumed, a
-        further pass is an error.
-
-        Args:
-            yielded: the number of batches that the pass has yielded.
-        """
-        is_resumed = self._releases_before > 0
-        has_begun = yielded > 0 or self._has_ended
-        if not (is_resumed and self.ledger.remaining == 0 and has_begun):
-            return False
-        if not self._has_ended:
-            warnings.warn(
-                f"all {self.ledger.max_releases} releases of the plan are spent,"
-                f" {self._releases_before} of them before this run went on: the loader ends here,"
-                " and further passes over it are empty",
-                UserWarning,
-                stacklevel=3,
-            )
-        self._has_ended = True
-        return True
-
-    def finish_pass(self, token: object) -> None:
-        """Record that a pass over the loader has come to its end."""
-        if token is self._token:
-            self._end_recording()
-            self._pending_batch.finish_pass()
-
-    # -- the model --------------------------------------------------------------------------------
-
-    def _begin_forward(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> None:
-        """Prepare for a pass that may be differentiated."""
-        recording = self._recording
-        if module is not self.model or self._is_busy() or recording is None:
-            return
-        if not torch.is_grad_enabled():
-            return
-        self._end_guards()  # torch calls no hook after a KeyboardInterrupt
-        if not module.training:
-            return
-        self._check_unchanged()
-        recording.begin_forward()
-        self._maybe_verify(args, kwargs, recording)
-        # The script's loss may read the attributes until its step.
-        self._attributes = self._attributes or AttributeSnapshot(self.model)
-        guards = ExitStack()
-        guards.enter_context(restored_state(self.model))
-        self._guards = guards
-
-    def _maybe_verify(self, args: Arguments, kwargs: Keywords, recording: BatchRecording) -> None:
-        """Check the model and the padding on public rows, at the first call with two examples."""
-        if not self._verify or recording.size < 2 or recording.tracker is None:
-            return
-        is_strict = self._verify == "strict"
-        expected = self.plan.config.expected_rows
-        self._is_running_model = True
-        try:
-            with (
-                recording.suspended(),
-                checked_state(self.model),
-                preserve_generators(),
-                forget_batches(),
-            ):
-                verdict = check_model(
-                    self.model, self.layers, args, kwargs, recording.tracker, expected, is_strict
-                )
-                if self._source is not None:
-                    check_padding(self.model, args, kwargs, recording.batch, self._source)
-        finally:
-            self._is_running_model = False
-        self._verify = False
-        self._exact = recording.exact = verdict.operation
-        if verdict.operation is not None:
-            _log.warning("%s", self.gradients)
-        verdict.warn(stacklevel=4)
-
-    @property
-    def gradients(self) -> str:
-        """How the gradients of examples are computed, with the reason."""
-        if self._exact is None:
-            return "whole batches, with a proved batch axis"
-        return (
-            f"one example at a time, since {self._exact.operation} hides the batch axis "
-            f"({self._exact.reason})"
-        )
-
-    @property
-    def unprotected_figures(self) -> dict[str, str]:
-        """Figures that ε does not cover and the engine hands out: none."""
-        return {}
-
-    def _is_busy(self) -> bool:
-        """Return whether this library itself runs the model."""
-        recording = self._recording
-        is_recording_busy = recording is not None and recording.runs_single_examples
-        return self._is_running_model or is_recording_busy
-
-    def _end_forward(
-        self, module: nn.Module, args: Arguments, kwargs: Keywords, output: Any
-    ) -> Any:
-        """Record a pass; return the outputs of single examples if the batch axis is not proved."""
-        recording = self._recording
-        if module is not self.model or self._is_busy():
-            return None
-        if recording is None or not torch.is_grad_enabled() or output is None:
-            self._end_guards()
-            return None
-        try:
-            return recording.end_forward(args, kwargs, output) if module.training else None
-        finally:
-            self._end_guards()
-
-    # -- the optimizer ----------------------------------------------------------------------------
-
-    def _begin_step(self, optimizer: Optimizer, args: Arguments, kwargs: Keywords) -> None:
-        """Replace what is in `p.grad` by a release, or by nothing."""
-        if is_nested_step(optimizer):
-            return
-        untracked = self._untracked_gradients()
-        self._clear_gradients()
-        self._is_running_model = True  # the fallback runs the model again
-        try:
-            # Accelerate passes closure=None on.
-            if any(x is not None for x in (*args[1:], *kwargs.values())):
-                raise RuntimeError(
-                    "optimizer.step(closure) is not supported; call loss.backward() before "
-                    "optimizer.step()"
-                )
-            self._check_unchanged()
-            # A GradScaler sets this attribute on a fused optimizer, which divides by the scale.
-            if hasattr(optimizer, "grad_scale"):
-                raise RuntimeError(
-                    "a GradScaler steps this optimizer; remove it and train in bfloat16, which"
-                    " needs none"
-                )
-            if self.ledger.remaining == 0:
-                raise BudgetExhausted(
-                    f"all {self.ledger.max_releases} releases of the plan are spent,"
-                    f" {self._releases_before} of them before this run; stop where"
-                    " engine.ledger.remaining is 0 (docs/errors.md#budget)"
-                )
-            self._contribute(untracked)
-        except BaseException:
-            self._pending_batch.record_failure()
-            self.forget()
-            raise
-        finally:
-            self._is_running_model = False
-        if not self.plan.test_mode:
-            # A generator state that is saved now (the Trainer does) reveals no mask of this batch.
-            renew()
-        self._restore_attributes()
-
-    def _contribute(self, untracked: list[str]) -> None:
-        """Add the physical batch to the sum of its logical batch, and release a complete sum.
-
-        Args:
-            untracked: parameters with a gradient that autograd itself has computed.
-        """
-        physical = self._physical
-        if physical is None:
-            raise RuntimeError(
-                "optimizer.step() without a new batch: each batch of the private loader is released"
-                " once; step once for every batch, inside the loop over the loader"
-            )
-        self._pending_batch.check(physical.logical)
-        if not physical.first and self._summer is None:
-            raise RuntimeError(
-                "an earlier part of this logical batch was lost or never stepped; begin a new loop "
-                "over the loader"
-            )
-        recording = self._differentiated_recording(physical)
-        self._entry_weight = recording.entry_weight
-        if untracked:
-            raise RuntimeError(
-                f"the gradient of '{untracked[0]}' came from outside the forward pass of its own "
-                "layer, where it cannot be clipped; use weight_decay for a penalty on weights"
-            )
-        if physical.first:
-            check_finite(self.layers)
-            self._pipeline.refresh(self.step)
-            self._summer = ClippedSummer(self.layers, self._pipeline.metric, self._clip)
-        assert self._summer is not None
-        recording.add_to(self._summer)
-        if physical.last:
-            self._release(self._summer)
-        self._pending_batch.record_step(physical.last)
-        self._physical = None
-        self._end_recording()
-        if physical.last and self._step_hook is not None:
-            self._call_step_hook(self._step_hook)
-
-    def _call_step_hook(self, hook: StepHook) -> None:
-        """Show a release to a hook, and keep it as it is.
-
-        Raises:
-            RuntimeError: the hook has changed a gradient, which might not be a release any more.
-        """
-        parameters = self._parameters
-        released: dict[str, Any] = copy.deepcopy({name: p.grad for name, p in parameters.items()})
-        hook(self.optimizer)
-        for name, p in parameters.items():
-            if p.grad is None or not torch.equal(p.grad, released[name]):
-                self._clear_gradients()
-                raise RuntimeError(
-                    f"the step hook has changed the gradient of '{name}'; a hook may read releases"
-                    " and change the learning rate only"
-                )
-
-    def _differentiated_recording(self, physical: PhysicalBatch) -> BatchRecording:
-        """Return the recording of a batch whose loss was differentiated exactly once."""
-        recording = self._recording
-        if recording is None:
-            raise RuntimeError(
-                "optimizer.step() without a batch of the private loader; step inside the loop over"
-                " it"
-            )
-        if recording.passes > 1:
-            raise RuntimeError(
-                f"{recording.passes} losses were differentiated before one optimizer.step(); add"
-                " them and call backward() once"
-            )
-        if physical.size and not recording.passes:
-            raise RuntimeError(
-                "optimizer.step() without a backward pass through the model in training mode; call "
-                "model.train() and loss.backward(), in the thread that iterates over the loader"
-            )
-        return recording
-
-    def _release(self, summer: ClippedSummer) -> None:
-        clipped = ClippedSum(summer.result(), self._clip.max_grad_norm, self._clip.clipping)
-        self._summer = None
-        released = self._pipeline.release(clipped, self.step)
-        update = self._pipeline.make_update(released)
-        self.step += 1
-        scale = 1.0 if self._reduction == "mean" else float(self.plan.expected_batch_size)
-        set_gradients(self._parameters, update, scale=scale)
-        self._has_released = True
-
-    def _attach_step_hook(self, hook: StepHook | None) -> None:
-        """Call a function of the optimizer after each release and before the step on it.
-
-        The last function that was attached is called, as in Opacus. The releases are counted by the
-        ledger, whatever it does.
-        """
-        self._step_hook = hook
-
-    def _end_step(self, optimizer: Optimizer, args: Arguments, kwargs: Keywords) -> None:
-        if is_nested_step(optimizer):
-            return
-        if self._has_released:
-            self._released.record()
-        self._has_released = False
-
-    # -- state ------------------------------------------------------------------------------------
-
-    @property
-    def preconditioner(self) -> PreconditionerState | None:
-        """The preconditioner in force; None before the first step and without one."""
-        return self._pipeline.preconditioning.current
-
-    def check_released(self) -> None:
-        """Raise unless the model holds what was released last, as a card needs it.
-
-        Raises:
-            RuntimeError: nothing was released, or a tensor differs, by its name.
-        """
-        self._released.check()
-
-    def released_state(self) -> dict[str, Tensor]:
-        """Return the released weights.
-
-        Raises:
-            RuntimeError: as `check_released`, or a tensor that is no parameter and no buffer.
-        """
-        self.check_released()
-        tensors = copy_tensors(self.model.state_dict())
-        self._released.check_names(tensors)
-        return tensors
-
-    def _optimizer_parameters(self) -> list[Tensor]:
-        return [p for group in self.optimizer.param_groups for p in group["params"]]
-
-    def _clear_gradients(self) -> None:
-        for p in [*self._parameters.values(), *self._optimizer_parameters()]:
-            p.grad = None
-
-    def _untracked_gradients(self) -> list[str]:
-        """Return covered parameters with a gradient that autograd itself has computed.
-
-        The tape keeps autograd from computing one in the pass of the parameter's own layer.
-        """
-        untracked = []
-        for layer in self.layers:
-            if layer.rule == "fallback" or self.model in layer.modules:
-                continue
-            names = layer.parameters.values()
-            untracked += [name for name in names if self._parameters[name].grad is not None]
-        return untracked
-
-    def _check_unchanged(self) -> None:
-        """Check that model and optimizer are those that were made private, without new hooks.
-
-        Raises:
-            RuntimeError: a parameter or a shown setting was changed, by name.
-            ValueError: a hook sees gradients.
-        """
-        refuse_gradient_hooks(self.model)
-        self._check_parameters()
-        for name in SHOWN:
-            if getattr(self.optimizer, name) != getattr(self.plan, name):
-                raise RuntimeError(
-                    f"optimizer.{name} was changed after make_private, but a plan is fixed for its "
-                    "whole run; change only the learning rate"
-                )
-
-    def _check_parameters(self) -> None:
-        """Check that no parameter was replaced, frozen, unfrozen or added."""
-        for layer in self.layers:
-            for role, name in layer.parameters.items():
-                parameter = self._parameters[name]
-                if layer.tensor(role) is not parameter or not parameter.requires_grad:
-                    raise RuntimeError(
-                        f"parameter '{name}' was replaced or frozen after make_private; change the "
-                        "model before it"
-                    )
-        known = {id(p) for p in self._parameters.values()}
-        for p in [*self.model.parameters(), *self._optimizer_parameters()]:
-            if p.requires_grad and id(p) not in known:
-                raise RuntimeError(
-                    "a parameter was unfrozen or added after make_private; make the model private "
-                    "again"
-                )
-
-    def _require_open(self) -> None:
-        if not self._handles:
-            raise RuntimeError(
-                "the privacy engine of this loader is closed; make the model private again"
-            )
-
-    def close(self) -> None:
-        """Remove all hooks. Model and optimizer are then ordinary, and no longer private."""
-        self._detach()
-        for owner, names in self._added.items():
-            for name in names:
-                vars(owner).pop(name, None)
-        self._added = {}
-
-    def _detach(self) -> None:
-        """Remove all hooks and leave what a script may still read of model and optimizer."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        self.forget()
-        self._clear_gradients()

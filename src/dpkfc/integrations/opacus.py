@@ -6,6 +6,18 @@
 record its forward passes in training mode, and the optimizer gets hooks around its step. `close()`
 removes them. Options of Opacus that this library does not have are refused by name, never ignored.
 
+How the lines of a script make a private step, and where to read it:
+
+    make_private(...)         here, `PrivacyEngine` and `attach`: plan, ledger, hooks and loader
+    for x, y in loader:       here, `PrivateLoader`: draws a batch of the plan, and reports it
+        out = model(x)        `_opacus_batch`, `BatchRecording`: a tracker follows the examples
+        loss.backward()       the same: takes the gradient of every example, and writes no `p.grad`
+        optimizer.step()      `_opacus_step`, `PrivateStep`: clips, charges and adds noise; then
+                              the optimizer itself steps on the release in `p.grad`
+
+Behind them stand the keywords of `make_private`, the accountant, the validator of models, and the
+names of Opacus that a script must not import.
+
 Visible differences:
 
 * The preconditioner: `preconditioner=KFAC(...)`, with `readout="natural"` for the natural-gradient
@@ -16,8 +28,7 @@ Visible differences:
   `test_mode_seed` makes a run repeatable and not private.
 * The accountant is PLD by default ("prv" names the same numerical composition and selects it).
 * Some programs are errors: a model or loss that mixes examples, a skipped batch, two backward
-  passes before a step, a penalty on weights. A tracker follows each batch from the loader to
-  `loss.backward()`, which is taken over (`_opacus_batch`).
+  passes before a step, a penalty on weights.
 """
 
 from __future__ import annotations
@@ -30,15 +41,16 @@ import os
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
-from types import TracebackType
+from itertools import product
 from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 from torch.utils.data import (
     BatchSampler,
@@ -56,7 +68,7 @@ from dpkfc.data.loading import Collate, check_once, split
 from dpkfc.distributed import DistributedContext
 from dpkfc.gradients.clipped_sum import CLIPPINGS
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.integrations import refuse
+from dpkfc.integrations import Checks, refuse
 from dpkfc.integrations._opacus_batch import Indices, PhysicalBatch
 from dpkfc.integrations._opacus_step import PrivateStep, StepHook
 from dpkfc.privacy import accounting
@@ -66,725 +78,7 @@ from dpkfc.privacy.rng import SamplingStream
 from dpkfc.rng_state import fresh_seed, renew
 
 # --------------------------------------------------------------------------------------------------
-# Names that scripts import from Opacus beside its engine.
-
-_PLAIN_MODEL = "pass the plain model to make_private, which returns it"
-_TORCH = "write: from torch.nn import {} as {}"
-_FIXED = "leave it out: noise and clip are fixed for the whole run; schedule the learning rate"
-_OWN = "leave it out: engine.accountant counts every release, engine.get_epsilon(delta) is its ε"
-_SAMPLED = "leave it out: make_private takes a plain DataLoader and samples by itself"
-
-_OWN_OPTIMIZER = "leave it out: make_private returns the optimizer that it was given"
-_ANY_LAYER = "leave it out: a layer without a rule goes through torch.func"
-_GHOST = "write: make_private(..., grad_sample_mode='ghost', criterion=...), its third value"
-
-IMPORTS: dict[str, str] = {
-    **dict.fromkeys(
-        (
-            "GradSampleModule",
-            "GradSampleModuleFastGradientClipping",
-            "GradSampleModuleExpandedWeights",
-            "GradSampleModuleNoOp",
-            "GradSampleHooks",
-            "wrap_model",
-            "prepare_module",
-        ),
-        _PLAIN_MODEL,
-    ),
-    **dict.fromkeys(("register_grad_sampler", "register_norm_sampler"), _ANY_LAYER),
-    **dict.fromkeys(
-        (
-            "DPOptimizer",
-            "DPOptimizerFastGradientClipping",
-            "DPPerLayerOptimizer",
-            "AdaClipDPOptimizer",
-            "DistributedDPOptimizer",
-            "get_optimizer_class",
-        ),
-        _OWN_OPTIMIZER,
-    ),
-    **dict.fromkeys(("DPLossFastGradientClipping", "DPTensorFastGradientClipping"), _GHOST),
-    **dict.fromkeys(
-        ("register_module_validator", "register_module_fixer"),
-        "leave it out: replace the module itself, then call ModuleValidator.validate",
-    ),
-    **dict.fromkeys(
-        ("UnsupportedModuleError", "ShouldReplaceModuleError", "IllegalModuleConfigurationError"),
-        "write: except ValueError",
-    ),
-    **dict.fromkeys(("DPDataLoader", "UniformWithReplacementSampler"), _SAMPLED),
-    **dict.fromkeys(
-        ("DPDDP", "DifferentiallyPrivateDistributedDataParallel"),
-        "run one process, or take a dpkfc.Session, which shares each batch",
-    ),
-    "DPLSTM": _TORCH.format("LSTM", "DPLSTM"),
-    "DPGRU": _TORCH.format("GRU", "DPGRU"),
-    "DPRNN": _TORCH.format("RNN", "DPRNN"),
-    "DPMultiheadAttention": _TORCH.format("MultiheadAttention", "DPMultiheadAttention"),
-    **dict.fromkeys(
-        (
-            "RDPAccountant",
-            "PRVAccountant",
-            "GaussianAccountant",
-            "create_accountant",
-            "IAccountant",
-            "register_accountant",
-        ),
-        _OWN,
-    ),
-    "get_noise_multiplier": "write: make_private_with_epsilon(...); optimizer.noise_multiplier",
-    **dict.fromkeys(
-        (
-            "ExponentialNoise",
-            "LambdaNoise",
-            "StepNoise",
-            "ExponentialGradClip",
-            "LambdaGradClip",
-            "StepGradClip",
-        ),
-        _FIXED,
-    ),
-    "PrivacyEngineAdaptiveClipping": "write: make_private(..., clipping='automatic')",
-    "wrap_data_loader": "write: with BatchMemoryManager(data_loader=..., optimizer=...) as batches",
-    "DPLightningDataModule": "see dpkfc.integrations.lightning: PrivateModule, PrivateTraining",
-}
-"""A name of Opacus to what a script writes in its place."""
-
-
-def __getattr__(name: str) -> NoReturn:
-    """Refuse an import of a name that only Opacus has, naming what to write.
-
-    Raises:
-        ImportError: a name of Opacus.
-        AttributeError: any other name.
-    """
-    if name in IMPORTS:
-        raise ImportError(f"dpkfc.integrations.opacus has no {name}; {IMPORTS[name]}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-# --------------------------------------------------------------------------------------------------
-# ε of an engine's releases, under the name and the methods of an Opacus accountant.
-
-_ACCOUNTANTS = {"pld": "pld", "prv": "pld", "rdp": "rdp"}
-
-
-class Accountant:
-    """Reports the spent budget; the `accountant` attribute of an engine."""
-
-    def __init__(self, name: str) -> None:
-        if name not in _ACCOUNTANTS:
-            raise ValueError(
-                f"accountant={name!r} is not supported; choose one of {', '.join(_ACCOUNTANTS)} (a"
-                " central-limit accountant as 'gdp' is no upper bound)"
-            )
-        self.name = _ACCOUNTANTS[name]
-        self._run: tuple[Plan, Ledger] | None = None
-        self._warned = False
-
-    def attach(self, plan: Plan, ledger: Ledger) -> None:
-        """Report the releases of this ledger from now on."""
-        self._run = (plan, ledger)
-        self._warned = False
-
-    def get_epsilon(
-        self,
-        delta: float,
-        alphas: Any = None,
-        eps_error: float | None = None,
-        delta_error: float | None = None,
-    ) -> float:
-        """Return ε of all releases so far, those of earlier runs on the ledger included.
-
-        A plan without a certified guarantee (test mode, shuffled batches) warns once that ε is not
-        valid.
-
-        Args:
-            delta: any δ in (0, 1), not only the one a plan was made for.
-            alphas: taken as Opacus takes it; the orders of this library are used.
-            eps_error: taken as Opacus takes it; the precision of this library is used.
-            delta_error: as `eps_error`.
-
-        Raises:
-            ValueError: δ outside (0, 1).
-        """
-        if not (is_number(delta) and 0 < delta < 1):
-            raise ValueError(f"delta must be in (0, 1), got {delta!r}")
-        if self._run is None:
-            return 0.0
-        plan, ledger = self._run
-        self._warn_once(plan)
-        relation = plan.neighbouring_relation
-        return accounting.epsilon(plan.event, ledger.count, delta, plan.accountant, relation)
-
-    def get_privacy_spent(self, *, delta: float, alphas: Any = None) -> tuple[float, float]:
-        """Return ε as `get_epsilon` does, and NaN where Opacus gives the best order."""
-        return self.get_epsilon(delta), math.nan
-
-    @property
-    def history(self) -> list[tuple[float, float, int]]:
-        """Noise multiplier, sample rate and number of all releases, or nothing before the first."""
-        if self._run is None or not len(self):
-            return []
-        plan, ledger = self._run
-        rate = plan.expected_batch_size / plan.dataset_size
-        return [(plan.noise_multiplier, rate, ledger.count)]
-
-    def state_dict(self, destination: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the history and the name of the accountant; the ledger stays what counts."""
-        state = {} if destination is None else destination
-        state |= {"history": self.history, "mechanism": self.mechanism()}
-        return state
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Check that the ledger holds what a state says was spent; the ledger alone is counted.
-
-        Raises:
-            ValueError: no such state, or releases that the ledger does not hold.
-        """
-        if not state_dict or "history" not in state_dict:
-            raise ValueError("state_dict has no 'history'; pass what accountant.state_dict() gave")
-        count = 0
-        are_equal = True
-        for noise_multiplier, rate, releases in state_dict["history"]:
-            count += int(releases)
-            for own_noise, own_rate, _ in self.history:
-                has_noise = math.isclose(noise_multiplier, own_noise, rel_tol=1e-9)
-                has_rate = math.isclose(rate, own_rate, rel_tol=1e-9)
-                are_equal = are_equal and has_noise and has_rate
-        if count > len(self) or not are_equal:
-            raise ValueError(
-                f"the state has {count} releases that the ledger does not hold; go on with that"
-                " run's file, then load: make_private(ledger_path=..., resume=True)"
-            )
-
-    def get_optimizer_hook_fn(self, sample_rate: float) -> StepHook:
-        """Return a step hook that does nothing: each release is in the ledger before it exists."""
-        return lambda optimizer: None
-
-    def step(self, *, noise_multiplier: float, sample_rate: float) -> NoReturn:
-        """Refuse to count by hand.
-
-        Raises:
-            RuntimeError: always, naming what counts.
-        """
-        raise RuntimeError(
-            "accountant.step() is absent: optimizer.step() counts every release; leave it out"
-        )
-
-    def _warn_once(self, plan: Plan) -> None:
-        """Warn once that ε is not valid; without noise it is infinite and needs no warning."""
-        if plan.caveats and plan.noise_multiplier > 0 and not self._warned:
-            self._warned = True
-            reasons = ". ".join(plan.caveats)
-            text = f"the reported epsilon is no guarantee of this run. {reasons}"
-            warnings.warn(text, stacklevel=4)  # the caller of get_epsilon
-
-    def mechanism(self) -> str:
-        """Return the name of the accountant: "pld" or "rdp"."""
-        return self.name
-
-    def __len__(self) -> int:
-        return 0 if self._run is None else self._run[1].count
-
-
-# --------------------------------------------------------------------------------------------------
-# Physical batches of an Opacus-shaped script.
-
-
-class BatchMemoryManager:
-    """Splits logical batches as `opacus.utils.batch_memory_manager.BatchMemoryManager`.
-
-    `optimizer.step()` after a physical batch that does not end its logical batch changes no
-    parameter and no state.
-
-    Args:
-        data_loader: from `make_private`.
-        max_physical_batch_size: largest physical batch.
-        optimizer: from the same `make_private`.
-
-    Raises:
-        ValueError: a loader that is not private, another optimizer, a size below 1.
-    """
-
-    def __init__(
-        self,
-        *,
-        data_loader: DataLoader[Any],
-        max_physical_batch_size: int,
-        optimizer: Optimizer,
-    ) -> None:
-        if not isinstance(data_loader, PrivateLoader):
-            raise ValueError("data_loader is not private; pass the one that make_private returned")
-        if data_loader.step.optimizer is not optimizer:
-            raise ValueError(
-                "the optimizer belongs to another engine than data_loader; pass what make_private"
-                " returned"
-            )
-        check_integer("max_physical_batch_size", max_physical_batch_size, 1)
-        self._step = data_loader.step
-        self._loader = data_loader.cut(max_physical_batch_size)
-
-    def __enter__(self) -> PrivateLoader:
-        """Return the loader of physical batches."""
-        return self._loader
-
-    def __exit__(
-        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Drop an unfinished logical batch."""
-        self._step.forget()
-
-
-# --------------------------------------------------------------------------------------------------
-# The keywords of `make_private`: what is taken, and what is refused with its fix.
-
-# Ways of Opacus to take gradients of single examples; those of this library give the same values.
-GRADIENT_MODES = ("hooks", "functorch", "ew", "ghost")
-
-_ADAPTIVE = (
-    "adaptive clipping spends a budget on norms; write clipping='automatic', which needs no bound"
-)
-_UNITS = "an engine protects examples; take a Session: PrivacyConfig(unit=, max_records_per_unit=)"
-_PLANNED = "noise, clip and batch size are fixed for the whole run; leave it out"
-_ELSEWHERE = {
-    **dict.fromkeys(
-        (
-            "target_unclipped_quantile",
-            "clipbound_learning_rate",
-            "unclipped_num_std",
-            "min_clipbound",
-            "max_clipbound",
-        ),
-        _ADAPTIVE,
-    ),
-    **dict.fromkeys(("unit", "units", "max_records_per_unit"), _UNITS),
-    **dict.fromkeys(
-        ("noise_scheduler", "grad_clip_scheduler", "noise_multiplier_schedule"), _PLANNED
-    ),
-    "max_physical_batch_size": (
-        "give it to BatchMemoryManager(data_loader=, max_physical_batch_size=, optimizer=)"
-    ),
-    "noise": "take a Session: PrivacyConfig(noise='rounded')",
-    **dict.fromkeys(
-        ("epsilon_tolerance", "alphas", "eps_error", "delta_error"),
-        "the accountant has its own precision; leave it out",
-    ),
-    **dict.fromkeys(("accountant", "secure_mode"), "give it to PrivacyEngine(...)"),
-    **dict.fromkeys(
-        ("target_epsilon", "target_delta", "epochs"), "give it to make_private_with_epsilon(...)"
-    ),
-    "steps": "write epochs=steps / len(data_loader)",
-    "noise_multiplier": "the target (ε, δ) decides the noise; leave it out, or use make_private",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """The other keywords of `make_private` and `make_private_with_epsilon`.
-
-    Those of Opacus come first.
-
-    Attributes:
-        criterion: the script's loss, returned as it is where `grad_sample_mode="ghost"`.
-        batch_first: only True.
-        loss_reduction: of the script's loss, "mean" or "sum"; with "sum" the gradient is not
-            divided by the batch size.
-        poisson_sampling: False shuffles, which needs `uncertified=True`.
-        clipping: "flat", "per_layer" with one max_grad_norm C (each of L layers is clipped to C /
-            √L), or this library's "normalised" or "automatic".
-        noise_generator: only None.
-        grad_sample_mode: "hooks", "functorch", "ew", or "ghost" for the four return values of such
-            a script; all compute the same.
-        wrap_model: taken as Opacus takes it; the module itself is returned in both cases.
-        rand_on_empty: only False; an empty batch has a leading axis of size 0.
-        preconditioner: for example `curvature.KFAC(probe=PinkNoise((1, 28, 28)))`; None is plain
-            DP-SGD.
-        readout: from the preconditioner's coordinates to the step, as in `PrivacyConfig`.
-        ledger_path: file of the privacy ledger; None keeps it in memory.
-        resume: go on with a ledger that holds releases, after the script has loaded the weights of
-            its last checkpoint. Where the plan is spent, only evaluation is left.
-        uncertified: accept shuffled batches, whose ε is no guarantee.
-        test_mode_seed: repeatable noise and sampling; NOT PRIVATE.
-        verify: check on public rows, at the first call of the model, that examples do not mix.
-            "strict" refuses operations whose batch axis cannot be followed. Every batch is proved
-            either way.
-
-    Raises:
-        ValueError: a value that this library does not take, naming the fix.
-    """
-
-    criterion: nn.Module | None = None
-    batch_first: bool = True
-    loss_reduction: str = "mean"
-    poisson_sampling: bool = True
-    clipping: str = "flat"
-    noise_generator: torch.Generator | None = None
-    grad_sample_mode: str = "hooks"
-    wrap_model: bool = True
-    rand_on_empty: bool = False
-    preconditioner: Any = None
-    readout: str = "whitened"
-    ledger_path: StrPath | None = None
-    resume: bool = False
-    uncertified: bool = False
-    test_mode_seed: int | None = None
-    verify: bool | str = True
-
-    @classmethod
-    def parse(cls, keywords: Mapping[str, Any]) -> Options:
-        """Return the options of a call.
-
-        Raises:
-            ValueError: an unknown keyword, naming the nearest known one or what there is in its
-                place; a value that is not taken.
-        """
-        known = [field.name for field in fields(cls)]
-        for name in keywords:
-            if name not in known:
-                if name in _ELSEWHERE:
-                    raise ValueError(f"keyword {name!r} is not supported: {_ELSEWHERE[name]}")
-                near = difflib.get_close_matches(name, known, 1)
-                hint = "the known ones are the attributes of dpkfc.integrations.opacus.Options"
-                if near:
-                    hint = f"did you mean {near[0]!r}?"
-                raise ValueError(f"unknown keyword {name!r}; {hint}")
-        return cls(**keywords)
-
-    def __post_init__(self) -> None:
-        refuse(_refused(self))
-
-
-def _refused(options: Options) -> Iterator[tuple[bool, str]]:
-    yield (
-        not options.batch_first,
-        "batch_first=False is not supported; put the batch on the leading axis",
-    )
-    yield (
-        options.loss_reduction not in ("mean", "sum"),
-        f"loss_reduction must be 'mean' or 'sum', got {options.loss_reduction!r}",
-    )
-    yield (options.clipping == "adaptive", f"clipping='adaptive' is not supported: {_ADAPTIVE}")
-    yield (
-        options.clipping not in CLIPPINGS,
-        f"clipping={options.clipping!r} is not supported; choose one of {', '.join(CLIPPINGS)}",
-    )
-    yield (
-        options.noise_generator is not None,
-        "noise_generator is not supported; leave it out, or use test_mode_seed= for a repeatable"
-        " run that is not private",
-    )
-    yield (
-        options.grad_sample_mode not in GRADIENT_MODES,
-        f"grad_sample_mode={options.grad_sample_mode!r} is not supported; leave it out: every mode"
-        " computes the same, in one process",
-    )
-    yield (
-        options.rand_on_empty,
-        "rand_on_empty=True is not supported; where the model takes no empty batch, write:"
-        " if len(y) == 0: optimizer.step(); continue",
-    )
-
-    yield (
-        not options.poisson_sampling and not options.uncertified,
-        "poisson_sampling=False has no certified ε: leave it out, or write uncertified=True, which"
-        " is stamped on the ledger",
-    )
-    yield (
-        options.poisson_sampling and options.uncertified,
-        "uncertified=True goes with poisson_sampling=False; leave it out for Poisson sampling",
-    )
-    yield (
-        options.criterion is not None and not isinstance(options.criterion, nn.Module),
-        f"criterion must be a torch module, got {type(options.criterion).__name__}; wrap it in one,"
-        " or leave criterion out",
-    )
-    reduction = getattr(options.criterion, "reduction", options.loss_reduction)
-    yield (
-        reduction != options.loss_reduction,
-        f"criterion has reduction={reduction!r} but loss_reduction={options.loss_reduction!r};"
-        " make them equal",
-    )
-
-
-# --------------------------------------------------------------------------------------------------
-# What an Opacus-shaped script asks for, as a plan; and a plan put on its model, optimizer and
-# loader, all or nothing.
-
-Parts = tuple[nn.Module, Optimizer, DataLoader[Any]]
-"""Model, optimizer and loader of a script."""
-
-
-def make_config(
-    options: Options, accountant: str, parts: Parts, max_grad_norm: Any, epochs: float
-) -> tuple[PrivacyConfig, int]:
-    """Return the configuration behind a call and the number of examples.
-
-    Raises:
-        ValueError: parts of a kind that cannot be made private, a bound a layer, a senseless number
-            of passes.
-    """
-    size = _dataset_size(*parts)
-    source = parts[2]
-    check_positive("epochs", epochs)
-    if isinstance(max_grad_norm, (list, tuple)):
-        raise ValueError(
-            "max_grad_norm must be one number for all layers together; write"
-            f" max_grad_norm={math.hypot(*max_grad_norm):.4g}, the norm of the list"
-        )
-    check_positive("max_grad_norm", max_grad_norm)
-    assert source.batch_size is not None
-    config = PrivacyConfig(
-        expected_batch_size=source.batch_size,
-        steps=math.ceil(epochs * _length(options, source, size)),
-        max_grad_norm=float(max_grad_norm),
-        clipping=options.clipping,
-        sampler="poisson" if options.poisson_sampling else "shuffle",
-        uncertified=options.uncertified,
-        accountant=accountant,
-        preconditioner=options.preconditioner,
-        readout=options.readout,
-        test_mode_seed=options.test_mode_seed,
-    )
-    return config, size
-
-
-def attach(
-    plan: Plan, parts: Parts, options: Options, limit: int | None, budget: Budget | None
-) -> tuple[PrivateStep, PrivateLoader]:
-    """Open the ledger, register the hooks and charge the budget.
-
-    Raises:
-        ValueError: what cannot be made private.
-        LedgerError: the ledger cannot be written or belongs to another run.
-        BudgetExhausted: the ledger has spent the plan, or the plan does not fit into the budget.
-    """
-    plan.check_accounting()
-    module, optimizer, source = parts
-    header = {**plan.ledger_header, "steps": limit}
-    with ExitStack() as undo:
-        ledger = Ledger.open(options.ledger_path, plan.hash, header, limit)
-        undo.callback(ledger.abandon)
-        _check_resumed(ledger, options.resume)
-        step = PrivateStep(
-            plan,
-            module,
-            optimizer,
-            ledger,
-            loss_reduction=options.loss_reduction,
-            verify=options.verify,
-            source=source,
-        )
-        undo.callback(step.close)
-        loader = PrivateLoader(
-            source, LogicalBatchSampler(plan, _length(options, source, plan.dataset_size)), step
-        )
-        # Every script gets it: a message that depends on records would tell of them.
-        warnings.warn(_NO_MESSAGE, UserWarning, stacklevel=4)
-        if budget is not None:
-            step.receipt = budget.charge(plan, ledger)
-        undo.pop_all()
-    _warn_of_earlier_run(source.dataset, ledger, counted=budget is not None)
-    return step, loader
-
-
-_NO_MESSAGE = (
-    "a record whose gradient is not finite (NaN) adds nothing, and no message tells of it: look"
-    " for missing values in the data"
-)
-
-# The datasets of this process that are alive, each with the ledger of a run on it.
-_runs: list[tuple[weakref.ref[Any], Ledger]] = []
-
-
-def _warn_of_earlier_run(dataset: Any, ledger: Ledger, *, counted: bool) -> None:
-    """Warn that the ε of a second run is not the total, where no file and no budget counts it."""
-    _runs[:] = [run for run in _runs if run[0]() is not None]
-    earlier = sum(book.count for known, book in _runs if known() is dataset)
-    with contextlib.suppress(TypeError):  # a list or a tuple has no weak reference
-        _runs.append((weakref.ref(dataset), ledger))
-    if earlier and ledger.path is None and not counted:
-        warnings.warn(
-            f"engines have made {earlier} releases of this dataset before: the ε of all runs add"
-            " up. Name one Budget for them, or keep their ledgers and run dpkfc total",
-            stacklevel=5,
-        )
-
-
-def _check_resumed(ledger: Ledger, resume: bool) -> None:
-    """Refuse the ledger of an earlier run, unless the script says that it goes on with it.
-
-    Raises:
-        BudgetExhausted: nothing of the plan is left.
-        LedgerError: something is left.
-    """
-    if resume or not ledger.count:
-        return
-    if ledger.remaining == 0:
-        raise BudgetExhausted(
-            f"all {ledger.count} releases of the plan are spent in {ledger.name}: take another"
-            " ledger_path, or resume=True to evaluate"
-        )
-    raise LedgerError(
-        f"{ledger.name} holds {ledger.count} releases of an earlier run: load its checkpoint and"
-        " pass resume=True, or take another ledger_path"
-    )
-
-
-def _dataset_size(module: Any, optimizer: Any, data_loader: Any) -> int:
-    """Check the three objects and return the number of examples."""
-    if (processes := DistributedContext.current().world_size) > 1:
-        raise ValueError(
-            f"this script runs in {processes} processes, which would spend {processes} times the"
-            " budget; run it in one, or use dpkfc.Session, which shares each batch"
-        )
-    if not isinstance(module, nn.Module):
-        raise ValueError(f"module must be a torch module, got {type(module).__name__}")
-    _refuse_wrapped(module, optimizer)
-    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    if (
-        isinstance(module, parallel)
-        or hasattr(module, "_orig_mod")
-        or type(module).__name__.startswith("FSDP")
-    ):
-        raise ValueError(
-            f"module is wrapped in {type(module).__name__}; pass the plain module on one device,"
-            " uncompiled"
-        )
-    if not isinstance(optimizer, Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError(
-            "optimizer must be a torch optimizer that steps without a closure, got"
-            f" {type(optimizer).__name__}"
-        )
-    if isinstance(getattr(optimizer, "optimizer", None), Optimizer):
-        raise ValueError(
-            f"optimizer is wrapped in {type(optimizer).__name__}, whose steps cannot be seen; pass"
-            " the plain torch optimizer, and leave optimizer and loader out of accelerator.prepare"
-        )
-    check_loader(data_loader)
-    find_layers(module)
-    return len(data_loader.dataset)
-
-
-def _refuse_wrapped(module: Any, optimizer: Any) -> None:
-    """Refuse a model or an optimizer that Opacus has wrapped.
-
-    Raises:
-        ValueError: naming the object inside, which is to be passed.
-    """
-    if isinstance(module, nn.Module) and "_module" in module._modules:
-        if hasattr(module, "to_standard_module"):
-            raise ValueError(
-                f"module is a {type(module).__name__} of Opacus; pass the model inside:"
-                " module=model.to_standard_module()"
-            )
-    inner = getattr(optimizer, "original_optimizer", optimizer)
-    if inner is not optimizer:
-        raise ValueError(
-            f"optimizer is a {type(optimizer).__name__} of Opacus; pass the one inside:"
-            " optimizer=optimizer.original_optimizer"
-        )
-
-
-def _length(options: Options, data_loader: DataLoader[Any], size: int) -> int:
-    """Return the logical batches of one pass, as many as the script's own loader has.
-
-    Shuffled batches must be whole, so a smaller last one does not count.
-    """
-    assert data_loader.batch_size is not None
-    length = len(data_loader) if options.poisson_sampling else size // data_loader.batch_size
-    return max(1, length)
-
-
-def _refuse_schedules(noise_scheduler: Any, grad_clip_scheduler: Any) -> None:
-    """Refuse the state of a schedule that no plan has."""
-    if noise_scheduler is not None or grad_clip_scheduler is not None:
-        raise ValueError(f"schedulers in a checkpoint are not supported: {_PLANNED}")
-
-
-# --------------------------------------------------------------------------------------------------
-# Models that can be trained, under the name and the methods of Opacus's validator.
-
-
-class ModuleValidator:
-    """Says whether a model can be trained privately, and replaces norms that mix examples."""
-
-    @staticmethod
-    def validate(module: nn.Module, *, strict: bool = False) -> list[ValueError]:
-        """Return what keeps a model from being trained privately; an empty list where it can be.
-
-        Raises:
-            ValueError: the first of these errors, where `strict` is true.
-        """
-        try:
-            find_layers(module)
-        except ValueError as error:
-            if strict:
-                raise
-            return [error]
-        return []
-
-    @classmethod
-    def is_valid(cls, module: nn.Module) -> bool:
-        """Return whether `validate` finds nothing."""
-        return not cls.validate(module)
-
-    @staticmethod
-    def fix(module: nn.Module) -> nn.Module:
-        """Return a copy with GroupNorm for BatchNorm and instance norms without statistics.
-
-        A model that needs neither is returned itself. Frozen BatchNorm in eval mode stays. New
-        norms have new weights; make the optimizer afterwards.
-        """
-        replaced = {}
-        for name, part in module.named_modules():
-            norm = _replacement(part)
-            if norm is not None:
-                replaced[name] = norm
-        if not replaced:
-            return module
-        if "" in replaced:
-            return replaced[""]
-        fixed = copy.deepcopy(module)
-        for name, norm in replaced.items():
-            owner, _, leaf = name.rpartition(".")
-            fixed.get_submodule(owner).add_module(leaf, norm)
-        return fixed
-
-    @classmethod
-    def fix_and_validate(cls, module: nn.Module) -> nn.Module:
-        """Return what `fix` returns, after `validate` has found nothing.
-
-        Raises:
-            ValueError: naming the module that cannot be trained privately, and the ways out.
-        """
-        fixed = cls.fix(module)
-        cls.validate(fixed, strict=True)
-        return fixed
-
-
-def _replacement(part: nn.Module) -> nn.Module | None:
-    """Return what stands for a norm that cannot be trained; None for any other module."""
-    is_batch_norm = isinstance(part, nn.modules.batchnorm._BatchNorm)
-    is_instance_norm = isinstance(part, nn.modules.instancenorm._InstanceNorm)
-    is_trained = part.training or any(p.requires_grad for p in part.parameters(recurse=False))
-    if not is_trained or not (is_batch_norm or is_instance_norm):
-        return None
-    norm = cast(nn.BatchNorm2d, part)
-    if is_instance_norm and not norm.track_running_stats:
-        return None
-    settings: dict[str, Any] = {"eps": norm.eps, "affine": norm.affine}
-    if norm.weight is not None:
-        settings |= {"device": norm.weight.device, "dtype": norm.weight.dtype}
-    count = norm.num_features
-    if is_instance_norm:
-        new: nn.Module = type(part)(count, momentum=norm.momentum, **settings)
-    else:
-        new = nn.GroupNorm(math.gcd(32, count), count, **settings)
-    return new.train(part.training)
-
-
-# --------------------------------------------------------------------------------------------------
+# The engine of a script.
 
 
 class PrivacyEngine:
@@ -854,12 +148,12 @@ class PrivacyEngine:
             ValueError: what cannot be made private, naming the fix; nothing has been changed then.
             LedgerError: the ledger cannot be written or belongs to another run.
         """
-        chosen, data_loader = self._options(options), find_source(data_loader)
-        config, size = make_config(
-            chosen, self.accountant.name, (module, optimizer, data_loader), max_grad_norm, 1.0
-        )
-        plan = config.with_noise(noise_multiplier, min(1e-5, 0.1 / max(1, size)), size)
-        return self._attach(plan, (module, optimizer, data_loader), chosen, None)
+        parts = (module, optimizer, find_source(data_loader))
+        chosen = self._parse(options)
+        config, size = make_config(chosen, self.accountant.name, parts, max_grad_norm, 1.0)
+        delta = min(1e-5, 0.1 / max(1, size))
+        plan = config.with_noise(noise_multiplier, delta, size)
+        return self._attach(plan, parts, chosen, None)
 
     def make_private_with_epsilon(
         self,
@@ -894,14 +188,13 @@ class PrivacyEngine:
             ValueError: as `make_private`, or a budget that no noise reaches.
             LedgerError: the ledger cannot be written or belongs to another run.
         """
-        chosen, data_loader = self._options(options), find_source(data_loader)
-        config, size = make_config(
-            chosen, self.accountant.name, (module, optimizer, data_loader), max_grad_norm, epochs
-        )
+        parts = (module, optimizer, find_source(data_loader))
+        chosen = self._parse(options)
+        config, size = make_config(chosen, self.accountant.name, parts, max_grad_norm, epochs)
         plan = config.calibrate(target_epsilon, target_delta, size)
-        return self._attach(plan, (module, optimizer, data_loader), chosen, plan.steps)
+        return self._attach(plan, parts, chosen, plan.steps)
 
-    def _options(self, options: dict[str, Any]) -> Options:
+    def _parse(self, options: dict[str, Any]) -> Options:
         if self._step is not None:
             raise ValueError(
                 "this engine has made a model private already; use one PrivacyEngine for each"
@@ -926,12 +219,12 @@ class PrivacyEngine:
 
     @property
     def plan(self) -> Plan:
-        """The plan, which is public. Raises a RuntimeError before `make_private`."""
+        """Return the plan, which is public; raise a RuntimeError before `make_private`."""
         return self._private.plan
 
     @property
     def ledger(self) -> Ledger:
-        """The privacy ledger. Raises a RuntimeError before `make_private`."""
+        """Return the privacy ledger; raise a RuntimeError before `make_private`."""
         return self._private.ledger
 
     @property
@@ -1065,11 +358,188 @@ class PrivacyEngine:
         """Return the engine itself."""
         return self
 
-    def __exit__(
-        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close the engine."""
         self.close()
+
+
+# --------------------------------------------------------------------------------------------------
+# What an Opacus-shaped script asks for, as a plan; and a plan put on its model, optimizer and
+# loader, all or nothing.
+
+Parts = tuple[nn.Module, Optimizer, DataLoader[Any]]
+"""Model, optimizer and loader of a script."""
+
+
+def make_config(
+    options: Options, accountant: str, parts: Parts, max_grad_norm: Any, epochs: float
+) -> tuple[PrivacyConfig, int]:
+    """Return the configuration behind a call and the number of examples.
+
+    Raises:
+        ValueError: parts of a kind that cannot be made private, a bound a layer, a senseless number
+            of passes.
+    """
+    module, _, source = parts
+    refuse(_find_wrong_parts(*parts))
+    check_loader(source)
+    find_layers(module)
+    size = len(cast(Sized, source.dataset))
+    check_positive("epochs", epochs)
+    if isinstance(max_grad_norm, (list, tuple)):
+        raise ValueError(
+            "max_grad_norm must be one number for all layers together; write"
+            f" max_grad_norm={math.hypot(*max_grad_norm):.4g}, the norm of the list"
+        )
+    check_positive("max_grad_norm", max_grad_norm)
+    config = PrivacyConfig(
+        expected_batch_size=cast(int, source.batch_size),
+        steps=math.ceil(epochs * _length(options, source, size)),
+        max_grad_norm=float(max_grad_norm),
+        clipping=options.clipping,
+        sampler="poisson" if options.poisson_sampling else "shuffle",
+        uncertified=options.uncertified,
+        accountant=accountant,
+        preconditioner=options.preconditioner,
+        readout=options.readout,
+        test_mode_seed=options.test_mode_seed,
+    )
+    return config, size
+
+
+def attach(
+    plan: Plan, parts: Parts, options: Options, limit: int | None, budget: Budget | None
+) -> tuple[PrivateStep, PrivateLoader]:
+    """Open the ledger, register the hooks and charge the budget.
+
+    Raises:
+        ValueError: what cannot be made private.
+        LedgerError: the ledger cannot be written or belongs to another run.
+        BudgetExhausted: the ledger has spent the plan, or the plan does not fit into the budget.
+    """
+    plan.check_accounting()
+    module, optimizer, source = parts
+    header = {**plan.ledger_header, "steps": limit}
+    with ExitStack() as undo:
+        ledger = Ledger.open(options.ledger_path, plan.hash, header, limit)
+        undo.callback(ledger.abandon)
+        _check_resumed(ledger, options.resume)
+        step = PrivateStep(
+            plan,
+            module,
+            optimizer,
+            ledger,
+            loss_reduction=options.loss_reduction,
+            verify=options.verify,
+            source=source,
+        )
+        undo.callback(step.close)
+        loader = PrivateLoader(
+            source, LogicalBatchSampler(plan, _length(options, source, plan.dataset_size)), step
+        )
+        # Every script gets it: a message that depends on records would tell of them.
+        warnings.warn(_NO_MESSAGE, UserWarning, stacklevel=4)
+        if budget is not None:
+            step.receipt = budget.charge(plan, ledger)
+        undo.pop_all()
+    _warn_of_earlier_run(source.dataset, ledger, counted=budget is not None)
+    return step, loader
+
+
+_NO_MESSAGE = (
+    "a record whose gradient is not finite (NaN) adds nothing, and no message tells of it: look"
+    " for missing values in the data"
+)
+
+# The datasets of this process that are alive, each with the ledger of a run on it.
+_runs: list[tuple[weakref.ref[Any], Ledger]] = []
+
+
+def _warn_of_earlier_run(dataset: Any, ledger: Ledger, *, counted: bool) -> None:
+    """Warn that the ε of a second run is not the total, where no file and no budget counts it."""
+    _runs[:] = [run for run in _runs if run[0]() is not None]
+    earlier = sum(book.count for known, book in _runs if known() is dataset)
+    with contextlib.suppress(TypeError):  # a list or a tuple has no weak reference
+        _runs.append((weakref.ref(dataset), ledger))
+    if earlier and ledger.path is None and not counted:
+        warnings.warn(
+            f"engines have made {earlier} releases of this dataset before: the ε of all runs add"
+            " up. Name one Budget for them, or keep their ledgers and run dpkfc total",
+            stacklevel=5,
+        )
+
+
+def _check_resumed(ledger: Ledger, resume: bool) -> None:
+    """Refuse the ledger of an earlier run, unless the script says that it goes on with it.
+
+    Raises:
+        BudgetExhausted: nothing of the plan is left.
+        LedgerError: something is left.
+    """
+    if resume or not ledger.count:
+        return
+    if ledger.remaining == 0:
+        raise BudgetExhausted(
+            f"all {ledger.count} releases of the plan are spent in {ledger.name}: take another"
+            " ledger_path, or resume=True to evaluate"
+        )
+    raise LedgerError(
+        f"{ledger.name} holds {ledger.count} releases of an earlier run: load its checkpoint and"
+        " pass resume=True, or take another ledger_path"
+    )
+
+
+def _find_wrong_parts(module: Any, optimizer: Any, data_loader: Any) -> Checks:
+    """Yield whether model or optimizer cannot be made private, and what to pass in its place."""
+    processes = DistributedContext.current().world_size
+    yield (
+        processes > 1,
+        f"this script runs in {processes} processes, which would spend {processes} times the"
+        " budget; run it in one, or use dpkfc.Session, which shares each batch",
+    )
+    kind = type(module).__name__
+    yield not isinstance(module, nn.Module), f"module must be a torch module, got {kind}"
+    yield (
+        "_module" in module._modules and hasattr(module, "to_standard_module"),
+        f"module is a {kind} of Opacus; pass the model inside: module=model.to_standard_module()",
+    )
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    yield (
+        isinstance(module, parallel) or hasattr(module, "_orig_mod") or kind.startswith("FSDP"),
+        f"module is wrapped in {kind}; pass the plain module on one device, uncompiled",
+    )
+    kind = type(optimizer).__name__
+    yield (
+        getattr(optimizer, "original_optimizer", optimizer) is not optimizer,
+        f"optimizer is a {kind} of Opacus; pass the one inside:"
+        " optimizer=optimizer.original_optimizer",
+    )
+    yield (
+        not isinstance(optimizer, Optimizer) or isinstance(optimizer, torch.optim.LBFGS),
+        f"optimizer must be a torch optimizer that steps without a closure, got {kind}",
+    )
+    yield (
+        isinstance(getattr(optimizer, "optimizer", None), Optimizer),
+        f"optimizer is wrapped in {kind}, whose steps cannot be seen; pass the plain torch"
+        " optimizer, and leave optimizer and loader out of accelerator.prepare",
+    )
+
+
+def _length(options: Options, data_loader: DataLoader[Any], size: int) -> int:
+    """Return the logical batches of one pass, as many as the script's own loader has.
+
+    Shuffled batches must be whole, so a smaller last one does not count.
+    """
+    length = len(data_loader)
+    if not options.poisson_sampling:
+        length = size // cast(int, data_loader.batch_size)
+    return max(1, length)
+
+
+def _refuse_schedules(noise_scheduler: Any, grad_clip_scheduler: Any) -> None:
+    """Refuse the state of a schedule that no plan has."""
+    if noise_scheduler is not None or grad_clip_scheduler is not None:
+        raise ValueError(f"schedulers in a checkpoint are not supported: {_PLANNED}")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1225,7 +695,7 @@ class PrivateLoader(DataLoader[Any]):
 
     @property
     def sample_rate(self) -> float:
-        """q, the expected share of the examples in a batch."""
+        """Return q, the expected share of the examples in a batch."""
         plan = self.logical.plan
         return plan.expected_batch_size / plan.dataset_size
 
@@ -1256,50 +726,51 @@ def check_loader(loader: Any) -> None:
     Raises:
         ValueError: naming the part and the fix.
     """
-    if type(loader).__name__ == "DPDataLoader":
-        raise ValueError(
-            "data_loader is a DPDataLoader of Opacus; pass the DataLoader that it was made from:"
-            " make_private samples by itself"
-        )
-    if type(loader) is not DataLoader:
-        raise ValueError(
-            f"data_loader is a {type(loader).__name__}, whose own iteration would be lost; pass a "
-            "torch DataLoader"
-        )
-    dataset: Any = loader.dataset
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        raise ValueError(
-            f"{type(dataset).__name__} cannot be sampled at random; pass a map-style dataset with a"
-            " length"
-        )
-    if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
-        raise ValueError(
-            "data_loader has no batch_size or a batch sampler of its own, which would be replaced; "
-            "pass DataLoader(dataset, batch_size=...)"
-        )
-    if not _takes_all(loader.sampler, len(dataset)):
-        raise ValueError(
-            f"the {type(loader.sampler).__name__} would be replaced by uniform sampling; pass"
-            " shuffle=True, weight the losses or take a Subset (docs/errors.md#sampler)"
-        )
+    refuse(_find_wrong_loader(loader))
     try:
-        check_once(dataset)
+        check_once(loader.dataset)
     except ValueError as error:
         # The fix of a Session, units=, is not one of an engine.
         reason = str(error).split(":")[0]
         raise ValueError(f"{reason}; leave repeats out. Units need a Session") from None
-    if not getattr(loader, "in_order", True):
-        raise ValueError(
-            "data_loader has in_order=False, but batches must come in the order of the draws; leave"
-            " in_order out"
-        )
 
 
-def _takes_all(sampler: Any, size: int) -> bool:
-    """Return whether a sampler is torch's own, and takes every example once."""
-    if type(sampler) is RandomSampler:
-        return not sampler.replacement and sampler.num_samples == size
-    return type(sampler) is SequentialSampler
+def _find_wrong_loader(loader: Any) -> Checks:
+    """Yield whether the batches of a loader cannot be replaced by those of a plan, and the fix."""
+    kind = type(loader).__name__
+    yield (
+        kind == "DPDataLoader",
+        "data_loader is a DPDataLoader of Opacus; pass the DataLoader that it was made from:"
+        " make_private samples by itself",
+    )
+    yield (
+        type(loader) is not DataLoader,
+        f"data_loader is a {kind}, whose own iteration would be lost; pass a torch DataLoader",
+    )
+    dataset = loader.dataset
+    yield (
+        isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"),
+        f"{type(dataset).__name__} cannot be sampled at random; pass a map-style dataset with a"
+        " length",
+    )
+    yield (
+        loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler,
+        "data_loader has no batch_size or a batch sampler of its own, which would be replaced; "
+        "pass DataLoader(dataset, batch_size=...)",
+    )
+    sampler = loader.sampler
+    is_plain = type(sampler) in (RandomSampler, SequentialSampler)
+    takes_all = is_plain and len(sampler) == len(dataset)
+    yield (
+        not takes_all or getattr(sampler, "replacement", False),
+        f"the {type(sampler).__name__} would be replaced by uniform sampling; pass"
+        " shuffle=True, weight the losses or take a Subset (docs/errors.md#sampler)",
+    )
+    yield (
+        not getattr(loader, "in_order", True),
+        "data_loader has in_order=False, but batches must come in the order of the draws; leave"
+        " in_order out",
+    )
 
 
 def _make_empty(batch: Any) -> Any:
@@ -1325,3 +796,516 @@ def _make_empty(batch: Any) -> Any:
         f"the collate function makes a {type(batch).__name__}{shape} of one example; every part of"
         " a batch must be a tensor with the batch as its leading axis"
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# Physical batches of an Opacus-shaped script.
+
+
+class BatchMemoryManager:
+    """Splits logical batches as `opacus.utils.batch_memory_manager.BatchMemoryManager`.
+
+    `optimizer.step()` after a physical batch that does not end its logical batch changes no
+    parameter and no state.
+
+    Args:
+        data_loader: from `make_private`.
+        max_physical_batch_size: largest physical batch.
+        optimizer: from the same `make_private`.
+
+    Raises:
+        ValueError: a loader that is not private, another optimizer, a size below 1.
+    """
+
+    def __init__(
+        self,
+        *,
+        data_loader: DataLoader[Any],
+        max_physical_batch_size: int,
+        optimizer: Optimizer,
+    ) -> None:
+        if not isinstance(data_loader, PrivateLoader):
+            raise ValueError("data_loader is not private; pass the one that make_private returned")
+        if data_loader.step.optimizer is not optimizer:
+            raise ValueError(
+                "the optimizer belongs to another engine than data_loader; pass what make_private"
+                " returned"
+            )
+        check_integer("max_physical_batch_size", max_physical_batch_size, 1)
+        self._step = data_loader.step
+        self._loader = data_loader.cut(max_physical_batch_size)
+
+    def __enter__(self) -> PrivateLoader:
+        """Return the loader of physical batches."""
+        return self._loader
+
+    def __exit__(self, *error: object) -> None:
+        """Drop an unfinished logical batch."""
+        self._step.forget()
+
+
+# --------------------------------------------------------------------------------------------------
+# The keywords of `make_private`: what is taken, and what is refused with its fix.
+
+# Ways of Opacus to take gradients of single examples; those of this library give the same values.
+GRADIENT_MODES = ("hooks", "functorch", "ew", "ghost")
+
+_ADAPTIVE = (
+    "adaptive clipping spends a budget on norms; write clipping='automatic', which needs no bound"
+)
+_UNITS = "an engine protects examples; take a Session: PrivacyConfig(unit=, max_records_per_unit=)"
+_PLANNED = "noise, clip and batch size are fixed for the whole run; leave it out"
+
+
+def _index_by_name(names_by_fix: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return the fix for each name."""
+    return {name: fix for fix, names in names_by_fix.items() for name in names}
+
+
+_ELSEWHERE = _index_by_name(
+    {
+        _ADAPTIVE: (
+            "target_unclipped_quantile",
+            "clipbound_learning_rate",
+            "unclipped_num_std",
+            "min_clipbound",
+            "max_clipbound",
+        ),
+        _UNITS: ("unit", "units", "max_records_per_unit"),
+        _PLANNED: ("noise_scheduler", "grad_clip_scheduler", "noise_multiplier_schedule"),
+        "give it to BatchMemoryManager(data_loader=, max_physical_batch_size=, optimizer=)": (
+            "max_physical_batch_size",
+        ),
+        "take a Session: PrivacyConfig(noise='rounded')": ("noise",),
+        "the accountant has its own precision; leave it out": (
+            "epsilon_tolerance",
+            "alphas",
+            "eps_error",
+            "delta_error",
+        ),
+        "give it to PrivacyEngine(...)": ("accountant", "secure_mode"),
+        "give it to make_private_with_epsilon(...)": ("target_epsilon", "target_delta", "epochs"),
+        "write epochs=steps / len(data_loader)": ("steps",),
+        "the target (ε, δ) decides the noise; leave it out, or use make_private": (
+            "noise_multiplier",
+        ),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The other keywords of `make_private` and `make_private_with_epsilon`.
+
+    Those of Opacus come first.
+
+    Attributes:
+        criterion: the script's loss, returned as it is where `grad_sample_mode="ghost"`.
+        batch_first: only True.
+        loss_reduction: of the script's loss, "mean" or "sum"; with "sum" the gradient is not
+            divided by the batch size.
+        poisson_sampling: False shuffles, which needs `uncertified=True`.
+        clipping: "flat", "per_layer" with one max_grad_norm C (each of L layers is clipped to C /
+            √L), or this library's "normalised" or "automatic".
+        noise_generator: only None.
+        grad_sample_mode: "hooks", "functorch", "ew", or "ghost" for the four return values of such
+            a script; all compute the same.
+        wrap_model: taken as Opacus takes it; the module itself is returned in both cases.
+        rand_on_empty: only False; an empty batch has a leading axis of size 0.
+        preconditioner: for example `curvature.KFAC(probe=PinkNoise((1, 28, 28)))`; None is plain
+            DP-SGD.
+        readout: from the preconditioner's coordinates to the step, as in `PrivacyConfig`.
+        ledger_path: file of the privacy ledger; None keeps it in memory.
+        resume: go on with a ledger that holds releases, after the script has loaded the weights of
+            its last checkpoint. Where the plan is spent, only evaluation is left.
+        uncertified: accept shuffled batches, whose ε is no guarantee.
+        test_mode_seed: repeatable noise and sampling; NOT PRIVATE.
+        verify: check on public rows, at the first call of the model, that examples do not mix.
+            "strict" refuses operations whose batch axis cannot be followed. Every batch is proved
+            either way.
+
+    Raises:
+        ValueError: a value that this library does not take, naming the fix.
+    """
+
+    criterion: nn.Module | None = None
+    batch_first: bool = True
+    loss_reduction: str = "mean"
+    poisson_sampling: bool = True
+    clipping: str = "flat"
+    noise_generator: torch.Generator | None = None
+    grad_sample_mode: str = "hooks"
+    wrap_model: bool = True
+    rand_on_empty: bool = False
+    preconditioner: Any = None
+    readout: str = "whitened"
+    ledger_path: StrPath | None = None
+    resume: bool = False
+    uncertified: bool = False
+    test_mode_seed: int | None = None
+    verify: bool | str = True
+
+    @classmethod
+    def parse(cls, keywords: Mapping[str, Any]) -> Options:
+        """Return the options of a call.
+
+        Raises:
+            ValueError: an unknown keyword, naming the nearest known one or what there is in its
+                place; a value that is not taken.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in keywords:
+            if name not in known:
+                if name in _ELSEWHERE:
+                    raise ValueError(f"keyword {name!r} is not supported: {_ELSEWHERE[name]}")
+                near = difflib.get_close_matches(name, known, 1)
+                hint = "the known ones are the attributes of dpkfc.integrations.opacus.Options"
+                if near:
+                    hint = f"did you mean {near[0]!r}?"
+                raise ValueError(f"unknown keyword {name!r}; {hint}")
+        return cls(**keywords)
+
+    def __post_init__(self) -> None:
+        refuse(_find_wrong_options(self))
+
+
+def _find_wrong_options(options: Options) -> Checks:
+    yield (
+        not options.batch_first,
+        "batch_first=False is not supported; put the batch on the leading axis",
+    )
+    yield (
+        options.loss_reduction not in ("mean", "sum"),
+        f"loss_reduction must be 'mean' or 'sum', got {options.loss_reduction!r}",
+    )
+    yield (options.clipping == "adaptive", f"clipping='adaptive' is not supported: {_ADAPTIVE}")
+    yield (
+        options.clipping not in CLIPPINGS,
+        f"clipping={options.clipping!r} is not supported; choose one of {', '.join(CLIPPINGS)}",
+    )
+    yield (
+        options.noise_generator is not None,
+        "noise_generator is not supported; leave it out, or use test_mode_seed= for a repeatable"
+        " run that is not private",
+    )
+    yield (
+        options.grad_sample_mode not in GRADIENT_MODES,
+        f"grad_sample_mode={options.grad_sample_mode!r} is not supported; leave it out: every mode"
+        " computes the same, in one process",
+    )
+    yield (
+        options.rand_on_empty,
+        "rand_on_empty=True is not supported; where the model takes no empty batch, write:"
+        " if len(y) == 0: optimizer.step(); continue",
+    )
+
+    yield (
+        not options.poisson_sampling and not options.uncertified,
+        "poisson_sampling=False has no certified ε: leave it out, or write uncertified=True, which"
+        " is stamped on the ledger",
+    )
+    yield (
+        options.poisson_sampling and options.uncertified,
+        "uncertified=True goes with poisson_sampling=False; leave it out for Poisson sampling",
+    )
+    yield (
+        options.criterion is not None and not isinstance(options.criterion, nn.Module),
+        f"criterion must be a torch module, got {type(options.criterion).__name__}; wrap it in one,"
+        " or leave criterion out",
+    )
+    reduction = getattr(options.criterion, "reduction", options.loss_reduction)
+    yield (
+        reduction != options.loss_reduction,
+        f"criterion has reduction={reduction!r} but loss_reduction={options.loss_reduction!r};"
+        " make them equal",
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# ε of an engine's releases, under the name and the methods of an Opacus accountant.
+
+_ACCOUNTANTS = {"pld": "pld", "prv": "pld", "rdp": "rdp"}
+
+
+class Accountant:
+    """Reports the spent budget; the `accountant` attribute of an engine."""
+
+    def __init__(self, name: str) -> None:
+        if name not in _ACCOUNTANTS:
+            raise ValueError(
+                f"accountant={name!r} is not supported; choose one of {', '.join(_ACCOUNTANTS)} (a"
+                " central-limit accountant as 'gdp' is no upper bound)"
+            )
+        self.name = _ACCOUNTANTS[name]
+        self._run: tuple[Plan, Ledger] | None = None
+        self._warned = False
+
+    def attach(self, plan: Plan, ledger: Ledger) -> None:
+        """Report the releases of this ledger from now on."""
+        self._run = (plan, ledger)
+        self._warned = False
+
+    def get_epsilon(
+        self,
+        delta: float,
+        alphas: Any = None,
+        eps_error: float | None = None,
+        delta_error: float | None = None,
+    ) -> float:
+        """Return ε of all releases so far, those of earlier runs on the ledger included.
+
+        A plan without a certified guarantee (test mode, shuffled batches) warns once that ε is not
+        valid.
+
+        Args:
+            delta: any δ in (0, 1), not only the one a plan was made for.
+            alphas: taken as Opacus takes it; the orders of this library are used.
+            eps_error: taken as Opacus takes it; the precision of this library is used.
+            delta_error: as `eps_error`.
+
+        Raises:
+            ValueError: δ outside (0, 1).
+        """
+        if not (is_number(delta) and 0 < delta < 1):
+            raise ValueError(f"delta must be in (0, 1), got {delta!r}")
+        if self._run is None:
+            return 0.0
+        plan, ledger = self._run
+        self._warn_once(plan)
+        relation = plan.neighbouring_relation
+        return accounting.epsilon(plan.event, ledger.count, delta, plan.accountant, relation)
+
+    def get_privacy_spent(self, *, delta: float, alphas: Any = None) -> tuple[float, float]:
+        """Return ε as `get_epsilon` does, and NaN where Opacus gives the best order."""
+        return self.get_epsilon(delta), math.nan
+
+    @property
+    def history(self) -> list[tuple[float, float, int]]:
+        """Return noise multiplier, sample rate and number of all releases; nothing before them."""
+        if self._run is None or not len(self):
+            return []
+        plan, ledger = self._run
+        rate = plan.expected_batch_size / plan.dataset_size
+        return [(plan.noise_multiplier, rate, ledger.count)]
+
+    def state_dict(self, destination: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the history and the name of the accountant; the ledger stays what counts."""
+        state = {} if destination is None else destination
+        state |= {"history": self.history, "mechanism": self.mechanism()}
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Check that the ledger holds what a state says was spent; the ledger alone is counted.
+
+        Raises:
+            ValueError: no such state, or releases that the ledger does not hold.
+        """
+        if not state_dict or "history" not in state_dict:
+            raise ValueError("state_dict has no 'history'; pass what accountant.state_dict() gave")
+        history = state_dict["history"]
+        count = sum(int(releases) for _, _, releases in history)
+        is_same_run = all(
+            np.allclose(saved[:2], own[:2], rtol=1e-9, atol=0.0)
+            for saved, own in product(history, self.history)
+        )
+        if count > len(self) or not is_same_run:
+            raise ValueError(
+                f"the state has {count} releases that the ledger does not hold; go on with that"
+                " run's file, then load: make_private(ledger_path=..., resume=True)"
+            )
+
+    def get_optimizer_hook_fn(self, sample_rate: float) -> StepHook:
+        """Return a step hook that does nothing: each release is in the ledger before it exists."""
+        return lambda optimizer: None
+
+    def step(self, *, noise_multiplier: float, sample_rate: float) -> NoReturn:
+        """Refuse to count by hand.
+
+        Raises:
+            RuntimeError: always, naming what counts.
+        """
+        raise RuntimeError(
+            "accountant.step() is absent: optimizer.step() counts every release; leave it out"
+        )
+
+    def _warn_once(self, plan: Plan) -> None:
+        """Warn once that ε is not valid; without noise it is infinite and needs no warning."""
+        if plan.caveats and plan.noise_multiplier > 0 and not self._warned:
+            self._warned = True
+            reasons = ". ".join(plan.caveats)
+            text = f"the reported epsilon is no guarantee of this run. {reasons}"
+            warnings.warn(text, stacklevel=4)  # the caller of get_epsilon
+
+    def mechanism(self) -> str:
+        """Return the name of the accountant: "pld" or "rdp"."""
+        return self.name
+
+    def __len__(self) -> int:
+        return 0 if self._run is None else self._run[1].count
+
+
+# --------------------------------------------------------------------------------------------------
+# Models that can be trained, under the name and the methods of Opacus's validator.
+
+
+class ModuleValidator:
+    """Says whether a model can be trained privately, and replaces norms that mix examples."""
+
+    @staticmethod
+    def validate(module: nn.Module, *, strict: bool = False) -> list[ValueError]:
+        """Return what keeps a model from being trained privately; an empty list where it can be.
+
+        Raises:
+            ValueError: the first of these errors, where `strict` is true.
+        """
+        try:
+            find_layers(module)
+        except ValueError as error:
+            if strict:
+                raise
+            return [error]
+        return []
+
+    @classmethod
+    def is_valid(cls, module: nn.Module) -> bool:
+        """Return whether `validate` finds nothing."""
+        return not cls.validate(module)
+
+    @staticmethod
+    def fix(module: nn.Module) -> nn.Module:
+        """Return a copy with GroupNorm for BatchNorm and instance norms without statistics.
+
+        A model that needs neither is returned itself. Frozen BatchNorm in eval mode stays. New
+        norms have new weights; make the optimizer afterwards.
+        """
+        replaced = {}
+        for name, part in module.named_modules():
+            norm = _replacement(part)
+            if norm is not None:
+                replaced[name] = norm
+        if not replaced:
+            return module
+        if "" in replaced:
+            return replaced[""]
+        fixed = copy.deepcopy(module)
+        for name, norm in replaced.items():
+            fixed.set_submodule(name, norm)
+        return fixed
+
+    @classmethod
+    def fix_and_validate(cls, module: nn.Module) -> nn.Module:
+        """Return what `fix` returns, after `validate` has found nothing.
+
+        Raises:
+            ValueError: naming the module that cannot be trained privately, and the ways out.
+        """
+        fixed = cls.fix(module)
+        cls.validate(fixed, strict=True)
+        return fixed
+
+
+def _replacement(part: nn.Module) -> nn.Module | None:
+    """Return what stands for a norm that cannot be trained; None for any other module."""
+    if not isinstance(part, _NormBase):
+        return None
+    is_instance_norm = isinstance(part, nn.modules.instancenorm._InstanceNorm)
+    is_separate = is_instance_norm and not part.track_running_stats
+    is_trained = part.training or any(p.requires_grad for p in part.parameters())
+    if is_separate or not is_trained:
+        return None
+    settings: dict[str, Any] = {"eps": part.eps, "affine": part.affine}
+    if part.weight is not None:
+        settings |= {"device": part.weight.device, "dtype": part.weight.dtype}
+    count = part.num_features
+    new: nn.Module = nn.GroupNorm(math.gcd(32, count), count, **settings)
+    if is_instance_norm:
+        new = type(part)(count, momentum=part.momentum, **settings)
+    return new.train(part.training)
+
+
+# --------------------------------------------------------------------------------------------------
+# Names that scripts import from Opacus beside its engine.
+
+# What a script writes, and the names of Opacus in whose place it stands.
+_IMPORTS_BY_FIX: dict[str, tuple[str, ...]] = {
+    "pass the plain model to make_private, which returns it": (
+        "GradSampleModule",
+        "GradSampleModuleFastGradientClipping",
+        "GradSampleModuleExpandedWeights",
+        "GradSampleModuleNoOp",
+        "GradSampleHooks",
+        "wrap_model",
+        "prepare_module",
+    ),
+    "leave it out: a layer without a rule goes through torch.func": (
+        "register_grad_sampler",
+        "register_norm_sampler",
+    ),
+    "leave it out: make_private returns the optimizer that it was given": (
+        "DPOptimizer",
+        "DPOptimizerFastGradientClipping",
+        "DPPerLayerOptimizer",
+        "AdaClipDPOptimizer",
+        "DistributedDPOptimizer",
+        "get_optimizer_class",
+    ),
+    "write: make_private(..., grad_sample_mode='ghost', criterion=...), its third value": (
+        "DPLossFastGradientClipping",
+        "DPTensorFastGradientClipping",
+    ),
+    "leave it out: replace the module itself, then call ModuleValidator.validate": (
+        "register_module_validator",
+        "register_module_fixer",
+    ),
+    "write: except ValueError": (
+        "UnsupportedModuleError",
+        "ShouldReplaceModuleError",
+        "IllegalModuleConfigurationError",
+    ),
+    "leave it out: make_private takes a plain DataLoader and samples by itself": (
+        "DPDataLoader",
+        "UniformWithReplacementSampler",
+    ),
+    "run one process, or take a dpkfc.Session, which shares each batch": (
+        "DPDDP",
+        "DifferentiallyPrivateDistributedDataParallel",
+    ),
+    "leave it out: engine.accountant counts every release, engine.get_epsilon(delta) is its ε": (
+        "RDPAccountant",
+        "PRVAccountant",
+        "GaussianAccountant",
+        "create_accountant",
+        "IAccountant",
+        "register_accountant",
+    ),
+    "write: make_private_with_epsilon(...); optimizer.noise_multiplier": ("get_noise_multiplier",),
+    "leave it out: noise and clip are fixed for the whole run; schedule the learning rate": (
+        "ExponentialNoise",
+        "LambdaNoise",
+        "StepNoise",
+        "ExponentialGradClip",
+        "LambdaGradClip",
+        "StepGradClip",
+    ),
+    "write: make_private(..., clipping='automatic')": ("PrivacyEngineAdaptiveClipping",),
+    "write: with BatchMemoryManager(data_loader=..., optimizer=...) as batches": (
+        "wrap_data_loader",
+    ),
+    "see dpkfc.integrations.lightning: PrivateModule, PrivateTraining": ("DPLightningDataModule",),
+}
+IMPORTS = _index_by_name(_IMPORTS_BY_FIX)
+for _layer in ("LSTM", "GRU", "RNN", "MultiheadAttention"):
+    IMPORTS[f"DP{_layer}"] = f"write: from torch.nn import {_layer} as DP{_layer}"
+"""A name of Opacus to what a script writes in its place."""
+
+
+def __getattr__(name: str) -> NoReturn:
+    """Refuse an import of a name that only Opacus has, naming what to write.
+
+    Raises:
+        ImportError: a name of Opacus.
+        AttributeError: any other name.
+    """
+    if name in IMPORTS:
+        raise ImportError(f"dpkfc.integrations.opacus has no {name}; {IMPORTS[name]}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
