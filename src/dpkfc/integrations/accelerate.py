@@ -1,19 +1,18 @@
-"""For scripts written with Accelerate: is what `prepare` did compatible with a session?
+"""Check what `Accelerator.prepare` did against a session, in a script written with Accelerate.
 
 A private script keeps the Accelerator for devices, evaluation and logging. What it changes: the
-training loader is not prepared (the session draws the batches), nor is the optimizer;
-`accelerator.backward(loss)` and `optimizer.step()` become `session.step(batch, loss_fn)`; clipping,
-accumulation and loss scaling are the session's or left out. docs/integrations.md has such a script.
+training loader is not prepared, since the session draws the batches, nor is the optimizer.
+`accelerator.backward(loss)` and `optimizer.step()` become `session.step(batch, loss_fn)`. The
+session clips and accumulates, and losses are not scaled. docs/integrations.md has such a script.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
-from dpkfc.integrations import refuse, refuse_unreleased_steps
+from dpkfc.integrations import Checks, refuse, refuse_unreleased_steps
 from dpkfc.session import Session
 
 __all__ = ["guard"]
@@ -37,11 +36,11 @@ def guard(accelerator: Any, session: Session) -> RemovableHandle:
         ValueError: loss scaling, accumulation, several processes, a wrapped model or a prepared
             optimizer, naming the fix.
     """
-    refuse(_refused(accelerator, session))
+    refuse(_find_conflicts(accelerator, session))
     return refuse_unreleased_steps(session)
 
 
-def _refused(accelerator: Any, session: Session) -> Iterator[tuple[bool, str]]:
+def _find_conflicts(accelerator: Any, session: Session) -> Checks:
     scaled = (
         accelerator.mixed_precision == "fp16" or getattr(accelerator, "scaler", None) is not None
     )
@@ -76,13 +75,11 @@ def _refused(accelerator: Any, session: Session) -> Iterator[tuple[bool, str]]:
         "accelerator.prepare was given another model than the session's; build optimizer and"
         " session from the model that prepare returned",
     )
-    optimizers = [session.optimizer, *accelerator._optimizers]
+    optimizers = (session.optimizer, *accelerator._optimizers)
+    wrapped = [x.optimizer for x in optimizers if hasattr(x, "optimizer")]
+    stepped = getattr(session.optimizer, "optimizer", session.optimizer)
     yield (
-        any(
-            hasattr(x, "optimizer")
-            and x.optimizer is getattr(session.optimizer, "optimizer", session.optimizer)
-            for x in optimizers
-        ),
+        any(optimizer is stepped for optimizer in wrapped),
         "the optimizer went through accelerator.prepare, which may skip its steps; leave it out of"
         " prepare and give the plain torch optimizer to the session",
     )

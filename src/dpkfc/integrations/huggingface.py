@@ -42,6 +42,7 @@ from dpkfc.config import Plan, check_plan
 from dpkfc.data.loading import Collate, check_held_out
 from dpkfc.gradients.state import make_stateless, refuse_gradient_hooks
 from dpkfc.integrations import (
+    Checks,
     refuse,
     refuse_unreleased_steps,
     steps_per_epoch,
@@ -59,79 +60,68 @@ from dpkfc.verification import Attempts, attempts_like
 _DEFAULT_BATCH, _DEFAULT_EPOCHS, _DEFAULT_CLIP = 8, 3.0, 1.0
 
 
-def check_settings(settings: Mapping[str, Any]) -> None:
-    """Refuse keywords of `transformers.Trainer` that private training does not take.
+# Methods that the private loop never calls, each with what to do instead.
+_SAMPLING = "the session draws the batches; pass data_collator= and leave sampling to the plan"
+_UNCALLED = {
+    "training_step": "the session makes the steps; pass per_example_loss=",
+    "_inner_training_loop": "the session makes the steps; use callbacks",
+    "get_train_dataloader": _SAMPLING,
+    "_get_train_sampler": _SAMPLING,
+    "get_batch_samples": _SAMPLING,
+}
 
-    Raises:
-        ValueError: naming what to pass instead.
-    """
+
+def _find_wrong_settings(settings: Mapping[str, Any]) -> Checks:
+    """Yield whether private training does not take a keyword of a Trainer, and the fix."""
     for name, instead in (("model_init", "model="), ("compute_loss_func", "per_example_loss=")):
-        if settings.get(name) is not None:
-            raise ValueError(f"{name}= is not supported by private training; pass {instead}")
-    train = settings.get("train_dataset")
-    has_no_index = train is not None and not hasattr(train, "__getitem__")
-    if isinstance(train, IterableDataset) or has_no_index:
-        raise ValueError(
-            f"train_dataset is a {type(train).__name__}, which cannot be sampled at random; pass a"
-            " dataset with a length and an index"
+        yield (
+            settings.get(name) is not None,
+            f"{name}= is not supported by private training; pass {instead}",
         )
-    held_out = settings.get("eval_dataset")
-    named = {"eval_dataset": held_out}
-    if isinstance(held_out, dict):
-        named = {f"eval_dataset['{name}']": dataset for name, dataset in held_out.items()}
-    for name, dataset in named.items():
-        if dataset is not None:
-            check_held_out(dataset, train, name)
+    train = settings.get("train_dataset")
+    has_index = train is None or hasattr(train, "__getitem__")
+    yield (
+        isinstance(train, IterableDataset) or not has_index,
+        f"train_dataset is a {type(train).__name__}, which cannot be sampled at random; pass a"
+        " dataset with a length and an index",
+    )
 
 
-def check_overrides(kind: type, base: type, has_loss: bool) -> None:
-    """Refuse methods of a subclass that the private loop would never call.
+def _find_overrides(kind: Any, has_loss: bool) -> Checks:
+    """Yield whether a subclass has a method that the private loop never calls, and the fix.
 
     Args:
         kind: the class of the trainer.
-        base: the trainer that closes the Trainer's own loop.
         has_loss: whether per_example_loss= was given.
-
-    Raises:
-        ValueError: naming the method and what to do instead.
     """
-    session = "the session draws the batches; pass data_collator= and leave sampling to the plan"
-    for name, instead in {
-        "training_step": "the session makes the steps; pass per_example_loss=",
-        "_inner_training_loop": "the session makes the steps; use callbacks",
-        "get_train_dataloader": session,
-        "_get_train_sampler": session,
-        "get_batch_samples": session,
-    }.items():
-        if getattr(kind, name) is not getattr(base, name):
-            raise ValueError(f"{kind.__name__}.{name}() would never be called: {instead}")
-    if kind.compute_loss is not base.compute_loss and not has_loss:  # type: ignore[attr-defined]
-        raise ValueError(
-            "compute_loss() gives one loss for a batch, which cannot be clipped; pass"
-            " per_example_loss="
+    for name, instead in _UNCALLED.items():
+        yield (
+            getattr(kind, name) is not getattr(ClosedTrainer, name),
+            f"{kind.__name__}.{name}() would never be called: {instead}",
         )
+    yield (
+        kind.compute_loss is not ClosedTrainer.compute_loss and not has_loss,
+        "compute_loss() gives one loss for a batch, which cannot be clipped; pass"
+        " per_example_loss=",
+    )
 
 
-def check_schedule(optimizer: Any, schedule: Any) -> None:
-    """Refuse a schedule that is not stepped on releases alone, and an optimizer with modes.
-
-    Raises:
-        ValueError: the schedule reads a metric; the optimizer keeps other weights for training than
-            for evaluation.
-    """
-    if callable(getattr(optimizer, "train", None)):
-        raise ValueError(
-            f"{type(optimizer).__name__} exchanges the weights between training and evaluation,"
-            " which is not supported; choose another optimizer"
-        )
-    if isinstance(schedule, ReduceLROnPlateau) or type(schedule).__name__ == "GreedyLR":
-        raise ValueError(
-            f"{type(schedule).__name__} reads a metric; a private run steps its learning rate"
-            " schedule on releases. Choose another one"
-        )
+def _find_wrong_schedule(optimizer: Any, schedule: Any) -> Checks:
+    """Yield whether an optimizer has modes, or a schedule reads more than releases."""
+    yield (
+        callable(getattr(optimizer, "train", None)),
+        f"{type(optimizer).__name__} exchanges the weights between training and evaluation,"
+        " which is not supported; choose another optimizer",
+    )
+    kind = type(schedule).__name__
+    yield (
+        isinstance(schedule, ReduceLROnPlateau) or kind == "GreedyLR",
+        f"{kind} reads a metric; a private run steps its learning rate schedule on releases."
+        " Choose another one",
+    )
 
 
-def _refused(args: Any, plan: Plan) -> Iterator[tuple[bool, str]]:
+def _find_wrong_arguments(args: Any, plan: Plan) -> Checks:
     """Yield whether an argument would be ignored, or would let private data out, and the fix."""
     logical, physical = plan.expected_batch_size, plan.config.max_physical_batch_size
     size = args.per_device_train_batch_size
@@ -275,7 +265,7 @@ class ClosedTrainer(Trainer):
             held_out = self.eval_dataset
         elif isinstance(eval_dataset, str):
             held_out = self.eval_dataset[eval_dataset]  # type: ignore[index]
-        if held_out is not None and not any(held_out is x for x in self._compared_datasets):
+        if not any(held_out is x for x in self._compared_datasets):
             check_held_out(held_out, self.train_dataset, "eval_dataset")
             self._compared_datasets = [*self._compared_datasets, held_out]
         return super().get_eval_dataloader(eval_dataset)
@@ -300,9 +290,9 @@ class ClosedTrainer(Trainer):
     def report_budget(self) -> dict[str, float]:
         """Return ε and the number of releases so far."""
         session = self.session
-        return (
-            {} if session is None else {"epsilon": session.epsilon, "releases": session.steps_done}
-        )
+        if session is None:
+            return {}
+        return {"epsilon": session.epsilon, "releases": session.steps_done}
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the released weights for `from_pretrained`, and `privacy.json` next to them."""
@@ -390,9 +380,8 @@ def per_example_cross_entropy(
     """
     n = logits.shape[0]
     classes = logits.shape[-1]
-    wide = logits if logits.dtype == torch.float64 else logits.float()
     losses = F.cross_entropy(
-        wide.reshape(-1, classes),
+        _widen(logits).reshape(-1, classes),
         labels.reshape(-1),
         ignore_index=IGNORED,
         reduction="none",
@@ -400,6 +389,11 @@ def per_example_cross_entropy(
     )
     counted = (labels != IGNORED).reshape(n, -1).sum(1).clamp(min=1)
     return losses.reshape(n, -1).sum(1) / counted
+
+
+def _widen(logits: Tensor) -> Tensor:
+    """Return logits in float32 or wider."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 class ModelLoss:
@@ -450,8 +444,8 @@ class ModelLoss:
                 f"label_smoothing_factor is for labels that are classes, not those of {self._name};"
                 " leave it out or pass per_example_loss="
             )
-        wide = logits if logits.dtype == torch.float64 else logits.float()
         if labels.is_floating_point() and labels.numel() == logits.numel() and logits.dim() == 2:
+            wide = _widen(logits)
             targets = labels.reshape(logits.shape).to(wide)
             if logits.shape[1] == 1:  # regression, otherwise several yes-or-no labels
                 return (wide - targets).square().mean(1)
@@ -498,12 +492,11 @@ class ModelLoss:
                 self._shifted = self._find_shift(logits, single["labels"], own)
                 return
         if logits is None and failed is not None:
-            text = str(failed).splitlines()[0][:60] if str(failed) else type(failed).__name__
-            message = (
-                f"{self._name} takes no example that is drawn at random ({text}); pass"
-                " per_example_loss="
-            )
-            raise ValueError(message) from failed
+            text = str(failed) or type(failed).__name__
+            raise ValueError(
+                f"{self._name} takes no example that is drawn at random"
+                f" ({text.splitlines()[0][:60]}); pass per_example_loss="
+            ) from failed
         if logits is not None and logits.dim() > 2:
             raise ValueError(
                 f"{self._name} computes no loss from which to tell whether logits are for the label"
@@ -545,13 +538,13 @@ def frozen_statistics(model: nn.Module) -> list[nn.Module]:
 
     They are batch, instance and spectral norms.
     """
-
-    def has_statistics(module: nn.Module) -> bool:
-        if isinstance(module, _NormBase) or type(module).__name__ == "_SpectralNorm":
-            return True
-        return any(type(x).__name__ == "SpectralNorm" for x in module._forward_pre_hooks.values())
-
-    return [x for x in model.modules() if not x.training and has_statistics(x)]
+    frozen = []
+    for module in model.modules():
+        kinds = {type(x).__name__ for x in (module, *module._forward_pre_hooks.values())}
+        has_statistics = isinstance(module, _NormBase) or kinds & {"_SpectralNorm", "SpectralNorm"}
+        if has_statistics and not module.training:
+            frozen.append(module)
+    return frozen
 
 
 def set_training_mode(trainer: PrivateTrainer) -> None:
@@ -588,7 +581,7 @@ def open_session(trainer: PrivateTrainer, resume: str | bool | None) -> Session:
         trainer.model.activation_checkpointing_enable()
     _verify_default_loss(trainer, loader.dataset, collate)
     trainer.create_optimizer_and_scheduler(num_training_steps=trainer.plan.steps)
-    check_schedule(trainer.optimizer, trainer.lr_scheduler)
+    refuse(_find_wrong_schedule(trainer.optimizer, trainer.lr_scheduler))
     trainer.ledger_path.parent.mkdir(parents=True, exist_ok=True)
     session = trainer.session = Session(
         trainer.plan,
@@ -710,9 +703,15 @@ class PrivateTrainer(ClosedTrainer):
         **settings: Any,
     ) -> None:
         check_plan(plan)
-        refuse(_refused(args, plan))
-        check_settings(settings)
-        check_overrides(type(self), ClosedTrainer, per_example_loss is not None)
+        refuse(_find_wrong_arguments(args, plan))
+        refuse(_find_wrong_settings(settings))
+        held_out = settings.get("eval_dataset")
+        named = {"eval_dataset": held_out}
+        if isinstance(held_out, dict):
+            named = {f"eval_dataset['{name}']": dataset for name, dataset in held_out.items()}
+        for name, dataset in named.items():
+            check_held_out(dataset, settings.get("train_dataset"), name)
+        refuse(_find_overrides(type(self), per_example_loss is not None))
         if hasattr(model, "_orig_mod"):
             raise ValueError(
                 "the model is compiled, and shows no calls of its layers; pass the plain module"
@@ -722,10 +721,9 @@ class PrivateTrainer(ClosedTrainer):
         self.plan = plan
         self.units = self.train_dataset[units] if isinstance(units, str) else units
         self.default_loss: ModelLoss | None = None
-        self._loss_fn: Any
         if per_example_loss is None:
             self.default_loss = ModelLoss(model, args.label_smoothing_factor)
-            self._loss_fn = self.default_loss
+            self._loss_fn: Any = self.default_loss
         else:
             self._loss_fn = make_stateless(per_example_loss)
         self.ledger_path = Path(ledger_path or Path(str(args.output_dir)) / "ledger.jsonl")
@@ -763,11 +761,8 @@ class PrivateTrainer(ClosedTrainer):
         self.is_in_train = True
         try:
             with open_session(self, resume_from_checkpoint) as session:
-                guard = refuse_unreleased_steps(session)
-                try:
+                with refuse_unreleased_steps(session):
                     self._run(session, ignore_keys_for_eval)
-                finally:
-                    guard.remove()
                 if (
                     self.args.load_best_model_at_end
                     and self.state.best_model_checkpoint is not None

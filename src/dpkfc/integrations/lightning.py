@@ -33,6 +33,7 @@ from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, check_plan
 from dpkfc.gradients.state import loss_state_restored, refuse_gradient_hooks
 from dpkfc.integrations import (
+    Checks,
     refuse,
     refuse_unreleased_steps,
     steps_per_epoch,
@@ -71,7 +72,7 @@ class PrivateModule(pl.LightningModule):
         self._in_release = False
 
     def per_example_loss(self, batch: Any) -> Tensor:
-        """One loss per example `[B]` of a batch.
+        """Return one loss per example `[B]` of a batch.
 
         Raises:
             NotImplementedError: not defined.
@@ -105,7 +106,7 @@ class PrivateModule(pl.LightningModule):
 
     @contextmanager
     def mark_release(self) -> Iterator[None]:
-        """While this is open, what is logged comes from private examples."""
+        """Mark what is logged in the body as a value of private examples."""
         self._in_release = True
         try:
             yield
@@ -113,16 +114,15 @@ class PrivateModule(pl.LightningModule):
             self._in_release = False
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        """One release of the session."""
+        """Make one release of the session."""
         self._private.step(self, batch)
 
     def train_dataloader(self) -> Any:
-        """The numbers of the steps of a pass; a batch is drawn when its step begins."""
+        """Return the numbers of the steps of a pass; a batch is drawn when its step begins."""
         return range(self._private.steps_per_epoch)
 
     @property
     def _private(self) -> PrivateTraining:
-
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, PrivateTraining):
                 return callback
@@ -133,8 +133,8 @@ class PrivateModule(pl.LightningModule):
         )
 
 
-def refused(trainer: Any, module: pl.LightningModule) -> Iterator[tuple[bool, str]]:
-    """What a private fit refuses: whether it applies, and the message with the fix."""
+def find_conflicts(trainer: Any, module: pl.LightningModule) -> Checks:
+    """Yield whether a setting does not go with a private fit, and the message with the fix."""
     name = type(module).__name__
     yield (
         sum(isinstance(callback, PrivateTraining) for callback in trainer.callbacks) > 1,
@@ -172,15 +172,15 @@ def refused(trainer: Any, module: pl.LightningModule) -> Iterator[tuple[bool, st
         f"precision={trainer.precision!r} scales losses by a factor that follows overflows of"
         " private gradients; use 'bf16-mixed' or '32-true'",
     )
-    yield from _refused_callbacks(trainer)
+    yield from _find_wrong_callbacks(trainer)
     yield (
         trainer.overfit_batches > 0,
         "overfit_batches replaces the sampler that ε is computed for; leave it out",
     )
 
 
-def _refused_callbacks(trainer: Any) -> Iterator[tuple[bool, str]]:
-    """Callbacks that decide by, or write down, what is not private."""
+def _find_wrong_callbacks(trainer: Any) -> Checks:
+    """Yield whether a callback decides by, or writes down, what is not private, and the fix."""
     for callback in trainer.callbacks:
         for setting in ("monitor", "filename"):
             value = getattr(callback, setting, None)
@@ -191,8 +191,8 @@ def _refused_callbacks(trainer: Any) -> Iterator[tuple[bool, str]]:
             )
 
 
-def refused_at_start(trainer: Any, releases: int) -> Iterator[tuple[bool, str]]:
-    """Yield the checks that need optimizers and loaders: whether each fails, and its message.
+def find_conflicts_at_start(trainer: Any, releases: int) -> Checks:
+    """Yield the conflicts that only optimizers and loaders show, each with the fix.
 
     Args:
         trainer: before its first step.
@@ -270,7 +270,7 @@ class PrivateTraining(pl.Callback):
         """
         if stage != "fit":
             return
-        refuse(refused(trainer, pl_module))
+        refuse(find_conflicts(trainer, pl_module))
         if self._ledger_path is None and self.session is not None and self.session.steps_done:
             raise ValueError(
                 f"this callback made {self.session.steps_done} releases in an earlier fit, with a"
@@ -285,7 +285,7 @@ class PrivateTraining(pl.Callback):
                 has, or a ledger that holds an earlier run.
             CheckpointError: the checkpoint is of another run or ledger.
         """
-        refuse(refused_at_start(trainer, self.plan.steps))
+        refuse(find_conflicts_at_start(trainer, self.plan.steps))
         plain: Any = trainer.optimizers[0]
         Path(self._ledger_path or "ledger").parent.mkdir(parents=True, exist_ok=True)
         session = self.session = Session(
@@ -308,7 +308,7 @@ class PrivateTraining(pl.Callback):
         self._batches = session.batches()
 
     def step(self, module: PrivateModule, token: Any) -> None:
-        """One release, and a step of every learning rate schedule that is due.
+        """Make one release, and step every learning rate schedule that is due.
 
         Raises:
             BudgetExhausted: the plan has no release left.

@@ -23,14 +23,20 @@ from dpkfc.curvature.base import PreconditionerState
 # a step do, so writers give all public numbers the time at which the run began.
 
 
+# Public settings of a run, by name.
+Parameters = Mapping[str, Any]
+# Numbers of one step, by name.
+Figures = Mapping[str, float]
+
+
 class Writer(Protocol):
     """A tool that keeps numbers by name and step."""
 
-    def open(self, parameters: Mapping[str, Any], *, private: bool) -> None:
+    def open(self, parameters: Parameters, *, private: bool) -> None:
         """Begin a run with its public parameters; `private` hides it from other users."""
         ...
 
-    def write(self, figures: Mapping[str, float], step: int) -> None:
+    def write(self, figures: Figures, step: int) -> None:
         """Write numbers of one step."""
         ...
 
@@ -120,7 +126,7 @@ class TensorBoard:
         self._writer: Any = None
         self._began = 0.0
 
-    def open(self, parameters: Mapping[str, Any], *, private: bool) -> None:
+    def open(self, parameters: Parameters, *, private: bool) -> None:
         """Open an event file and write the parameters as a text."""
         # torch's module imports tensorboard.
         tensorboard = _import("torch.utils.tensorboard")
@@ -132,7 +138,7 @@ class TensorBoard:
             rows.append(f"|{name}|{value}|")
         self._writer.add_text("plan", "\n".join(rows), 0, walltime=self._began)
 
-    def write(self, figures: Mapping[str, float], step: int) -> None:
+    def write(self, figures: Figures, step: int) -> None:
         """Write a scalar for each number."""
         for name, value in figures.items():
             self._writer.add_scalar(name, value, step, walltime=self._began)
@@ -165,22 +171,22 @@ class MLflow:
         self._run = ""
         self._began = 0
 
-    def open(self, parameters: Mapping[str, Any], *, private: bool) -> None:
+    def open(self, parameters: Parameters, *, private: bool) -> None:
         """Create a run and write the parameters."""
         mlflow = _import("mlflow")
         self._client = mlflow.MlflowClient(tracking_uri=self._uri)
-        found = self._client.get_experiment_by_name(self._experiment)
-        if found is None:
-            experiment = self._client.create_experiment(self._experiment)
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        if experiment is None:
+            number = self._client.create_experiment(self._experiment)
         else:
-            experiment = found.experiment_id
-        run = self._client.create_run(experiment, run_name=self._name)
+            number = experiment.experiment_id
+        run = self._client.create_run(number, run_name=self._name)
         self._run = run.info.run_id
         self._began = round(1000 * time.time())
         for name, value in parameters.items():
             self._client.log_param(self._run, name, value)
 
-    def write(self, figures: Mapping[str, float], step: int) -> None:
+    def write(self, figures: Figures, step: int) -> None:
         """Write a metric for each number."""
         for name, value in figures.items():
             self._client.log_metric(self._run, name, float(value), self._began, step)
@@ -225,7 +231,7 @@ class WandB:
         self._is_live = False
         self._rows: list[tuple[dict[str, float], int]] = []
 
-    def open(self, parameters: Mapping[str, Any], *, private: bool) -> None:
+    def open(self, parameters: Parameters, *, private: bool) -> None:
         """Begin a run with the parameters as its configuration."""
         self._is_live = private
         wandb = _import("wandb")
@@ -237,7 +243,7 @@ class WandB:
         self._run = wandb.init(config=dict(parameters), settings=settings, **options)
         self._began = time.time()
 
-    def write(self, figures: Mapping[str, float], step: int) -> None:
+    def write(self, figures: Figures, step: int) -> None:
         """Write the numbers as one row of the history."""
         row = {**figures, "_timestamp": self._began}
         self._rows.append((row, step))
