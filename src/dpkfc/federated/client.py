@@ -4,7 +4,7 @@ Nothing else leaves the client.
 
 A client does not rely on the server for its budget. It charges its own ledger before its noise
 exists, answers every round once, and refuses rounds beyond the plan. A refusal carries a constant
-reason. A failure that the records have caused is not reported to the server: the failing records
+reason. A failure that the records have caused is not reported to the server. The failing records
 add nothing to the sum, and the answer is a sum like any other.
 """
 
@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 
 from dpkfc.checkpoint import StrPath
 from dpkfc.curvature.refresh import copy_to_device
-from dpkfc.data.loading import Collate, MicroBatches, Part, layout, tensors_of
+from dpkfc.data.loading import Collate, MicroBatches, Part, layout
 from dpkfc.data.sampling import Poisson
 from dpkfc.distributed import flatten, unflatten
 from dpkfc.federated import messages
@@ -33,7 +34,7 @@ from dpkfc.federated.messages import (
     Received,
     Tensors,
     add_prefix,
-    round_number,
+    make_failure,
     select_prefix,
     split_rows,
     stack_rows,
@@ -52,6 +53,7 @@ from dpkfc.federated.plan import (
 )
 from dpkfc.federated.secure_aggregation import (
     FEWEST_STEPS,
+    NamedTensors,
     PrivateKey,
     ReceivedShares,
     RoundKeys,
@@ -102,8 +104,6 @@ class Records:
     """
 
     def __init__(self, dataset: Any, collate_fn: Collate | None = None) -> None:
-        self.dataset = dataset
-        self._tensors = tensors_of(dataset) if collate_fn is None else None
         self.loader = MicroBatches(dataset, collate_fn=collate_fn)
         self.all = np.arange(len(self.loader))
 
@@ -113,15 +113,10 @@ class Records:
     def micro_batches(self, indices: Indices, bound: int | None) -> Iterable[tuple[Any, Part]]:
         """Return micro-batches with their rows.
 
-        One batch of all records of a tuple of tensors is copied, not looked up record by record.
-
         Args:
-            indices: of records, as `data.loading.layout` takes them; `all` itself for all of them.
+            indices: of records, as `data.loading.layout` takes them.
             bound: most rows of a micro-batch.
         """
-        is_one_batch = indices is self.all and indices.size > 1 and bound is None
-        if is_one_batch and self._tensors is not None:
-            return [(tuple(x.clone() for x in self._tensors), Part(indices, None, indices.size))]
         parts = layout(indices, bound)
         return zip(self.loader.load([part.records for part in parts]), parts, strict=True)
 
@@ -165,7 +160,7 @@ class LocalModel(PartyModel):
                 f" square; use a head of at most {_MAX_FISHER:,}"
             )
 
-    def load(self, values: Mapping[str, Tensor]) -> None:
+    def load(self, values: NamedTensors) -> None:
         """Take the parameters of a round.
 
         Raises:
@@ -181,7 +176,7 @@ class LocalModel(PartyModel):
                     raise ValueError(f"the parameter '{name}' of the round is not finite")
                 self.parameters[name].copy_(x)
 
-    def take_metric(self, state: Mapping[str, Tensor]) -> None:
+    def take_metric(self, state: NamedTensors) -> None:
         """Take a preconditioner that the server built."""
         preconditioner = self.coordinates.restore(state)
         self.coordinates.current = preconditioner
@@ -229,15 +224,14 @@ class LocalModel(PartyModel):
         example = records.example()
         if self._is_verified or example is None:
             return
-        config = self._config
         collate = records.loader.collate
         verdict = check_on_public_rows(
             self.model,
             self.layers,
             self.loss_fn,
             attempts_like(example, collate, device_of(self.layers)),
-            expected=max(1, round(config.expected_records * config.example_rate / config.clients)),
-            bound=config.max_physical_batch_size,
+            expected=self._config.local_divisor,
+            bound=self._config.max_physical_batch_size,
             strict=strict,
         )
         verdict.warn(stacklevel=4)
@@ -269,32 +263,35 @@ class LocalModel(PartyModel):
 
     def mean_gradient(self, records: Records) -> Tensors:
         """PRIVATE and unclipped: return the gradient of the mean loss over all records."""
-        with torch.enable_grad(), randomize_generators(self.plan.test_mode):
-            batch = move_batch(next(records.loader.load([records.all])), device_of(self.layers))
-            return self._gradients(self.loss_fn(self.model, batch).mean())
+        return self._mean_gradient(lambda: next(records.loader.load([records.all])))
 
     def fisher(self, records: Records) -> Tensor:
         """PRIVATE: return the empirical Fisher matrix of all records, `[d, d]` in float64."""
         device = device_of(self.layers)
         matrix = torch.zeros(self.numbers, self.numbers, dtype=torch.float64, device=device)
         for index in range(len(records)):
-            with torch.enable_grad(), randomize_generators(self.plan.test_mode):
-                batch = move_batch(records.loader.alone(index), device)
-                gradients = self._gradients(self.loss_fn(self.model, batch).sum())
+            gradients = self._mean_gradient(partial(records.loader.alone, index))
             g = flatten(gradients, torch.float64)
             matrix.addr_(g, g)
         return matrix / max(1, len(records))
 
-    def _gradients(self, loss: Tensor) -> Tensors:
-        """PRIVATE: return the gradient of a loss; zeros for a parameter that it does not use."""
-        gradients = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
+    def _mean_gradient(self, load: Callable[[], Any]) -> Tensors:
+        """PRIVATE: return the gradient of the mean loss; zeros for a parameter without one.
+
+        Args:
+            load: returns a batch.
+        """
+        with torch.enable_grad(), randomize_generators(self.plan.test_mode):
+            batch = move_batch(load(), device_of(self.layers))
+            loss = self.loss_fn(self.model, batch).mean()
+            gradients = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
         result = {}
         for (name, p), g in zip(self.parameters.items(), gradients, strict=True):
             result[name] = torch.zeros_like(p) if g is None else g.detach()
         return result
 
 
-def clip_as_one(tensors: Mapping[str, Tensor], max_grad_norm: float) -> Tensors:
+def clip_as_one(tensors: NamedTensors, max_grad_norm: float) -> Tensors:
     """Clip a whole contribution to norm C; return zeros for a contribution that is not finite."""
     norm = torch.tensor([total_norm(tensors) * _ROUNDING], dtype=torch.float64)
     factor = float(clip_factors(norm, max_grad_norm)[0])
@@ -348,7 +345,7 @@ class GuardedLocalWork:
         try:
             sums = self._local.clipped_sum(self._records, indices)
         except Exception as error:
-            self._note(error)
+            self.error = self.error or error
             if indices.size == 1:
                 return self._local.zeros()
             first, second = (self.sum_examples(half) for half in np.array_split(indices, 2))
@@ -367,13 +364,10 @@ class GuardedLocalWork:
         try:
             contribution = work()
         except Exception as error:
-            self._note(error)
+            self.error = self.error or error
             return self._local.zeros()
         self._has_contribution = True
         return contribution
-
-    def _note(self, error: Exception) -> None:
-        self.error = self.error or error
 
 
 # --------------------------------------------------------------------------------------------------
@@ -506,7 +500,8 @@ class Client:
             return self._sum(message)
         except Exception as error:
             self.last_error, self.failed = error, True
-            return self._answer("error", round_number(message)) | {"reason": _refusal_reason(error)}
+            reason = _refusal_reason(error)
+            return make_failure(self.number, message, self.local.contract, reason)
 
     def _answer(self, kind: str, number: int) -> Message:
         return {
@@ -543,12 +538,11 @@ class Client:
         self.last_error = self._work.error
         self.failed = self._work.failed
         if self.last_error is not None:
-            which = "all of its records" if self.failed else "some of its records"
             logger.error(
-                "client %d, round %d: %s failed and add nothing: %r",
+                "client %d, round %d: %s of its records failed and add nothing: %r",
                 self.number,
                 number,
-                which,
+                "all" if self.failed else "some",
                 self.last_error,
             )
 
@@ -564,10 +558,9 @@ class Client:
         Fewer clients are too few masks, and too little noise.
         """
         cohort: list[int] = message["cohort"].tolist()
-        are_registered = all(0 <= other < self._config.clients for other in cohort)
-        if not are_registered or cohort != sorted(set(cohort)) or self.number not in cohort:
-            raise _Refusal(messages.CLIENT_FAILED)
-        if len(cohort) < self._config.survivors:
+        are_registered = {self.number} <= set(cohort) <= set(range(self._config.clients))
+        is_sorted = cohort == sorted(set(cohort))
+        if not are_registered or not is_sorted or len(cohort) < self._config.survivors:
             raise _Refusal(messages.CLIENT_FAILED)
         return cohort
 
@@ -659,16 +652,16 @@ class Client:
         wanted = message.get("metric_digest", "")
         if self._config.preconditioner is None or wanted == "":
             return
-        state = select_prefix(message, "metric")
-        can_build = self._config.metric == SEED
-        if self.local.digest != wanted and state:
-            self.local.take_metric(state)
-        elif self.local.digest != wanted and can_build:
-            self.local.build_metric(step)
         if self.local.digest != wanted:
-            raise _Refusal(
-                messages.METRIC_DIFFERS if state or can_build else messages.METRIC_MISSING
-            )
+            state = select_prefix(message, "metric")
+            if state:
+                self.local.take_metric(state)
+            elif self._config.metric == SEED:
+                self.local.build_metric(step)
+            else:
+                raise _Refusal(messages.METRIC_MISSING)
+        if self.local.digest != wanted:
+            raise _Refusal(messages.METRIC_DIFFERS)
         self.local.advance_metric(step)
 
     # -- private sums ------------------------------------------------------------------------------
@@ -702,9 +695,10 @@ class Client:
         if isinstance(work, FedNewStep):
             sums = self._newton(work, number, extra, extra_round)
         elif isinstance(work, LocalSteps):
+            correction = self._correction(work, extra)
             if not is_clipped_whole:
-                return self._steps(work, extra, first)
-            sums = self._change(work, extra)
+                return self._steps(work, correction, first)
+            sums = self._change(work, correction)
         else:
             indices = self._sample(first)
             if is_clipped_whole:
@@ -727,10 +721,9 @@ class Client:
         return correction
 
     def _walk(
-        self, work: LocalSteps, extra: Tensors, gradient: Callable[[int], Tensors]
+        self, work: LocalSteps, correction: Tensors, gradient: Callable[[int], Tensors]
     ) -> Tensors:
         """Return θ₀ − θ_K of K steps along a gradient."""
-        correction = self._correction(work, extra)
         parameters = self.local.parameters
         start = {name: p.detach().clone() for name, p in parameters.items()}
         with swap_parameters(self.local.layers, start):
@@ -742,28 +735,27 @@ class Client:
                         p.sub_(work.learning_rate * direction)
             return {name: start[name] - p.detach() for name, p in parameters.items()}
 
-    def _update_control(self, work: LocalSteps, extra: Tensors, sent: Tensors) -> None:
+    def _update_control(self, work: LocalSteps, correction: Tensors, sent: Tensors) -> None:
         """Set c_i ← c_i − c + sent / (K η).
 
         The server's c follows what the server receives, so c_i must follow what is sent.
         """
         scale = 1 / (work.steps * work.learning_rate)
-        correction = self._correction(work, extra)
         for name, x in correction.items():
             self._control[name] = sent[name].to(x) * scale - x
 
-    def _change(self, work: LocalSteps, extra: Tensors) -> Tensors:
+    def _change(self, work: LocalSteps, correction: Tensors) -> Tensors:
         """Return the change of a client that is protected as a whole, clipped as one."""
 
         def change() -> Tensors:
-            walked = self._walk(work, extra, lambda k: self.local.mean_gradient(self.records))
+            walked = self._walk(work, correction, lambda k: self.local.mean_gradient(self.records))
             return clip_as_one(walked, self._config.max_grad_norm)
 
         sent = self._work.contribute_as_one(change)
-        self._update_control(work, extra, sent)
+        self._update_control(work, correction, sent)
         return sent
 
-    def _steps(self, work: LocalSteps, extra: Tensors, first: int) -> Tensors:
+    def _steps(self, work: LocalSteps, correction: Tensors, first: int) -> Tensors:
         """Return the change by K private steps, each of which is a release."""
         divisor = self._config.local_divisor
 
@@ -771,8 +763,8 @@ class Client:
             sums = self._work.sum_examples(self._sample(first + k))
             return {name: x / divisor for name, x in self._released(sums, first + k).items()}
 
-        sent = self._walk(work, extra, gradient)
-        self._update_control(work, extra, sent)
+        sent = self._walk(work, correction, gradient)
+        self._update_control(work, correction, sent)
         return sent
 
     def _newton(self, work: FedNewStep, number: int, y: Tensors, y_round: int) -> Tensors:

@@ -23,7 +23,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from io import BytesIO
@@ -44,13 +44,13 @@ from dpkfc.federated.messages import (
     Message,
     Received,
     TooFewKeys,
-    round_number,
+    make_failure,
     select_prefix,
 )
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.secure_aggregation import KEY_BYTES, new_key
-from dpkfc.federated.server import RoundRecord, Server
-from dpkfc.federated.simulation import OnRound, Run, federate, start_or_resume
+from dpkfc.federated.server import Server
+from dpkfc.federated.simulation import OnRound, Run, federate, open_run
 from dpkfc.gradients.clipped_sum import LossFn
 
 # --------------------------------------------------------------------------------------------------
@@ -214,17 +214,6 @@ def _channel_key(path: Path) -> bytes:
     return key
 
 
-def make_failure(number: int, message: Received, contract: str = "") -> Message:
-    """Return the answer of a client that cannot answer: a constant reason."""
-    return {
-        "kind": "error",
-        "round": round_number(message),
-        "contract": contract,
-        "client": number,
-        "reason": CLIENT_FAILED,
-    }
-
-
 class Node:
     """A client of an app and its folder.
 
@@ -316,12 +305,10 @@ class Node:
 
     def _write_error(self, error: BaseException) -> None:
         """Write an error for this client's operator; say nothing if the file cannot be written."""
-        try:
+        with suppress(OSError):
             path = self._make_folder() / "last_error.txt"
             path.touch(0o600)
             path.write_text("".join(traceback.format_exception(error)), "utf-8")
-        except OSError:
-            return
 
 
 # --------------------------------------------------------------------------------------------------
@@ -470,12 +457,6 @@ class Roster:
                 self._server.receive(message)
 
 
-def _run_round(server: Server, roster: Roster, wait: float) -> RoundRecord:
-    roster.exchange(_open_round(server, roster, wait))
-    roster.exchange(server.fix_survivors())
-    return server.close_round()
-
-
 def _open_round(server: Server, roster: Roster, wait: float) -> dict[int, Message]:
     """Open a round with enough clients, and under secure aggregation with keys of enough clients.
 
@@ -524,22 +505,19 @@ def serve(
     folder.mkdir(parents=True, exist_ok=True)
     model = app.model(settings)
     _check_types(model)
-    server = Server(app.plan(settings), model, ledger_path=folder / "ledger.jsonl")
-    run = Run(server)
-    started = time.perf_counter()
+    plan = app.plan(settings)
     path = folder / "checkpoint"
-    try:
-        start_or_resume(run, path, checkpoint.exists(path))
+    resume = checkpoint.exists(path)
+    server = Server(plan, model, ledger_path=folder / "ledger.jsonl")
+    with open_run(server, path, resume) as run:
         roster = Roster(server, transport, settings["timeout"])
-        least = max(1, server.plan.config.survivors)
-        roster.gather(server.plan.config.clients, least, settings["wait"])
+        wait = settings["wait"]
+        roster.gather(plan.config.clients, max(1, plan.config.survivors), wait)
         evaluate = app.bind_evaluate(settings)
         while server.rounds_left:
-            record = _run_round(server, roster, settings["wait"])
-            run.finish_round(record, evaluate, path, on_round)
-    finally:
-        run.seconds = time.perf_counter() - started
-        server.close()
+            roster.exchange(_open_round(server, roster, wait))
+            roster.exchange(server.fix_survivors())
+            run.finish_round(server.close_round(), evaluate, path, on_round)
     if app.finish is not None:
         app.finish(run, settings, folder)
     return run
@@ -627,7 +605,7 @@ def encode_record(message: Received, arrays_by_id: dict[int, Any] | None = None)
         ValueError: a value that no message has.
     """
     flwr = _import_flwr("flwr.app")
-    known = {} if arrays_by_id is None else arrays_by_id
+    known = arrays_by_id if arrays_by_id is not None else {}
     plain = {}
     arrays = {}
     for name, value in message.items():
@@ -652,18 +630,15 @@ def decode_record(record: Any) -> Message:
             header.
     """
     flwr = _import_flwr("flwr.app")
-    if set(record) != {PLAIN, TENSORS}:
-        raise ValueError("other records than a message has")
-    plain, arrays = record[PLAIN], record[TENSORS]
-    if not isinstance(plain, flwr.ConfigRecord) or not isinstance(arrays, flwr.ArrayRecord):
+    kinds = {name: type(part) for name, part in record.items()}
+    if kinds != {PLAIN: flwr.ConfigRecord, TENSORS: flwr.ArrayRecord}:
         raise ValueError("other records than a message has")
     message: Message = {}
-    for name, value in plain.items():
-        is_long_text = isinstance(value, str) and len(value) > _MAX_TEXT
-        if type(value) not in (int, str) or is_long_text:
+    for name, value in record[PLAIN].items():
+        if type(value) not in (int, str) or len(str(value)) > _MAX_TEXT:
             raise ValueError("a value that no message has")
         message[name] = value
-    for name, array in arrays.items():
+    for name, array in record[TENSORS].items():
         if name in message:
             raise ValueError("a name that is there twice")
         message[name] = _tensor(array)
@@ -718,15 +693,11 @@ class _Grid:
             replies = list(self._grid.send_and_receive(messages, timeout=timeout))
         for reply in replies:
             if reply.has_content():
-                yield reply.metadata.src_node_id, _read_or_none(reply.content)
-
-
-def _read_or_none(content: Any) -> Message | None:
-    try:
-        return decode_record(content)
-    # The server counts an unreadable message.
-    except Exception:
-        return None
+                message = None
+                # The server counts an unreadable message.
+                with suppress(Exception):
+                    message = decode_record(reply.content)
+                yield reply.metadata.src_node_id, message
 
 
 @contextmanager

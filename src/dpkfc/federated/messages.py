@@ -40,7 +40,13 @@ from torch import Tensor, nn
 
 from dpkfc.distributed import trainable_tensors
 from dpkfc.federated.plan import FederatedPlan
-from dpkfc.federated.secure_aggregation import KEY_BYTES, SEALED_BYTES, SHARE_BYTES, ByClient
+from dpkfc.federated.secure_aggregation import (
+    KEY_BYTES,
+    SEALED_BYTES,
+    SHARE_BYTES,
+    ByClient,
+    NamedTensors,
+)
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.private_step import PreconditionerManager
 
@@ -82,7 +88,7 @@ def accumulation_dtype(parameter: Tensor) -> torch.dtype:
     return torch.promote_types(parameter.dtype, torch.float32)
 
 
-def zero_sums(parameters: Mapping[str, Tensor]) -> Tensors:
+def zero_sums(parameters: NamedTensors) -> Tensors:
     """Return zeros that sums over messages or records start from."""
     sums = {}
     for name, p in parameters.items():
@@ -91,7 +97,7 @@ def zero_sums(parameters: Mapping[str, Tensor]) -> Tensors:
     return sums
 
 
-def total_norm(tensors: Mapping[str, Tensor]) -> float:
+def total_norm(tensors: NamedTensors) -> float:
     """Return the norm over all tensors together, in float64."""
     squares = []
     for x in tensors.values():
@@ -146,7 +152,7 @@ class PartyModel:
         self.coordinates = PreconditionerManager(plan.config.preconditioner, model, self.layers)
 
 
-def add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> Message:
+def add_prefix(prefix: str, tensors: NamedTensors) -> Message:
     """Return tensors under the names `prefix/name`."""
     return {f"{prefix}/{name}": x for name, x in tensors.items()}
 
@@ -161,12 +167,21 @@ def select_prefix(message: Received, prefix: str) -> dict[str, Tensor]:
     return tensors
 
 
-def round_number(message: Received) -> int:
-    """Return the number of the round that a message claims to belong to, or -1."""
+def make_failure(
+    client: int, message: Received, contract: str = "", reason: str = CLIENT_FAILED
+) -> Message:
+    """Return the answer of a client that does not answer a message: a constant reason.
+
+    It names the round that the message claims to belong to, or -1.
+    """
     number = message.get("round")
-    if type(number) is int:
-        return number
-    return -1
+    return {
+        "kind": "error",
+        "round": number if type(number) is int else -1,
+        "contract": contract,
+        "client": client,
+        "reason": reason,
+    }
 
 
 def to_tensor(text: bytes) -> Tensor:
@@ -219,12 +234,11 @@ def find_problem(
         rows: clients that keys or shares are sent for.
     """
     kind = message.get("kind") if isinstance(message, Mapping) else None
-    plain = _PLAIN.get(kind) if isinstance(kind, str) else None
-    if plain is None or not all(isinstance(key, str) for key in message):
+    fields_by_kind = _tensor_fields(shapes, masked, rows)
+    if not isinstance(kind, str) or kind not in fields_by_kind:
         return "unknown-kind"
-    if kind in ("keys", "shares") and not masked:
-        return "unknown-kind"
-    fields = _tensor_fields(str(kind), shapes, masked, rows)
+    plain = _PLAIN[kind]
+    fields = fields_by_kind[kind]
     if set(message) != {"kind", *plain, *fields}:
         return "other-fields"
     tensors = {name: message[name] for name in fields}
@@ -235,16 +249,24 @@ def find_problem(
     return reason
 
 
+def first_reason(checks: Mapping[str, bool]) -> str | None:
+    """Return the first reason that applies; None if none does.
+
+    Args:
+        checks: reason to whether it applies.
+    """
+    return next((reason for reason, applies in checks.items() if applies), None)
+
+
 def _find_plain_problem(message: Received, plain: Plain, contract: str) -> str | None:
     """Return whether a value is not of its type, or is of another run or list."""
     for name, type_ in plain.items():
         if type(message[name]) is not type_:
             return "wrong-type"
-    if message["contract"] != contract:
-        return "other-contract"
-    if "reason" in plain and message["reason"] not in REASONS:
-        return "other-reason"
-    return None
+    is_known_reason = message.get("reason", CLIENT_FAILED) in REASONS
+    return first_reason(
+        {"other-contract": message["contract"] != contract, "other-reason": not is_known_reason}
+    )
 
 
 def _find_form_problem(tensors: Mapping[str, Any], fields: _Fields) -> str | None:
@@ -261,30 +283,28 @@ def _find_form_problem(tensors: Mapping[str, Any], fields: _Fields) -> str | Non
     return None
 
 
-def _find_norm_problem(tensors: Mapping[str, Tensor], max_norm: float) -> str | None:
+def _find_norm_problem(tensors: NamedTensors, max_norm: float) -> str | None:
     """Return whether the norm over all tensors is not finite, or too large."""
     norms = [float(torch.linalg.vector_norm(x)) for x in tensors.values()]
     norm = math.hypot(*norms)
-    if not math.isfinite(norm):
-        return "not-finite"
-    if norm > max_norm:
-        return "oversized"
-    return None
+    return first_reason({"not-finite": not math.isfinite(norm), "oversized": norm > max_norm})
 
 
-def _tensor_fields(kind: str, shapes: Shapes, masked: bool, rows: int) -> _Fields:
-    """Return types and shape of every tensor of a client's message."""
-    if kind == "sum":
-        types = _INTEGERS if masked else FLOATS
-        return {f"sum/{name}": (types, shape) for name, shape in shapes.items()}
-    if not masked or kind == "error":
-        return {}
-    if kind == "shares":
-        return {"shares": (_BYTES, (rows, SHARE_BYTES))}
-    fields: _Fields = {"key": (_BYTES, (KEY_BYTES,))}
-    if kind == "keys":
-        fields["sealed"] = (_BYTES, (rows, SEALED_BYTES))
-    return fields
+def _tensor_fields(shapes: Shapes, masked: bool, rows: int) -> dict[str, _Fields]:
+    """Return types and shape of every tensor of a client's messages, by kind of message."""
+    types = _INTEGERS if masked else FLOATS
+    sums = {f"sum/{name}": (types, shape) for name, shape in shapes.items()}
+    if not masked:
+        return {"hello": {}, "sum": sums, "error": {}}
+    key: _Fields = {"key": (_BYTES, (KEY_BYTES,))}
+    sealed: _Fields = {"sealed": (_BYTES, (rows, SEALED_BYTES))}
+    return {
+        "hello": key,
+        "keys": key | sealed,
+        "sum": sums,
+        "shares": {"shares": (_BYTES, (rows, SHARE_BYTES))},
+        "error": {},
+    }
 
 
 # --------------------------------------------------------------------------------------------------
@@ -333,15 +353,14 @@ class KeyExchange:
     def find_problem(self, message: Received, enrolled: Collection[int]) -> str | None:
         """Return why a valid message does not count among the keys; None if it counts."""
         client = message["client"]
-        if message["kind"] not in ("keys", "error"):
-            return "no-round"
-        if client not in self.channels or client not in enrolled:
-            return "unknown-client"
-        if message.get("round") != self.number:
-            return "stale"
-        if client in self.keys or client in self.failed:
-            return "duplicate"
-        return None
+        return first_reason(
+            {
+                "no-round": message["kind"] not in ("keys", "error"),
+                "unknown-client": client not in self.channels or client not in enrolled,
+                "stale": message.get("round") != self.number,
+                "duplicate": client in self.keys or client in self.failed,
+            }
+        )
 
     def store(self, message: Received) -> None:
         """Store a client's valid keys."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 # Plain values that say what decides a result.
 Description = dict[str, Any]
+# Whether each conflict exists, and the message of its error.
+Checks = Iterator[tuple[bool, str]]
 
 # --------------------------------------------------------------------------------------------------
 # Privacy models: whose data are protected, from whom, and who adds the noise.
@@ -204,14 +206,16 @@ class LocalWork(Protocol):
     """A client's work in a round; most is one release of bound C under any privacy model.
 
     Attributes:
+        name: for plans and privacy cards.
         counts: what the sum is over: "examples" or "clients".
     """
 
+    name: str = ""
     counts: str = "clients"
 
-    @abstractmethod
     def describe(self) -> Description:
         """Return plain values that say all that decides what is released."""
+        return {"name": self.name, **vars(self)}
 
     def releases(self, privacy: PrivacyModel) -> int:
         """Return the number of releases of one round."""
@@ -237,11 +241,8 @@ class LocalGradient(LocalWork):
     one.
     """
 
+    name = "gradient"
     counts = "examples"
-
-    def describe(self) -> Description:
-        """Return plain values."""
-        return {"name": "gradient"}
 
 
 @dataclass(frozen=True)
@@ -263,14 +264,11 @@ class LocalSteps(LocalWork):
 
     steps: int = 5
     learning_rate: float = 0.1
+    name = "steps"
 
     def __post_init__(self) -> None:
         check_integer(f"steps of {type(self).__name__}", self.steps, 1)
         check_positive(f"learning_rate of {type(self).__name__}", self.learning_rate)
-
-    def describe(self) -> Description:
-        """Return plain values."""
-        return {"name": "steps", "steps": self.steps, "learning_rate": self.learning_rate}
 
     def releases(self, privacy: PrivacyModel) -> int:
         """Return 1 for a change that is clipped as a whole, K for steps that are private each."""
@@ -298,9 +296,7 @@ class ScaffoldSteps(LocalSteps):
     post-processing, and the sensitivity stays C.
     """
 
-    def describe(self) -> Description:
-        """Return plain values."""
-        return {**super().describe(), "name": "scaffold"}
+    name = "scaffold"
 
 
 @dataclass(frozen=True)
@@ -322,14 +318,11 @@ class FedNewStep(LocalWork):
 
     alpha: float = 1.0
     rho: float = 0.1
+    name = "fednew"
 
     def __post_init__(self) -> None:
         check_positive("alpha of FedNewStep", self.alpha)
         check_positive("rho of FedNewStep", self.rho)
-
-    def describe(self) -> Description:
-        """Return plain values."""
-        return {"name": "fednew", "alpha": self.alpha, "rho": self.rho}
 
     def bound(self, max_grad_norm: float, privacy: PrivacyModel) -> float:
         """Return C for a client, 2 C for an example."""
@@ -349,6 +342,8 @@ class FedNewStep(LocalWork):
 Direction = Mapping[str, Tensor]
 State = Mapping[str, Tensor]
 Tensors = dict[str, Tensor]
+# What is subtracted from the parameters, and the next state of a rule.
+Update = tuple[Tensors, Tensors]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -387,9 +382,7 @@ class ServerRule(Protocol):
         """
 
     @abstractmethod
-    def step(
-        self, direction: Direction, state: State, participation: Participation
-    ) -> tuple[Tensors, Tensors]:
+    def step(self, direction: Direction, state: State, participation: Participation) -> Update:
         """Return what is subtracted from the parameters, and the next state.
 
         Args:
@@ -432,9 +425,7 @@ class FedGD(ServerRule):
                 "give rule=FedNew() or rule=Scaffold(...)"
             )
 
-    def step(
-        self, direction: Direction, state: State, participation: Participation
-    ) -> tuple[Tensors, Tensors]:
+    def step(self, direction: Direction, state: State, participation: Participation) -> Update:
         """Return η ḡ and no state."""
         return {name: self.learning_rate * g for name, g in direction.items()}, {}
 
@@ -467,14 +458,15 @@ class FedAvgM(FedGD):
         """Return plain values."""
         return {**super().describe(), "momentum": self.momentum}
 
-    def step(
-        self, direction: Direction, state: State, participation: Participation
-    ) -> tuple[Tensors, Tensors]:
+    def step(self, direction: Direction, state: State, participation: Participation) -> Update:
         """Return η m and m."""
         momentum = {}
         for name, g in direction.items():
-            momentum[name] = self.momentum * state[name] + g if name in state else g.clone()
-        return {name: self.learning_rate * m for name, m in momentum.items()}, momentum
+            momentum[name] = g.clone()
+            if name in state:
+                momentum[name] = self.momentum * state[name] + g
+        update, _ = super().step(momentum, state, participation)
+        return update, momentum
 
 
 @dataclass(frozen=True)
@@ -508,12 +500,6 @@ class FedSOFIM(FedGD):
         """Return the preconditioning step."""
         return (SOFIM(self.rho, self.beta, self.direction, self.bias_correction, self.warmup),)
 
-    def step(
-        self, direction: Direction, state: State, participation: Participation
-    ) -> tuple[Tensors, Tensors]:
-        """Return η times the direction, in place: no other object holds the tensors of `SOFIM`."""
-        return {name: g.mul_(self.learning_rate) for name, g in direction.items()}, {}
-
 
 @dataclass(frozen=True)
 class FedNew(ServerRule):
@@ -530,9 +516,7 @@ class FedNew(ServerRule):
         """Refuse all work but `FedNewStep`."""
         _check_work("FedNew", local, FedNewStep)
 
-    def step(
-        self, direction: Direction, state: State, participation: Participation
-    ) -> tuple[Tensors, Tensors]:
+    def step(self, direction: Direction, state: State, participation: Participation) -> Update:
         """Return the mean direction y, as update and as state."""
         y = {name: g.clone() for name, g in direction.items()}
         return y, dict(y)
@@ -566,16 +550,15 @@ class Scaffold(FedAvg):
                 "value"
             )
 
-    def step(
-        self, direction: Direction, state: State, participation: Participation
-    ) -> tuple[Tensors, Tensors]:
+    def step(self, direction: Direction, state: State, participation: Participation) -> Update:
         """Return η times the mean change, and c moved by the survivors."""
         per_step = participation.divisor_fraction / (self.local.steps * self.local.learning_rate)
         c = {}
         for name, change in direction.items():
             old = state.get(name, torch.zeros_like(change))
             c[name] = old + change * per_step - participation.survivor_fraction * old
-        return {name: self.learning_rate * g for name, g in direction.items()}, c
+        update, _ = super().step(direction, state, participation)
+        return update, c
 
     def broadcast(self, state: State) -> Tensors:
         """Return the control variate c."""
@@ -925,111 +908,103 @@ class FederatedConfig:
         check_one_of("metric", self.metric, METRICS)
         if self.privacy.masked:
             object.__setattr__(self, "noise", ROUNDED)
-        self.local.check(self.privacy)
-        self.rule.check(self.local)
-        self._check_rates()
-        self._check_survivors()
-        self._check_preconditioner()
-        self._check_filters()
-
-    def _check_rates(self) -> None:
         check_in_range("example_rate", self.example_rate, "(0, 1]")
         check_in_range("client_rate", self.client_rate, "(0, 1]")
-        is_sampled = self.example_rate < 1 or self.client_rate < 1
-        is_client_level = self.privacy.unit == "client"
-        if is_sampled and self.adjacency == REPLACE_ONE:
-            raise ValueError(
-                "adjacency='replace_one' has no accounting for sampling; use "
-                "adjacency='add_or_remove_one', or rates of 1"
-            )
-        if is_client_level and self.example_rate < 1:
-            raise ValueError(
-                f"example_rate={self.example_rate} has no effect, because a client's message is "
-                "clipped as one; use 1"
-            )
-        if self.example_rate < 1 and self.local.bound(1.0, self.privacy) != 1.0:
-            raise ValueError(
-                f"example_rate={self.example_rate} does not go with"
-                f" local={type(self.local).__name__}, whose contribution is clipped as one; use 1"
-            )
-        if is_client_level and self.client_rate < 1 and self.privacy.noise_by != "server":
-            raise ValueError(
-                f"client_rate={self.client_rate} hides no client from a server that knows which"
-                " clients it sampled; use ClientLevel(TrustedServer()), or 1"
-            )
-
-    def _check_survivors(self) -> None:
         check_optional_integer("min_survivors", self.min_survivors, 0)
+        self.local.check(self.privacy)
+        self.rule.check(self.local)
+        for is_in_conflict, message in self._find_conflicts():
+            if is_in_conflict:
+                raise ValueError(message)
+
+    def _find_conflicts(self) -> Checks:
+        """Yield whether settings contradict each other, and the message with the fix."""
+        samples_examples = self.example_rate < 1
+        samples_clients = self.client_rate < 1
+        is_client_level = self.privacy.unit == "client"
+        yield (
+            (samples_examples or samples_clients) and self.adjacency == REPLACE_ONE,
+            "adjacency='replace_one' has no accounting for sampling; use "
+            "adjacency='add_or_remove_one', or rates of 1",
+        )
+        yield (
+            is_client_level and samples_examples,
+            f"example_rate={self.example_rate} has no effect, because a client's message is "
+            "clipped as one; use 1",
+        )
+        yield (
+            samples_examples and self.local.bound(1.0, self.privacy) != 1.0,
+            f"example_rate={self.example_rate} does not go with"
+            f" local={type(self.local).__name__}, whose contribution is clipped as one; use 1",
+        )
+        yield (
+            is_client_level and samples_clients and self.privacy.noise_by != "server",
+            f"client_rate={self.client_rate} hides no client from a server that knows which"
+            " clients it sampled; use ClientLevel(TrustedServer()), or 1",
+        )
         fewest = self.survivors
-        if fewest > self.clients:
-            raise ValueError(
-                f"min_survivors is {fewest}, more than the {self.clients} clients; make it smaller"
+        yield (
+            fewest > self.clients,
+            f"min_survivors is {fewest}, more than the {self.clients} clients; make it smaller",
+        )
+        yield (
+            self.samples_clients_secretly and fewest > 0,
+            f"min_survivors={fewest} would let a dropped round reveal how many clients were "
+            "secretly sampled; use None or 0",
+        )
+        yield (
+            self.shares_noise and fewest <= self.known_shares,
+            f"min_survivors={fewest} must exceed colluding={self.known_shares}: raise"
+            " min_survivors, or give colluding=0, and ε does not hold against other clients",
+        )
+        if self.preconditioner is not None:
+            yield from self._find_preconditioner_conflicts()
+        pipeline = PostprocessPipeline(self.filters, self.readout)
+        for step in self.filters:
+            yield (
+                step.needs_variance and self.has_private_steps,
+                f"{type(step).__name__} needs the variance of the noise, which private local steps"
+                " do not give; use local=LocalGradient(), or another filter",
             )
-        if self.samples_clients_secretly and fewest > 0:
-            raise ValueError(
-                f"min_survivors={fewest} would let a dropped round reveal how many clients were "
-                "secretly sampled; use None or 0"
-            )
-        if self.shares_noise and fewest <= self.known_shares:
-            raise ValueError(
-                f"min_survivors={fewest} must exceed colluding={self.known_shares}: raise"
-                " min_survivors, or give colluding=0, and ε does not hold against other clients"
-            )
+        yield (
+            pipeline.has_lookahead,
+            "DiSK at two points needs a second sum; use EMA, or DiSK with gamma=(1 - kappa) / "
+            "kappa",
+        )
 
-    def _check_preconditioner(self) -> None:
+    def _find_preconditioner_conflicts(self) -> Checks:
         preconditioner = self.preconditioner
-        if preconditioner is None:
-            return
         name = type(preconditioner).__name__
-        if not isinstance(preconditioner, Preconditioner):
-            raise ValueError(
-                f"preconditioner must derive from dpkfc.curvature.Preconditioner, got {name}; "
-                "use KFAC(...)"
-            )
-        if preconditioner.uses_past_releases or preconditioner.required_clipping is not None:
-            raise ValueError(
-                f"{name} does not run federated; use KFAC(...), or preconditioner=None"
-            )
-        if self.metric == SEED and preconditioner.uses_previous_state:
-            raise ValueError(
-                "metric='seed' gives clients no earlier refresh to start from; use metric='factors'"
-            )
-        if preconditioner.describe().get("uses_private_data"):
-            raise ValueError(
-                f"{name} measures curvature on private data, which is a release of its own; use a "
-                "synthetic or public probe"
-            )
-        self._check_preconditioned_work()
-
-    def _check_preconditioned_work(self) -> None:
-        """Refuse work and a read-out that do not go with a preconditioner."""
+        yield (
+            not isinstance(preconditioner, Preconditioner),
+            f"preconditioner must derive from dpkfc.curvature.Preconditioner, got {name}; "
+            "use KFAC(...)",
+        )
+        yield (
+            preconditioner.uses_past_releases or preconditioner.required_clipping is not None,
+            f"{name} does not run federated; use KFAC(...), or preconditioner=None",
+        )
+        yield (
+            self.metric == SEED and preconditioner.uses_previous_state,
+            "metric='seed' gives clients no earlier refresh to start from; use metric='factors'",
+        )
+        yield (
+            bool(preconditioner.describe().get("uses_private_data")),
+            f"{name} measures curvature on private data, which is a release of its own; use a "
+            "synthetic or public probe",
+        )
         is_over_clients = self.local.counts == "clients"
         is_clipped_whole = is_over_clients and self.privacy.unit == "client"
-        if is_clipped_whole or isinstance(self.local, FedNewStep):
-            raise ValueError(
-                f"local={type(self.local).__name__} is clipped in parameter space, where a"
-                " preconditioner would do nothing; use local=LocalGradient()"
-            )
-        if is_over_clients and self.readout != "whitened":
-            raise ValueError(
-                f"readout={self.readout!r} does not go with local steps, which are taken in"
-                " preconditioned space; use readout='whitened'"
-            )
-
-    def _check_filters(self) -> None:
-        steps = self.filters
-        chain = PostprocessPipeline(steps, self.readout)
-        needs_variance = [type(step).__name__ for step in steps if step.needs_variance]
-        if needs_variance and self.has_private_steps:
-            raise ValueError(
-                f"{needs_variance[0]} needs the variance of the noise, which private local steps do"
-                " not give; use local=LocalGradient(), or another filter"
-            )
-        if chain.has_lookahead:
-            raise ValueError(
-                "DiSK at two points needs a second sum; use EMA, or DiSK with gamma=(1 - kappa) / "
-                "kappa"
-            )
+        yield (
+            is_clipped_whole or isinstance(self.local, FedNewStep),
+            f"local={type(self.local).__name__} is clipped in parameter space, where a"
+            " preconditioner would do nothing; use local=LocalGradient()",
+        )
+        yield (
+            is_over_clients and self.readout != "whitened",
+            f"readout={self.readout!r} does not go with local steps, which are taken in"
+            " preconditioned space; use readout='whitened'",
+        )
 
     @property
     def filters(self) -> Sequence[PostProcess]:

@@ -156,12 +156,9 @@ def _weights(points: Sequence[int]) -> list[int]:
     """Return Lagrange's weights for the value at 0."""
     weights = []
     for x in points:
-        numerator = 1
-        denominator = 1
-        for other in points:
-            if other != x:
-                numerator = numerator * other % PRIME
-                denominator = denominator * (other - x) % PRIME
+        others = [other for other in points if other != x]
+        numerator = math.prod(others)
+        denominator = math.prod(other - x for other in others)
         inverse = pow(denominator, -1, PRIME)
         weights.append(numerator * inverse % PRIME)
     return weights
@@ -270,6 +267,7 @@ FEWEST_STEPS = 512.0
 # Bytes of the two shares that one client seals for another.
 SEALED_BYTES = 2 * SHARE_BYTES + SEAL_BYTES
 Integers = dict[str, Tensor]
+NamedTensors = Mapping[str, Tensor]
 Sizes = Mapping[str, tuple[int, ...]]
 
 
@@ -291,12 +289,12 @@ class RoundKeys:
 
     @property
     def scope(self) -> str:
-        """The round that keys are derived for."""
+        """Return the name of the round that keys are derived for."""
         return round_scope(self.contract, self.round)
 
     @property
     def public(self) -> bytes:
-        """The public mask key, 32 bytes."""
+        """Return the public mask key, 32 bytes."""
         return PrivateKey(bytes.fromhex(self.mask_key)).public
 
 
@@ -516,8 +514,7 @@ def unmask(
     for client in cohort:
         if client in sums:
             self_mask = _self_mask(scope, opened[client], sizes)
-            for name, x in summed.items():
-                x.sub_(self_mask[name])
+            _add(summed, self_mask, sign=-1)
             continue
         private = PrivateKey(opened[client])
         if private.public != public[client]:
@@ -537,7 +534,7 @@ def unmask(
 # -- integers --------------------------------------------------------------------------------------
 
 
-def encode(tensors: Mapping[str, Tensor], grid: float) -> Integers:
+def encode(tensors: NamedTensors, grid: float) -> Integers:
     """Return multiples of a grid as integers.
 
     Raises:
@@ -552,9 +549,7 @@ def encode(tensors: Mapping[str, Tensor], grid: float) -> Integers:
     return integers
 
 
-def decode(
-    integers: Mapping[str, Tensor], grid: float, like: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+def decode(integers: NamedTensors, grid: float, like: NamedTensors) -> dict[str, Tensor]:
     """Return the numbers of integers, in float64 on the devices of the tensors in `like`."""
     numbers = {}
     for name, x in integers.items():
@@ -563,15 +558,12 @@ def decode(
     return numbers
 
 
-def total(messages: Iterable[Mapping[str, Tensor]]) -> Integers:
+def total(messages: Iterable[NamedTensors]) -> Integers:
     """Sum messages modulo 2⁶⁴, name by name."""
-    summed: Integers = {}
-    for tensors in messages:
-        for name, x in tensors.items():
-            if name in summed:
-                summed[name].add_(x)
-            else:
-                summed[name] = x.clone()
+    first, *others = messages
+    summed = {name: x.clone() for name, x in first.items()}
+    for tensors in others:
+        _add(summed, tensors)
     return summed
 
 
@@ -579,9 +571,9 @@ def _sizes(integers: Integers) -> Sizes:
     return {name: tuple(x.shape) for name, x in integers.items()}
 
 
-def _add(integers: Integers, masks: Integers) -> None:
+def _add(integers: Integers, masks: NamedTensors, sign: int = 1) -> None:
     for name, x in integers.items():
-        x.add_(masks[name])
+        x.add_(masks[name], alpha=sign)
 
 
 # -- masks -----------------------------------------------------------------------------------------
@@ -618,8 +610,7 @@ def _pair_mask(key: bytes, client: int, other: int, sizes: Sizes) -> Integers:
     """
     masks = _expand(key, sizes)
     if client > other:
-        for x in masks.values():
-            x.neg_()
+        return {name: -x for name, x in masks.items()}
     return masks
 
 

@@ -22,7 +22,6 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -43,6 +42,7 @@ from dpkfc.federated.messages import (
     accumulation_dtype,
     add_prefix,
     find_problem,
+    first_reason,
     select_prefix,
     split_rows,
     to_bytes,
@@ -157,19 +157,20 @@ class OpenRound:
         """Return why a valid message does not count in this round; None if it counts."""
         client = message["client"]
         kind = message["kind"]
-        if kind == "hello" or client not in self.cohort or client not in enrolled:
-            return "unknown-client"
-        if message.get("round") != self.number:
-            return "stale"
+        is_late = self.survivors is not None or kind == "keys"
+        is_duplicate = client in self.sums or client in self.failed
         if kind == "shares":
-            is_late = not self.recovers or self.survivors is None or client not in self.survivors
+            is_late = not self.recovers or client not in (self.survivors or ())
             is_duplicate = client in self.shares
-        else:
-            is_late = self.survivors is not None or kind == "keys"
-            is_duplicate = client in self.sums or client in self.failed
-        if is_late:
-            return "late"
-        return "duplicate" if is_duplicate else None
+        is_member = client in self.cohort and client in enrolled
+        return first_reason(
+            {
+                "unknown-client": kind == "hello" or not is_member,
+                "stale": message.get("round") != self.number,
+                "late": is_late,
+                "duplicate": is_duplicate,
+            }
+        )
 
     def store(self, message: Received) -> None:
         """Store a valid sum or valid shares of a client."""
@@ -334,13 +335,14 @@ class Server(PartyModel):
         """
         masked = self._config.privacy.masked
         reason = find_problem(message, self.shapes, self.contract, masked=masked)
-        number = -1 if reason else message["client"]
-        if not reason and not (message["kind"] == "hello" and number in self._clients):
-            reason = "unknown-client"
-        if not reason and number in self.enrolled:
-            reason = "duplicate"
-        if reason:
-            self.rejected[reason] += 1
+        if reason is None:
+            number = message["client"]
+            is_registered = message["kind"] == "hello" and number in self._clients
+            reason = first_reason(
+                {"unknown-client": not is_registered, "duplicate": number in self.enrolled}
+            )
+        if reason is not None:
+            self._reject(reason, None)
             return False
         self.enrolled.add(number)
         if masked:
@@ -711,16 +713,15 @@ class Server(PartyModel):
         Raises:
             CheckpointError: damaged, or of another plan, model or ledger; nothing is loaded then.
         """
-        path = Path(folder)
         tensors, meta = checkpoint.read(folder)
         if meta.get("contract") != self.contract or "model" not in tensors:
             raise checkpoint.CheckpointError(
-                f"the checkpoint {path} belongs to another plan or model; resume with its own"
+                f"the checkpoint {folder} belongs to another plan or model; resume with its own"
             )
         if not self.ledger.contains(meta["ledger_count"], meta["ledger_head"]):
             raise checkpoint.CheckpointError(
                 f"the ledger does not contain the {meta['ledger_count']} releases before the"
-                f" checkpoint {path}; resume with the ledger of the same run"
+                f" checkpoint {folder}; resume with the ledger of the same run"
             )
         with checkpoint.fitting(folder):
             checkpoint.check_same_tensors(

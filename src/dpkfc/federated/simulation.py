@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -171,11 +172,10 @@ def run_round(
 
     def exchange(requests: Mapping[int, Message], before: str, after: str) -> None:
         for client, message in requests.items():
-            if client not in clients or dies(before, client):
-                continue
-            answer = clients[client].answer(message)
-            if not dies(after, client):
-                server.receive(answer)
+            if client in clients and not dies(before, client):
+                answer = clients[client].answer(message)
+                if not dies(after, client):
+                    server.receive(answer)
 
     exchange(server.request_keys(), "keys", "keys")
     messages = server.open_round()
@@ -191,46 +191,51 @@ def run_round(
     return record
 
 
-def check_unused(server: Server) -> None:
-    """Refuse to begin at new weights with a ledger that holds releases of other weights.
+@contextmanager
+def open_run(server: Server, checkpoint: StrPath | None, resume: bool) -> Iterator[Run]:
+    """Yield the run of a server, which is new or resumed; close the server at the end.
 
-    Raises:
-        ValueError: the ledger holds releases.
-    """
-    if server.ledger.count:
-        raise ValueError(
-            f"the ledger holds {server.ledger.count} releases of an earlier run; resume from its"
-            " checkpoint (resume=True), or choose another ledger: the two ε add up"
-        )
+    A new run writes its first checkpoint.
 
-
-def start_or_resume(run: Run, checkpoint: StrPath | None, resume: bool) -> None:
-    """Resume from a checkpoint, or check that the ledger is unused and write the first checkpoint.
+    Args:
+        server: of the run.
+        checkpoint: folder of the checkpoint; None for none.
+        resume: begin from the checkpoint.
 
     Raises:
         BudgetExhausted: no round is left.
-        ValueError: a new run with a used ledger.
+        ValueError: a new run with a ledger that holds releases of other weights.
     """
-    if resume and checkpoint is not None:
-        run.restore(checkpoint)
-    else:
-        check_unused(run.server)
-    if not run.server.rounds_left:
-        raise BudgetExhausted(
-            f"all rounds of this plan are spent by the ledger {run.server.ledger.path}; nothing "
-            "was sent"
-        )
-    if checkpoint is not None and not resume:
-        run.save(checkpoint)
+    run = Run(server)
+    started = time.perf_counter()
+    try:
+        if resume and checkpoint is not None:
+            run.restore(checkpoint)
+        elif server.ledger.count:
+            raise ValueError(
+                f"the ledger holds {server.ledger.count} releases of an earlier run; resume from"
+                " its checkpoint (resume=True), or choose another ledger: the two ε add up"
+            )
+        if not server.rounds_left:
+            raise BudgetExhausted(
+                f"all rounds of this plan are spent by the ledger {server.ledger.path}; nothing "
+                "was sent"
+            )
+        if checkpoint is not None and not resume:
+            run.save(checkpoint)
+        yield run
+    finally:
+        run.seconds = time.perf_counter() - started
+        server.close()
 
 
-def _check_not_all_failed(record: RoundRecord, clients: Mapping[int, Client]) -> None:
+def _check_not_all_failed(record: RoundRecord, clients: Sequence[Client]) -> None:
     """Refuse to go on if all clients failed: they would fail in every round.
 
     Only a run inside one process sees this. To a remote server the round looks like any other, and
     is noise.
     """
-    clients_with_records = [client for client in clients.values() if len(client.records)]
+    clients_with_records = [client for client in clients if len(client.records)]
     errors = [client.last_error for client in clients_with_records if client.failed]
     if errors and len(errors) == len(clients_with_records):
         raise RuntimeError(
@@ -287,24 +292,18 @@ def federate(
             first; the round stays charged.
     """
     server = Server(plan, model, ledger_path=ledger_path, budget=budget)
-    run = Run(server)
-    started = time.perf_counter()
-    try:
-        start_or_resume(run, checkpoint, resume)
+    with open_run(server, checkpoint, resume) as run:
         clients = clients or make_clients(
             plan, model, loss_fn, datasets, verify=verify, collate_fn=collate_fn
         )
         by_number = {client.number: client for client in clients}
-        for client in by_number.values():
+        for client in clients:
             server.enroll(client.hello())
         while server.rounds_left:
             record = run_round(server, by_number, fault)
             is_due = (len(run.records) + 1) % every == 0 or not server.rounds_left
             run.finish_round(record, evaluate if is_due else None, checkpoint, on_round)
-            _check_not_all_failed(record, by_number)
-    finally:
-        run.seconds = time.perf_counter() - started
-        server.close()
+            _check_not_all_failed(record, clients)
     return run
 
 
