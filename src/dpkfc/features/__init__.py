@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from dpkfc._checks import check_integer
 from dpkfc.curvature.probes import Probe, Sample
 from dpkfc.features.encoder import EncoderFeatures, SyntheticEncoder
-from dpkfc.features.scattering import Scattering, ScatteringTransform
+from dpkfc.features.scattering import ImageShape, Scattering, ScatteringTransform
 from dpkfc.features.synthetic_images import SyntheticImages, draw_images
 
 __all__ = [
@@ -108,17 +108,15 @@ def standardise(
             "call requires_grad_(False) first"
         )
     generator = torch.Generator().manual_seed(seed)
-    sums: list[Tensor] = []
-    squares: list[Tensor] = []
+    moments = []
     count = 0
     for start in range(0, size, _CHUNK):
         inputs, _ = probe.sample(min(_CHUNK, size - start), generator)
         values = features(inputs).double().transpose(0, 1).flatten(1)
-        sums.append(values.sum(1))
-        squares.append(values.square().sum(1))
+        moments.append(torch.stack([values.sum(1), values.square().sum(1)]))
         count += values.shape[1]
-    mean = torch.stack(sums).sum(0) / count
-    variance = (torch.stack(squares).sum(0) / count - mean.square()).clamp_min(0)
+    mean, square = torch.stack(moments).sum(0) / count
+    variance = (square - mean.square()).clamp_min(0)
     # A channel that is constant on the probe keeps its scale.
     deviation = torch.where(variance > 1e-12, variance.sqrt(), torch.ones_like(variance))
     origin = {"probe": description, "size": size, "seed": seed}
@@ -145,7 +143,6 @@ class JoinedFeatures:
     probe: Probe | None = None
     size: int = 2000
     seed: int = 0
-    shape: tuple[int, int, int] = field(init=False)
 
     def __post_init__(self) -> None:
         shapes = {settings.shape for settings in self.maps}
@@ -153,11 +150,20 @@ class JoinedFeatures:
             raise ValueError(
                 f"JoinedFeatures: every map needs images of one shape, got {sorted(shapes)}"
             )
-        object.__setattr__(self, "shape", shapes.pop())
+
+    @property
+    def shape(self) -> ImageShape:
+        """Return channels, height and width of the images."""
+        return self.maps[0].shape
+
+    @property
+    def scale_probe(self) -> Probe:
+        """Return the images that give the scales."""
+        return self.probe or SyntheticImages(self.shape)
 
     @property
     def feature_shape(self) -> tuple[int]:
-        """Number of features of one image."""
+        """Return the number of features of one image."""
         return (sum(math.prod(settings.feature_shape) for settings in self.maps),)
 
     def build(self) -> FlatFeatures:
@@ -166,20 +172,16 @@ class JoinedFeatures:
         Raises:
             ValueError: a probe that holds private data, or a damaged weight file.
         """
-        probe = self.probe or SyntheticImages(self.shape)
         parts = []
         for settings in self.maps:
             module = settings.build()
-            parts.append(standardise(module, probe, size=self.size, seed=self.seed))
+            parts.append(standardise(module, self.scale_probe, size=self.size, seed=self.seed))
         return FlatFeatures(parts)
 
     def describe(self) -> dict[str, Any]:
         """Return plain values for a privacy card."""
-        probe = self.probe or SyntheticImages(self.shape)
-        return {
-            "maps": [settings.describe() for settings in self.maps],
-            "scales": {"probe": probe.describe(), "size": self.size, "seed": self.seed},
-        }
+        scales = {"probe": self.scale_probe.describe(), "size": self.size, "seed": self.seed}
+        return {"maps": [settings.describe() for settings in self.maps], "scales": scales}
 
 
 class FlatFeatures(nn.Module):
@@ -195,11 +197,12 @@ class FlatFeatures(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features of a batch of images."""
-        found = []
+        scaled = []
         for part in self.parts:
             features = part(x).flatten(1)
-            found.append(features * math.sqrt(ENERGY / features.shape[1] / len(self.parts)))
-        return torch.cat(found, 1)
+            energy = ENERGY / features.shape[1] / len(self.parts)
+            scaled.append(features * math.sqrt(energy))
+        return torch.cat(scaled, 1)
 
 
 @cache

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpkfc._checks import check_in_range, check_integer
-from dpkfc.features.scattering import check_images
+from dpkfc.features.scattering import ImageShape, check_images
 
 WEIGHTS = "encoder.safetensors"
 # SHA-256 of the weights that come with the package.
@@ -45,7 +44,7 @@ class SyntheticEncoder:
         (256, 2, 2)
     """
 
-    shape: tuple[int, int, int]
+    shape: ImageShape
     pool: int = 2
     weights: str = ""
 
@@ -60,8 +59,8 @@ class SyntheticEncoder:
         check_in_range("SyntheticEncoder: pool", self.pool, f"[1, {finest}]")
 
     @property
-    def feature_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of the features of one image."""
+    def feature_shape(self) -> ImageShape:
+        """Return channels, height and width of the features of one image."""
         return 256, self.pool, self.pool
 
     def build(self) -> EncoderFeatures:
@@ -90,11 +89,9 @@ def read_weights(path: str) -> dict[str, Tensor]:
     Raises:
         ValueError: the file cannot be read, or the package's own file was changed.
     """
+    file = Path(path or Path(__file__).with_name(WEIGHTS))
     try:
-        if path:
-            content = Path(path).read_bytes()
-        else:
-            content = resources.files("dpkfc.features").joinpath(WEIGHTS).read_bytes()
+        content = file.read_bytes()
         state = load(content)
     except Exception as error:
         raise ValueError(

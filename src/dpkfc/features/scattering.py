@@ -24,6 +24,8 @@ from torch import Tensor, nn
 
 from dpkfc._checks import check_integer, check_one_of
 
+# Channels, height and width.
+ImageShape = tuple[int, int, int]
 # The wavelet of the first scale: width of its envelope and frequency, in pixels and radians.
 _WIDTH = 0.8
 _FREQUENCY = 3 * math.pi / 4
@@ -50,7 +52,7 @@ class Scattering:
         torch.Size([2, 81, 7, 7])
     """
 
-    shape: tuple[int, int, int]
+    shape: ImageShape
     scales: int = 2
     angles: int = 8
     order: int = 2
@@ -64,19 +66,21 @@ class Scattering:
         check_integer("Scattering: scales", self.scales, 1)
         check_integer("Scattering: angles", self.angles, 1)
         check_one_of("Scattering: order", self.order, (1, 2))
-        if min(self.shape[1:]) < 2**self.scales:
+        _, height, width = self.shape
+        least = 2**self.scales
+        if min(height, width) < least:
             raise ValueError(
-                f"Scattering: {self.scales} scales need images of {2**self.scales} pixels a side, "
-                f"got {self.shape[1]} × {self.shape[2]}; lower scales"
+                f"Scattering: {self.scales} scales need images of {least} pixels a side, "
+                f"got {height} × {width}; lower scales"
             )
 
     @property
-    def feature_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of the features of one image."""
+    def feature_shape(self) -> ImageShape:
+        """Return channels, height and width of the features of one image."""
         channels, height, width = self.shape
         paths = 1 + self.scales * self.angles
         if self.order == 2:
-            pairs = self.scales * (self.scales - 1) // 2
+            pairs = math.comb(self.scales, 2)
             paths += self.angles**2 * pairs
         step = 2**self.scales
         return channels * paths, height // step, width // step
@@ -92,7 +96,7 @@ class Scattering:
         return {"kind": "Scattering", **settings}
 
 
-def check_images(x: Tensor, shape: tuple[int, int, int]) -> None:
+def check_images(x: Tensor, shape: ImageShape) -> None:
     """Refuse images `[B, C, H, W]` of another shape than a feature map was made for.
 
     Raises:
@@ -125,20 +129,24 @@ class ScatteringTransform(nn.Module):
         _, height, width = settings.shape
         rows = _reflected_positions(height, step)
         columns = _reflected_positions(width, step)
-        self.register_buffer("_rows", rows.unsqueeze(1), persistent=False)
-        self.register_buffer("_columns", columns, persistent=False)
         height = len(rows)
         width = len(columns)
         sigma = _WIDTH * 2 ** (scales - 1)
         low_pass = _gabor(height, width, sigma, 0.0, 0.0, 1.0)
-        self.register_buffer("_low_pass", _spectrum(low_pass), persistent=False)
         wavelets = []
         for scale in range(scales):
             for angle in range(angles):
                 wavelet = _morlet(height, width, scale, angle, angles)
                 wavelets.append(_spectrum(wavelet))
-        by_scale = torch.stack(wavelets).unflatten(0, (scales, angles))
-        self.register_buffer("_wavelets", by_scale, persistent=False)
+        stacked = torch.stack(wavelets)
+        buffers = {
+            "_rows": rows.unsqueeze(1),
+            "_columns": columns,
+            "_low_pass": _spectrum(low_pass),
+            "_wavelets": stacked.unflatten(0, (scales, angles)),
+        }
+        for name, buffer in buffers.items():
+            self.register_buffer(name, buffer, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features of a batch of images.
@@ -162,8 +170,9 @@ class ScatteringTransform(nn.Module):
         _, height, width = self.settings.feature_shape
         # An export keeps `x.shape[0]` open, not `len(x)`.
         size = (x.shape[0], x.shape[1], -1, height, width)
-        merged = [feature.reshape(size) for feature in features]
-        return torch.cat(merged, dim=2).flatten(1, 2)
+        reshaped = [feature.reshape(size) for feature in features]
+        joined = torch.cat(reshaped, dim=2)
+        return joined.flatten(1, 2)
 
     def _modulus(self, spectrum: Tensor, at: int, scale: int) -> Tensor:
         """Return the spectra of |signal ∗ ψ(scale, θ)| for all θ.
@@ -176,19 +185,14 @@ class ScatteringTransform(nn.Module):
         Returns:
             `[..., L, H / 2^j, W / 2^j]`.
         """
-        filters = _subsample_filter(self._wavelets[scale], at)
-        product = spectrum.unsqueeze(-3) * filters
-        factor = 2 ** (scale - at)
-        folded = _fold(product, factor)
-        signals = torch.fft.ifft2(folded)
+        wavelets = self._wavelets[scale]
+        signals = _convolve(spectrum.unsqueeze(-3), wavelets, at, scale)
         return torch.fft.fft2(signals.abs())
 
     def _smooth(self, spectrum: Tensor, at: int) -> Tensor:
         """Return signals smoothed by φ, read at every 2^J-th pixel, without the padding."""
-        filters = _subsample_filter(self._low_pass, at)
-        factor = 2 ** (self.settings.scales - at)
-        folded = _fold(spectrum * filters, factor)
-        smooth = torch.fft.ifft2(folded).real
+        signals = _convolve(spectrum, self._low_pass, at, self.settings.scales)
+        smooth = signals.real
         _, height, width = self.settings.feature_shape
         # The padding before the image is one position wide.
         return smooth[..., 1 : 1 + height, 1 : 1 + width]
@@ -206,24 +210,33 @@ def _reflected_positions(side: int, step: int) -> Tensor:
     return torch.minimum(places, period - places)
 
 
-def _fold(spectrum: Tensor, factor: int) -> Tensor:
-    """Return the spectra of signals that are read at every `factor`-th position."""
+def _convolve(spectrum: Tensor, filters: Tensor, at: int, to: int) -> Tensor:
+    """Return signals ∗ filters, read at every 2^to-th pixel of the padded image.
+
+    Args:
+        spectrum: of signals that are read at every 2^at-th pixel.
+        filters: their spectra, for every pixel.
+        at: as above.
+        to: as above.
+    """
+    subsampled = _sum_aliases(filters, 2**at)
+    factor = 2 ** (to - at)
+    # Subsampling by a factor divides the spectrum by its square.
+    scaled = subsampled / factor**2
+    product = spectrum * scaled
+    folded = _sum_aliases(product, factor)
+    return torch.fft.ifft2(folded)
+
+
+def _sum_aliases(spectrum: Tensor, factor: int) -> Tensor:
+    """Return the sum of the frequencies that one in `factor` positions cannot tell apart."""
     if factor == 1:
         return spectrum
     # Slices are added one by one: torch sums over two distant axes at a third of the speed.
     height, width = spectrum.shape[-2:]
     rows = sum(spectrum.split(height // factor, -2))
-    folded = sum(rows.split(width // factor, -1))
-    return folded / factor**2
-
-
-def _subsample_filter(spectrum: Tensor, at: int) -> Tensor:
-    """Return the spectrum of a filter on the grid of every 2^at-th pixel.
-
-    The sum over the aliases is that of the filter's samples times the area of a cell.
-    """
-    factor = 2**at
-    return _fold(spectrum, factor) * factor**2
+    columns = rows.split(width // factor, -1)
+    return sum(columns)
 
 
 def _spectrum(filter_: Tensor) -> Tensor:
@@ -235,8 +248,9 @@ def _spectrum(filter_: Tensor) -> Tensor:
 def _offsets(size: int) -> Tensor:
     """Return distances of pixels and their periodic copies from the origin `[copies, size]`."""
     copies = torch.arange(-_PERIODS, _PERIODS + 1, dtype=torch.float64)
-    places = size * copies
-    return places.unsqueeze(1) + torch.arange(size)
+    starts = size * copies
+    pixels = torch.arange(size)
+    return starts.unsqueeze(1) + pixels
 
 
 def _gabor(
@@ -255,8 +269,10 @@ def _gabor(
     slanted = slant * v
     distance = u**2 + slanted**2
     variance = sigma**2
-    envelope = torch.exp(-distance / (2 * variance))
-    wave = torch.exp(1j * frequency * u)
+    exponent = -distance / (2 * variance)
+    envelope = exponent.exp()
+    phase = 1j * frequency * u
+    wave = phase.exp()
     product = envelope * wave
     total = product.sum(dim=(0, 1))
     area = 2 * math.pi * variance / slant
@@ -272,4 +288,5 @@ def _morlet(height: int, width: int, scale: int, angle: int, angles: int) -> Ten
     wave = _gabor(height, width, sigma, frequency, turn, slant)
     envelope = _gabor(height, width, sigma, 0.0, turn, slant)
     share = wave.sum() / envelope.sum()
-    return wave - envelope * share
+    mean = envelope * share
+    return wave - mean

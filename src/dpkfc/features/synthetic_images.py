@@ -41,11 +41,12 @@ def draw_images(n: int, side: int, generator: torch.Generator) -> Tensor:
     is_noise = draw.uniform() < _NOISE
     images = torch.where(is_noise, noise, leaves)
     # A light from one side, as a photograph has.
-    slope = 0.15 * draw.normal(2)
-    places = torch.linspace(-1, 1, side, device=generator.device)
-    down, across = _axes(places)
-    light = slope[0] * across + slope[1] * down
-    return (images + light).clamp(0, 1)
+    slope_across, slope_down = 0.15 * draw.normal(2)
+    across = torch.linspace(-1, 1, side, device=generator.device)
+    down = across.unsqueeze(1)
+    light = slope_across * across + slope_down * down
+    lit = images + light
+    return lit.clamp(0, 1)
 
 
 @dataclass(frozen=True)
@@ -57,17 +58,15 @@ class Draw:
 
     def uniform(self, *before: int, shape: Shape = _ONE) -> Tensor:
         """Return numbers in [0, 1), `[*before, n, *shape]`."""
-        return self._numbers(torch.rand, before, shape)
+        size = (*before, self.n, *shape)
+        device = self.generator.device
+        return torch.rand(size, generator=self.generator, device=device)
 
     def normal(self, *before: int, shape: Shape = _ONE) -> Tensor:
         """Return standard normal numbers `[*before, n, *shape]`."""
-        return self._numbers(torch.randn, before, shape)
-
-    def _numbers(self, kind: Any, before: Shape, shape: Shape) -> Tensor:
         size = (*before, self.n, *shape)
         device = self.generator.device
-        numbers: Tensor = kind(size, generator=self.generator, device=device)
-        return numbers
+        return torch.randn(size, generator=self.generator, device=device)
 
     def between(self, low: float | Tensor, high: float | Tensor) -> Tensor:
         """Return numbers in [low, high), `[n, 1, 1, 1]`."""
@@ -76,20 +75,15 @@ class Draw:
 
     def angle(self, *before: int) -> Tensor:
         """Return angles in [0, 2π), `[*before, n, 1, 1, 1]`."""
-        return 2 * math.pi * self.uniform(*before)
+        turns = self.uniform(*before)
+        return 2 * math.pi * turns
 
     def colours(self) -> Tensor:
         """Return colours `[n, 3, 1, 1]` whose channels are correlated, as those of objects are."""
         common = 0.22 * self.normal()
         own = 0.14 * self.normal(shape=_COLOUR)
-        return (0.5 + common + own).clamp(0, 1)
-
-
-def _axes(places: Tensor) -> tuple[Tensor, Tensor]:
-    """Return places along the height and along the width, so that they broadcast over images."""
-    down = places.view(1, 1, -1, 1)
-    across = places.view(1, 1, 1, -1)
-    return down, across
+        colours = 0.5 + common + own
+        return colours.clamp(0, 1)
 
 
 def _turn(across: Tensor, down: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,29 +98,37 @@ def _turn(across: Tensor, down: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
 def _draw_leaves(side: int, draw: Draw) -> Tensor:
     """Return images of leaves over a ground of one colour."""
     pixels = torch.arange(side, device=draw.generator.device)
-    places = (pixels + 0.5) / side
-    down, across = _axes(places)
+    across = (pixels + 0.5) / side
+    down = across.unsqueeze(1)
     ground = draw.colours()
     images = ground.expand(-1, -1, side, side)
     # Images differ in how many leaves they have and how large these are.
-    wanted = _LEAVES * draw.uniform().square() + 5
-    power = 1 - draw.between(1.5, 3.5)
+    fullness = draw.uniform().square()
+    wanted = 5 + _LEAVES * fullness
+    steepness = draw.between(1.5, 3.5)
+    power = 1 - steepness
+    inverse = 1 / power
     low = _SMALLEST**power
     high = _LARGEST**power
     for leaf in range(_LEAVES):
-        radius = draw.between(low, high) ** (1 / power)
-        place = draw.uniform(2) * 1.4 - 0.2
+        radius = draw.between(low, high) ** inverse
+        place = draw.uniform(2)
+        x, y = place * 1.4 - 0.2
         angle = draw.angle()
-        stretch = torch.exp(0.5 * draw.normal())
-        x = across - place[0]
-        y = down - place[1]
+        log_stretch = 0.5 * draw.normal()
+        stretch = log_stretch.exp()
+        x = across - x
+        y = down - y
         u, v = _turn(x, y, angle)
         u = u * stretch / radius
         v = v / (stretch * radius)
-        is_inside = _is_inside(u, v, draw.uniform())
-        paint = draw.colours()
-        paint = paint + _draw_grating(u, v, draw)
-        is_painted = is_inside & (leaf < wanted)
+        kind = draw.uniform()
+        is_inside = _is_inside(u, v, kind)
+        colour = draw.colours()
+        grating = _draw_grating(u, v, draw)
+        paint = colour + grating
+        is_wanted = leaf < wanted
+        is_painted = is_inside & is_wanted
         images = torch.where(is_painted, paint, images)
     return images
 
@@ -136,55 +138,73 @@ def _is_inside(u: Tensor, v: Tensor, kind: Tensor) -> Tensor:
     width = u.abs()
     distance = u.square() + v.square()
     disc = distance <= 1
-    box = torch.maximum(width, v.abs()) <= 0.9
+    longest = torch.maximum(width, v.abs())
+    box = longest <= 0.9
     is_above_base = v >= -0.6
-    is_below_top = v + 1.7 * width <= 1.1
+    height = v + 1.7 * width
+    is_below_top = height <= 1.1
     triangle = is_above_base & is_below_top
-    corners = torch.where(kind < 0.8, box, triangle)
-    return torch.where(kind < 0.45, disc, corners)
+    is_box = kind < 0.8
+    corners = torch.where(is_box, box, triangle)
+    is_disc = kind < 0.45
+    return torch.where(is_disc, disc, corners)
 
 
 def _draw_grating(u: Tensor, v: Tensor, draw: Draw) -> Tensor:
     """Return stripes or checks across each leaf: `[n, 3, side, side]` around zero."""
     angle = draw.angle()
-    frequency = 2 + 12 * draw.uniform().square()
-    phase = draw.angle(2)
+    density = draw.uniform().square()
+    frequency = 2 + 12 * density
+    first_phase, second_phase = draw.angle(2)
     first, second = _turn(u, v, angle)
-    stripes = torch.sin(frequency * first + phase[0])
-    crossed = torch.sin(frequency * second + phase[1])
+    first = frequency * first + first_phase
+    second = frequency * second + second_phase
+    stripes = first.sin()
+    checks = stripes * second.sin()
     is_check = draw.uniform() < 0.3
-    wave = torch.where(is_check, stripes * crossed, stripes)
+    wave = torch.where(is_check, checks, stripes)
     is_sharp = draw.uniform() < 0.4
-    wave = torch.where(is_sharp, wave.sign(), wave)
+    sharp = wave.sign()
+    wave = torch.where(is_sharp, sharp, wave)
     # Three leaves in ten have no grating.
-    excess = (draw.uniform() - 0.3).clamp(min=0)
+    excess = draw.uniform() - 0.3
+    strength = excess.clamp(min=0)
     tint = 0.5 + draw.uniform(shape=_COLOUR)
-    return 0.35 * excess * tint * wave
+    contrast = 0.35 * strength * tint
+    return contrast * wave
 
 
 def _draw_noise(side: int, draw: Draw) -> Tensor:
     """Return noise with a spectrum of 1 / f^a, another a and direction for every image."""
     device = draw.generator.device
     white = draw.normal(shape=(3, side, side))
-    mix = torch.eye(3, device=device) + 0.8 * draw.uniform(shape=(3, 3))
+    mix = 0.8 * draw.uniform(shape=(3, 3))
+    # Each channel keeps its own noise.
+    mix += torch.eye(3, device=device)
     white = torch.einsum("ncd,ndhw->nchw", mix, white)
-    frequencies = torch.fft.fftfreq(side, device=device)
-    down, across = _axes(frequencies)
+    across = torch.fft.fftfreq(side, device=device)
+    down = across.unsqueeze(1)
     angle = draw.between(0, math.pi)
-    stretch = torch.exp(0.6 * draw.normal())
+    log_stretch = 0.6 * draw.normal()
+    stretch = log_stretch.exp()
     u, v = _turn(across, down, angle)
     u *= stretch
     v /= stretch
     squared = u.square() + v.square()
-    frequency = squared.sqrt().clamp_min(1 / side)
+    lowest = 1 / side
+    frequency = squared.sqrt()
+    frequency = frequency.clamp_min(lowest)
     exponent = draw.between(0.5, 2.0)
+    damping = frequency**exponent
     spectrum = torch.fft.fft2(white)
-    spectrum /= frequency**exponent
+    spectrum /= damping
     x = torch.fft.ifft2(spectrum).real
     deviation = x.std((1, 2, 3), keepdim=True)
     x -= x.mean((2, 3), keepdim=True)
-    contrast = 0.22 * (x / deviation)
-    return draw.colours() + contrast
+    x /= deviation
+    contrast = 0.22 * x
+    ground = draw.colours()
+    return ground + contrast
 
 
 @dataclass(frozen=True)
@@ -207,11 +227,13 @@ class SyntheticImages(Probe):
     def sample(self, n: int, generator: torch.Generator) -> Sample:
         """Return images `[n, channels, height, width]` on the CPU; no labels."""
         channels, height, width = self.shape
-        images = draw_images(n, max(height, width), generator)
+        side = max(height, width)
+        images = draw_images(n, side, generator)
         images = images[..., :height, :width]
         if channels == 1:
             images = images.mean(1, keepdim=True)
-        return 2 * images.contiguous() - 1, None
+        scaled = 2 * images.contiguous() - 1
+        return scaled, None
 
     def describe(self) -> dict[str, Any]:
         """Return plain values for plans and cards."""
