@@ -159,7 +159,13 @@ class _PrivateEstimator(BaseEstimator):
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         plan = self._plan(len(rows), seed, likelihood)
         fits = 1 + vars(self).get("_fits", 0)
-        self._warn_of_another_fit(plan, fits)
+        if fits > 1:
+            warnings.warn(
+                f"fit number {fits} of this estimator spends ε = {self.epsilon:g} again. On the"
+                f" same rows {fits} such fits spend ε = {plan.epsilon(fits * plan.steps):.3g}.",
+                UserWarning,
+                stacklevel=3,
+            )
         # The initial weights are a function of a public seed alone.
         with preserve_generators():
             seed_generators(seed)
@@ -218,15 +224,6 @@ class _PrivateEstimator(BaseEstimator):
             weight_average=_AVERAGE,
             max_physical_batch_size=_MOST_ROWS,
         ).calibrate(float(self.epsilon), self.delta, count)
-
-    def _warn_of_another_fit(self, plan: Plan, fits: int) -> None:
-        if fits > 1:
-            warnings.warn(
-                f"fit number {fits} of this estimator spends ε = {self.epsilon:g} again. On the"
-                f" same rows {fits} such fits spend ε = {plan.epsilon(fits * plan.steps):.3g}.",
-                UserWarning,
-                stacklevel=4,
-            )
 
     def _describe(self, session: Session, seed: int) -> dict[str, Any]:
         """Return the privacy card of a fit."""
@@ -349,8 +346,8 @@ class _PrivateClassifier(ClassifierMixin, _PrivateEstimator):
 
     def decision_function(self, X: Any) -> Floats:
         """Return logits `[n, K]`; for two classes those of the second over the first `[n]`."""
-        logits = self._outputs(X)
-        return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
+        logits = merge_two_classes(self._outputs(X).T)
+        return logits[0] if len(logits) == 1 else logits.T
 
     def predict_proba(self, X: Any) -> Floats:
         """Return the probabilities of `classes_` `[n, K]`."""
@@ -408,17 +405,16 @@ class DPLogisticRegression(_PrivateClassifier):
 
     @property
     def coef_(self) -> Floats:
-        """Weights of the features in their own units `[K, d]`, `[1, d]` for two classes."""
+        """Return weights of the features in their own units `[K, d]`, `[1, d]` for two classes."""
         check_is_fitted(self)
-        weight: Floats = self.module_.state_dict()["weight"].numpy() / self.scales_
-        return weight[1:] - weight[:1] if len(weight) == 2 else weight
+        weight = self.module_.state_dict()["weight"].numpy()
+        return merge_two_classes(weight / self.scales_)
 
     @property
     def intercept_(self) -> Floats:
-        """Intercepts `[K]`, `[1]` for two classes."""
+        """Return intercepts `[K]`, `[1]` for two classes."""
         bias = self.module_.state_dict()["bias"].numpy()
-        bias = bias[1:] - bias[:1] if len(bias) == 2 else bias
-        intercepts: Floats = bias - self.coef_ @ self.centers_
+        intercepts: Floats = merge_two_classes(bias) - self.coef_ @ self.centers_
         return intercepts
 
 
@@ -606,6 +602,11 @@ def read_targets(estimator: BaseEstimator, y: Any, count: int) -> NDArray[Any]:
     if len(targets) != count:
         raise ValueError(f"X has {count} rows and y has {len(targets)}: give one target a row")
     return targets
+
+
+def merge_two_classes(rows: Floats) -> Floats:
+    """Return the second row less the first, if the rows are those of two classes."""
+    return rows[1:] - rows[:1] if len(rows) == 2 else rows
 
 
 def keep_types(y: Any) -> Any:
