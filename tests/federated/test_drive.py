@@ -236,6 +236,14 @@ def test_a_failing_client_says_a_constant_and_keeps_its_reason(tmp_path):
     )
 
 
+def test_a_node_answers_what_is_no_message(tmp_path):
+    node = Node(APP, settings_of(tmp_path, case="masked"), 0, tmp_path)
+    answer = node.answer(None)
+    assert (answer["kind"], answer["reason"]) == ("error", "client-failed")
+    error = (tmp_path / "client-0" / "last_error.txt").read_text("utf-8")
+    assert "a message must be a dictionary, got NoneType" in error
+
+
 def test_what_a_client_keeps_is_for_its_operator_alone(tmp_path):
     chosen = settings_of(tmp_path, case="central")
     wires = Wires(tmp_path, chosen)

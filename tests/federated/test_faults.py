@@ -237,6 +237,20 @@ def test_a_hello_that_is_no_mapping_is_rejected():
     assert not server.enroll(None) and server.rejected == {"unknown-kind": 1}
 
 
+@pytest.mark.parametrize("message", [None, ["kind", "round"], "round"])
+def test_a_message_that_is_no_mapping_is_one_clear_error(message):
+    client = world(plan_of())[1][0]
+    assert client.answer(message) == {
+        "kind": "error",
+        "round": -1,
+        "contract": client.local.contract,
+        "client": 0,
+        "reason": "client-failed",
+    }
+    assert "a message must be a dictionary, got" in str(client.last_error)
+    assert client.failed and client.ledger.count == 0
+
+
 def test_a_refusal_says_nothing_but_a_constant():
     plan = plan_of(privacy=TrustedServer("clients"), min_survivors=2)
     server, clients = world(plan)

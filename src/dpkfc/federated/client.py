@@ -34,6 +34,7 @@ from dpkfc.federated.messages import (
     Received,
     Tensors,
     add_prefix,
+    check_mapping,
     make_failure,
     select_prefix,
     split_rows,
@@ -490,6 +491,7 @@ class Client:
         No record causes a refusal.
         """
         try:
+            check_mapping(message)
             if message.get("contract") != self.local.contract:
                 raise _Refusal(messages.CONTRACT_DIFFERS)
             if message.get("kind") == "keys":

@@ -44,6 +44,7 @@ from dpkfc.federated.messages import (
     Message,
     Received,
     TooFewKeys,
+    check_mapping,
     make_failure,
     select_prefix,
 )
@@ -235,6 +236,7 @@ class Node:
         """Return the answer to a server's message; never raise."""
         contract = ""
         try:
+            check_mapping(message)
             local = _local_model(self.app, self._settings)
             contract = local.contract
             folder = self._make_folder() / local.plan.hash[:16]

@@ -167,6 +167,19 @@ def select_prefix(message: Received, prefix: str) -> dict[str, Tensor]:
     return tensors
 
 
+def check_mapping(message: Any) -> None:
+    """Check that a message has names and values; what it may hold is checked elsewhere.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(message, Mapping):
+        raise ValueError(
+            f"a message must be a dictionary, got {type(message).__name__}; hand on what the server"
+            " made for this client"
+        )
+
+
 def make_failure(
     client: int, message: Received, contract: str = "", reason: str = CLIENT_FAILED
 ) -> Message:
@@ -174,7 +187,7 @@ def make_failure(
 
     It names the round that the message claims to belong to, or -1.
     """
-    number = message.get("round")
+    number = message.get("round") if isinstance(message, Mapping) else None
     return {
         "kind": "error",
         "round": number if type(number) is int else -1,
