@@ -4,6 +4,7 @@ model that is taken away.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections import UserDict
 
@@ -83,6 +84,29 @@ def list_warnings(change) -> list[str]:
 def test_rows_that_a_script_mixes_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="was made by aten.flip"):
         list_warnings(lambda x: 0.7 * x + 0.3 * x.flip(0))
+
+
+class WithMean(nn.Module):
+    """Returns the mean over the batch beside its outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3).double()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.layer(x)
+        return y, y.mean(0)
+
+
+def test_no_error_tells_the_size_of_a_private_batch() -> None:
+    _, model, _, batches = private(WithMean(), verify=False)
+    with pytest.raises(ValueError, match="needs one axis for the examples") as mixed:
+        for x, _ in batches:
+            model(x)
+    assert re.findall("[0-9]+", str(mixed.value)) == ["3"]
+    with pytest.raises(ValueError, match="was made by aten.flip") as hidden:
+        list_warnings(lambda x: 0.7 * x + 0.3 * x.flip(0))
+    assert not re.findall("[0-9]", str(hidden.value))
 
 
 @pytest.mark.parametrize("change", [lambda x: x, lambda x: x.clone(), lambda x: x.flip(1)])

@@ -373,8 +373,8 @@ class BatchRecording:
                 axis = BatchAxis(dim, 1, max(1, length))
                 return torch.cat(parts, dim), axis
         raise ValueError(
-            f"the model gives {list(whole.shape)} for {self.size} examples and {list(one.shape)} "
-            "for one; an output needs one axis for the examples"
+            f"the model gives {list(one.shape)} for one example, and no axis of it grows with the "
+            "batch; an output needs one axis for the examples"
         )
 
     def examples(self, args: Arguments, kwargs: Keywords) -> Iterator[tuple[Arguments, Keywords]]:
@@ -408,8 +408,8 @@ class BatchRecording:
             )
         if isinstance(state, Unknown):
             raise ValueError(
-                f"an input of the model {list(x.shape)} was made by {state.operation}, which hides "
-                "its examples; make it inside forward"
+                f"an input of the model was made by {state.operation}, which hides its examples; "
+                "make it inside forward"
             )
         if isinstance(state, BatchAxis):
             return one_example_a_row(x, state, self.size)[i]
