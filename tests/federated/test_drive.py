@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from dpkfc.federated import federate
-from dpkfc.federated.flower import Node, TooFewClients, make_failure, serve
+from dpkfc.federated.flower import Node, TooFewClients, _log_round, make_failure, serve
 from dpkfc.federated.flower import _local_model as local_models
-from dpkfc.federated.server import Server
+from dpkfc.federated.server import RoundRecord, Server
 from dpkfc.privacy.ledger import BudgetExhausted, verify
 from tests.federated.engines import APP, CASES, Wires
 from tests.federated.worlds import CLIENTS, datasets, head, loss_fn, vector
@@ -242,6 +243,14 @@ def test_a_node_answers_what_is_no_message(tmp_path):
     assert (answer["kind"], answer["reason"]) == ("error", "client-failed")
     error = (tmp_path / "client-0" / "last_error.txt").read_text("utf-8")
     assert "a message must be a dictionary, got NoneType" in error
+
+
+def test_a_round_of_secretly_sampled_clients_logs_no_number_of_survivors(caplog):
+    run = SimpleNamespace(history=[], server=SimpleNamespace(epsilon=1.0))
+    record = RoundRecord(round=0, cohort=None, survivors=None, dropped=False)
+    with caplog.at_level("INFO", "flwr"):
+        _log_round(record, run)
+    assert caplog.messages == ["round 1: released, ε = 1.0000, 0.0 s"]
 
 
 def test_what_a_client_keeps_is_for_its_operator_alone(tmp_path):

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from dpkfc.integrations.opacus import BatchMemoryManager
+from tests.integrations import opacus_cases
 from tests.integrations.opacus_cases import (
     B,
     N,
@@ -262,6 +263,14 @@ def test_an_unfinished_logical_batch_never_leaks(way: str) -> None:
         )
     expected = sum(row * 1e-3 / row.norm() for row in rows) / B
     torch.testing.assert_close(before - weights(model), 0.1 * expected, rtol=1e-6, atol=1e-12)
+
+
+def test_a_warning_about_a_used_loader_points_at_the_call_of_make_private() -> None:
+    *_, batches = private()
+    with pytest.warns(UserWarning, match="has served another private run") as caught:
+        private(data_loader=batches)
+    files = [x.filename for x in caught if "has served another" in str(x.message)]
+    assert files == [opacus_cases.__file__]
 
 
 def test_a_loop_that_goes_on_after_an_error_is_stopped() -> None:

@@ -743,7 +743,11 @@ def server_app(
 def _log_round(record: Any, run: Run) -> None:
     """Log one line of public figures."""
     figure = f", {run.history[-1][2]}" if run.history else ""
-    state = "dropped, and charged" if record.dropped else f"{record.survivors} survivors"
+    state = f"{record.survivors} survivors"
+    if record.dropped:
+        state = "dropped, and charged"
+    elif record.survivors is None:
+        state = "released"
     text = (
         f"round {record.round + 1}: {state}, ε = {run.server.epsilon:.4f}{figure},"
         f" {record.seconds:.1f} s"

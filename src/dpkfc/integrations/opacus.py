@@ -715,7 +715,7 @@ def find_source(loader: Any) -> Any:
         "data_loader has served another private run; each engine counts its own releases, and the"
         " ε of runs on the same examples add up",
         UserWarning,
-        stacklevel=4,
+        stacklevel=3,
     )
     return loader.source
 
