@@ -97,6 +97,16 @@ def test_a_card_of_a_session_agrees_with_its_ledger(tmp_path: Path) -> None:
         verify_ledger(path)
 
 
+@pytest.mark.parametrize("missing", SAID)
+def test_a_card_without_a_statement_says_which_ones_it_needs(tmp_path: Path, missing: str) -> None:
+    session = trained(plan_of(), tmp_path / "ledger.jsonl", steps=1)
+    statements = {name: value for name, value in SAID.items() if name != missing}
+    with pytest.raises(TypeError, match="give title, chosen_by .* and not_private"):
+        session.write_card(tmp_path / "card", **statements)
+    assert not (tmp_path / "card").exists()
+    session.write_card(tmp_path / "card", **statements, **{missing: SAID[missing]})
+
+
 def test_a_restored_session_says_which_refreshes_it_does_not_know(tmp_path: Path) -> None:
     plan, path = plan_of(preconditioner=kfac()), tmp_path / "ledger.jsonl"
     trained(plan, path, steps=3, save=tmp_path / "checkpoint")

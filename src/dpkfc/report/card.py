@@ -317,9 +317,9 @@ def _check_releases(plan: Plan, facts: CardFacts) -> None:
 def session_card(
     session: Any,
     *,
-    title: str,
-    chosen_by: str,
-    not_private: Mapping[str, str],
+    title: str | None = None,
+    chosen_by: str | None = None,
+    not_private: Mapping[str, str] | None = None,
     results: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
     weights: str | os.PathLike[str] | None = None,
@@ -335,10 +335,10 @@ def session_card(
 
     Args:
         session: a `Session`, or a `PrivacyEngine` that has made a model private.
-        title: of the model.
-        chosen_by: how hyper-parameters were chosen; ε does not cover it.
+        title: of the model; required.
+        chosen_by: how hyper-parameters were chosen, which ε does not cover; required.
         not_private: figure to the reason why ε does not protect it: what you publish beside the
-            weights.
+            weights; required.
         results: figures of the model, with what they were computed on.
         settings: hyper-parameters that the plan does not hold, such as the learning rate.
         weights: the safetensors file that is delivered. It must hold the released weights. Its
@@ -347,6 +347,7 @@ def session_card(
         total: "epsilon", "delta" and "runs" of several runs on the same data.
 
     Raises:
+        TypeError: `title`, `chosen_by` or `not_private` is missing.
         RuntimeError: the engine has made nothing private, or a parameter was written since the last
             release.
         LedgerError: the model does not hold the weights that its ledger's releases have made.
@@ -354,6 +355,11 @@ def session_card(
 
     One process may call it without a file of weights; with one, all ranks of a sharded model do.
     """
+    if title is None or chosen_by is None or not_private is None:
+        raise TypeError(
+            "a card states what only you know: give title, chosen_by (how hyper-parameters were"
+            " chosen) and not_private (figures that you publish without noise, {} for none)"
+        )
     # An engine keeps the session that it trains in this attribute.
     trained = getattr(session, "_private", session)
     trained.check_weights()
