@@ -475,6 +475,16 @@ def test_numbers_of_trials_have_the_law_that_is_accounted_for(name, mean):
         assert _gamma(law) == pytest.approx(gamma_of(law.shape, mean), rel=1e-4)
 
 
+@pytest.mark.parametrize("name", ["geometric", "0.5", "3"])
+def test_a_law_of_mean_one_is_one_trial(name):
+    assert draw(trial_law(name, 1), random.Random(5)) == 1
+
+
+def test_numbers_of_trials_are_not_cut_off():
+    # Poisson of a mean of 20,000 has a standard deviation of 141.
+    assert draw(trial_law("poisson", 20_000), random.Random(5)) > 19_000
+
+
 def test_selection_costs_more_than_a_run_and_less_than_all_of_them():
     from dpkfc.privacy.accounting import epsilon
 

@@ -58,7 +58,6 @@ SCOPE = (
     "for examples of the training part: a score on the validation part follows from private weights"
     " for them, and it is exact for validation examples, which no ε protects"
 )
-_LARGEST = 10_000
 
 
 @dataclass(frozen=True)
@@ -112,6 +111,9 @@ def draw(law: TrialLaw, generator: random.Random | None = None) -> int:
     source = generator or secrets.SystemRandom()
     if law.shape == math.inf:
         return _poisson(law.mean, source)
+    if law.mean == 1:
+        # All but Poisson give at least one.
+        return 1
     if law.shape == 1.0:
         return _geometric(1 / law.mean, source)
     gamma = _gamma(law)
@@ -122,13 +124,13 @@ def draw(law: TrialLaw, generator: random.Random | None = None) -> int:
 
 
 def _geometric(gamma: float, source: random.Random) -> int:
-    return 1 if gamma >= 1 else 1 + int(math.log(1 - source.random()) / math.log1p(-gamma))
+    return 1 + int(math.log(1 - source.random()) / math.log1p(-gamma))
 
 
 def _poisson(mean: float, source: random.Random) -> int:
     """Arrivals of rate 1 before the mean."""
     count, time = 0, source.expovariate(1.0)
-    while time < mean and count < _LARGEST:
+    while time < mean:
         count, time = count + 1, time + source.expovariate(1.0)
     return count
 
