@@ -2127,6 +2127,7 @@ def _operands(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor
 
 def _same_memory(axis: BatchAxis, one: Tensor, other: Tensor, size: int) -> BatchAxis | None:
     """Return where the axis of a tensor lies in another that shares its memory, else None."""
+    begin = min(one.storage_offset(), other.storage_offset())
     step = one.stride(axis.dim) * axis.post
     for dim, length in enumerate(other.shape):
         stride = other.stride(dim)
@@ -2134,5 +2135,20 @@ def _same_memory(axis: BatchAxis, one: Tensor, other: Tensor, size: int) -> Batc
             continue
         post, rest = divmod(step, stride)
         if rest == 0 and post >= 1 and length % (size * post) == 0:
-            return BatchAxis(dim, length // (size * post), post)
+            found = BatchAxis(dim, length // (size * post), post)
+            if _has_own_blocks(one, axis, size, begin) and _has_own_blocks(
+                other, found, size, begin
+            ):
+                return found
     return None
+
+
+def _has_own_blocks(x: Tensor, axis: BatchAxis, size: int, begin: int) -> bool:
+    """Return whether example i lies in every N-th block of the memory from `begin` on, from i."""
+    stride = x.stride(axis.dim)
+    block = stride * axis.post
+    last = (x.storage_offset() - begin) % (size * block) + block - stride
+    for dim, length in enumerate(x.shape):
+        if dim != axis.dim and x.stride(dim) % (size * block):
+            last += (length - 1) * x.stride(dim)
+    return last < block

@@ -144,6 +144,19 @@ def test_a_write_along_another_axis_makes_every_view_unknown():
     assert isinstance(tracker.state(view), Unknown)
 
 
+@pytest.mark.parametrize(("start", "state"), [(N, BatchAxis(0, pre=2)), (1, None)])
+def test_a_write_beside_the_places_of_the_examples_is_unknown(start, state):
+    tracker, x = Tracker(N), torch.rand(N, D)
+    tracker.set_state(x, BatchAxis(0))
+    with tracker.following():
+        buffer = torch.zeros(2 * N, D)
+        buffer[start : start + N] = x
+    if state is None:
+        assert isinstance(tracker.state(buffer), Unknown)
+    else:
+        assert tracker.state(buffer) == state
+
+
 def test_a_parameter_without_values_depends_on_no_example():
     tracker = Tracker(N)
     with tracker.following():

@@ -1,0 +1,90 @@
+"""Worry: "One example moves others by a value that no public row has". Each example must count as
+it does alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpkfc.data.loading import Part
+from dpkfc.gradients.clipped_sum import Clip, clipped_sum
+from dpkfc.gradients.discovery import find_layers
+
+N, D = 4, 3
+FAR = 500.0  # beyond every public row
+Middle = Callable[[Tensor, Tensor], Tensor]
+
+
+def loss_fn(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    return model(batch[0]).reshape(len(batch[0]), -1).sin().sum(1)
+
+
+def sum_of(model: nn.Module, x: Tensor) -> Tensor:
+    found, _ = clipped_sum(
+        model,
+        find_layers(model),
+        {},
+        Clip(0.5),
+        loss_fn=loss_fn,
+        micro_batches=[((x,), Part(np.arange(len(x)), None, len(x)))],
+        one_record=lambda i: (x[i : i + 1],),
+    )
+    return torch.cat([found[name].flatten() for name, _ in model.named_parameters()])
+
+
+def check_alone(make: Callable[[], nn.Module]) -> None:
+    x = torch.randn(N, D, dtype=torch.float64)
+    x[1, 0] = 10 * FAR
+    torch.manual_seed(1)
+    model = make().double()
+    alone = [sum_of(model, x[i : i + 1]) for i in range(N)]
+    torch.testing.assert_close(sum_of(model, x), torch.stack(alone).sum(0))
+
+
+def gate(x: Tensor) -> Tensor:
+    """0 where any row is far, else 1."""
+    return torch.where(x.abs().max() > FAR, 0.0, 1.0)
+
+
+# -- memory that several tensors share -------------------------------------------------------------
+
+
+class Net(nn.Module):
+    def __init__(self, middle: Middle) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(D, D), nn.Linear(D, 2)
+        self.middle = middle
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.middle(torch.tanh(self.first(x)), x))
+
+
+def rows_before(h: Tensor, x: Tensor) -> Tensor:
+    buffer = torch.zeros(2 * len(x), D, dtype=x.dtype)
+    buffer[1 : len(x) + 1] = x
+    return h * torch.where(buffer[: len(x), :1].abs() > FAR, 0.0, 1.0)
+
+
+def entries_before(h: Tensor, x: Tensor) -> Tensor:
+    buffer = torch.zeros(2 * x.numel(), dtype=x.dtype)
+    buffer[D : D + x.numel()].view(-1, D).copy_(x)
+    before = buffer[: x.numel()].view(-1, D)
+    return h * torch.where(before[:, :1].abs() > FAR, 0.0, 1.0)
+
+
+def view_of_two_copies(h: Tensor, x: Tensor) -> Tensor:
+    buffer = torch.zeros(2 * len(x), D, dtype=x.dtype)
+    after = buffer[1 : len(x) + 1]
+    buffer[: len(x)] = x
+    buffer[len(x) :] = x
+    return h * torch.where(after[:, :1].abs() > FAR, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("middle", [rows_before, entries_before, view_of_two_copies])
+def test_rows_that_are_written_beside_their_places(middle: Middle) -> None:
+    check_alone(lambda: Net(middle))
