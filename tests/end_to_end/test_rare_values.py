@@ -5,6 +5,8 @@ it does alone.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,3 +90,32 @@ def view_of_two_copies(h: Tensor, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("middle", [rows_before, entries_before, view_of_two_copies])
 def test_rows_that_are_written_beside_their_places(middle: Middle) -> None:
     check_alone(lambda: Net(middle))
+
+
+# -- recurrent layers with a forward function of their own -----------------------------------------
+
+
+class OwnLSTM(nn.LSTM):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x * gate(x))[0]
+
+
+class OwnCell(nn.GRUCell):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x * gate(x), x)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.last = layer, nn.Linear(D, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(self.layer, nn.LSTM):
+            return self.last(self.layer(x[:, None])[:, -1])
+        return self.last(self.layer(x))
+
+
+@pytest.mark.parametrize("layer", [partial(OwnLSTM, batch_first=True), OwnCell])
+def test_recurrent_layers_with_a_forward_function_of_their_own(layer: Any) -> None:
+    check_alone(lambda: Recurrent(layer(D, D)))

@@ -81,6 +81,7 @@ _BUILTIN_NODES = (
 )
 _SINGLE_OUTPUT = ("linear", "conv", "embedding", "tied", "norm")
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+_RNN_MODULE = nn.LSTM.__module__
 
 
 @dataclass
@@ -288,7 +289,7 @@ class Tape:
             call.parametric = any(state is PARAMETRIC for state in states)
             call.unknown = any(isinstance(state, Unknown) for state in states)
             self.tracker.cover(parameters)
-            if isinstance(module, _RECURRENT):
+            if isinstance(module, _RECURRENT) and module.forward.__module__ == _RNN_MODULE:
                 self.tracker.pause()
                 call.paused = True
             if isinstance(module, nn.EmbeddingBag) and tensors and tensors[0].dim() == 1:
