@@ -16,7 +16,7 @@ from dpkfc.privacy import accounting
 _COARSE = 1e-3
 _values: dict[Any, Any] = {}
 _divergences: dict[Any, Any] = {}
-_ORDERS = [x for x in DEFAULT_RDP_ORDERS if x >= 2 and (2 * x) % 1 == 0]
+_ORDERS = tuple(x for x in DEFAULT_RDP_ORDERS if x >= 2 and (2 * x) % 1 == 0)
 
 
 def make_accounting_quick(patched: pytest.MonkeyPatch) -> None:

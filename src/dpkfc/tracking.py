@@ -2136,9 +2136,8 @@ def _same_memory(axis: BatchAxis, one: Tensor, other: Tensor, size: int) -> Batc
         post, rest = divmod(step, stride)
         if rest == 0 and post >= 1 and length % (size * post) == 0:
             found = BatchAxis(dim, length // (size * post), post)
-            if _has_own_blocks(one, axis, size, begin) and _has_own_blocks(
-                other, found, size, begin
-            ):
+            blocks = (one, axis), (other, found)
+            if all(_has_own_blocks(x, own, size, int(begin)) for x, own in blocks):
                 return found
     return None
 

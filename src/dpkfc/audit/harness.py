@@ -32,6 +32,7 @@ from dpkfc.gradients.state import equal_or_nan
 from dpkfc.linalg.metric import Metric
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.private_step import PreconditionerManager
+from dpkfc.rng_state import device_of
 from dpkfc.session import Batch, Session
 
 if TYPE_CHECKING:
@@ -445,7 +446,7 @@ class WatchedSession(Session):
     @property
     def device(self) -> torch.device:
         """Device of the trained parameters."""
-        return self._device
+        return device_of(self.layers)
 
     @property
     def metric(self) -> Metric:

@@ -155,7 +155,7 @@ def _build(model: nn.Module, layers: Sequence[Layer], kfac: KFAC) -> Preconditio
 
 
 def _layer_facts(layer: Layer, block: AnyBlock | None, built: PreconditionerState) -> LayerFacts:
-    choice = Choice("none", only="not reached by the probe")
+    choice = Choice("none", "not reached by the probe")
     if block is not None:
         choice = choice_for(block, built.metric.get(layer.name))
     sides = []
