@@ -19,7 +19,16 @@ def _answered_once(function: Callable[..., Any]) -> Callable[..., Any]:
     def answer(interval: float, *args: Any, **named: Any) -> Any:
         return function(*args, **named)
 
-    return lambda *args, **named: answer(accounting._INTERVAL, *args, **named)
+    def ask(*args: Any, **named: Any) -> Any:
+        fixed = [_hashable(x) for x in args]
+        by_name = {name: _hashable(x) for name, x in named.items()}
+        return answer(accounting._INTERVAL, *fixed, **by_name)
+
+    return ask
+
+
+def _hashable(x: Any) -> Any:
+    return tuple(x) if isinstance(x, list) else x
 
 
 calibrated = _answered_once(calibration.calibrate_noise_multiplier)
