@@ -9,21 +9,23 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc._checks import check_integer, check_one_of, check_optional_integer
+from dpkfc.curvature.layer_factors import Rules
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.refresh import (
     LABELS,
     LIKELIHOODS,
     Capture,
     History,
+    ProbeLoss,
     ProbeSpec,
     copy_to_device,
     history_from_state,
     history_state,
 )
-from dpkfc.linalg.metric import Metric, mismatch, pack, unpack
+from dpkfc.linalg.metric import Metric, NamedTensors, Tensors, mismatch, pack, unpack
 
 DEFAULT_EXAMPLES = 256
 UNREACHED = "not reached by the probe"
@@ -53,13 +55,13 @@ class PreconditionerState:
     step: int
     report: tuple[Mapping[str, Any], ...] = ()
     scale: float = 1.0
-    spectra: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    spectra: Mapping[str, Tensors] = field(default_factory=dict)
     shapes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     note: str = ""
     running: tuple[History, ...] = ()
     drift: float | None = None
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self) -> NamedTensors:
         """Return flat tensors, ready for safetensors; `from_state_dict` restores every bit."""
         values = {"step": self.step, "scale": self.scale, "shapes": dict(self.shapes)}
         values["report"] = [dict(row) for row in self.report]
@@ -71,7 +73,7 @@ class PreconditionerState:
         return pack(self.metric, self.spectra, values) | history
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, Tensor]) -> PreconditionerState:
+    def from_state_dict(cls, state: Tensors) -> PreconditionerState:
         """Return the state that `state_dict` wrote.
 
         Raises:
@@ -165,7 +167,7 @@ class Preconditioner(ABC):
 
     @abstractmethod
     def build(
-        self, model: nn.Module, capture: Capture, step: int, rules: Mapping[str, str] | None = None
+        self, model: nn.Module, capture: Capture, step: int, rules: Rules | None = None
     ) -> PreconditionerState:
         """Build the metric at the model's present parameters.
 
@@ -207,11 +209,11 @@ class Preconditioner(ABC):
         """Return the metric of a step, for one that changes between refreshes."""
         return state.metric
 
-    def observe(self, released: Any, past: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def observe(self, released: Any, past: Tensors) -> Tensors:
         """Return what is kept of past releases after one more; asked with `uses_past_releases`."""
         return past
 
-    def restore_state(self, tensors: Mapping[str, Tensor]) -> PreconditionerState:
+    def restore_state(self, tensors: Tensors) -> PreconditionerState:
         """Return the state that a checkpoint holds.
 
         Raises:
@@ -284,7 +286,7 @@ class ProbePreconditioner(Preconditioner):
     chunk: int
     labels: str | None
     likelihood: str
-    loss: Callable[[Any, torch.Generator], Tensor] | None
+    loss: ProbeLoss | None
     every: int
     seed: int
 

@@ -23,12 +23,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from dpkfc._checks import (
-    check_in_range,
-    check_integer,
-    check_one_of,
-    check_positive,
-)
+from dpkfc._checks import check_in_range, check_integer, check_one_of, check_positive
 from dpkfc.curvature.base import (
     Preconditioner,
     PreconditionerState,
@@ -36,6 +31,7 @@ from dpkfc.curvature.base import (
     choose_labels,
     identity_row,
 )
+from dpkfc.curvature.layer_factors import Rules
 from dpkfc.curvature.ngd import (
     PER,
     Moments,
@@ -49,6 +45,7 @@ from dpkfc.curvature.probes import Probe, preserve_model
 from dpkfc.curvature.refresh import (
     LABELS,
     Capture,
+    ProbeLoss,
     ProbeMicrobatch,
     ProbeSpec,
     probe_scale,
@@ -56,7 +53,7 @@ from dpkfc.curvature.refresh import (
     scale_microbatch,
 )
 from dpkfc.linalg.blocks import Block
-from dpkfc.linalg.metric import Entry, Metric, scale_metric
+from dpkfc.linalg.metric import Entry, Metric, NamedTensors, Tensors, scale_metric
 
 # What published code adds inside the root and to the root, and whether it refreshes.
 _RELEASED = {
@@ -101,7 +98,7 @@ class AdaDPS(ProbePreconditioner):
     per: str = "batch"
     labels: str | None = None
     likelihood: str = "categorical"
-    loss: Callable[[Any, torch.Generator], Tensor] | None = None
+    loss: ProbeLoss | None = None
     scale: str = "probe"
     as_released: str | None = None
     seed: int = 0
@@ -167,7 +164,7 @@ class AdaDPS(ProbePreconditioner):
         model: nn.Module,
         capture: Capture,
         step: int,
-        rules: Mapping[str, str] | None = None,
+        rules: Rules | None = None,
         previous: PreconditionerState | None = None,
     ) -> PreconditionerState:
         """Measure second moments on the probe at the model's present parameters.
@@ -259,7 +256,7 @@ class AdaDPS(ProbePreconditioner):
 
     def _average(
         self, name: str, new: Moments, previous: PreconditionerState | None
-    ) -> dict[str, Tensor]:
+    ) -> NamedTensors:
         """Return v of a layer, averaged with the refreshes before."""
         if previous is None or not self.decay or name not in previous.spectra:
             return new.mean
@@ -270,7 +267,7 @@ class AdaDPS(ProbePreconditioner):
             average[role] = past + (1 - self.decay) * x
         return average
 
-    def _roots(self, values: Mapping[str, Tensor], shift: float) -> dict[str, Tensor]:
+    def _roots(self, values: Tensors, shift: float) -> NamedTensors:
         """Return 1/√(v + ε) by role, or what published code makes of v."""
         inside = shift
         outside = 0.0
@@ -292,7 +289,7 @@ def _add(totals: dict[str, _Added], name: str, new: _Added) -> None:
     totals[name] = new
 
 
-def _mean(values: Mapping[str, Mapping[str, Tensor]]) -> float:
+def _mean(values: Mapping[str, Tensors]) -> float:
     """Return the mean of v over all entries of the model."""
     total = 0.0
     count = 0
@@ -303,9 +300,7 @@ def _mean(values: Mapping[str, Mapping[str, Tensor]]) -> float:
     return total / max(1, count)
 
 
-def _report(
-    name: str, entry: Entry, spectrum: Mapping[str, Tensor], shift: float
-) -> list[dict[str, Any]]:
+def _report(name: str, entry: Entry, spectrum: Tensors, shift: float) -> list[dict[str, Any]]:
     rows = []
     for role, v in eigenvalues(entry, spectrum).items():
         note = ""
@@ -408,7 +403,7 @@ class DP2(Preconditioner):
         """Return whether a phase begins with this step (from 0)."""
         return step % self.phase == 0
 
-    def observe(self, released: Any, past: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def observe(self, released: Any, past: Tensors) -> NamedTensors:
         """Return what is kept of past releases after one more.
 
         Args:
@@ -453,10 +448,10 @@ class DP2(Preconditioner):
         model: nn.Module,
         capture: Capture,
         step: int,
-        rules: Mapping[str, str] | None = None,
+        rules: Rules | None = None,
         *,
-        past: Mapping[str, Tensor],
-        diagonal: Callable[[Mapping[str, Tensor]], Metric],
+        past: Tensors,
+        diagonal: Callable[[Tensors], Metric],
     ) -> PreconditionerState:
         """Return the metric of the phase that this step begins: the identity, or 1/D.
 
@@ -489,9 +484,7 @@ class DP2(Preconditioner):
         report = tuple(identity_row(name, note) | row for name in metric)
         return PreconditionerState(metric=metric, step=step, report=report)
 
-    def _roots(
-        self, v: Mapping[str, Tensor], past: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Tensor], float]:
+    def _roots(self, v: Tensors, past: Tensors) -> tuple[NamedTensors, float]:
         """Return D of every parameter, and the fraction of entries at the floor."""
         noise = 0.0
         if self.corrected:

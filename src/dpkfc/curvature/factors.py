@@ -37,6 +37,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpkfc._checks import refuse
+from dpkfc.linalg.metric import NamedTensors, Tensors
+
 # --------------------------------------------------------------------------------------------------
 # Eigendecompositions of curvature factors that never return a NaN.
 #
@@ -290,10 +293,12 @@ def eigen_of_rows(rows: Tensor, n_total: float, keep: int | None = None) -> Eige
     Raises:
         ValueError: rows that are not a matrix, not finite, or a divisor that is not positive.
     """
-    if rows.dim() != 2:
-        raise ValueError(f"rows must be a matrix [n, d], got shape {tuple(rows.shape)}")
-    if not n_total > 0:
-        raise ValueError(f"the number of samples must be positive, got {n_total}")
+    refuse(
+        [
+            (rows.dim() != 2, f"rows must be a matrix [n, d], got shape {tuple(rows.shape)}"),
+            (not n_total > 0, f"the number of samples must be positive, got {n_total}"),
+        ]
+    )
     n, d = rows.shape
     scale = _largest(rows)
     if not math.isfinite(scale):
@@ -803,7 +808,7 @@ class FactorAccumulator:
             most = max(1, self.max_size // _PAST)
             self._start = self._start[:, :most].contiguous()
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def state(self) -> tuple[NamedTensors, dict[str, Any]]:
         """Return tensors and JSON-able values, from which `restore` restores the sum."""
         tensors = {}
         if self._sum is not None:
@@ -818,7 +823,7 @@ class FactorAccumulator:
         return tensors, values
 
     @classmethod
-    def restore(cls, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> FactorAccumulator:
+    def restore(cls, tensors: Tensors, values: Mapping[str, Any]) -> FactorAccumulator:
         """Return the sum whose state `state` returned."""
         restored = cls(values["dim"])
         for name in _STORED:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,12 +32,29 @@ from dpkfc.curvature.base import (
     identity_row,
     probe_examples,
 )
+from dpkfc.curvature.layer_factors import Rules
 from dpkfc.curvature.probes import Probe, preserve_model
-from dpkfc.curvature.refresh import Capture, assign_owners, public_generator, run_probe
-from dpkfc.linalg.blocks import Block
-from dpkfc.linalg.metric import Elementwise, Span, Subspace, clipping_of, pack, unpack
+from dpkfc.curvature.refresh import (
+    Capture,
+    ProbeLoss,
+    assign_owners,
+    public_generator,
+    run_probe,
+)
+from dpkfc.linalg.blocks import Block, Blocks
+from dpkfc.linalg.metric import (
+    Elementwise,
+    NamedTensors,
+    Shape,
+    Span,
+    Subspace,
+    Tensors,
+    clipping_of,
+    pack,
+    unpack,
+)
 
-Shapes = Mapping[str, tuple[int, ...]]
+Shapes = Mapping[str, Shape]
 """Role to shape; the role "" is weight and bias as one matrix."""
 
 
@@ -47,7 +64,7 @@ class Basis(PreconditionerState):
 
     metric: Subspace
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self) -> NamedTensors:
         """Return flat tensors, ready for safetensors; `from_state_dict` restores every bit."""
         metric = self.metric
         entries = {}
@@ -65,7 +82,7 @@ class Basis(PreconditionerState):
         return pack(entries, {}, values)
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, Tensor]) -> Basis:
+    def from_state_dict(cls, state: Tensors) -> Basis:
         """Return the basis that `state_dict` wrote.
 
         Raises:
@@ -144,7 +161,7 @@ class GEP(ProbePreconditioner):
     chunk: int = 64
     labels: str = "uniform"
     likelihood: str = "categorical"
-    loss: Callable[[Any, torch.Generator], Tensor] | None = None
+    loss: ProbeLoss | None = None
     seed: int = 0
 
     counts = ("rank", "groups", "power_iterations", "every", "chunk")
@@ -178,7 +195,7 @@ class GEP(ProbePreconditioner):
         """Return plain values for the plan's hash and the privacy card."""
         return self._describe(self.name)
 
-    def restore_state(self, tensors: Mapping[str, Tensor]) -> Basis:
+    def restore_state(self, tensors: Tensors) -> Basis:
         """Return the basis that a checkpoint holds; raises as `Basis.from_state_dict`."""
         return Basis.from_state_dict(tensors)
 
@@ -187,7 +204,7 @@ class GEP(ProbePreconditioner):
         model: nn.Module,
         capture: Capture,
         step: int,
-        rules: Mapping[str, str] | None = None,
+        rules: Rules | None = None,
     ) -> Basis:
         """Find the subspace at the model's present parameters.
 
@@ -272,7 +289,7 @@ class _Group:
             start = stop
         return columns
 
-    def add_image(self, blocks: Mapping[str, Block], basis: Tensor, image: Tensor) -> None:
+    def add_image(self, blocks: Blocks, basis: Tensor, image: Tensor) -> None:
         """Add Lᵀ Ĝᵀ Ĝ over some public examples to `image` `[k, p]`."""
         gradients = []
         projections = []
@@ -335,7 +352,7 @@ class _Group:
         return ", ".join(f"'{name}'" for name in self.layers)
 
 
-def _known_blocks(blocks: Mapping[str, Block]) -> dict[str, Block]:
+def _known_blocks(blocks: Blocks) -> dict[str, Block]:
     """Return the blocks whose gradients can be formed, formed one after another."""
     known = {}
     for name in blocks:
@@ -349,7 +366,7 @@ def _size(shapes: Mapping[str, Sequence[int]]) -> int:
     return sum(math.prod(shape) for shape in shapes.values())
 
 
-def _make_groups(blocks: Mapping[str, Block], rank: int, most: int) -> list[_Group]:
+def _make_groups(blocks: Blocks, rank: int, most: int) -> list[_Group]:
     """Return at most `most` groups of consecutive layers with about equally many parameters.
 
     Raises:
@@ -391,7 +408,7 @@ def _split_rank(sizes: Sequence[int], rank: int) -> list[int]:
 
 
 def _gaussian_starts(
-    groups: Sequence[_Group], blocks: Mapping[str, Block], generator: torch.Generator
+    groups: Sequence[_Group], blocks: Blocks, generator: torch.Generator
 ) -> list[tuple[_Group, Tensor]]:
     """Return groups with Gaussian starts `[k, p]` in the dtype and on the device of gradients."""
     subspaces = []

@@ -38,14 +38,17 @@ from dpkfc.curvature.base import (
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, IsotropicFactor, is_empty
 from dpkfc.curvature.layer_factors import (
     FactorOptions,
+    Factors,
     LayerAccumulator,
     LayerFactors,
+    Rules,
     fill_empty_sides,
 )
 from dpkfc.curvature.probes import Probe, preserve_model
 from dpkfc.curvature.refresh import (
     Capture,
     History,
+    ProbeLoss,
     ProbeSpec,
     ProbeStatistics,
     RefreshGroup,
@@ -57,7 +60,7 @@ from dpkfc.curvature.refresh import (
     public_generator,
     run_probe,
 )
-from dpkfc.linalg.blocks import Block
+from dpkfc.linalg.blocks import Blocks
 from dpkfc.linalg.metric import (
     Dense,
     Diagonal,
@@ -370,7 +373,7 @@ _log = logging.getLogger(__name__)
 
 
 def form_metric(
-    layers: Mapping[str, LayerFactors],
+    layers: Factors,
     damping: Damping,
     widest: int,
     rank: Callable[[str, str], int | None],
@@ -414,7 +417,7 @@ def form_metric(
 
 
 def report_identity_layers(
-    metric: Metric, unknown: Mapping[str, str], rules: Mapping[str, str]
+    metric: Metric, unknown: Mapping[str, str], rules: Rules
 ) -> list[dict[str, Any]]:
     """Return the rows of layers that keep the identity, and log a warning.
 
@@ -446,10 +449,8 @@ def describe_shapes(model: nn.Module, name: str, factors: LayerFactors) -> dict[
     These are the kind, the sizes of the sides, and the weight's own shape if there is a weight.
     """
     shapes = factors.sizes
-    try:
-        weight = getattr(model.get_submodule(name), "weight", None)
-    except AttributeError:
-        weight = None
+    modules = dict(model.named_modules(remove_duplicate=False))
+    weight = getattr(modules.get(name), "weight", None)
     if isinstance(weight, Tensor):
         shapes["stored"] = list(weight.shape)
     return shapes
@@ -548,7 +549,7 @@ class KFAC(ProbePreconditioner):
     chunk: int = 64
     labels: str = "model"
     likelihood: str = "categorical"
-    loss: Callable[[Any, torch.Generator], Tensor] | None = None
+    loss: ProbeLoss | None = None
     sides: str = "input"
     damping: float = 0.1
     damping_mode: str = "relative"
@@ -646,7 +647,7 @@ class KFAC(ProbePreconditioner):
         model: nn.Module,
         capture: Capture,
         step: int = 0,
-        rules: Mapping[str, str] | None = None,
+        rules: Rules | None = None,
     ) -> dict[str, LayerFactors]:
         """Return undamped, unscaled factors of every layer that the probe reaches.
 
@@ -670,7 +671,7 @@ class KFAC(ProbePreconditioner):
         model: nn.Module,
         capture: Capture,
         specs: list[ProbeSpec],
-        rules: Mapping[str, str] | None,
+        rules: Rules | None,
         team: RefreshGroup | None = None,
     ) -> list[ProbeStatistics]:
         """Return the statistics of one pass over each probe."""
@@ -693,7 +694,7 @@ class KFAC(ProbePreconditioner):
         model: nn.Module,
         capture: Capture,
         step: int,
-        rules: Mapping[str, str] | None = None,
+        rules: Rules | None = None,
         team: RefreshGroup | None = None,
         *,
         previous: PreconditionerState | None = None,
@@ -778,7 +779,7 @@ class KFAC(ProbePreconditioner):
         model: nn.Module,
         rank: Callable[[str, str], int | None],
         team: RefreshGroup | None = None,
-    ) -> tuple[Mapping[str, LayerFactors], tuple[History, ...]]:
+    ) -> tuple[Factors, tuple[History, ...]]:
         """Return the factors of all layers, and what the next refresh needs of each probe."""
         by_probe = []
         histories = []
@@ -796,7 +797,7 @@ class KFAC(ProbePreconditioner):
             histories.append(kept)
         return combine_factors(*by_probe), tuple(histories)
 
-    def _prepare(self, factors: Mapping[str, LayerFactors]) -> Mapping[str, LayerFactors]:
+    def _prepare(self, factors: Factors) -> Factors:
         """Return the factors to damp: scaled, none empty, and randomised for the control."""
         if self.scale in ("trace", "balanced"):
             factors = {name: of_layer.normalised() for name, of_layer in factors.items()}
@@ -827,9 +828,7 @@ class KFAC(ProbePreconditioner):
         )
 
 
-def combine_factors(
-    inputs: Mapping[str, LayerFactors], outputs: Mapping[str, LayerFactors] | None = None
-) -> Mapping[str, LayerFactors]:
+def combine_factors(inputs: Factors, outputs: Factors | None = None) -> Factors:
     """Combine input factors A of one probe with output factors G of another, on the same model.
 
     Layers without these two sides (norm layers, raw parameters, tied tables) take the factors of
@@ -855,7 +854,7 @@ def combine_factors(
     return combined
 
 
-def randomize_directions(layers: Mapping[str, LayerFactors], seed: int) -> dict[str, LayerFactors]:
+def randomize_directions(layers: Factors, seed: int) -> dict[str, LayerFactors]:
     """Return the same spectra along random orthogonal directions, with diagonals in random order.
 
     This control tells directions of curvature from a mere per-example normalisation by a metric of
@@ -959,7 +958,7 @@ def signal_to_noise(
 
 
 def _add_clipped_energies(
-    energies: dict[str, float], blocks: Mapping[str, Block], metric: Metric, clip: float
+    energies: dict[str, float], blocks: Blocks, metric: Metric, clip: float
 ) -> None:
     """Add Σ_n ‖c_n P_l g_n,l‖² of each layer."""
     squares = {}

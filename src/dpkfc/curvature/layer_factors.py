@@ -20,8 +20,17 @@ from dpkfc.curvature.factors import (
     IsotropicFactor,
     is_empty,
 )
-from dpkfc.linalg.blocks import Block, Lookup, Outer, Patched, Tied, pick_rows, raise_precision
-from dpkfc.linalg.metric import Metric
+from dpkfc.linalg.blocks import (
+    Block,
+    Blocks,
+    Lookup,
+    Outer,
+    Patched,
+    Tied,
+    pick_rows,
+    raise_precision,
+)
+from dpkfc.linalg.metric import Metric, Shape
 
 # --------------------------------------------------------------------------------------------------
 # The positions of a probe that factors are formed from: those that are text, and of many only a
@@ -40,6 +49,8 @@ from dpkfc.linalg.metric import Metric
 # depend on them. They belong to examples, not to micro-batches, and layers with the same number of
 # positions use the same ones.
 
+Rules = Mapping[str, str]
+"""Layer name to kind: linear, conv, embedding and so on."""
 LEAST_ROWS = 4096  # fewer rows are not worth sampling
 
 
@@ -104,7 +115,8 @@ class RowSubsampler:
         """
         if self._mask is None or positions == 0:
             return None
-        calls, rest = divmod(positions, max(1, self._mask.shape[1]))
+        length = max(1, self._mask.shape[1])
+        calls, rest = divmod(positions, length)
         if rest:
             return None
         return self._mask.repeat(1, calls)
@@ -165,16 +177,18 @@ class RowSubsampler:
         if mask is None:
             share = fraction * wanted / positions
             return RowSubsample(total, index, share=share)
-        weights: Tensor | None = None
-        if fraction < 1 or bool((active > wanted).any()):
-            weight = active.double() / count.clamp(min=1) / fraction
-            weight = weight.view(n, 1, 1).expand(shape)
-            weights = weight[valid].to(device)
-        return RowSubsample(total, index, weights)
+        has_more = bool((active > wanted).any())
+        if fraction == 1 and not has_more:
+            return RowSubsample(total, index)
+        weight = active.double() / count.clamp(min=1)
+        weight = weight / fraction
+        weight = weight.view(n, 1, 1).expand(shape)
+        return RowSubsample(total, index, weight[valid].to(device))
 
     def _sample_pairs(self, groups: int, pairs: int) -> Tensor:
         """Return which pairs of example and group are sampled, True or False `[size, groups]`."""
-        keys = torch.rand(self._size * groups, generator=self._stream(-groups))
+        stream = self._stream(-groups)
+        keys = torch.rand(self._size * groups, generator=stream)
         is_sampled = torch.zeros(len(keys), dtype=torch.bool)
         first = keys.argsort()[:pairs]
         is_sampled[first] = True
@@ -203,9 +217,7 @@ class RowSubsampler:
 # are in `gradients`.
 
 
-def probe_norms(
-    blocks: Mapping[str, Block], *metrics: Metric, last: int | None = None
-) -> list[Tensor]:
+def probe_norms(blocks: Blocks, *metrics: Metric, last: int | None = None) -> list[Tensor]:
     """Return ‖P g_n‖ over all layers for each metric, `[N]` in float64 on the CPU.
 
     Layers without an entry in a metric count as they are. Every block is looked up once, so a
@@ -256,7 +268,7 @@ class FactorOptions:
     oversize: str = "diagonal"
     decays: bool = False
     rules: tuple[str, ...] | None = None
-    kinds: Mapping[str, str] = field(default_factory=dict)
+    kinds: Rules = field(default_factory=dict)
     rows_per_dim: float | None = None
 
 
@@ -274,7 +286,7 @@ class LayerFactors:
 
     kind: str
     sides: Mapping[str, Factor]
-    shapes: Mapping[str, tuple[int, ...]]
+    shapes: Mapping[str, Shape]
     dtype: torch.dtype
     device: torch.device
     notes: Mapping[str, str]
@@ -298,7 +310,11 @@ class LayerFactors:
         return replace(self, sides=sides)
 
 
-def fill_empty_sides(layers: Mapping[str, LayerFactors]) -> dict[str, LayerFactors]:
+Factors = Mapping[str, LayerFactors]
+"""Layer name to factors."""
+
+
+def fill_empty_sides(layers: Factors) -> dict[str, LayerFactors]:
     """Replace every empty side by the multiple of the identity that other layers have on average.
 
     A side without a gradient (the output side of a LoRA adapter before its first step, a dead
@@ -393,7 +409,8 @@ class LayerAccumulator:
         self.add_inputs(block)
         if self.kind == "elementwise":
             for role, g in block.grads.items():
-                rows = raise_precision(g).reshape(len(g), -1)
+                gradients = raise_precision(g)
+                rows = gradients.reshape(len(g), -1)
                 self.sides[role].add(rows, block.batch_size)
         elif self.kind == "tied":
             self._add_tied(block)
@@ -426,7 +443,8 @@ class LayerAccumulator:
             uses: how often rows are added for one parameter.
         """
         if self._subsampler is None:
-            return RowSubsample(x.shape[0] * x.shape[1])
+            count, positions, _ = x.shape
+            return RowSubsample(count * positions)
         accumulator = self.sides[side]
         most = accumulator.most_rows
         if most is not None:
@@ -501,7 +519,8 @@ class LayerAccumulator:
         if c.shape[1]:
             uses.append(self._sum(c))
         if a.shape[1]:
-            sizes = torch.linalg.vector_norm(self._sum(b), dim=-1, keepdim=True)
+            total = self._sum(b)
+            sizes = torch.linalg.vector_norm(total, dim=-1, keepdim=True)
             uses.append(self._average(a) * sizes)
         pieces = []
         for x in uses:
@@ -529,7 +548,8 @@ class LayerAccumulator:
         if weights is None:
             return x.mean(1, keepdim=True)
         count = weights.sum(1, keepdim=True)
-        return self._sum(x, groups) / count.clamp(min=1)
+        total = self._sum(x, groups)
+        return total / count.clamp(min=1)
 
     def detached_copy(self, shared: FactorCache | None = None) -> LayerAccumulator:
         """Return a copy that can go to another process: without subsampler, with this cache."""
@@ -561,7 +581,8 @@ class LayerAccumulator:
 
     def cost(self, parts: int) -> float:
         """Return the multiplications of all decompositions after so many parts are joined."""
-        return 1.0 + sum(side.cost(parts) for side in self.sides.values())
+        costs = [side.cost(parts) for side in self.sides.values()]
+        return 1.0 + sum(costs)
 
     def result(self, keep: Callable[[str], int | None] = lambda side: None) -> LayerFactors:
         """Return the layer's factors.

@@ -20,20 +20,21 @@ Source: DP-NGD, Algorithms 1 and 2, Eq. 16 to 18.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from dpkfc._checks import check_in_range, check_positive
+from dpkfc._checks import check_in_range, check_positive, refuse
 from dpkfc.curvature.base import PreconditionerState, ProbePreconditioner
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, FactorCache, IsotropicFactor
-from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, LayerFactors
+from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, LayerFactors, Rules
 from dpkfc.curvature.probes import Probe, preserve_model
 from dpkfc.curvature.refresh import (
     Capture,
+    ProbeLoss,
     ProbeSpec,
     RefreshGroup,
     finish_on_owners,
@@ -41,7 +42,15 @@ from dpkfc.curvature.refresh import (
     measure,
 )
 from dpkfc.linalg.blocks import Block
-from dpkfc.linalg.metric import Eigenbasis, Elementwise, Entry, Kronecker, Metric
+from dpkfc.linalg.metric import (
+    Eigenbasis,
+    Elementwise,
+    Entry,
+    Kronecker,
+    Metric,
+    NamedTensors,
+    Tensors,
+)
 
 # --------------------------------------------------------------------------------------------------
 # Second moments of gradients, entry by entry, for diagonal metrics.
@@ -70,7 +79,7 @@ class Sums:
     """
 
     kind: str
-    values: Mapping[str, Tensor]
+    values: Tensors
     count: int
     dtype: torch.dtype
 
@@ -103,11 +112,11 @@ class Moments(Sums):
     """Sum of squares of one layer over `count` gradients."""
 
     @property
-    def mean(self) -> dict[str, Tensor]:
+    def mean(self) -> NamedTensors:
         """v, float64."""
         return {role: x / self.count for role, x in self.values.items()}
 
-    def entry(self, scale: Mapping[str, Tensor]) -> Eigenbasis | Elementwise:
+    def entry(self, scale: Tensors) -> Eigenbasis | Elementwise:
         """Return the diagonal map with these factors, in the layout of `values`."""
         typed = {}
         for role, x in scale.items():
@@ -149,7 +158,7 @@ def squared_gradients(block: Block) -> Moments:
     return _moments(block.kind, _by_role(squares), block.batch_size, _dtype(block))
 
 
-def _moments(kind: str, squares: Mapping[str, Tensor], count: int, dtype: torch.dtype) -> Moments:
+def _moments(kind: str, squares: Tensors, count: int, dtype: torch.dtype) -> Moments:
     """Return moments in their layout from squares in the layout of the gradients."""
     if kind == "outer":
         mean = squares[_ROLE].mean(0)
@@ -162,7 +171,7 @@ def _moments(kind: str, squares: Mapping[str, Tensor], count: int, dtype: torch.
     return Moments(kind, squares, count, dtype)
 
 
-def _by_role(gradients: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
+def _by_role(gradients: Tensor | NamedTensors) -> NamedTensors:
     if isinstance(gradients, dict):
         return gradients
     return {_ROLE: gradients}
@@ -194,7 +203,7 @@ class LayerFisher:
     """
 
     entry: Eigenbasis | Elementwise
-    spectrum: Mapping[str, Tensor]
+    spectrum: Tensors
     shapes: Mapping[str, Any]
     note: str = ""
 
@@ -319,7 +328,7 @@ def _complete_basis(factor: Factor, layer: LayerFactors) -> tuple[Tensor | None,
             return basis.to(layer.device, layer.dtype), values
 
 
-def eigenvalues(entry: Entry, spectrum: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def eigenvalues(entry: Entry, spectrum: Tensors) -> NamedTensors:
     """Return a layer's Fisher eigenvalues in the layout of its scales, float64."""
     scales = entry.scales
     if "A" in spectrum:
@@ -335,7 +344,7 @@ def eigenvalues(entry: Entry, spectrum: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def clamp_eigenvalues(
-    entry: Eigenbasis | Elementwise, spectrum: Mapping[str, Tensor], floor: float, exponent: float
+    entry: Eigenbasis | Elementwise, spectrum: Tensors, floor: float, exponent: float
 ) -> Eigenbasis | Elementwise:
     """Return the map max(F, floor · I)^(−exponent), with each eigenvalue of the product clamped.
 
@@ -353,7 +362,7 @@ def clamp_eigenvalues(
     return entry.replace_scales(scales)
 
 
-def condition(values: Mapping[str, Tensor], floor: float = 0.0) -> float:
+def condition(values: Tensors, floor: float = 0.0) -> float:
     """Return largest ÷ smallest eigenvalue with a floor; infinite if the smallest is zero."""
     smallest = math.inf
     largest = floor
@@ -417,7 +426,7 @@ class NGD(ProbePreconditioner):
     every: int = 8
     labels: str = "model"
     likelihood: str = "categorical"
-    loss: Callable[[Any, torch.Generator], Tensor] | None = None
+    loss: ProbeLoss | None = None
     order: str = "split"
     probe_size: int | None = None
     chunk: int = 64
@@ -502,23 +511,29 @@ class NGD(ProbePreconditioner):
         Raises:
             ValueError: the schedule is longer than the run, or `order` needs another read-out.
         """
-        if self.steps > steps:
-            raise ValueError(
-                f"NGD(steps={self.steps}) is longer than the {steps} steps of the plan, so the "
-                f"floor would not come back to lambda_safe; use steps={steps}"
-            )
-        if readout not in _READOUTS[self.order]:
-            wanted = " or ".join(repr(r) for r in _READOUTS[self.order])
-            raise ValueError(
-                f"NGD(order={self.order!r}) needs PrivacyConfig(readout={wanted}), got {readout!r}"
-            )
+        readouts = _READOUTS[self.order]
+        wanted = " or ".join(map(repr, readouts))
+        refuse(
+            [
+                (
+                    self.steps > steps,
+                    f"NGD(steps={self.steps}) is longer than the {steps} steps of the plan, so the "
+                    f"floor would not come back to lambda_safe; use steps={steps}",
+                ),
+                (
+                    readout not in readouts,
+                    f"NGD(order={self.order!r}) needs PrivacyConfig(readout={wanted}), got "
+                    f"{readout!r}",
+                ),
+            ]
+        )
 
     def build(
         self,
         model: nn.Module,
         capture: Capture,
         step: int,
-        rules: Mapping[str, str] | None = None,
+        rules: Rules | None = None,
         team: RefreshGroup | None = None,
     ) -> PreconditionerState:
         """Measure F on the probe at the model's present parameters; arguments as in `KFAC.build`.

@@ -20,9 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpkfc._checks import refuse
 from dpkfc.curvature.factors import FactorAccumulator, FactorCache
 from dpkfc.curvature.layer_factors import (
     FactorOptions,
+    Factors,
     LayerAccumulator,
     LayerFactors,
     RowSubsampler,
@@ -41,8 +43,8 @@ from dpkfc.curvature.probes import (
     select,
     tensors,
 )
-from dpkfc.linalg.blocks import Block
-from dpkfc.linalg.metric import Metric
+from dpkfc.linalg.blocks import Block, Blocks
+from dpkfc.linalg.metric import Metric, NamedTensors, Tensors
 from dpkfc.memory import is_out_of_memory
 
 # --------------------------------------------------------------------------------------------------
@@ -76,7 +78,7 @@ class ProbeRandomness:
     def __init__(self, generator: torch.Generator, total: int) -> None:
         self.generator = generator
         self.total = total
-        self._numbers: dict[str, Tensor] = {}
+        self._numbers: NamedTensors = {}
 
     def rows(self, kind: str, shape: tuple[int, ...], rows: slice, device: torch.device) -> Tensor:
         """Return uniform or normal numbers `[len(rows), *shape]` of these examples; float64."""
@@ -369,7 +371,7 @@ _LOSSES: dict[str, Callable[[Tensor, _Labels, Tensor | None], Tensor]] = {
 # The pass.
 
 _log = logging.getLogger(__name__)
-Capture = Callable[[nn.Module, Callable[[nn.Module], Tensor]], Mapping[str, Block]]
+Capture = Callable[[nn.Module, Callable[[nn.Module], Tensor]], Blocks]
 ProbeLoss = Callable[[Any, torch.Generator], Tensor]
 
 
@@ -411,7 +413,7 @@ class ProbeMicrobatch:
             of layers.
     """
 
-    blocks: Mapping[str, Block]
+    blocks: Blocks
     rows: slice
     mask: Tensor | None = None
     note: str = ""
@@ -647,15 +649,20 @@ class _ProbeLoss:
         else:
             losses = spec.loss(output, self.randomness.generator)
         size = rows.stop - rows.start
-        if losses.shape != (size,):
-            raise ValueError(
-                f"the probe's loss returned shape {tuple(losses.shape)} for {size} examples; "
-                "it must return one loss an example, [batch]"
-            )
-        if not torch.isfinite(losses).all():
-            raise ValueError(
-                "the probe's loss contains NaN or infinity; check the model's output on the probe"
-            )
+        refuse(
+            [
+                (
+                    losses.shape != (size,),
+                    f"the probe's loss returned shape {tuple(losses.shape)} for {size} examples; "
+                    "it must return one loss an example, [batch]",
+                ),
+                (
+                    not torch.isfinite(losses).all(),
+                    "the probe's loss contains NaN or infinity; check the model's output on the "
+                    "probe",
+                ),
+            ]
+        )
         return losses
 
     def _choose_labels(self, output: Any) -> str:
@@ -883,9 +890,7 @@ History = Mapping[str, Mapping[str, FactorAccumulator]]
 _KEY = "running"
 
 
-def keep_history(
-    layers: Mapping[str, LayerAccumulator], factors: Mapping[str, LayerFactors]
-) -> History:
+def keep_history(layers: Mapping[str, LayerAccumulator], factors: Factors) -> History:
     """Return the sums of a refresh, and the eigenvectors from which the next one starts."""
     kept: dict[str, dict[str, FactorAccumulator]] = {}
     for name, layer in layers.items():
@@ -927,7 +932,7 @@ def measure_drift(
     return sum(distances) / max(1, len(distances))
 
 
-def history_state(histories: Sequence[History]) -> tuple[dict[str, Tensor], list[list[Any]]]:
+def history_state(histories: Sequence[History]) -> tuple[NamedTensors, list[list[Any]]]:
     """Return tensors and JSON-able values for the state of a preconditioner, one entry a probe."""
     tensors = {}
     values: list[list[Any]] = []
@@ -942,9 +947,7 @@ def history_state(histories: Sequence[History]) -> tuple[dict[str, Tensor], list
     return tensors, values
 
 
-def history_from_state(
-    tensors: Mapping[str, Tensor], values: Sequence[Sequence[Any]]
-) -> tuple[History, ...]:
+def history_from_state(tensors: Tensors, values: Sequence[Sequence[Any]]) -> tuple[History, ...]:
     """Return the histories whose state `history_state` returned.
 
     Raises:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar
 
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
-from dpkfc.linalg.metric import Eigenbasis, Entry, Identity, Kronecker, NamedTensors, Span
+from dpkfc.linalg.metric import Eigenbasis, Entry, Identity, Kronecker, NamedTensors, Shape, Span
 
 # --------------------------------------------------------------------------------------------------
 # Rows and chunks.
@@ -79,7 +79,8 @@ def _mask(x: Tensor, excluded: Tensor | None, each: int = 1) -> Tensor:
     if excluded is None:
         return x
     rows = excluded.repeat_interleave(each)
-    return x.masked_fill(_align(rows, x), 0)
+    is_excluded = _align(rows, x)
+    return x.masked_fill(is_excluded, 0)
 
 
 def _weigh(x: Tensor, weights: Tensor, excluded: Tensor | None, each: int = 1) -> Tensor:
@@ -169,7 +170,7 @@ class _Block:
     @property
     def batch_size(self: Any) -> int:
         """Return the number of examples N."""
-        return len(self.b) // self.groups
+        return len(self.like) // self.groups
 
     @property
     def d_out(self) -> int:
@@ -177,7 +178,7 @@ class _Block:
         return self.like.shape[-1]
 
     @property
-    def side_shapes(self: Any) -> dict[str, tuple[int, ...]]:
+    def side_shapes(self: Any) -> dict[str, Shape]:
         """Return side, or role of an elementwise layer, to its shape."""
         return {"input": (self.d_in,), "output": (self.d_out,)}
 
@@ -188,7 +189,7 @@ class _Block:
         return entries
 
     @property
-    def gradient_shapes(self: Any) -> dict[str, tuple[int, ...]]:
+    def gradient_shapes(self: Any) -> dict[str, Shape]:
         """Return role to the shape of one example's gradient, "" for a matrix `[rows, columns]`."""
         return {"": (self.groups * self.d_out, self.d_in)}
 
@@ -220,7 +221,7 @@ class _Block:
         function: Callable[[Any], Tensor],
         elements_each: int,
         most: int | None = None,
-        shape: tuple[int, ...] = (),
+        shape: Shape = (),
     ) -> Tensor:
         """Return numbers `[N, *shape]` in float64, each of its own example.
 
@@ -265,8 +266,9 @@ class _Block:
         for part in self.iterate_flat():
             products = []
             for role, g in part.items():
-                directions = span.vectors[role].reshape(span.rank, -1)
-                product = g @ directions.to(g.dtype).T
+                directions = span.vectors[role].to(g.dtype)
+                directions = directions.reshape(span.rank, -1)
+                product = g @ directions.T
                 products.append(product.double())
             pieces.append(torch.stack(products).sum(0))
         return torch.cat(pieces)
@@ -370,13 +372,15 @@ class Outer(_Block):
         if self.groups != 1 or self.a.shape[1] != 1:
             return super().inner_products(span)
         k, d_out, _ = span.vectors[""].shape
-        directions = span.vectors[""].to(self.a.dtype).flatten(0, 1)
+        directions = span.vectors[""].to(self.a.dtype)
+        directions = directions.flatten(0, 1)
 
         def multiply(part: Outer) -> Tensor:
             a = part.explicit().a[:, 0]
             b = part.b[:, 0].unsqueeze(2)
             mapped = a @ directions.T
-            products = torch.bmm(mapped.view(-1, k, d_out), b)
+            mapped = mapped.view(-1, k, d_out)
+            products = torch.bmm(mapped, b)
             return products.squeeze(2).double()
 
         return self.map_examples(multiply, k * d_out, shape=(k,))
@@ -421,7 +425,8 @@ class Outer(_Block):
     def sum_gradients(self) -> Tensor:
         """Return Σ_n g_n `[groups, d_out, d_in]` in float64."""
         a, b = self._rows_by_group()
-        return b.flatten(1, 2).mT @ a.flatten(1, 2)
+        rows = b.flatten(1, 2)
+        return rows.mT @ a.flatten(1, 2)
 
     def sum_squares(self) -> Tensor:
         """Return Σ_n g_n², entry by entry, `[groups, d_out, d_in]` in float64."""
@@ -472,17 +477,20 @@ class Patched(_Block):
 
     def input_rows(self, index: Tensor | None) -> Tensor:
         """Return rows `[m, d_in]` of the inputs flattened over their first axes, None for all."""
-        count = self.b.shape[0] * self.b.shape[1]
+        rows, positions, _ = self.b.shape
+        count = rows * positions
         if index is None or _DENSE_FRACTION * len(index) > count:
             return self.explicit().input_rows(index)
-        row_axes = (0, 2, 1, *range(self._first_position, self.view.dim()))
+        position_axes = range(self._first_position, self.view.dim())
+        row_axes = (0, 2, 1, *position_axes)
         patch_axes = range(3, self._first_position)
         ordered = self.view.permute(*row_axes, *patch_axes)
-        place = torch.unravel_index(index, ordered.shape[: len(row_axes)])
-        rows = ordered[place].flatten(1)
+        row_shape = ordered.shape[: len(row_axes)]
+        place = torch.unravel_index(index, row_shape)
+        patches = ordered[place].flatten(1)
         if self.homogeneous:
-            rows = _append_ones(rows)
-        return rows
+            patches = _append_ones(patches)
+        return patches
 
     def squared_norms(self, entry: Entry | None) -> Tensor:
         """Return ‖z_n‖² in an entry of a metric, `[N]` in float64, up to rounding."""
@@ -536,7 +544,7 @@ class Lookup(_Block):
         return self.num_rows
 
     @property
-    def gradient_shapes(self) -> dict[str, tuple[int, ...]]:
+    def gradient_shapes(self) -> dict[str, Shape]:
         """Return "" to the shape of one example's gradient, which lies as the table does."""
         return {"": (self.num_rows, self.d_out)}
 
@@ -686,24 +694,26 @@ class PerExample(_Block):
         return {role: function(g) for role, g in self.grads.items()}
 
     @property
-    def side_shapes(self) -> dict[str, tuple[int, ...]]:
+    def side_shapes(self) -> dict[str, Shape]:
         """Return role to the shape of the parameter."""
         return self._map_roles(lambda g: tuple(g.shape[1:]))
 
     @property
-    def gradient_shapes(self) -> dict[str, tuple[int, ...]]:
+    def gradient_shapes(self) -> dict[str, Shape]:
         """Return role to the shape of one example's gradient, the roles in order."""
         return dict(sorted(self.side_shapes.items()))
 
     def flatten(self) -> Tensor:
         """Return gradients `[N, numel]`, the roles of `gradient_shapes` side by side."""
         (flat,) = self.iterate_flat()
-        return torch.cat([flat[role] for role in self.gradient_shapes], 1)
+        in_order = [flat[role] for role in self.gradient_shapes]
+        return torch.cat(in_order, 1)
 
     @property
     def num_entries(self) -> int:
         """Return the entries of one example's gradient."""
-        return sum(math.prod(shape) for shape in self.side_shapes.values())
+        sizes = map(math.prod, self.side_shapes.values())
+        return sum(sizes)
 
     def select(self, rows: Rows) -> PerExample:
         """Return the block of the examples start … stop."""
@@ -783,11 +793,6 @@ class Tied(_Block):
         return self.outer.b
 
     @property
-    def batch_size(self) -> int:
-        """Return the number of examples N."""
-        return self.outer.batch_size
-
-    @property
     def d_in(self) -> int:
         """Return the width of the table."""
         return self.outer.d_in
@@ -829,9 +834,9 @@ class Tied(_Block):
         squares += self.outer._mapped_squares(sides)
 
         def multiply_uses(part: Tied) -> Tensor:
-            a = sides.input.apply(part.outer.a).double()
-            c = sides.input.apply(part.lookup.b).double()
-            products = torch.bmm(a, c.mT)
+            a = sides.input.apply(part.outer.a)
+            c = sides.input.apply(part.lookup.b)
+            products = torch.bmm(a.double(), c.double().mT)
             products = products * part.read_outputs()
             return products.sum((1, 2))
 
@@ -887,14 +892,10 @@ class MaterializedGradients(_Block):
         return self.gradients
 
     @property
-    def batch_size(self) -> int:
-        """Return the number of examples N."""
-        return self.gradients.shape[0] // self.groups
-
-    @property
     def num_entries(self) -> int:
         """Return the entries of one example's gradient."""
-        return self.groups * math.prod(self.gradients.shape[1:])
+        _, rows, columns = self.gradients.shape
+        return self.groups * rows * columns
 
     def per_example(self) -> Tensor:
         """Return the gradients as they are."""
@@ -942,10 +943,10 @@ class ConvBlock(_Block):
 
     x: Tensor
     b: Tensor
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
+    kernel: Shape
+    stride: Shape
+    padding: Shape
+    dilation: Shape
     groups: int
     weight: bool
     bias: bool
@@ -971,7 +972,8 @@ class ConvBlock(_Block):
     def d_in(self) -> int:
         """Return the width of a patch row of one group, the homogeneous coordinate included."""
         channels = self.x.shape[1] // self.groups
-        return self.weight * channels * math.prod(self.kernel) + self.bias
+        width = channels * math.prod(self.kernel)
+        return self.weight * width + self.bias
 
     @property
     def d_out(self) -> int:
@@ -1020,7 +1022,8 @@ class ConvBlock(_Block):
         """
         if not self.weight:
             return self.outer()
-        by_view = self._windows().unflatten(0, (self.batch_size, self.views))
+        windows = self._windows()
+        by_view = windows.unflatten(0, (self.batch_size, self.views))
         by_group = by_view.unflatten(2, (self.groups, -1))
         return Patched(by_group, self._output_rows(), self.bias)
 
@@ -1072,7 +1075,8 @@ class ConvBlock(_Block):
             parts.append(self._weight_gradients())
         if self.bias:
             by_row = self.b.flatten(2).sum(-1)
-            sums = by_row.unflatten(0, (n, self.views)).sum(1)
+            by_view = by_row.unflatten(0, (n, self.views))
+            sums = by_view.sum(1)
             parts.append(sums.reshape(n * self.groups, self.d_out, 1))
         return _concatenate(parts)
 
@@ -1080,7 +1084,8 @@ class ConvBlock(_Block):
         """Return materialised weight gradients `[N * groups, d_out, width]`."""
         if self.d_in <= _FEW_COLUMNS:
             # The faster order of the two, above all with channels last.
-            transposed = torch.bmm(self._patches().mT, self._output_rows())
+            columns = self._patches().mT
+            transposed = torch.bmm(columns, self._output_rows())
             return transposed.mT
         n = self.batch_size
         x = self._examples_as_channels(self.x)
@@ -1123,7 +1128,8 @@ class ConvBlock(_Block):
         """Return how many output positions of each example have a gradient, `[N]`."""
         if _is_channels_last(self.b):
             # Reductions over a short last axis are slow. A sum of |b| is 0 where all of b is.
-            rows = self.b.movedim(1, -1).flatten(0, -2).abs()
+            rows = self.b.movedim(1, -1).flatten(0, -2)
+            rows = rows.abs()
             ones = rows.new_ones(rows.shape[1])
             sizes = torch.mv(rows, ones)
             sizes = sizes.view(len(self.b), -1)
@@ -1136,6 +1142,8 @@ class ConvBlock(_Block):
 
 Block = Outer | Patched | Lookup | PerExample | Tied
 """What curvature reads."""
+Blocks = Mapping[str, Block]
+"""Layer name to block; a mapping may form blocks on demand."""
 AnyBlock = Outer | Lookup | PerExample | Tied | ConvBlock | MaterializedGradients
 """What clipping reads."""
 
@@ -1210,10 +1218,10 @@ def interleave_calls(blocks: Sequence[Any]) -> ConvBlock | None:
             return None
         inputs.append(block.x.unflatten(0, by_view))
         outputs.append(block.b.unflatten(0, by_view))
-    x = torch.cat(inputs, 1).flatten(0, 1)
-    b = torch.cat(outputs, 1).flatten(0, 1)
+    x = torch.cat(inputs, 1)
+    b = torch.cat(outputs, 1)
     views = first.views * len(blocks)
-    return replace(first, x=x, b=b, views=views)
+    return replace(first, x=x.flatten(0, 1), b=b.flatten(0, 1), views=views)
 
 
 def conv_block(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, b: Tensor) -> ConvBlock:

@@ -19,6 +19,9 @@ from torch import Tensor
 
 NamedTensors = dict[str, Tensor]
 """Tensors by the role of a parameter in its module, or by its name in the model."""
+Tensors = Mapping[str, Tensor]
+"""The same, only to be read."""
+Shape = tuple[int, ...]
 _Stored = TypeVar("_Stored", bound="_TensorFields")
 _Scaled = TypeVar("_Scaled", bound="_ScaledEntry")
 
@@ -56,9 +59,7 @@ class _TensorFields:
         return values
 
 
-def _unpack_fields(
-    kind: type[_Stored], packed: Mapping[str, Any], tensors: Mapping[str, Tensor]
-) -> _Stored:
+def _unpack_fields(kind: type[_Stored], packed: Mapping[str, Any], tensors: Tensors) -> _Stored:
     """Return the object whose `pack_fields` these are."""
     values = {}
     for f in fields(kind):  # type: ignore[arg-type]
@@ -360,7 +361,7 @@ class _Entry:
         return False
 
     @property
-    def scales(self) -> Mapping[str, Tensor]:
+    def scales(self) -> Tensors:
         """Return the scale of every entry by role; a Kronecker product has none."""
         return {}
 
@@ -543,11 +544,11 @@ class Eigenbasis(_TensorFields, _ScaledEntry):
         g.copy_(self.apply(g))
 
     @property
-    def scales(self) -> Mapping[str, Tensor]:
+    def scales(self) -> Tensors:
         """Return the scale of every entry by role; the matrix is "weight"."""
         return {"weight": self.scale}
 
-    def replace_scales(self, scales: Mapping[str, Tensor]) -> Eigenbasis:
+    def replace_scales(self, scales: Tensors) -> Eigenbasis:
         """Return the map with other scales, laid out as `scales`."""
         return replace(self, scale=scales["weight"])
 
@@ -641,15 +642,15 @@ class Eigenbasis(_TensorFields, _ScaledEntry):
 class Elementwise(_ScaledEntry):
     """The map `z = scale ⊙ g`, one tensor of the parameter's shape per role."""
 
-    scale: Mapping[str, Tensor]
+    scale: Tensors
     is_elementwise: ClassVar[bool] = True
 
     @property
-    def scales(self) -> Mapping[str, Tensor]:
+    def scales(self) -> Tensors:
         """Return the scale of every entry by role."""
         return self.scale
 
-    def replace_scales(self, scales: Mapping[str, Tensor]) -> Elementwise:
+    def replace_scales(self, scales: Tensors) -> Elementwise:
         """Return the map with other scales, laid out as `scales`."""
         return Elementwise(scales)
 
@@ -730,7 +731,7 @@ class Span:
         length: Frobenius norm of the vectors.
     """
 
-    vectors: Mapping[str, Tensor]
+    vectors: Tensors
     start: int
     length: float
 
@@ -855,9 +856,7 @@ _META = "meta"
 _STORED = "stored"
 
 
-def pack(
-    metric: Metric, spectra: Mapping[str, Mapping[str, Tensor]], rest: Mapping[str, Any]
-) -> NamedTensors:
+def pack(metric: Metric, spectra: Mapping[str, Tensors], rest: Mapping[str, Any]) -> NamedTensors:
     """Flatten a metric, spectra and JSON-able values into tensors."""
     tensors: NamedTensors = {}
     entries: list[dict[str, Any]] = []
@@ -886,7 +885,7 @@ def _store(tensors: NamedTensors, key: str, tensor: Tensor) -> str:
 
 
 def unpack(
-    tensors: Mapping[str, Tensor],
+    tensors: Tensors,
 ) -> tuple[Metric, dict[str, NamedTensors], dict[str, Any]]:
     """Return what `pack` was given.
 
@@ -906,7 +905,7 @@ def unpack(
         raise ValueError(message) from error
 
 
-def _unpack_entry(entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Entry:
+def _unpack_entry(entry: Mapping[str, Any], tensors: Tensors) -> Entry:
     if "elementwise" in entry:
         keys = entry["elementwise"]
         scales = {role: tensors[key] for role, key in keys.items()}
@@ -920,14 +919,14 @@ def _unpack_entry(entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> En
     return Kronecker(into, out)
 
 
-def _unpack_side(side: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Side:
+def _unpack_side(side: Mapping[str, Any], tensors: Tensors) -> Side:
     kind = side["kind"]
     if kind not in _SIDES:
         raise ValueError(f"unknown side {kind!r}")
     return _unpack_fields(_SIDES[kind], side, tensors)
 
 
-def mismatch(shape: Mapping[str, Any], roles: Mapping[str, tuple[int, ...]]) -> str | None:
+def mismatch(shape: Mapping[str, Any], roles: Mapping[str, Shape]) -> str | None:
     """Return what does not fit between a layer's map and the shapes of its parameters, or None.
 
     A weight may be stored as `[d_out, d_in]` or, as in transformers' Conv1D, as `[d_in, d_out]`.

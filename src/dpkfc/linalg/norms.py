@@ -375,8 +375,9 @@ def _gram_squares(block: Outer, cache: InputCache) -> tuple[Tensor, Tensor, Tens
     units = depth_a + depth_b + depth_sum + 8
     # Products of tiny rows may vanish, and are multiplied with those of huge rows.
     terms = units + block.d_in + block.d_out
+    tiny = torch.finfo(torch.float32).tiny
     row_sizes = norms_a.sum(1) + norms_b.sum(1) + positions
-    lost = terms * torch.finfo(torch.float32).tiny * row_sizes.square()
+    lost = terms * tiny * row_sizes.square()
     rounding = units * roundoff(block.b) * magnitudes.square()
     unsure = _is_unsure(square, rounding, lost) & (magnitudes > 0)
     if is_any_set(unsure):
@@ -680,7 +681,8 @@ def rank_one_norms(block: Outer, metric: Eigenbasis) -> Tensor:
 def _count_rotation_units(d_out: int, d_in: int, metric: Eigenbasis) -> float:
     """Return what rotating may cost in units of roundoff, as a fraction of the gradient's norm."""
     rotations = (metric.input is not None) + (metric.output is not None)
-    return 4 * (rotations * math.sqrt(d_in + d_out) + 1)
+    units = rotations * math.sqrt(d_in + d_out)
+    return 4 * (units + 1)
 
 
 def _unit_rows(rows: Tensor, norms: Tensor) -> Tensor:
@@ -745,7 +747,8 @@ def _lookup_norms(block: Lookup, metric: MatrixMap) -> Tensor:
     if isinstance(metric.output, Identity):
         return norms
     whitening = 4 * math.sqrt(block.d_out) * metric.output.operator_norm
-    magnitudes = row_norms(block.b).sum(1) * metric.input.operator_norm
+    magnitudes = row_norms(block.b).sum(1)
+    magnitudes *= metric.input.operator_norm
     return norms + whitening * roundoff(b) * magnitudes
 
 
@@ -865,7 +868,8 @@ def _tied_gram_squares(block: Tied) -> Tensor:
     a = block.outer.a
     b = block.outer.b
     c = block.lookup.b
-    lookup_products = torch.bmm(c, c.mT) * block.lookup.find_same_ids()
+    lookup_products = torch.bmm(c, c.mT)
+    lookup_products *= block.lookup.find_same_ids()
     outer_products = torch.bmm(a, a.mT)
     outer_products *= torch.bmm(b, b.mT)
     mixed_products = torch.bmm(a, c.mT)
@@ -883,7 +887,8 @@ def _materialised_tied_norms(block: Tied, metric: Kronecker) -> Tensor:
     unit = roundoff(block.like) * metric.input.operator_norm * metric.output.operator_norm
     terms = 2 * math.sqrt(block.num_entries)
     if not metric.is_identity:
-        terms = 4 * (math.sqrt(block.d_in) + math.sqrt(block.d_out)) + terms
+        whitening = math.sqrt(block.d_in) + math.sqrt(block.d_out)
+        terms = 4 * whitening + terms
 
     def bound(part: Tied) -> Tensor:
         g = part.per_example()
@@ -916,7 +921,8 @@ def _tied_magnitudes(block: Tied) -> tuple[Tensor, Tensor]:
 
 def _count_uses(block: Tied) -> Tensor:
     """Return how many uses of each example have a gradient, `[N]`."""
-    return _count_moved(block.lookup.b) + _count_moved(block.outer.b)
+    reads = _count_moved(block.lookup.b)
+    return reads + _count_moved(block.outer.b)
 
 
 def _eigenbasis_tied_norms(block: Tied, metric: Eigenbasis) -> Tensor:
@@ -929,7 +935,8 @@ def _eigenbasis_tied_norms(block: Tied, metric: Eigenbasis) -> Tensor:
     lookup_norms = row_norms(block.lookup.b)
     magnitudes += lookup_norms.sum(1)
     uses = positions + (lookup_norms > 0).sum(1)
-    terms = uses + 8 * math.sqrt(block.d_in + block.d_out)
+    rotation = 8 * math.sqrt(block.d_in + block.d_out)
+    terms = uses + rotation
     slack = terms * roundoff(block.like) * metric.operator_norm * magnitudes
     return norms + slack
 
@@ -998,8 +1005,8 @@ def row_norms(x: Tensor) -> Tensor:
 def _add_squares_of_pieces(x: Tensor) -> Tensor:
     """Return the sum of squares over the last axis, in float32 within a piece of `_SHORT`."""
     whole = x.shape[-1] // _SHORT * _SHORT
-    rest = torch.linalg.vector_norm(x[..., whole:], dim=-1)
-    square = rest.double().square()
+    rest = x[..., whole:]
+    square = torch.linalg.vector_norm(rest, dim=-1).double().square()
     if whole:
         pieces = x[..., :whole].unflatten(-1, (-1, _SHORT))
         norms = torch.linalg.vector_norm(pieces, dim=-1)
@@ -1060,7 +1067,8 @@ def bound_magnitudes(block: MatrixBlock) -> tuple[Tensor, Tensor]:
     inputs = torch.linalg.vector_norm(inputs, dim=1)
     outputs = row_norms(rows_in_memory_order(block.b)).view(by_view)
     outputs = torch.linalg.vector_norm(outputs, dim=1)
-    squares = inputs.square() * math.prod(block.kernel) * block.weight
+    copies = math.prod(block.kernel)
+    squares = inputs.square() * copies * block.weight
     if block.bias:
         squares += positions
     return squares.sqrt() * outputs, positions
@@ -1070,7 +1078,8 @@ def _bound_row_magnitudes(block: Outer) -> tuple[Tensor, Tensor]:
     """Return upper bounds of Σ_t ‖a_t‖‖b_t‖ and how many b_t are not 0, `[N * groups]`."""
     outputs = row_norms(block.b)
     products = _bound_input_norms(block) * outputs
-    return products.sum(1), (outputs > 0).sum(1)
+    has_gradient = outputs > 0
+    return products.sum(1), has_gradient.sum(1)
 
 
 def _bound_input_norms(block: Outer) -> Tensor:
