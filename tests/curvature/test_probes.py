@@ -8,7 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpkfc.curvature.probes import FeatureNoise, PinkNoise, Probe, PublicData, WhiteNoise
+from dpkfc.curvature.probes import (
+    FeatureNoise,
+    PinkNoise,
+    Probe,
+    PublicData,
+    WhiteNoise,
+    call,
+)
 
 
 def _stream(seed: int = 0) -> torch.Generator:
@@ -156,3 +163,14 @@ def test_public_data_is_known_by_its_contents():
 def test_bad_values_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_more_than_ten_inputs_keep_their_order() -> None:
+    columns = tuple(torch.full((3, 1), float(i)) for i in range(11))
+    inputs, _ = PublicData(columns, provenance="here").sample(2, torch.Generator())
+
+    class Sum(torch.nn.Module):
+        def forward(self, *x: torch.Tensor) -> list[float]:
+            return [float(column[0]) for column in x]
+
+    assert call(Sum(), inputs) == [float(i) for i in range(11)]

@@ -73,11 +73,16 @@ def examples(inputs: Inputs) -> int:
     return next(iter(sizes.values()))
 
 
+def map_inputs(inputs: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:
+    """Return inputs with a function of each tensor in its place."""
+    if isinstance(inputs, Tensor):
+        return function(inputs)
+    return {name: function(x) for name, x in inputs.items()}
+
+
 def select(inputs: Inputs, rows: slice | Tensor) -> Inputs:
     """Return the inputs of some examples."""
-    if isinstance(inputs, Tensor):
-        return inputs[rows]
-    return {name: x[rows] for name, x in inputs.items()}
+    return map_inputs(inputs, lambda x: x[rows])
 
 
 def hash_tensor(digest: Any, name: str, x: Tensor) -> None:
@@ -106,9 +111,7 @@ def move_to_model(inputs: Inputs, model: nn.Module) -> Inputs:
             return x.to(device, dtype)
         return x.to(device)
 
-    if isinstance(inputs, Tensor):
-        return move(inputs)
-    return {name: move(x) for name, x in inputs.items()}
+    return map_inputs(inputs, move)
 
 
 @contextmanager
@@ -506,18 +509,18 @@ class PublicData(_ComparedByDescription):
             chosen = torch.randperm(size, generator=generator)[:n]
         else:
             chosen = torch.randint(size, (n,), generator=generator)
-        sampled = {}
-        for name, x in tensors(self.inputs):
-            values = x.detach().cpu()
-            rows = values[chosen]
-            sampled[name] = rows.float() if rows.is_floating_point() else rows
+
+        def take(x: Tensor) -> Tensor:
+            return x.detach().cpu()[chosen]
+
+        def take_numbers(x: Tensor) -> Tensor:
+            rows = take(x)
+            return rows.float() if rows.is_floating_point() else rows
+
         labels = None
         if self.labels is not None:
-            labels = self.labels.detach().cpu()
-            labels = labels[chosen]
-        if isinstance(self.inputs, Tensor):
-            return sampled[""], labels
-        return sampled, labels
+            labels = take(self.labels)
+        return map_inputs(self.inputs, take_numbers), labels
 
     @functools.cached_property
     def sha256(self) -> str:
