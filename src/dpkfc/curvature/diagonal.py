@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ from dpkfc.curvature.ngd import (
     Sums,
     condition,
     eigenvalues,
+    make_fisher,
     squared_gradients,
     summed_gradients,
 )
@@ -53,7 +54,7 @@ from dpkfc.curvature.refresh import (
     scale_microbatch,
 )
 from dpkfc.linalg.blocks import Block
-from dpkfc.linalg.metric import Entry, Metric, NamedTensors, Tensors, scale_metric
+from dpkfc.linalg.metric import Metric, NamedTensors, Tensors, scale_metric
 
 # What published code adds inside the root and to the root, and whether it refreshes.
 _RELEASED = {
@@ -181,10 +182,9 @@ class AdaDPS(ProbePreconditioner):
         """
         with preserve_model(model), torch.no_grad():
             layers, last, note = self._measure(model, capture, step)
-            values = {}
-            for name, layer in layers.items():
-                values[name] = self._average(name, layer, previous)
-            shift = self.floor * _mean(values)
+            if previous is not None and self.decay:
+                layers = self._average(layers, previous)
+            shift = self.floor * _mean(layers)
             if not shift > 0:
                 raise ValueError(
                     "no parameter has a gradient on the probe; check its labels and the model's "
@@ -192,7 +192,7 @@ class AdaDPS(ProbePreconditioner):
                 )
             entries = {}
             for name, layer in layers.items():
-                roots = self._roots(values[name], shift)
+                roots = self._roots(layer.mean, shift)
                 entries[name] = layer.entry(roots)
             metric: Metric = entries
             scale = 1.0
@@ -203,13 +203,10 @@ class AdaDPS(ProbePreconditioner):
         shapes = {}
         report = []
         for name, layer in layers.items():
-            spectrum = {}
-            for role, x in values[name].items():
-                flat = x.flatten()
-                spectrum[role] = flat.cpu()
-            spectra[name] = spectrum
-            shapes[name] = layer.shapes
-            report += _report(name, metric[name], spectrum, shift)
+            fisher = make_fisher(layer)
+            spectra[name] = fisher.spectrum
+            shapes[name] = fisher.shapes
+            report += _report(name, fisher.spectrum, shift)
         report += [identity_row(name) for name in rules or {} if name not in metric]
         return PreconditionerState(
             metric=metric,
@@ -255,17 +252,18 @@ class AdaDPS(ProbePreconditioner):
         return moments, last, note
 
     def _average(
-        self, name: str, new: Moments, previous: PreconditionerState | None
-    ) -> NamedTensors:
-        """Return v of a layer, averaged with the refreshes before."""
-        if previous is None or not self.decay or name not in previous.spectra:
-            return new.mean
-        before = eigenvalues(previous.metric[name], previous.spectra[name])
-        average = {}
-        for role, x in new.mean.items():
-            past = self.decay * before[role].to(x)
-            average[role] = past + (1 - self.decay) * x
-        return average
+        self, layers: Mapping[str, Moments], previous: PreconditionerState
+    ) -> dict[str, Moments]:
+        """Return v of every layer, averaged with the refreshes before."""
+        averaged = dict(layers)
+        for name in layers.keys() & previous.spectra.keys():
+            before = eigenvalues(previous.metric[name], previous.spectra[name])
+            values = {}
+            for role, x in layers[name].mean.items():
+                past = self.decay * before[role].to(x)
+                values[role] = past + (1 - self.decay) * x
+            averaged[name] = replace(layers[name], values=values, count=1)
+        return averaged
 
     def _roots(self, values: Tensors, shift: float) -> NamedTensors:
         """Return 1/√(v + ε) by role, or what published code makes of v."""
@@ -280,29 +278,26 @@ class AdaDPS(ProbePreconditioner):
         return roots
 
 
-_Added = TypeVar("_Added", bound=Sums)
-
-
-def _add(totals: dict[str, _Added], name: str, new: _Added) -> None:
+def _add(totals: dict[str, Any], name: str, new: Sums) -> None:
     if name in totals:
         new = totals[name] + new
     totals[name] = new
 
 
-def _mean(values: Mapping[str, Tensors]) -> float:
+def _mean(layers: Mapping[str, Moments]) -> float:
     """Return the mean of v over all entries of the model."""
     total = 0.0
     count = 0
-    for roles in values.values():
-        for x in roles.values():
+    for layer in layers.values():
+        for x in layer.mean.values():
             total += float(x.sum())
             count += x.numel()
     return total / max(1, count)
 
 
-def _report(name: str, entry: Entry, spectrum: Tensors, shift: float) -> list[dict[str, Any]]:
+def _report(name: str, spectrum: Tensors, shift: float) -> list[dict[str, Any]]:
     rows = []
-    for role, v in eigenvalues(entry, spectrum).items():
+    for role, v in spectrum.items():
         note = ""
         if not bool((v > 0).all()):
             is_zero = (v == 0).double()
@@ -464,11 +459,7 @@ class DP2(Preconditioner):
             diagonal: makes a metric of positive factors, parameter name to tensor of its shape.
         """
         is_adaptive = self.is_adaptive(step)
-        moments = {}
-        for name, x in past.items():
-            kind, _, parameter = name.partition("/")
-            if kind == "v":
-                moments[parameter] = x
+        moments = {name[2:]: x for name, x in past.items() if name.startswith("v/")}
         if not is_adaptive or not moments:
             why = "plain phase"
             if is_adaptive:
@@ -491,12 +482,9 @@ class DP2(Preconditioner):
             bias = 1 - self.decay ** float(past["updates"])
             noise = float(past["noise"]) / bias
             v = {name: x / bias for name, x in v.items()}
-        size = 0
-        total = 0.0
-        for x in v.values():
-            size += x.numel()
-            total += float(x.sum(dtype=torch.float64))
-        mean = total / size
+        size = sum(x.numel() for x in v.values())
+        sums = [float(x.sum(dtype=torch.float64)) for x in v.values()]
+        mean = sum(sums) / size
         least = max(self.floor * mean, 1e-300)
         moments = {}
         total = 0.0
