@@ -296,7 +296,7 @@ def test_micro_batches_stay_within_a_mini_batch_and_are_let_go() -> None:
     KFAC(probe=FeatureNoise(12), probe_size=20, chunk=8, sides="both").build(model, watched, 0)
     assert seen == [4, 8, 8, 4, 8, 8] and not any(alive)
     run_of = AdaDPS(probe=FeatureNoise(12), probe_size=60, batch_size=20, chunk=8).probe_spec(0)
-    assert [p.rows.start for p in run_probe(model, capture, run_of, 30, stop=50)] == [
+    assert [p.rows.start for p in run_probe(model, capture, run_of, slice(30, 50))] == [
         30,
         32,
         40,

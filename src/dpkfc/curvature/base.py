@@ -233,11 +233,12 @@ class Preconditioner(ABC):
             ValueError: `probe` or `output_probe` does not derive from `Probe`, so that its stored
                 examples are not known.
         """
-        values = {name: getattr(self, name, None) for name in ("probe", "output_probe")}
-        values |= getattr(self, "__dict__", {})
+        roles = ("probe", "output_probe")
+        names = [*roles, *vars(self)]
         if is_dataclass(self):
-            values |= {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        for name in ("probe", "output_probe"):
+            names += [f.name for f in fields(self)]
+        values = {name: getattr(self, name, None) for name in names}
+        for name in roles:
             if values[name] is not None and not isinstance(values[name], Probe):
                 raise ValueError(
                     f"{name} of {type(self).__name__} must derive from dpkfc.curvature.Probe, got "

@@ -161,7 +161,7 @@ def eigh(matrix: Tensor) -> Eigen:
     if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"a factor must be a square matrix, got shape {tuple(matrix.shape)}")
     dim = matrix.shape[0]
-    scale = _largest(matrix)
+    scale = largest_entry(matrix)
     if not math.isfinite(scale):
         raise ValueError(f"a factor of size {dim} contains NaN or infinity; {_CHECK}")
     if scale == 0.0:
@@ -220,7 +220,7 @@ def decompose_leading(matrix: Tensor, keep: int, start: Tensor | None = None) ->
     Source: Halko, Martinsson and Tropp (2011), algorithm 4.4.
     """
     dim = matrix.shape[0]
-    scale = _largest(matrix)
+    scale = largest_entry(matrix)
     unit = matrix / scale
     diagonal = unit.diagonal().double()
     mean = float(diagonal.sum()) / dim
@@ -300,7 +300,7 @@ def eigen_of_rows(rows: Tensor, n_total: float, keep: int | None = None) -> Eige
         ]
     )
     n, d = rows.shape
-    scale = _largest(rows)
+    scale = largest_entry(rows)
     if not math.isfinite(scale):
         raise ValueError(f"rows of width {d} contain NaN or infinity; {_CHECK}")
     if scale == 0.0:
@@ -337,7 +337,7 @@ def eigen_of_covariance(
     pairs = None
     # For a wide matrix the first pairs alone are cheaper than all of them.
     if keep is not None and covariance.shape[0] >= max(_SMALL, 4 * keep):
-        if 0 < _largest(covariance) < math.inf:
+        if 0 < largest_entry(covariance) < math.inf:
             pairs = decompose_leading(covariance, keep, start)
     if pairs is None:
         pairs = eigh(covariance)
@@ -594,7 +594,7 @@ class FactorAccumulator:
         rows = rows.detach()
         if self._shared is not None and self.shape == "full":
             rows = self._shared.rows(rows)
-        largest = _largest(rows)
+        largest = largest_entry(rows)
         if not math.isfinite(largest):
             raise ValueError(
                 "NaN or infinity in the layer's inputs or output gradients on the probe"
@@ -642,7 +642,7 @@ class FactorAccumulator:
         kept = self._rows
         self._rows = []
         for rows in kept:
-            self._accumulate(rows, _largest(rows))
+            self._accumulate(rows, largest_entry(rows))
 
     def _accumulate(self, rows: Tensor, largest: float) -> None:
         if largest > self.scale:
@@ -846,7 +846,7 @@ class FactorAccumulator:
             self.shape = other.shape
             self._fold_rows()
         for rows in other._rows:
-            self._take(rows, _largest(rows))
+            self._take(rows, largest_entry(rows))
         if other._sum is not None:
             scale = max(self.scale, other.scale)
             unit = scale or 1.0
@@ -900,7 +900,7 @@ def _diagonal(x: Tensor) -> Tensor:
     return x
 
 
-def _largest(rows: Tensor) -> float:
+def largest_entry(rows: Tensor) -> float:
     """Return the largest absolute entry, without a copy; NaN if there is one."""
     if not rows.numel():
         return 0.0

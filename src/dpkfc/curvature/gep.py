@@ -32,6 +32,7 @@ from dpkfc.curvature.base import (
     identity_row,
     probe_examples,
 )
+from dpkfc.curvature.factors import largest_entry
 from dpkfc.curvature.layer_factors import Rules
 from dpkfc.curvature.probes import Probe, preserve_model
 from dpkfc.curvature.refresh import (
@@ -314,8 +315,7 @@ class _Group:
         Raises:
             ValueError: the image is not finite.
         """
-        low, high = torch.aminmax(image)
-        largest = max(abs(float(low)), abs(float(high)))
+        largest = largest_entry(image)
         if not math.isfinite(largest):
             raise ValueError(
                 f"the public gradients of {self.quoted_names} contain NaN or infinity, or overflow "

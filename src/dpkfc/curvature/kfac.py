@@ -387,14 +387,14 @@ def form_metric(
         rank: maps layer and side to the eigenpairs kept of the side, 0 for all; None for the rule
             of `damping`.
     """
-    known = {}
+    known: dict[Any, Side] = {}
 
     def make_side(name: str, side: str, factors: LayerFactors) -> Side:
         factor = factors.sides[side]
-        if not isinstance(factor, Eigen):
-            return damp_side(factor, damping, factors.dtype, widest_dense=widest)
         own_rank = rank(name, side)
-        key = (id(factor.vectors), factor.trace, own_rank)
+        key: Any = id(factor)
+        if isinstance(factor, Eigen):
+            key = (id(factor.vectors), factor.trace, own_rank)
         if key not in known:
             known[key] = damp_side(
                 factor, damping, factors.dtype, widest_dense=widest, rank=own_rank
@@ -427,16 +427,11 @@ def report_identity_layers(
         rules: layer name to kind, for all layers.
     """
     unreached = [name for name in rules if name not in metric and name not in unknown]
-    if unreached:
-        _log.warning(
-            "the probe does not reach these layers, which keep the identity: %s",
-            ", ".join(unreached),
-        )
-    if unknown:
-        _log.warning(
-            "no factors are known for these layers, which keep the identity: %s",
-            ", ".join(unknown),
-        )
+    reasons = {"the probe does not reach": unreached, "no factors are known for": [*unknown]}
+    for reason, names in reasons.items():
+        if names:
+            text = "%s these layers, which keep the identity: %s"
+            _log.warning(text, reason, ", ".join(names))
     rows = [
         identity_row(name, f"no factors are known for a {kind}") for name, kind in unknown.items()
     ]
@@ -723,18 +718,14 @@ class KFAC(ProbePreconditioner):
                 finite or does not fit.
         """
         with preserve_model(model), torch.no_grad():
-            past: tuple[History, ...] = ()
-            if previous is not None:
-                past = previous.running
+            past = () if previous is None else previous.running
             specs = self.probe_specs(step, later=any(past))
             statistics = self._measure(model, capture, specs, rules, team)
             sums = [gather_layers(own.layers, model, team) for own in statistics]
             drift = None
             if self.drift > 0 and any(past):
-                drifts = []
-                for layers, history in zip(sums, past, strict=True):
-                    drifts.append(measure_drift(layers, history, team))
-                drift = max(drifts)
+                pairs = zip(sums, past, strict=True)
+                drift = max(measure_drift(*pair, team) for pair in pairs)
                 if previous is not None and drift < self.drift:
                     return replace(previous, step=step, drift=drift)
             past = past or ({},) * len(sums)

@@ -21,10 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpkfc._checks import refuse
-from dpkfc.curvature.factors import FactorAccumulator, FactorCache
+from dpkfc.curvature.factors import FactorAccumulator, FactorCache, largest_entry
 from dpkfc.curvature.layer_factors import (
     FactorOptions,
-    Factors,
     LayerAccumulator,
     LayerFactors,
     RowSubsampler,
@@ -136,7 +135,7 @@ def _finite_logits(output: Any) -> Tensor:
         ValueError: no such tensor, or one that is not finite.
     """
     logits = logits_of(output)
-    if logits.numel() and not all(torch.isfinite(x) for x in torch.aminmax(logits)):
+    if not math.isfinite(largest_entry(logits.detach())):
         raise ValueError(
             f"the model's output on the probe (shape {tuple(logits.shape)}) contains NaN or "
             "infinity; check the probe's scale and the model's parameters"
@@ -452,9 +451,8 @@ def run_probe(
     model: nn.Module,
     capture: Capture,
     spec: ProbeSpec,
-    first: int = 0,
+    part: slice | None = None,
     *,
-    stop: int | None = None,
     gradients_from: int = 0,
 ) -> Iterator[ProbeMicrobatch]:
     """Yield the layers' contributions on the probe by micro-batch; every call replays the probe.
@@ -466,8 +464,7 @@ def run_probe(
         model: should be inside `preserve_model`.
         capture: maps (model, loss) to layer name and block, in the per-example scale.
         spec: what to run.
-        first: skips the examples before this one.
-        stop: skips this example and those after it; None for none.
+        part: the examples to run, None for all.
         gradients_from: the examples before this one have no backward pass: `capture` is called
             without gradients.
 
@@ -479,8 +476,8 @@ def run_probe(
     inputs, labels = _sample(spec, generator)
     source = _ProbeLoss(spec, labels, ProbeRandomness(generator, spec.size))
     cuts = (gradients_from, *range(0, spec.size, spec.within or spec.size))
-    last = spec.size if stop is None else stop
-    for rows in _micro_batches(first, last, spec.chunk, cuts):
+    part = part or slice(0, spec.size)
+    for rows in _micro_batches(part, spec.chunk, cuts):
         chosen = move_to_model(select(inputs, rows), model)
         chosen = _refine(spec, model, chosen, rows)
         mask = padding_mask(chosen, spec.probe.padding_id)
@@ -494,10 +491,10 @@ def run_probe(
         del microbatch, blocks
 
 
-def _micro_batches(first: int, stop: int, chunk: int, cuts: Iterable[int]) -> Iterator[slice]:
-    """Yield slices of at most `chunk` examples from `first` to `stop`; none crosses a cut."""
-    inner = {cut for cut in cuts if first < cut < stop}
-    bounds = sorted({first, stop} | inner)
+def _micro_batches(rows: slice, chunk: int, cuts: Iterable[int]) -> Iterator[slice]:
+    """Yield slices of at most `chunk` of the examples `rows`; none crosses a cut."""
+    inner = {cut for cut in cuts if rows.start < cut < rows.stop}
+    bounds = sorted({rows.start, rows.stop} | inner)
     for low, high in pairwise(bounds):
         ends = range(high, low, -chunk)
         for end in reversed(ends):
@@ -890,15 +887,12 @@ History = Mapping[str, Mapping[str, FactorAccumulator]]
 _KEY = "running"
 
 
-def keep_history(layers: Mapping[str, LayerAccumulator], factors: Factors) -> History:
-    """Return the sums of a refresh, and the eigenvectors from which the next one starts."""
-    kept: dict[str, dict[str, FactorAccumulator]] = {}
-    for name, layer in layers.items():
-        kept[name] = {}
-        for side, sums in layer.sides.items():
-            copied = sums.detached_copy()
-            copied.warm_start_from(factors[name].sides[side])
-            kept[name][side] = copied
+def keep_history(layer: LayerAccumulator, factors: LayerFactors) -> dict[str, FactorAccumulator]:
+    """Return the sums of a layer by side, with the eigenvectors from which the next one starts."""
+    kept = {}
+    for side, sums in layer.sides.items():
+        kept[side] = sums.detached_copy()
+        kept[side].warm_start_from(factors.sides[side])
     return kept
 
 
@@ -1065,8 +1059,7 @@ def _measure_own(
         model,
         capture,
         spec,
-        rows.start,
-        stop=rows.stop,
+        rows,
         gradients_from=_scale_from(spec) if options.sides == "input" else 0,
     )
     for part in microbatches:
@@ -1117,25 +1110,21 @@ def decompose_layers(
         is_kept: whether the next refresh needs anything.
     """
 
-    def decompose_own() -> dict[str, tuple[LayerFactors, Any]]:
-        totals = {}
-        factors = {}
+    def decompose_own() -> dict[str, tuple[LayerFactors, dict[str, FactorAccumulator]]]:
+        results = {}
         for name, layer in layers.items():
-            total = layer
-            if name in past:
-                total = layer.merge_history(past[name], share)
-            totals[name] = total
-            factors[name] = total.result(partial(rank, name))
-        history = keep_history(totals, factors) if is_kept else {}
-        return {name: (factors[name], history.get(name)) for name in factors}
+            total = layer.merge_history(past.get(name, {}), share)
+            own_factors = total.result(partial(rank, name))
+            kept = keep_history(total, own_factors) if is_kept else {}
+            results[name] = (own_factors, kept)
+        return results
 
-    results = finish_on_owners(decompose_own, model, team)
     factors = {}
     history = {}
-    for name, (of_layer, sums) in results.items():
-        factors[name] = of_layer
-        if sums is not None:
-            history[name] = sums
+    for name, (own_factors, kept) in finish_on_owners(decompose_own, model, team).items():
+        factors[name] = own_factors
+        if kept:
+            history[name] = kept
     return factors, history
 
 
@@ -1170,7 +1159,7 @@ def probe_scale(
         plain, mapped = _norms([last], first, metric)
     else:
         rows = rows_of_process(team, spec.size, first)
-        microbatches = run_probe(model, capture, spec, rows.start, stop=rows.stop)
+        microbatches = run_probe(model, capture, spec, rows)
         parts = gather_from_all(team, lambda: _norms(microbatches, rows.start, metric))
         plain, mapped = torch.cat(parts, 1)
     if not plain.numel():
