@@ -36,6 +36,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from dpkfc._checks import refuse
 from dpkfc.linalg.metric import NamedTensors, Tensors
@@ -246,7 +247,7 @@ def decompose_leading(matrix: Tensor, keep: int, start: Tensor | None = None) ->
         vectors = vectors[:, :keep]
         basis = image @ rotation
         difference = basis[:, :keep] - vectors * wanted
-        residuals = torch.linalg.vector_norm(difference, dim=0)
+        residuals = vector_norm(difference, dim=0)
         if residuals.max() <= _RESIDUAL * mean:
             break
     kept = wanted.clamp(min=0) * scale
@@ -317,7 +318,7 @@ def eigen_of_rows(rows: Tensor, n_total: float, keep: int | None = None) -> Eige
     least = _RELATIVE_RANK * pairs.values[0]
     kept = pairs.values > least
     vectors = unit.T @ pairs.vectors[:, kept]
-    vectors = vectors / torch.linalg.vector_norm(vectors, dim=0)
+    vectors = vectors / vector_norm(vectors, dim=0)
     vectors = _orthonormalize(vectors)
     pairs = Eigen(vectors.to(rows.dtype), pairs.values[kept], pairs.rest)
     return pairs.scaled(factor)

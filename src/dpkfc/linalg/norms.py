@@ -35,6 +35,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dpkfc.linalg.blocks import (
@@ -222,9 +223,10 @@ def _choose_tied_method(block: Tied, metric: Kronecker) -> Choice:
     v = block.d_out
     row = metric.input.cost(d) or d
     whitening = (s + t) * row + t * v
-    products = s * s * d + t * t * (v + d) + s * t * d
+    gram = whitening + s * s * d + s * t * d
+    gram += t * t * (v + d)
     materialised = t * v * d + v * row + v * d
-    return _compare_costs(whitening + products, materialised, v * d <= _SMALL_TABLE)
+    return _compare_costs(gram, materialised, v * d <= _SMALL_TABLE)
 
 
 def check_methods(methods: Mapping[str, str], layers: Iterable[str] | None = None) -> None:
@@ -388,7 +390,8 @@ def _gram_squares(block: Outer, cache: InputCache) -> tuple[Tensor, Tensor, Tens
         sizes_b = products_b[rows].abs().double()
         closer = depth_a * _weigh_pairs(norms_a[rows], sizes_b)
         closer += depth_b * _weigh_pairs(norms_b[rows], sizes_a)
-        closer += (depth_sum + 8) * (sizes_a * sizes_b).sum((1, 2))
+        sizes = sizes_a * sizes_b
+        closer += (depth_sum + 8) * sizes.sum((1, 2))
         closer *= roundoff(block.b)
         unsure = _is_unsure(square[rows], closer, lost[rows])
         rows = rows[unsure]
@@ -579,9 +582,10 @@ def _rounding_of_second_pass(
 def _rounding_of_map(
     block: MatrixBlock, metric: MatrixMap, plain: Tensor, magnitudes: Tensor
 ) -> Tensor | float:
-    """Return how far mapping the sum can move an example's part of it, `[N]`; arguments as above.
+    """Return how far mapping the sum can move an example's part of it, `[N]`.
 
-    A rotation mixes all rows, whose sizes count before they cancel.
+    The arguments are those of `_rounding_of_second_pass`. Rows are rotated before they cancel, so
+    an eigenbasis counts their magnitudes.
     """
     if metric.is_identity:
         return 0.0
@@ -743,7 +747,12 @@ def _lookup_norms(block: Lookup, metric: MatrixMap) -> Tensor:
     b = metric.input.apply_at(b, block.ids)
     whitened = replace(block, b=b)
     pairs = block.ids.shape[1] ** 2
-    norms = whitened.map_examples(lambda part: _root(*_lookup_squares(part)), pairs)
+
+    def bound(part: Lookup) -> Tensor:
+        square, slack = _lookup_squares(part)
+        return _root(square, slack)
+
+    norms = whitened.map_examples(bound, pairs)
     if isinstance(metric.output, Identity):
         return norms
     whitening = 4 * math.sqrt(block.d_out) * metric.output.operator_norm
@@ -757,7 +766,7 @@ def _eigenbasis_lookup_norms(block: Lookup, metric: Eigenbasis) -> Tensor:
     if metric.output is None:
         return norms
     rotation = 8 * math.sqrt(block.d_out) * metric.operator_norm
-    magnitudes = torch.linalg.vector_norm(block.b, dim=-1)
+    magnitudes = vector_norm(block.b, dim=-1)
     return norms + rotation * roundoff(block.b) * magnitudes.sum(1)
 
 
@@ -884,7 +893,8 @@ def _sum_products(x: Tensor) -> Tensor:
 
 def _materialised_tied_norms(block: Tied, metric: Kronecker) -> Tensor:
     """Return norms of gradients that are formed in chunks; the sum comes from one product."""
-    unit = roundoff(block.like) * metric.input.operator_norm * metric.output.operator_norm
+    u = roundoff(block.like)
+    unit = u * metric.input.operator_norm * metric.output.operator_norm
     terms = 2 * math.sqrt(block.num_entries)
     if not metric.is_identity:
         whitening = math.sqrt(block.d_in) + math.sqrt(block.d_out)
@@ -958,7 +968,8 @@ def _elementwise_norms(block: PerExample, metric: Entry | None) -> Tensor:
         # An axis more: a parameter may have no axis of its own.
         norms = _matrix_norms(z.unsqueeze(-1))
         squares.append(norms.square())
-    fraction_lost = 2 * math.sqrt(block.num_entries) * roundoff(block.like)
+    terms = 2 * math.sqrt(block.num_entries)
+    fraction_lost = terms * roundoff(block.like)
     total = reduce(torch.add, squares)
     return total.sqrt() * (1 + fraction_lost)
 
@@ -993,7 +1004,7 @@ def row_norms(x: Tensor) -> Tensor:
     least = TINY * max(1.0, d / 4096)
     is_in_range = (square >= least) & (square < math.inf)
     if d and is_on_accelerator(x):
-        largest = torch.linalg.vector_norm(x, math.inf, dim=-1)
+        largest = vector_norm(x, math.inf, dim=-1)
         bounds = largest.double() * math.sqrt(d)
         return torch.where(is_in_range, norms, bounds)
     if not is_in_range.all():
@@ -1006,10 +1017,10 @@ def _add_squares_of_pieces(x: Tensor) -> Tensor:
     """Return the sum of squares over the last axis, in float32 within a piece of `_SHORT`."""
     whole = x.shape[-1] // _SHORT * _SHORT
     rest = x[..., whole:]
-    square = torch.linalg.vector_norm(rest, dim=-1).double().square()
+    square = vector_norm(rest, dim=-1).double().square()
     if whole:
         pieces = x[..., :whole].unflatten(-1, (-1, _SHORT))
-        norms = torch.linalg.vector_norm(pieces, dim=-1)
+        norms = vector_norm(pieces, dim=-1)
         square = square + sum_squares(norms)
     return square
 
@@ -1018,14 +1029,14 @@ def exact_row_norms(x: Tensor) -> Tensor:
     """Return the norms over the last axis, computed in float64."""
     is_small = x.numel() <= _CACHED or x.dtype == torch.float64
     if is_small or is_on_accelerator(x):
-        return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
+        return vector_norm(x, dim=-1, dtype=torch.float64)
     # A few rows at a time: a copy of all rows in float64 would leave the caches of a processor.
     d = x.shape[-1]
     rows_at_once = max(1, _CACHED // d)
     norms = []
     for rows in x.reshape(-1, d).split(rows_at_once):
         wide = rows.double()
-        norms.append(torch.linalg.vector_norm(wide, dim=-1))
+        norms.append(vector_norm(wide, dim=-1))
     return torch.cat(norms).view(x.shape[:-1])
 
 
@@ -1064,9 +1075,9 @@ def bound_magnitudes(block: MatrixBlock) -> tuple[Tensor, Tensor]:
     by_view = (block.batch_size, block.views)
     inputs = row_norms(rows_in_memory_order(block.x))
     inputs = limit_inputs(inputs, block.x).view(by_view)
-    inputs = torch.linalg.vector_norm(inputs, dim=1)
+    inputs = vector_norm(inputs, dim=1)
     outputs = row_norms(rows_in_memory_order(block.b)).view(by_view)
-    outputs = torch.linalg.vector_norm(outputs, dim=1)
+    outputs = vector_norm(outputs, dim=1)
     copies = math.prod(block.kernel)
     squares = inputs.square() * copies * block.weight
     if block.bias:
