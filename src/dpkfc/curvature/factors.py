@@ -751,11 +751,8 @@ class FactorAccumulator:
     def _total(self) -> float:
         """Return the trace of the sum."""
         if self._sum is None:
-            total = 0.0
-            for rows in self._rows:
-                squares = rows.double().square()
-                total += float(squares.sum())
-            return total + self._rest
+            squares = [float(rows.double().square().sum()) for rows in self._rows]
+            return sum(squares) + self._rest
         diagonal = _diagonal(self._sum).double()
         return float(diagonal.sum()) * self.scale**2
 

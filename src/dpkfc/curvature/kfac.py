@@ -835,12 +835,9 @@ def combine_factors(inputs: Factors, outputs: Factors | None = None) -> Factors:
         combined[name] = second
         if first.kind not in ("outer", "lookup"):
             continue
-        sides = {}
-        notes = {}
-        for side, factors in (("input", first), ("output", second)):
-            sides[side] = factors.sides[side]
-            if side in factors.notes:
-                notes[side] = factors.notes[side]
+        sources = {"input": first, "output": second}
+        sides = {side: x.sides[side] for side, x in sources.items()}
+        notes = {side: x.notes[side] for side, x in sources.items() if side in x.notes}
         combined[name] = replace(second, sides=sides, notes=notes)
     return combined
 
@@ -854,9 +851,7 @@ def randomize_directions(layers: Factors, seed: int) -> dict[str, LayerFactors]:
     generator = public_generator(seed, 0, "control")
     randomized = {}
     for name, factors in layers.items():
-        sides = {}
-        for side, factor in factors.sides.items():
-            sides[side] = _randomize_factor(factor, generator)
+        sides = {side: _randomize_factor(x, generator) for side, x in factors.sides.items()}
         randomized[name] = replace(factors, sides=sides)
     return randomized
 
@@ -952,9 +947,7 @@ def _add_clipped_energies(
     energies: dict[str, float], blocks: Blocks, metric: Metric, clip: float
 ) -> None:
     """Add Σ_n ‖c_n P_l g_n,l‖² of each layer."""
-    squares = {}
-    for name, block in blocks.items():
-        squares[name] = block.squared_norms(metric.get(name))
+    squares = {name: x.squared_norms(metric.get(name)) for name, x in blocks.items()}
     total = torch.stack([*squares.values()]).sum(0)
     norms = total.sqrt()
     norms = norms.clamp(min=1e-300)

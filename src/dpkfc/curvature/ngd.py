@@ -97,10 +97,7 @@ class Sums:
         Raises:
             ValueError: a gradient that is not finite.
         """
-        squares = {}
-        for role, x in self.values.items():
-            mean = x / size
-            squares[role] = mean.square()
+        squares = {role: (x / size).square() for role, x in self.values.items()}
         return _moments(self.kind, squares, 1, self.dtype)
 
 

@@ -58,9 +58,7 @@ def examples(inputs: Inputs) -> int:
     Raises:
         ValueError: tensors that disagree about the number, or no tensor at all.
     """
-    sizes = {}
-    for name, x in tensors(inputs):
-        sizes[name] = len(x) if x.dim() else 0
+    sizes = {name: len(x) if x.dim() else 0 for name, x in tensors(inputs)}
     if not sizes:
         raise ValueError(
             "inputs of a probe are an empty mapping; give for example input_ids and attention_mask"
@@ -535,15 +533,13 @@ class PublicData(_ComparedByDescription):
 
     def describe(self) -> dict[str, Any]:
         """Return plain values: provenance, sizes and a hash of the contents."""
-        shapes = {}
-        for name, x in tensors(self.inputs):
-            shapes[name] = list(x.shape[1:])
+        shapes = {name: list(x.shape[1:]) for name, x in tensors(self.inputs)}
         return {
             "kind": type(self).__name__,
             "source": "public",
             "provenance": self.provenance,
             "examples": examples(self.inputs),
-            "shape": shapes[""] if isinstance(self.inputs, Tensor) else shapes,
+            "shape": shapes.get("", shapes),
             "labelled": self.labels is not None,
             "sha256": self.sha256,
         }
