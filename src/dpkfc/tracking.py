@@ -768,9 +768,10 @@ def _product(operation: Operation) -> Answer:
     operation.require(set(axes) == {first}, "a product pairs different examples")
     why = "a product pairs examples with their places"
     longest = max(a.dim(), b.dim())
-    if first.dim < longest - 2:
-        matrices = [x for x in (a, b) if x.dim() > 2]
-        operation.require(_fits(operation, matrices, first, longest), why)
+    # Rows come from the first factor, columns from the second. An addend may have the examples.
+    factors = {longest - 2: [a], longest - 1: [b]}
+    both = [x for x in (a, b) if x.dim() > 2]
+    operation.require(_fits(operation, factors.get(first.dim, both), first, longest), why)
     operation.require(_fits(operation, addends, first, rank), why)
     return first
 

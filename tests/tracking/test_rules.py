@@ -1658,6 +1658,31 @@ def place_table() -> list[Case]:
         "bmm": (torch.bmm, rows(2, 4), public(N, 4, 5)),
         "bmm on the right": (torch.bmm, public(N, 2, 4), rows(4, 5)),
         "addmm": (lambda x, y: torch.addmm(y, x, torch.ones(4, 4).double()), rows(4), public(N, 4)),
+        "addmm of public rows": (
+            lambda x, y: torch.addmm(x, y, torch.ones(4, 4).double()),
+            rows(4),
+            public(N, 4),
+        ),
+        "addmm_ of public rows": (
+            lambda x, y: x.clone().addmm_(y, torch.ones(4, 4).double()),
+            rows(4),
+            public(N, 4),
+        ),
+        "addmm of public columns": (
+            lambda x, y: torch.addmm(x, torch.ones(2, 4).double(), y),
+            batched(N, (2,), 1),
+            public(4, N),
+        ),
+        "addmv of public rows": (
+            lambda x, y: torch.addmv(x, y, torch.ones(4).double()),
+            rows(),
+            public(N, 4),
+        ),
+        "baddbmm of public rows": (
+            lambda x, y: torch.baddbmm(x, y, torch.ones(2, 4, 5).double()),
+            batched(N, (2, 5), 1),
+            public(2, N, 4),
+        ),
         "matmul": (inferred(torch.matmul), rows(2, 4), public(N, 4, 5)),
         "cdist": (inferred(torch.cdist), rows(2, 4), public(N, 5, 4)),
         "grid_sampler_2d": (_sampled, rows(2, 4, 4), public(N, 3, 3, 2)),
