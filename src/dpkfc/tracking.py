@@ -1854,7 +1854,7 @@ class Tracker:
     def _is_any_private(self, values: Any) -> bool:
         """Return whether a tensor among some values depends on the examples."""
         states = map(self.state, tensors_in(values))
-        return any(isinstance(state, (BatchAxis, Unknown)) for state in states)
+        return any(isinstance(state, (BatchAxis, Total, Unknown)) for state in states)
 
     def _write_into_operands(self, operation: Operation) -> None:
         """Take note of operands that an operation writes into without returning them."""

@@ -247,6 +247,9 @@ def test_a_write_in_inference_mode_is_a_failure():
         lambda x: x.tolist(),
         lambda x: x.numpy(),
         lambda x: float(x.sum()),
+        lambda x: x.sum().tolist(),
+        lambda x: x.mean().numpy(),
+        lambda x: setattr(torch.zeros(()), "data", x.sum()),
         lambda x: torch.equal(x, x + 1),
         lambda x: copy.deepcopy(x),
         lambda x: str(x),
@@ -277,6 +280,7 @@ def test_values_that_leave_torch_are_a_failure(read):
         lambda x: torch.linalg.cholesky(-x[:, :, None] * x[:, None]),
         lambda x: torch.multinomial(-x, 1),
         lambda x: torch.bernoulli(x + 2),
+        lambda x: torch.bernoulli(x.sum() + 2),
         lambda x: F.binary_cross_entropy(x + 2, torch.zeros(N, T)),
         lambda x: F.one_hot((x + 7).long(), 5),
         lambda x: F.embedding((x + 7).long(), torch.zeros(5, 2)),
@@ -329,6 +333,8 @@ def test_shapes_and_public_values_may_be_read(read):
         lambda x: torch.Tensor([x[0, 0], 1.0]),
         lambda x: torch.FloatTensor([x[0, 0]]),
         lambda x: x.new_tensor([x[0, 0], 1.0]),
+        lambda x: torch.tensor([x.sum()]),
+        lambda x: torch.Tensor([x.sum()]),
     ],
 )
 def test_tensors_made_of_single_values_are_unknown(make):
