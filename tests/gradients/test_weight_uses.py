@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpkfc.gradients.clipped_sum import batch_tracker, follow_pass
+from dpkfc.gradients.discovery import find_layers
 from tests.gradients.loop import assert_equals_a_loop, examples
 
 N, D = 5, 4
@@ -60,3 +62,30 @@ def test_a_weight_and_a_bias_that_a_function_reads(use: str, positions: tuple[in
         width = 3 if use == "twice" else D
         x = torch.randn(N, *positions, width, generator=generator, dtype=torch.float64)
     assert_equals_a_loop(Direct(use), squares, (x,), examples((x,), N))
+
+
+class Placed(nn.Module):
+    """Adds what a layer makes of public rows to the examples."""
+
+    def __init__(self, rows: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("rows", rows)
+        self.places = nn.Linear(3, D) if rows.is_floating_point() else nn.Embedding(9, D)
+        self.head = nn.Linear(D, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = self.places(self.rows[: len(x)])
+        return self.head(x + places.reshape(len(x), -1, D).sum(1)).squeeze(1)
+
+
+@pytest.mark.parametrize(
+    "rows", [torch.rand(9, 3), torch.arange(9)[:, None], torch.zeros(9, 2).long()]
+)
+def test_public_rows_of_a_layer_are_proved_where_they_are_equal(rows: Tensor) -> None:
+    """A batch of one reads the first row, whatever place its example had before."""
+    model, x = Placed(rows), torch.rand(N, D)
+    tape, losses = follow_pass(
+        lambda m, batch: m(batch), model, find_layers(model), x, batch_tracker(model, x, N)
+    )
+    is_equal = bool((rows == rows[0]).all())
+    assert (tape.failure(losses) is None) == is_equal

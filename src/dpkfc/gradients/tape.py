@@ -32,6 +32,7 @@ from dpkfc.tracking import (
     BatchAxis,
     Tracker,
     Unknown,
+    are_places_equal,
     example_first,
     split_names,
     tensors_in,
@@ -410,12 +411,11 @@ class Tape:
         axes: Axes,
     ) -> Axes:
         """Declare outputs that the tracker takes for public, and return the axes of all outputs."""
-        size = tracker.size
         is_public = all(axis is None for axis in (*call.axes, *axes))
-        if is_public and _has_public_rows(layer, call, outputs, size):
-            # One row an example by its shape: the rows are followed from here.
+        if is_public and _has_public_rows(tracker, layer, call, outputs):
+            # The rows are followed from here.
             for i, x in enumerate(call.tensors):
-                has_rows = x.dim() > 0 and x.shape[0] == size
+                has_rows = x.dim() > 0 and x.shape[0] == tracker.size
                 call.axes[i] = BatchAxis(0) if has_rows else None
             for x in outputs:
                 tracker.set_state(x, BatchAxis(0))
@@ -762,20 +762,22 @@ def _shared_call(record: _Record, gradient: Tensor, size: int) -> Call:
 
 
 def _has_public_rows(
-    layer: Layer,
-    call: _OpenCall,
-    outputs: Sequence[Tensor],
-    size: int,
+    tracker: Tracker, layer: Layer, call: _OpenCall, outputs: Sequence[Tensor]
 ) -> bool:
-    """Return whether a call on public inputs has a row for each example by its shape.
+    """Return whether a call on public inputs has a row for each example, equal for all of them.
 
-    Ids `[N, T]` and noise `[N, d]` have.
+    Position ids `[N, T]` have. Where the rows may be those of undeclared examples, their number
+    decides.
     """
     if layer.rule not in _SINGLE_OUTPUT or layer.paths:
         return False
     if not call.tensors or not outputs or call.parametric or call.unknown:
         return False
-    return all(x.dim() > 1 and x.shape[0] == size for x in (call.tensors[0], outputs[0]))
+    size = tracker.size
+    x = call.tensors[0]
+    if not all(y.dim() > 1 and y.shape[0] == size for y in (x, outputs[0])):
+        return False
+    return tracker.trusts_public_rows or are_places_equal(x, BatchAxis(0), size)
 
 
 def _guessed_axis(x: Tensor, size: int) -> BatchAxis | None:
