@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dpkfc.gradients.clipped_sum import batch_tracker, follow_pass
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.tracking import BatchAxis
 from tests.gradients.loop import assert_equals_a_loop, examples
 
 N, D = 5, 4
@@ -89,3 +90,22 @@ def test_public_rows_of_a_layer_are_proved_where_they_are_equal(rows: Tensor) ->
     )
     is_equal = bool((rows == rows[0]).all())
     assert (tape.failure(losses) is None) == is_equal
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.GRUCell])
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_a_public_state_is_proved_where_it_is_equal_for_all(kind: type, is_equal: bool) -> None:
+    model = nn.Sequential(kind(3, D))
+    recurrent = model[0]
+    state = torch.rand(9, D) * (not is_equal)
+
+    def losses(_: nn.Module, x: Tensor) -> Tensor:
+        if kind is nn.GRUCell:
+            return recurrent(x[0], state[:N]).sum(1)
+        return recurrent(x, state[None, :N])[0].sum((0, 2))
+
+    x = torch.rand(1, N, 3)
+    tracker = batch_tracker(model, None, N)
+    tracker.set_state(x, BatchAxis(1))
+    tape, summed = follow_pass(losses, model, find_layers(model), x, tracker)
+    assert (tape.failure(summed) is None) == is_equal

@@ -356,7 +356,7 @@ class Tape:
             return
         sequence_axis = expected_axis(module)
         state_axis = BatchAxis(0 if isinstance(module, nn.RNNCellBase) else 1)
-        if _has_recurrent_batch(module, call, sequence_axis, state_axis):
+        if _has_recurrent_batch(self.tracker, module, call, sequence_axis, state_axis):
             for i, x in enumerate(outputs):
                 self.tracker.set_state(x, state_axis if i else sequence_axis)
             return
@@ -711,16 +711,25 @@ def _edge(x: Tensor, module: nn.Module) -> GradientEdge | None:
 
 
 def _has_recurrent_batch(
-    module: nn.Module, call: _OpenCall, sequence_axis: BatchAxis, state_axis: BatchAxis
+    tracker: Tracker,
+    module: nn.Module,
+    call: _OpenCall,
+    sequence_axis: BatchAxis,
+    state_axis: BatchAxis,
 ) -> bool:
     """Return whether the inputs of a recurrent layer have the batch where the layer takes it."""
     if module.training and getattr(module, "num_layers", 1) > 1 and module.dropout:
         return False  # dropout is drawn between layers
     if call.unknown or call.parametric or call.axes[:1] != [sequence_axis]:
         return False
-    if any(axis not in (None, state_axis) for axis in call.axes[1:]):
-        return False
-    return call.tensors[0].dim() == (2 if isinstance(module, nn.RNNCellBase) else 3)
+    x, *states = call.tensors
+    for state, axis in zip(states, call.axes[1:], strict=True):
+        if axis not in (None, state_axis):
+            return False
+        if axis is None and not tracker.trusts_public_rows:
+            if not are_places_equal(state, state_axis, tracker.size):
+                return False
+    return x.dim() == (2 if isinstance(module, nn.RNNCellBase) else 3)
 
 
 def _parameters_of(module: nn.Module, layers: Sequence[Layer]) -> list[Tensor] | None:
