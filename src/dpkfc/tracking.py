@@ -1767,7 +1767,8 @@ class Tracker:
             )
             self._note(operation, states)
         elif torch.Tag.nondeterministic_seeded in function.tags:
-            self._note_draw(function, _operands(args, kwargs), output)
+            if not _has_own_generator(kwargs):
+                self._note_draw(function, _operands(args, kwargs), output)
 
     def _states_of_operands(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -1882,6 +1883,9 @@ class Tracker:
             why = "no batch rule is registered for it"
             if torch.Tag.pointwise in operation.function.tags and name != "clone":
                 rule = pointwise
+        if _has_own_generator(operation.kwargs):
+            rule = None
+            why = "it draws from a generator of the program, whose numbers may be known"
         if rule is None:
             return operation.lost(why)
         try:
@@ -1965,6 +1969,15 @@ def forget_batches() -> Iterator[None]:
         yield
     finally:
         Tracker._of_last_batch = before
+
+
+def _has_own_generator(kwargs: Mapping[str, Any]) -> bool:
+    """Return whether random numbers come from a generator of the program.
+
+    Only those of torch are seeded by the operating system. Numbers of a known seed belong to
+    places.
+    """
+    return kwargs.get("generator") is not None
 
 
 @cache

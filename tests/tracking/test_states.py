@@ -345,6 +345,26 @@ def test_tensors_made_of_single_values_are_unknown(make):
     assert isinstance(tracker.state(made), Unknown)
 
 
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x, g: x * torch.rand(N, 1, generator=g),
+        lambda x, g: x * torch.zeros(N, 1).bernoulli_(0.5, generator=g),
+        lambda x, g: torch.bernoulli(x, generator=g),
+        lambda x, g: torch.normal(x, 1.0, generator=g),
+        lambda x, g: x.clone().uniform_(generator=g),
+    ],
+)
+def test_numbers_of_a_generator_of_the_program_belong_to_places(draw):
+    tracker, x = Tracker(N), torch.rand(N, T)
+    tracker.set_state(x, BatchAxis(0))
+    with tracker.following():
+        known = draw(x, torch.Generator().manual_seed(0))
+        unknown = draw(x, None)
+    assert isinstance(tracker.state(known), Unknown)
+    assert tracker.state(unknown) == BatchAxis(0)
+
+
 def test_tensors_made_of_public_values_are_public():
     tracker, x = Tracker(N), torch.rand(N, T)
     tracker.declare_batch(x)
