@@ -865,18 +865,25 @@ class _Check:
 
     def _check_padding(self, rows: PublicRows) -> None:
         """Check that the loss of a short record does not depend on the padding of its batch."""
+        is_last = []
 
         def agree(batch: Any, alone: Any) -> bool:
-            losses = self.losses(batch, 2)[:1]
+            losses = self.losses(batch, 2)
             others = self.losses(alone, 1)
-            if self._losses_differ(losses, others):
+            if self._losses_differ(losses[:1], others):
+                is_last.append(not self._losses_differ(losses[1:], others))
                 return False
-            return have_equal_gradients(self.model, losses.sum(), others.sum())
+            return have_equal_gradients(self.model, losses[:1].sum(), others.sum())
 
         with ConstantNumbers():
             is_different = rows.depends_on_padding(agree)
         if is_different is None:
             warn_of_padding(stacklevel=7)
+        elif any(is_last):
+            raise ValueError(
+                "collate_fn sorts the records of a batch by their lengths; leave record i in row i"
+                " (pack_padded_sequence takes enforce_sorted=False)"
+            )
         elif is_different:
             raise ValueError(
                 "an example padded to the length of a longer one has another loss than alone;"

@@ -157,6 +157,15 @@ def test_padding_is_compared_with_any_number_of_labels(first: int) -> None:
         train(data, Mean(6), padded, tag)
 
 
+def sorted_by_length(records: list[Record]) -> Any:
+    return padded(sorted(records, key=lambda record: len(record[0]), reverse=True))
+
+
+def test_a_collate_function_that_sorts_is_refused_as_one() -> None:
+    with pytest.raises(ValueError, match="sorts the records of a batch by their lengths"):
+        train(Rows(text), Mean(masked=True), sorted_by_length)
+
+
 class TooShort(Mean):
     """Has six positions, fewer than any longer public record."""
 
