@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -89,3 +90,16 @@ def test_no_weight_gradient_is_ever_computed() -> None:
     with torch.profiler.profile() as profile:
         tape.backward(losses)
     assert sum(event.count for event in profile.key_averages() if event.key == "aten::mm") == 1
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element")
+def test_a_matrix_without_entries_is_refused_until_it_is_frozen() -> None:
+    model = nn.Sequential(nn.Linear(6, 0), nn.Linear(0, 2))
+    for name in ("0.weight", "0.bias", "1.weight"):
+        with pytest.raises(ValueError, match=f"parameter '{name}' has no entries"):
+            find_layers(model)
+        model.get_parameter(name).requires_grad_(False)
+    tape = Tape(model, find_layers(model))
+    with tape:
+        losses = model(torch.randn(3, 6)).sum(1)
+    assert set(tape.backward(losses)) == {"1"}

@@ -21,7 +21,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 
 from dpkfc.gradients.fallback import has_computed_weight
 from dpkfc.gradients.internals import IN, OUT, is_attention
-from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.layers import MATRICES, Layer
 from dpkfc.gradients.rules import has_layer_rule
 from dpkfc.linalg.metric import NamedTensors
 
@@ -142,7 +142,8 @@ def find_layers(model: nn.Module) -> list[Layer]:
 
     Raises:
         ValueError: nothing is trainable; a BatchNorm in training mode; a module whose forward pass
-            mixes examples or writes private statistics into a buffer; a lazy layer without input.
+            mixes examples or writes private statistics into a buffer; a lazy layer without input; a
+            matrix without entries.
     """
     _refuse_lazy(model)
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
@@ -162,6 +163,7 @@ def find_layers(model: nn.Module) -> list[Layer]:
             # An owner that is no sharer only holds what one of its children uses.
             if owner in sharers:
                 layer = _layer(owner, sharers, roles, names, used_names=layers)
+                _refuse_empty(layer)
                 layers[layer.name] = layer
                 covered.update(owner.trainable[role] for role in roles)
     _check_partition(model, layers.values())
@@ -399,6 +401,16 @@ def _refuse_lazy(model: nn.Module) -> None:
             raise ValueError(
                 f"parameter '{name}' has no shape yet: its layer is lazy; run one forward pass "
                 "first, on public input (model(torch.zeros(2, ...)))"
+            )
+
+
+def _refuse_empty(layer: Layer) -> None:
+    """Refuse a matrix or a bias without entries, which has no gradient to clip."""
+    for role, name in layer.parameters.items():
+        if layer.rule in MATRICES and not layer.tensor(role).numel():
+            raise ValueError(
+                f"parameter '{name}' has no entries, so there is nothing to train; remove its layer"
+                " or freeze it with requires_grad_(False)"
             )
 
 
