@@ -757,12 +757,11 @@ def _product(operation: Operation) -> Answer:
         known = operation.args[:3]
     *addends, a, b = known
     rank = operation.result.dim()
-    others = [x for x in operation.tensors if all(x is not y for y in known)]
+    ids = set(map(id, known))
+    others = [x for x in operation.tensors if id(x) not in ids]
     why = "a scale, a bias or an output depends on the examples"
     operation.require(not any(map(operation.is_batched, others)), why)
-    left_axis = _axis_of_left_factor(operation, a, b)
-    right_axis = _axis_of_right_factor(operation, a, b)
-    axes = [axis for axis in (left_axis, right_axis) if axis is not None]
+    axes = _axes_of_factors(operation, a, b)
     axes += _axes_in_result(operation, addends, rank)
     first = axes[0]
     operation.require(set(axes) == {first}, "a product pairs different examples")
@@ -776,27 +775,25 @@ def _product(operation: Operation) -> Answer:
     return first
 
 
-def _axis_of_left_factor(operation: Operation, a: Tensor, b: Tensor) -> BatchAxis | None:
-    """Return where the axis of the first factor lies in a product, None for a public factor."""
+def _axes_of_factors(operation: Operation, a: Tensor, b: Tensor) -> list[BatchAxis]:
+    """Return where the axes of the batched factors lie in a product, which sums over neither."""
+    axes = []
+    why = "a product sums over the batch axis"
     axis = operation.axis(a)
-    if axis is None:
-        return None
-    operation.require(axis.dim < a.dim() - 1, "a product sums over the batch axis")
-    return axis.shifted(max(0, b.dim() - a.dim()))
-
-
-def _axis_of_right_factor(operation: Operation, a: Tensor, b: Tensor) -> BatchAxis | None:
-    """Return where the axis of the second factor lies in a product, None for a public factor."""
+    if axis is not None:
+        operation.require(axis.dim < a.dim() - 1, why)
+        missing = max(0, b.dim() - a.dim())
+        axes.append(axis.shifted(missing))
     axis = operation.axis(b)
-    if axis is None:
-        return None
-    is_summed = axis.dim == max(0, b.dim() - 2) or operation.name == "linear"
-    operation.require(not is_summed, "a product sums over the batch axis")
-    from_the_end = b.dim() - axis.dim
-    if a.dim() == 1 and from_the_end > 2:
-        # A vector on the left leaves no row.
-        from_the_end -= 1
-    return axis.move(operation.result.dim() - from_the_end)
+    if axis is not None:
+        summed_dim = max(0, b.dim() - 2)
+        operation.require(axis.dim != summed_dim and operation.name != "linear", why)
+        from_the_end = b.dim() - axis.dim
+        if a.dim() == 1 and from_the_end > 2:
+            # A vector on the left leaves no row.
+            from_the_end -= 1
+        axes.append(axis.move(operation.result.dim() - from_the_end))
+    return axes
 
 
 @_rule("_cdist_forward cdist")

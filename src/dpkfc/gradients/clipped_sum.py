@@ -339,32 +339,28 @@ def full_precision() -> Iterator[None]:
     torch's older switches (`allow_tf32`, `set_float32_matmul_precision`) or its newer ones
     (`fp32_precision`), on the CPU too, is restored afterwards.
     """
+    cudnn: Any = torch.backends.cudnn
     with (
         ExitStack() as undo,
         torch.autocast("cpu", enabled=False),
         torch.autocast("cuda", enabled=False),
     ):
         operations: list[Any] = [torch.backends.cuda.matmul]
-        for backend in (torch.backends.cudnn, torch.backends.mkldnn):
+        for backend in (cudnn, torch.backends.mkldnn):
             operations += [getattr(backend, name, None) for name in ("matmul", "conv", "rnn")]
         operations = [x for x in operations if hasattr(x, "fp32_precision")]
         for operation in operations:
             undo.callback(_restore_precision, operation, operation.fp32_precision)
-        _switch_off_older(undo)
+        # Torch can read an older switch only where no newer one differs from it.
+        with suppress(RuntimeError):
+            undo.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+            torch.set_float32_matmul_precision("highest")
+        with suppress(RuntimeError):
+            undo.callback(setattr, cudnn, "allow_tf32", cudnn.allow_tf32)
+            cudnn.allow_tf32 = False
         for operation in operations:
             operation.fp32_precision = "ieee"
         yield
-
-
-def _switch_off_older(undo: ExitStack) -> None:
-    """Set the older switches, which torch can read only where no newer one differs from them."""
-    cudnn: Any = torch.backends.cudnn
-    with suppress(RuntimeError):
-        undo.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
-        torch.set_float32_matmul_precision("highest")
-    with suppress(RuntimeError):
-        undo.callback(setattr, cudnn, "allow_tf32", cudnn.allow_tf32)
-        cudnn.allow_tf32 = False
 
 
 def _restore_precision(operation: Any, value: str) -> None:

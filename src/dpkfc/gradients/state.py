@@ -220,7 +220,8 @@ class AttributeSnapshot:
     def changed(self, *, by_value: bool = False, also: Iterable[nn.Module] = ()) -> _Names:
         """Return the changed attributes of every module where a value changed.
 
-        Values are tensors, arrays, numbers and texts.
+        Values are tensors, arrays, numbers and texts. An attribute may have been replaced, written
+        to, added or removed.
 
         Args:
             by_value: compare the values of tensors too, and not only objects and torch's counter of
@@ -234,7 +235,11 @@ class AttributeSnapshot:
             if not snapshots and len(now) == len(before):
                 if all(map(operator.is_, now.values(), before.values())):
                     continue
-            names = _changed_names(before, snapshots, now, by_value)
+            names = set(before.keys() - now.keys())
+            for name in now.keys() - _INTERNAL:
+                snapshot = snapshots.get(name) or Snapshot(before.get(name, _NOTHING))
+                if not snapshot.is_unchanged(now[name], by_value=by_value):
+                    names.add(name)
             values = [place.get(name) for place in (before, now) for name in names]
             if names and (module in others or any(map(_holds_values, values))):
                 changed[module] = frozenset(names)
@@ -262,24 +267,6 @@ class AttributeSnapshot:
                     value = snapshots[name].restore()
                 _write(vars(module), name, value)
         return changed
-
-
-def _changed_names(
-    before: Mapping[str, Any],
-    snapshots: Mapping[str, Snapshot],
-    now: Mapping[str, Any],
-    by_value: bool,
-) -> set[str]:
-    """Return the names of attributes of one module that were replaced, written to or removed."""
-    names = set(before.keys() - now.keys())
-    for name in now.keys() - _INTERNAL:
-        if name not in before:
-            names.add(name)
-            continue
-        snapshot = snapshots.get(name) or Snapshot(before[name])
-        if not snapshot.is_unchanged(now[name], by_value=by_value):
-            names.add(name)
-    return names
 
 
 def paths_of(model: nn.Module) -> dict[nn.Module, str]:

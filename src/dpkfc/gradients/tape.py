@@ -593,16 +593,20 @@ class Tape:
 
         Calls that no loss depends on are left out where the layer has another call.
         """
-        arrived = [[gradients.get(edge) for edge in record.edges] for record in records]
-        used: set[str] = set()
-        for record, own in zip(records, arrived, strict=True):
-            if _is_reached(own):
-                used.update(layer.name for layer in record.layers)
         calls: Calls = {}
-        for record, own in zip(records, arrived, strict=True):
+        unused = []
+        for record in records:
+            arrived = [gradients.get(edge) for edge in record.edges]
+            call = _call(record, arrived)
+            if any(gradient is not None for gradient in arrived):
+                _add_call(calls, record, call)
+            else:
+                unused.append((record, call))
+        used = set(calls)
+        for record, call in unused:
             for layer in record.layers:
-                if _is_reached(own) or layer.name not in used:
-                    calls.setdefault(layer.name, []).append(_call(record, own))
+                if layer.name not in used:
+                    calls.setdefault(layer.name, []).append(call)
         return calls
 
     def _add_shared(
@@ -678,11 +682,6 @@ def _add_call(calls: Calls, record: _Record, call: Call) -> None:
     """Add a call to those of all layers that its module belongs to."""
     for layer in record.layers:
         calls.setdefault(layer.name, []).append(call)
-
-
-def _is_reached(arrived: Sequence[Tensor | None]) -> bool:
-    """Return whether a loss depends on one of the outputs of a call."""
-    return any(gradient is not None for gradient in arrived)
 
 
 def is_differentiable(x: Any) -> bool:
