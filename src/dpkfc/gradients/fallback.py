@@ -100,8 +100,10 @@ def _widen(x: Any, dtype: torch.dtype) -> Any:
     """Return a floating-point tensor in at least this type, and anything else as it is."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         return x
-    is_narrow = torch.finfo(x.dtype).bits < torch.finfo(dtype).bits
-    return x.to(dtype) if is_narrow else x
+    bits = torch.finfo(x.dtype).bits
+    if bits < torch.finfo(dtype).bits:
+        return x.to(dtype)
+    return x
 
 
 _Run = Callable[[NamedTensors, list[Tensor]], list[Tensor]]
@@ -146,10 +148,12 @@ def _gradients_of_rows(
             )
     examples = []
     for i in range(size):
-        row = [x[i] for x in rows]
+        copies = {}
+        for role, p in parameters.items():
+            copies[role] = p.clone().requires_grad_()
+        outputs = run(copies, [x[i] for x in rows])
         row_gradients = [g[i] for g in gradients]
-        copies = {role: p.clone().requires_grad_() for role, p in parameters.items()}
-        result = differentiate(run(copies, row), row_gradients, list(copies.values()))
+        result = differentiate(outputs, row_gradients, list(copies.values()))
         examples.append(dict(zip(copies, result, strict=True)))
     return _stack_examples(examples)
 
@@ -161,8 +165,9 @@ def _vectorise(
 
     def gradient(row: list[Tensor], row_gradients: list[Tensor]) -> NamedTensors:
         outputs, pull = vjp(lambda values: run(values, row), parameters)[:2]
-        pairs = zip(row_gradients, outputs, strict=True)
-        starts = [g.to(y.dtype) for g, y in pairs]
+        starts = []
+        for g, y in zip(row_gradients, outputs, strict=True):
+            starts.append(g.to(y.dtype))
         return pull(starts)[0]
 
     elements = sum(p.numel() for p in parameters.values())
@@ -230,19 +235,22 @@ def block_of_gradients(layer: Layer, gradients: NamedTensors) -> MaterializedGra
         embedding: `[N, rows, d]`), for another layer the gradients by role. Both are in float32, or
         in float64 where they are.
     """
-    like = raise_precision(next(iter(gradients.values())))
+    first = next(iter(gradients.values()))
+    like = raise_precision(first)
+    size = len(like)
     by_role = {}
     for role in layer.parameters:
         if role in gradients:
             by_role[role] = gradients[role].to(like.dtype)
         else:
             shape = layer.tensor(role).shape
-            by_role[role] = like.new_zeros(len(like), *shape)
+            by_role[role] = like.new_zeros(size, *shape)
     if layer.rule not in MATRICES:
         return PerExample(by_role)
     matrix = matrices_of(layer, by_role)
-    rows = matrix.reshape(len(like) * layer.groups, -1, matrix.shape[-1])
-    return MaterializedGradients(rows, layer.groups, crosswise=layer.rule == "embedding")
+    rows = matrix.reshape(size * layer.groups, -1, matrix.shape[-1])
+    is_embedding = layer.rule == "embedding"
+    return MaterializedGradients(rows, layer.groups, crosswise=is_embedding)
 
 
 def matrices_of(layer: Layer, tensors: NamedTensors) -> Tensor:
@@ -254,7 +262,9 @@ def matrices_of(layer: Layer, tensors: NamedTensors) -> Tensor:
         columns.append(weight)
     if "bias" in tensors:
         columns.append(tensors["bias"].unsqueeze(2))
-    return torch.cat(columns, 2) if len(columns) > 1 else columns[0]
+    if len(columns) == 1:
+        return columns[0]
+    return torch.cat(columns, 2)
 
 
 def gradient_of(model: nn.Module, total: Tensor) -> NamedTensors:
@@ -267,9 +277,12 @@ def gradient_of(model: nn.Module, total: Tensor) -> NamedTensors:
     parameters = trainable_tensors(model)
     tensors = list(parameters.values())
     with torch.autocast(total.device.type, enabled=False):
-        gradients = torch.autograd.grad(total, tensors, allow_unused=True)
-    pairs = zip(parameters, gradients, strict=True)
-    return {name: _dense(g) for name, g in pairs if g is not None}
+        arrived = torch.autograd.grad(total, tensors, allow_unused=True)
+    gradients: NamedTensors = {}
+    for name, gradient in zip(parameters, arrived, strict=True):
+        if gradient is not None:
+            gradients[name] = _dense(gradient)
+    return gradients
 
 
 def add_blocks(layers: Sequence[Layer], gradients: NamedTensors, calls: Calls) -> None:
@@ -348,7 +361,10 @@ class ParametrizedBlock:
 
     def merge_rows(self, count: int, size: int) -> PerExample:
         """Return the block of `count` examples, each the sum of `size` consecutive rows."""
-        parts = [(block.merge_rows(count, size), pulls) for block, pulls in self.parts]
+        parts = []
+        for block, pulls in self.parts:
+            merged = block.merge_rows(count, size)
+            parts.append((merged, pulls))
         return ParametrizedBlock(tuple(parts)).per_example()
 
     def per_example(self) -> PerExample:
@@ -356,12 +372,13 @@ class ParametrizedBlock:
         n = self.batch_size
         gradients: NamedTensors = {}
         for block, pulls in self.parts:
-            entries = sum(math.prod(pull.shape) for pull in pulls.values())
-            for rows in chunks(n, entries, _PULLED_ELEMENTS):
+            sizes = [math.prod(pull.shape) for pull in pulls.values()]
+            for rows in chunks(n, sum(sizes), _PULLED_ELEMENTS):
                 pulled = _pull_back(block.select(rows), pulls)
                 for role, g in pulled.items():
                     if role not in gradients:
-                        gradients[role] = g.new_zeros(n, *g.shape[1:])
+                        shape = g.shape[1:]
+                        gradients[role] = g.new_zeros(n, *shape)
                     gradients[role][rows] += g
         return PerExample(gradients)
 
@@ -388,9 +405,11 @@ def has_computed_weight(module: nn.Module, roles: list[str]) -> bool:
         module: any module.
         roles: the trainable parameters that it answers for.
     """
+    if not is_parametrized(module):
+        return False
     prefixes = tuple(f"parametrizations.{name}." for name in _TENSORS)
-    is_part = [role in _TENSORS or role.startswith(prefixes) for role in roles]
-    return is_parametrized(module) and all(is_part)
+    others = [role for role in roles if not role.startswith(prefixes)]
+    return set(others) <= set(_TENSORS)
 
 
 def pulls_of(module: nn.Module, roles: list[str]) -> dict[str, Pull]:
@@ -408,7 +427,10 @@ def pulls_of(module: nn.Module, roles: list[str]) -> dict[str, Pull]:
     pulls: dict[str, Pull] = {}
     for name in _TENSORS:
         prefix = f"parametrizations.{name}."
-        paths = [role.removeprefix(prefix) for role in roles if role.startswith(prefix)]
+        paths = []
+        for role in roles:
+            if role.startswith(prefix):
+                paths.append(role.removeprefix(prefix))
         if paths:
             pulls[name] = _pull_of(module, name, paths, prefix)
         elif name in roles:
@@ -418,14 +440,16 @@ def pulls_of(module: nn.Module, roles: list[str]) -> dict[str, Pull]:
 
 def _plain_pull(module: nn.Module, name: str) -> Pull:
     """Return the pull of a tensor that is a parameter itself."""
-    return Pull(tuple(module.get_parameter(name).shape), lambda g: {name: g})
+    shape = module.get_parameter(name).shape
+    return Pull(tuple(shape), lambda g: {name: g})
 
 
 def _pull_of(module: nn.Module, name: str, paths: list[str], prefix: str) -> Pull:
     parametrization = module.get_submodule(prefix[:-1])
     parameters = {}
     for path in paths:
-        parameters[path] = parametrization.get_parameter(path).detach().clone()
+        p = parametrization.get_parameter(path)
+        parameters[path] = p.detach().clone()
     device = parameters[paths[0]].device
     before = random_states(device)
 
@@ -442,8 +466,11 @@ def _pull_of(module: nn.Module, name: str, paths: list[str], prefix: str) -> Pul
     def apply(g: Tensor) -> NamedTensors:
         with torch.no_grad():
             rows = g.to(value.dtype)
-            gradients = vectorised(lambda one: pull(one)[0], rows)
-        return {prefix + path: x.to(g.dtype) for path, x in gradients.items()}
+            pulled = vectorised(lambda one: pull(one)[0], rows)
+        gradients = {}
+        for path, x in pulled.items():
+            gradients[prefix + path] = x.to(g.dtype)
+        return gradients
 
     return Pull(tuple(value.shape), apply)
 

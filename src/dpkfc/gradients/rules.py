@@ -117,8 +117,13 @@ def joined_calls(
     Raises:
         ValueError: an input or output without the batch, naming the layer.
     """
-    blocks = [call for call in calls if not isinstance(call, Call)]
-    recorded = [call for call in calls if isinstance(call, Call)]
+    blocks: list[Any] = []
+    recorded: list[Call] = []
+    for call in calls:
+        if isinstance(call, Call):
+            recorded.append(call)
+        else:
+            blocks.append(call)
     if recorded:
         with gathered(layer):
             inputs = [(call.args, call.kwargs) for call in recorded]
@@ -201,11 +206,12 @@ def _linear(layer: Layer, call: Call, batch_size: int) -> Outer:
     b = b.reshape(batch_size, -1, b.shape[-1])
     if "weight" not in layer.parameters:
         # Only the bias trains: the input is the homogeneous coordinate alone.
-        ones = b.new_ones(*b.shape[:2], 1)
+        ones = torch.ones_like(b[..., :1])
         return Outer(ones, b)
     x = call.input.to(b.dtype)
     a = x.reshape(batch_size, -1, x.shape[-1])
-    return Outer(a, b, homogeneous="bias" in layer.parameters)
+    has_bias = "bias" in layer.parameters
+    return Outer(a, b, homogeneous=has_bias)
 
 
 def _conv(layer: Layer, call: Call, batch_size: int) -> ConvBlock:
@@ -218,23 +224,29 @@ def _conv(layer: Layer, call: Call, batch_size: int) -> ConvBlock:
 
 def _parametrized(layer: Layer, calls: Sequence[Call], batch_size: int) -> ParametrizedBlock:
     """Return an ordinary layer in its effective weight and bias, and the way back."""
-    pulls = pulls_of(calls[0].module, list(layer.parameters))
-    plain = replace(layer, parameters=dict.fromkeys(pulls, ""))
+    roles = list(layer.parameters)
+    pulls = pulls_of(calls[0].module, roles)
+    effective = dict.fromkeys(pulls, "")
+    plain = replace(layer, parameters=effective)
     blocks: list[Any] = []
     for call in calls:
         if isinstance(call.module, nn.Linear):
             blocks.append(_linear(plain, call, batch_size))
-        else:
-            block = _conv(plain, call, batch_size)
-            blocks.append(replace(block, weight="weight" in pulls, bias="bias" in pulls))
-    return ParametrizedBlock(((_join(blocks), pulls),))
+            continue
+        block = _conv(plain, call, batch_size)
+        has_weight = "weight" in pulls
+        has_bias = "bias" in pulls
+        blocks.append(replace(block, weight=has_weight, bias=has_bias))
+    part = (_join(blocks), pulls)
+    return ParametrizedBlock((part,))
 
 
 def _embedding(layer: Layer, call: Call, batch_size: int) -> Lookup:
     module: Any = call.module
-    ids = call.input.reshape(batch_size, -1).long()
-    b = call.gradient.reshape(batch_size, ids.shape[1], -1)
-    lookup = Lookup(ids, b, module.num_embeddings)
+    ids = call.input.reshape(batch_size, -1)
+    positions = ids.shape[1]
+    b = call.gradient.reshape(batch_size, positions, -1)
+    lookup = Lookup(ids.long(), b, module.num_embeddings)
     return lookup.drop_row(module.padding_idx)
 
 
@@ -267,22 +279,24 @@ def _norm(layer: Layer, call: Call, batch_size: int) -> PerExample:
     b = call.gradient
     x = call.input.to(b.dtype)
     if isinstance(module, nn.LayerNorm | nn.RMSNorm):
-        normalise: Any = F.layer_norm if isinstance(module, nn.LayerNorm) else F.rms_norm
-        x_hat = normalise(x, tuple(module.normalized_shape), eps=module.eps)
-        shared_dims = range(1, x.dim() - len(module.normalized_shape))
+        normalise: Any = F.rms_norm
+        if isinstance(module, nn.LayerNorm):
+            normalise = F.layer_norm
+        shape = tuple(module.normalized_shape)
+        x_hat = normalise(x, shape, eps=module.eps)
+        shared_dims = range(1, x.dim() - len(shape))
     else:
         x_hat = _normalise_channels(module, x)
         shared_dims = range(2, x.dim())
-    gradients = {}
-    if "weight" in layer.parameters:
-        gradients["weight"] = b * x_hat
-    if "bias" in layer.parameters:
-        gradients["bias"] = b
-    if shared_dims:
-        gradients = {role: g.sum([*shared_dims]) for role, g in gradients.items()}
+    gradients = {"weight": b * x_hat, "bias": b}
+    by_role = {}
+    for role in layer.parameters:
+        by_role[role] = gradients[role]
+        if shared_dims:
+            by_role[role] = gradients[role].sum([*shared_dims])
     # Several views of an example are consecutive rows.
     views = len(b) // batch_size
-    return PerExample(gradients).merge_rows(batch_size, views)
+    return PerExample(by_role).merge_rows(batch_size, views)
 
 
 def _normalise_channels(module: Any, x: Tensor) -> Tensor:
@@ -290,7 +304,8 @@ def _normalise_channels(module: Any, x: Tensor) -> Tensor:
         return F.group_norm(x, module.num_groups, eps=module.eps)
     if module.track_running_stats:
         # BatchNorm or InstanceNorm with frozen statistics.
-        shape = (1, -1, *[1] * (x.dim() - 2))
+        trailing = [1] * (x.dim() - 2)
+        shape = (1, -1, *trailing)
         mean = module.running_mean.view(shape)
         variance = module.running_var.view(shape)
         scale = torch.rsqrt(variance + module.eps)
@@ -306,19 +321,20 @@ def _custom(layer: Layer, call: Call, batch_size: int) -> PerExample:
     """
     rule = _layer_rules[type(call.module)]
     inputs, spec, axes = call.batched_leaves()
-    input_axes: list[int | None] = [None] * len(inputs)
-    for i, axis in axes.items():
-        input_axes[i] = 0
-        inputs[i] = example_first(inputs[i], axis, batch_size)
+    input_axes: list[int | None] = []
     for i, x in enumerate(inputs):
+        axis = axes.get(i)
+        input_axes.append(None if axis is None else 0)
+        if axis is not None:
+            inputs[i] = example_first(x, axis, batch_size)
         if isinstance(x, Tensor) and x.is_floating_point():
-            inputs[i] = raise_precision(x)
+            inputs[i] = raise_precision(inputs[i])
     output_gradients = _rows_of_gradients(call, batch_size)
     gradient_axes = [None if rows is None else 0 for rows in output_gradients]
 
-    def differentiate_one(inputs: list[Any], output_gradients: list[Any]) -> dict[str, Tensor]:
+    def differentiate_one(inputs: list[Any], gradients: list[Any]) -> dict[str, Tensor]:
         args, kwargs = tree_unflatten(inputs, spec)
-        own = replace(call, args=args, kwargs=kwargs, output_gradients=output_gradients)
+        own = replace(call, args=args, kwargs=kwargs, output_gradients=gradients)
         return dict(rule(own))
 
     run_all = torch.vmap(differentiate_one, in_dims=(input_axes, gradient_axes))
@@ -357,9 +373,11 @@ _RULES: dict[str, Callable[[Layer, Call, int], AnyBlock]] = {
 def _rows_of_gradients(call: Call, batch_size: int) -> list[Tensor | None]:
     """Return the output gradients with examples in front, None where there is none."""
     gradients: list[Tensor | None] = []
-    for gradient, axis in zip(call.output_gradients, call.output_axes, strict=True):
-        rows = None
-        if gradient is not None and axis is not None:
-            rows = raise_precision(example_first(gradient, axis, batch_size))
-        gradients.append(rows)
+    outputs = zip(call.output_gradients, call.output_axes, strict=True)
+    for gradient, axis in outputs:
+        if gradient is None or axis is None:
+            gradients.append(None)
+            continue
+        rows = example_first(gradient, axis, batch_size)
+        gradients.append(raise_precision(rows))
     return gradients
