@@ -135,14 +135,17 @@ def axis_after_reshape(
         new_shape: the new shape, with as many elements.
         size: examples N, at least 2.
     """
-    inner = axis.post * math.prod(shape[axis.dim + 1 :])
+    trailing = shape[axis.dim + 1 :]
+    inner = axis.post * math.prod(trailing)
     if inner == 0 or math.prod(new_shape) == 0:
         return None
     right = 1
     for dim, length in reversed([*enumerate(new_shape)]):
         post, rest = divmod(inner, right)
-        if rest == 0 and length % (size * post) == 0:
-            return BatchAxis(dim, length // (size * post), post)
+        if rest == 0:
+            pre, other_rest = divmod(length, size * post)
+            if other_rest == 0:
+                return BatchAxis(dim, pre, post)
         right *= length
         if right > inner:
             return None
@@ -174,18 +177,22 @@ def one_example_a_row(x: Tensor, axis: BatchAxis, size: int) -> Tensor:
 
     The batch dimension is kept.
     """
-    return _split_batch(x, axis, size).flatten(axis.dim + 1, axis.dim + 2)
+    rows = _split_batch(x, axis, size)
+    pre_dim = axis.dim + 1
+    return rows.flatten(pre_dim, pre_dim + 1)
 
 
 def _split_batch(x: Tensor, axis: BatchAxis, size: int) -> Tensor:
     """Return `[N, ...]` with pre and post in the place of the batch dimension."""
-    parts = x.unflatten(axis.dim, (axis.pre, size, axis.post))
+    shape = (axis.pre, size, axis.post)
+    parts = x.unflatten(axis.dim, shape)
     return parts.movedim(axis.dim + 1, 0)
 
 
 def names_of_shapes(tensors: Sequence[Tensor]) -> str:
     """Return the shapes of some tensors as they appear in messages."""
-    return " and ".join(str(list(x.shape)) for x in tensors[:3])
+    shapes = [list(x.shape) for x in tensors[:3]]
+    return " and ".join(map(str, shapes))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -414,7 +421,8 @@ def _fits(
     for x in tensors:
         expected = axis
         if rank is not None:
-            expected = axis.shifted(x.dim() - rank)
+            missing = rank - x.dim()
+            expected = axis.shifted(-missing)
         known = operation.axis(x)
         if known is None:
             if not _is_shared(operation, x, expected):
@@ -621,7 +629,8 @@ def _split(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 
 @_rule("cat concat concatenate")
 def _cat(operation: Operation) -> Answer:
-    tensors = [x for x in operation.args[0] if x.shape != (0,)]
+    empty = (0,)
+    tensors = [x for x in operation.args[0] if x.shape != empty]
     axes = [operation.axis(x) for x in tensors]
     known = [axis for axis in axes if axis is not None]
     first = known[0]
@@ -629,8 +638,10 @@ def _cat(operation: Operation) -> Answer:
     if _dimension(operation, tensors[0]) != first.dim:
         operation.require(_fits(operation, tensors, first), why)
         return first
-    joined = replace(first, pre=sum(axis.pre for axis in known))
-    operation.require(all(replace(axis, pre=joined.pre) == joined for axis in known), why)
+    copies = sum(axis.pre for axis in known)
+    joined = replace(first, pre=copies)
+    for axis in known:
+        operation.require(replace(axis, pre=copies) == joined, why)
     operation.require(len(known) == len(axes), "rows of no example are joined to the batch")
     return joined
 
@@ -659,10 +670,8 @@ def _remove_dims(axis: BatchAxis, dims: Iterable[int]) -> BatchAxis:
 
 @_rule_of_first("as_strided")
 def _strided(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
-    y = operation.result
-    layout = (x.shape, x.stride(), x.storage_offset())
-    is_same = layout == (y.shape, y.stride(), y.storage_offset())
-    operation.require(is_same, "a strided view is not followed")
+    layouts = {(y.shape, y.stride(), y.storage_offset()) for y in (x, operation.result)}
+    operation.require(len(layouts) == 1, "a strided view is not followed")
     return axis
 
 
@@ -1151,7 +1160,8 @@ def _axis_of_counting_index(
     length = axis.length(operation.size)
     if index.numel() != length:
         return None
-    if not torch.equal(index.flatten(), torch.arange(length, device=index.device)):
+    identity = torch.arange(length, device=index.device)
+    if not torch.equal(index.flatten(), identity):
         return None
     long_dims = [dim for dim, entries in enumerate(index.shape) if entries != 1]
     if len(long_dims) != 1:
@@ -1208,14 +1218,14 @@ def _put_by_mask(operation: Operation, indices: _Indices) -> Answer:
     values = operation.argument("values")
     dim, mask = next(iter(indices.given.items()))
     axis = operation.axis(x)
-    is_public_number = values.numel() == 1 and not operation.is_batched(values)
-    is_leading_mask = len(indices.given) == 1 and dim == 0 and mask.dim() > 0
-    has_this_axis = operation.axis(mask) in (None, axis)
-    is_plain = is_public_number and is_leading_mask and has_this_axis
-    operation.require(is_plain, "a mask picks entries by their values")
+    why = "a mask picks entries by their values"
+    operation.require(values.numel() == 1 and not operation.is_batched(values), why)
+    operation.require(len(indices.given) == 1 and dim == 0 and mask.dim() > 0, why)
+    operation.require(operation.axis(mask) in (None, axis), why)
     why = "a mask writes to other examples"
     axis = operation.require(axis, why)
-    operation.require(axis.dim < mask.dim() and _fits(operation, (x, mask), axis), why)
+    operation.require(axis.dim < mask.dim(), why)
+    operation.require(_fits(operation, (x, mask), axis), why)
     return axis
 
 
@@ -1283,8 +1293,8 @@ def _attention(operation: Operation) -> Answer:
     is_plain = operation.has_length(outputs[0], axis)
     operation.require(is_plain, "attention repeats the heads of examples")
     length = query.shape[axis.dim]
-    public = [x for x in operation.args[:3] if not operation.is_batched(x)]
-    operation.require(all(x.shape[axis.dim] == length for x in public), why)
+    for x in operation.args[:3]:
+        operation.require(operation.is_batched(x) or x.shape[axis.dim] == length, why)
     return [axis, axis, *[None] * len(outputs)]
 
 
@@ -1350,15 +1360,14 @@ def _margin_loss(operation: Operation) -> Answer:
 
 @_rule("_ctc_loss")
 def _ctc_loss(operation: Operation) -> Answer:
-    scores, targets, *lengths = operation.args[:4]
+    scores, *targets_and_lengths = operation.args[:4]
     rows = BatchAxis(0)
-    axes = set(map(operation.axis, (targets, *lengths)))
-    is_placed = (
-        operation.axis(scores) == BatchAxis(1) and targets.dim() == 2 and axes <= {None, rows}
-    )
+    targets = targets_and_lengths[0]
+    axes = set(map(operation.axis, targets_and_lengths))
     why = "the batch is not dimension 1 of the scores and 0 of the targets"
-    operation.require(is_placed, why)
-    tensors = [torch.as_tensor(x) for x in (targets, *lengths)]
+    operation.require(operation.axis(scores) == BatchAxis(1), why)
+    operation.require(targets.dim() == 2 and axes <= {None, rows}, why)
+    tensors = [torch.as_tensor(x) for x in targets_and_lengths]
     why = "public targets or lengths depend on the places of the examples"
     operation.require(_fits(operation, tensors, rows), why)
     return rows
@@ -1382,11 +1391,13 @@ def _keep_total(operation: Operation) -> Answer:
 @_rule("add sub rsub", table=TOTAL_RULES)
 def _add_totals(operation: Operation) -> Answer:
     """Return the total of two with one divisor; a public number changes no gradient."""
-    states = [state for state in map(operation.state, operation.args[:2]) if state is not None]
-    totals = [state for state in states if isinstance(state, Total)]
-    is_plain = len(totals) == len(states) and operation.result.numel() == 1
     why = "a sum over the examples meets something else than a public number"
-    operation.require(is_plain, why)
+    operation.require(operation.result.numel() == 1, why)
+    totals: list[Total] = []
+    for state in map(operation.state, operation.args[:2]):
+        operation.require(state is None or isinstance(state, Total), why)
+        if isinstance(state, Total):
+            totals.append(state)
     first = totals[0]
     have_one_divisor = all(total.is_mean == first.is_mean for total in totals)
     operation.require(have_one_divisor, "a mean and a sum over the examples are added")
@@ -1994,13 +2005,11 @@ class _Mode:
 
     def _note_error(self, function: Any, args: Any, kwargs: Any) -> None:
         """Note an error: the program may catch it, and go on in another way for all examples."""
-        if self.is_on and self._tracker._is_any_private((*args, *kwargs.values())):
+        tracker = self._tracker
+        if self.is_on and tracker._is_any_private((*args, *kwargs.values())):
+            name = getattr(function, "__name__", function)
             why = "it raises an error, which the values of an example may decide"
-            self._tracker.fail(
-                getattr(function, "__name__", function),
-                why,
-                is_read=True,
-            )
+            tracker.fail(name, why, is_read=True)
 
 
 class _Dispatch(_Mode, TorchDispatchMode):

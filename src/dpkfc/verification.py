@@ -53,6 +53,8 @@ _WORDS = ("a", "the", "good", "bad", "film", "was", "not", "very")
 _NUMBERS = {"f": torch.float64, "b": torch.bool}
 
 
+Collate = Callable[[list[Any]], Any]
+"""Maps records to a batch."""
 Axis = tuple[Any, ...]
 """Keys that lead to a value in a record, and a dimension of that value."""
 
@@ -75,7 +77,7 @@ class PublicRows:
     """
 
     records: Sequence[Any]
-    collate: Callable[[list[Any]], Any]
+    collate: Collate
     example: Any = None
     integers: str = "tokens"
 
@@ -118,14 +120,18 @@ class PublicRows:
         The records differ along some axes, and the batch is padded to the longer one.
         """
         draw = _RecordDrawer(np.random.default_rng(_SEED), self.integers)
-        # A volume that is longer in all directions would fill the memory.
-        is_volume = len({axis[:-1] for axis in axes}) < len(axes)
-        for extra in _EXTRA_LENGTHS[: 1 if is_volume else None]:
-            longest = draw.value_like(self.example, dict.fromkeys(axes, length + extra))
+        extras: Sequence[int] = _EXTRA_LENGTHS
+        values = {axis[:-1] for axis in axes}
+        if len(values) < len(axes):
+            # A volume that is longer in all directions would fill the memory.
+            extras = extras[:1]
+        for extra in extras:
+            longer = dict.fromkeys(axes, length + extra)
+            longest = draw.value_like(self.example, longer)
             is_padded = False
             for i in range(_SHORT_RECORDS):
-                sizes = dict.fromkeys(axes, max(1, length // (2 + i)))
-                short = draw.value_like(self.example, sizes)
+                shorter = dict.fromkeys(axes, max(1, length // (2 + i)))
+                short = draw.value_like(self.example, shorter)
                 # Records of several lengths need not fit into a batch.
                 with suppress(Exception):
                     batch = self.collate([short, longest])
@@ -159,9 +165,7 @@ Attempts = Sequence[Callable[[int], PublicRows]]
 """Each maps a number of records to public rows; the first rows that a loss accepts are used."""
 
 
-def attempts_like(
-    record: Any, collate: Callable[[list[Any]], Any], device: torch.device
-) -> Attempts:
+def attempts_like(record: Any, collate: Collate, device: torch.device) -> Attempts:
     """Return ways to draw public rows like a record, with other integers."""
     kinds = ["bits", "ones"]
     if device.type == "cpu":
@@ -169,9 +173,7 @@ def attempts_like(
     return [partial(draw_public_rows, record, collate=collate, integers=kind) for kind in kinds]
 
 
-def draw_public_rows(
-    record: Any, count: int, collate: Callable[[list[Any]], Any], integers: str
-) -> PublicRows:
+def draw_public_rows(record: Any, count: int, collate: Collate, integers: str) -> PublicRows:
     """Draw records with the types and shapes of one record.
 
     Args:
@@ -291,15 +293,18 @@ class _RecordDrawer:
 
     def _container(self, x: Any, sizes: Mapping[Axis, int], place: Axis) -> Any:
         """Return a mapping, list or tuple of random values."""
-        if isinstance(x, Mapping):
-            return {key: self.value_like(y, sizes, (*place, key)) for key, y in x.items()}
         if _is_list_of_numbers(x):
             count = sizes.get((*place, 0), len(x))
             return [self.value_like(x[0]) for _ in range(count)]
-        values = [self.value_like(y, sizes, (*place, i)) for i, y in enumerate(x)]
+        items = x.items() if isinstance(x, Mapping) else enumerate(x)
+        values = {}
+        for key, y in items:
+            values[key] = self.value_like(y, sizes, (*place, key))
+        if isinstance(x, Mapping):
+            return values
         if isinstance(x, tuple) and hasattr(x, "_fields"):
-            return type(x)(*values)
-        return type(x)(values)
+            return type(x)(*values.values())
+        return type(x)(values.values())
 
     def _image(self, x: Any) -> Any:
         shape = np.asarray(x).shape
@@ -645,18 +650,17 @@ class _Check:
             Why a collate function cannot be compared, or None.
         """
         size = _size_apart(rows.records[:1], size)
-        failure = None
-        if not self._check_rows("collate_fn", rows.batch, size):
-            reason = "it draws random numbers of its own, so that it cannot be compared"
-            failure = Unknown("collate_fn", reason)
-        if self.augment is not None:
 
-            def augment(indices: Sequence[int]) -> Any:
-                return self._augment(rows.batch(indices), size)
+        def augment(indices: Sequence[int]) -> Any:
+            return self._augment(rows.batch(indices), size)
 
-            if not self._check_rows("augment", augment, size):
-                self._check_augment_with_nan(rows, size)
-        return failure
+        can_compare = self._check_rows("collate_fn", rows.batch, size)
+        if self.augment is not None and not self._check_rows("augment", augment, size):
+            self._check_augment_with_nan(rows, size)
+        if can_compare:
+            return None
+        reason = "it draws random numbers of its own, so that it cannot be compared"
+        return Unknown("collate_fn", reason)
 
     def _is_repeatable(self, make_batch: Callable[[], Any], *, restarted: bool) -> bool:
         """Return whether two passes agree, where torch draws constants.
@@ -795,11 +799,13 @@ class _Check:
             weighted = losses * weights[list(part)].to(losses)
             total = total + weighted.sum()
         expected = _all_gradients(self.model, total)
-        if not all(bool(g.isfinite().all()) for g in expected.values()):
-            return
         total_norm = math.hypot(*map(_norm, expected.values()))
+        if not math.isfinite(total_norm):
+            return
         for layer in self.layers:
-            sums = {name: torch.zeros_like(expected[name]) for name in layer.parameters.values()}
+            sums: NamedTensors = {}
+            for name in layer.parameters.values():
+                sums[name] = torch.zeros_like(expected[name])
             layer_calls = calls.pop(layer.name, [])
             dtype = _coarsest_dtype(layer, layer_calls)
             if layer_calls:
@@ -892,8 +898,9 @@ class _Check:
 
     def _check_memory(self, rows: PublicRows) -> None:
         """Check that the forward pass keeps nothing of its examples for later ones."""
-        pairs = [(i, i) for i in range(len(rows))[:4]]
-        batches = [rows.batch(pair) for pair in [(0, 1), *pairs]]
+        few = range(len(rows))[:4]
+        pairs = [(0, 1), *((i, i) for i in few)]
+        batches = [rows.batch(pair) for pair in pairs]
 
         def losses(batch: Any) -> Tensor:
             return self.losses(batch, 2)
@@ -942,22 +949,24 @@ def _first_line(error: Exception) -> str:
 
 def _row_tensors(batch: Any, size: int) -> list[Tensor]:
     """Return the tensors of a batch with one row for each example."""
-    return [x for x in tensors_of(batch) if x.dim() and not x.is_nested and len(x) == size]
+    tensors = [x for x in tensors_of(batch) if not x.is_nested]
+    return [x for x in tensors if x.dim() and len(x) == size]
 
 
 def _gradients_differ(gradient: Tensor, other: Tensor) -> bool:
     """Return whether two gradients differ by more than rounding, as whole vectors."""
     if gradient.shape != other.shape:
         return True
-    scale = float(torch.maximum(gradient.norm(), other.norm()))
+    scale = max(_norm(gradient), _norm(other))
     if not math.isfinite(scale):
         return False
-    return float((gradient - other).norm()) > 1e-2 * scale + 1e-9
+    return _norm(gradient - other) > 1e-2 * scale + 1e-9
 
 
 def _are_rows_equal(tensors: list[Tensor], others: list[Tensor], rows: list[int]) -> bool:
     """Return whether rows of two batches agree, or the batches have different padding."""
-    if [x.shape[1:] for x in tensors] != [x.shape[1:] for x in others]:
+    shapes = [x.shape[1:] for x in tensors]
+    if shapes != [x.shape[1:] for x in others]:
         return True
     for x, y in zip(tensors, others, strict=True):
         if x.is_complex():
@@ -1005,13 +1014,18 @@ def have_equal_gradients(model: nn.Module, one: Tensor, other: Tensor) -> bool:
     gradients = _all_gradients(model, one)
     others = _all_gradients(model, other)
     total_norm = math.hypot(*map(_norm, gradients.values()))
-    return not any(_difference(g, others[n], total_norm, g.dtype) for n, g in gradients.items())
+    for name, gradient in gradients.items():
+        if _difference(gradient, others[name], total_norm, gradient.dtype):
+            return False
+    return True
 
 
 def _all_gradients(model: nn.Module, total: Tensor) -> NamedTensors:
     """Return the gradient of a number at every trainable parameter, zeros where it has none."""
-    zeros = {name: torch.zeros_like(p) for name, p in trainable_tensors(model).items()}
-    return zeros | gradient_of(model, total)
+    gradients: NamedTensors = {}
+    for name, p in trainable_tensors(model).items():
+        gradients[name] = torch.zeros_like(p)
+    return gradients | gradient_of(model, total)
 
 
 def _norm(x: Tensor) -> float:
