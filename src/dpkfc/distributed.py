@@ -423,7 +423,7 @@ def check_alike(
     *,
     records: int,
     record: Callable[[int], Any],
-    passes: Mapping[str, Any] | None = None,
+    passes: Mapping[str, Any],
 ) -> None:
     """Check, before anything is spent, that all processes train the same model in the same way.
 
@@ -454,7 +454,7 @@ def check_alike(
     compared = {name: digest for name, digest in own_fields if name not in random_fields}
     counts: Description = {}
     if any(is_divided(p) for p in model.parameters()):
-        counts = {name: (repr(value), None) for name, value in (passes or {}).items()}
+        counts = {name: (repr(value), None) for name, value in passes.items()}
 
     def describe() -> Description:
         description = _describe_run(plan, model, optimizer, records)
@@ -882,13 +882,12 @@ def divided_optimizer_state(
     numbers = [i for group in state["param_groups"] for i in group["params"]]
     parameters = dict(zip(numbers, own_parameters, strict=False))
 
-    def shard(x: Any, parameter: Any) -> Any:
-        if not isinstance(x, Tensor) or parameter is None or x.shape != parameter.shape:
-            return x
-        return divided_as(x, parameter)
-
     states = {}
     for i, values in state["state"].items():
         parameter = parameters.get(i)
-        states[i] = {name: shard(x, parameter) for name, x in values.items()}
+        own_state = dict(values)
+        for name, x in values.items():
+            if isinstance(x, Tensor) and parameter is not None and x.shape == parameter.shape:
+                own_state[name] = divided_as(x, parameter)
+        states[i] = own_state
     return {**state, "state": states}

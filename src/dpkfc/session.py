@@ -220,8 +220,8 @@ def open_shared_ledger(plan: Plan, path: StrPath | None, ranks: DistributedConte
             return 0, ""
         if not Path(path).stat().st_size:
             return 0, ""
-        found = verify(path)
-        return len(found.releases), found.heads[len(found.releases)]
+        own = verify(path)
+        return len(own.releases), own.heads[-1]
 
     def check() -> None:
         for rank, (count, head) in enumerate(known):

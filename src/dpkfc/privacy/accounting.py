@@ -159,17 +159,14 @@ RELATIONS = ("add_or_remove_one", "replace_one")
 _INTERVAL = 1e-4  # of the grid, wider for large losses
 
 
-def pld_of_one(
-    event: DpEvent, relation: str, interval: float | None = None
-) -> PrivacyLossDistribution:
+def pld_of_one(event: DpEvent, relation: str) -> PrivacyLossDistribution:
     """Return the distribution of the privacy loss of one release, rounded up to a grid.
 
     Args:
         event: the release of a sampler.
         relation: one of `RELATIONS`.
-        interval: of the grid; None for the default of the event.
     """
-    return _pld_on_grid(event, relation, interval or interval_of(event))
+    return _pld_on_grid(event, relation, interval_of(event))
 
 
 @functools.lru_cache(maxsize=16)
@@ -484,7 +481,7 @@ def deltas_of_epsilons(event: DpEvent, count: int, epsilons: Floats, relation: s
     """
     import dp_accounting
 
-    found = []
+    curves = []
     with quiet_accountants():
         for neighbour in neighbouring_sizes(event):
             if relation == "replace_one":
@@ -496,8 +493,8 @@ def deltas_of_epsilons(event: DpEvent, count: int, epsilons: Floats, relation: s
                 losses = _compose(pld_of_one(neighbour, relation), count)
                 # For several values at once dp-accounting walks over all losses in Python.
                 deltas = [losses.get_delta_for_epsilon(float(e)) for e in epsilons]
-            found.append(deltas)
-    largest = np.max(found, axis=0) + _rounding(event, count)
+            curves.append(deltas)
+    largest = np.max(curves, axis=0) + _rounding(event, count)
     return np.asarray(np.clip(largest, 0.0, 1.0))
 
 
@@ -938,18 +935,12 @@ def _profile(
         log_above = scipy.special.log_ndtr(mu / 2 - places)
         log_below = grid + scipy.special.log_ndtr(-mu / 2 - places)
         deltas = np.exp(log_above) - np.exp(log_below)
-        return _pairs(grid, deltas), "the trade-off of the Gaussian mechanism"
-    deltas = deltas_of_epsilons(event, count, grid, relation)
-    by = "RDP" if relation == "replace_one" else "the privacy loss distribution"
-    return _pairs(grid, deltas), by
-
-
-def _pairs(grid: np.ndarray, deltas: np.ndarray) -> list[tuple[float, float]]:
-    pairs = []
-    for epsilon, delta in zip(grid.tolist(), deltas.tolist(), strict=True):
-        bounded = min(1.0, max(0.0, delta))
-        pairs.append((epsilon, bounded))
-    return pairs
+        by = "the trade-off of the Gaussian mechanism"
+    else:
+        deltas = deltas_of_epsilons(event, count, grid, relation)
+        by = "RDP" if relation == "replace_one" else "the privacy loss distribution"
+    bounded = np.clip(deltas, 0.0, 1.0)
+    return list(zip(grid.tolist(), bounded.tolist(), strict=True)), by
 
 
 # --------------------------------------------------------------------------------------------------

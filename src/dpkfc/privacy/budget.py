@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import scipy
 import tomli_w
 
 from dpkfc._checks import check_in_range, check_positive
@@ -47,9 +48,9 @@ _HEAD = """\
 
 """
 _KEYS = {"people", "epsilon", "delta", "charge"}
-# The noise that would fit is searched up to so many doublings, then in so many halvings.
-_DOUBLINGS = 6
-_HALVINGS = 5
+# The noise that would fit is searched up to this factor, to this error, both as logarithms.
+_MOST_LOG_FACTOR = math.log(64)
+_TOLERANCE = 0.02
 
 
 class BudgetError(ValueError):
@@ -236,15 +237,11 @@ class Budget:
                 f"{Path(old).name} is still there, and a copy is a run of its own; delete one of"
                 " them before --moved"
             )
-        found = verify(new)
+        ledger = verify(new)
         before = str(Path(old).resolve())
-
-        def contains(count: int, head: str) -> bool:
-            return found.heads[count : count + 1] == [head]
-
         with _locked(self.path):
             state = self._read()
-            number = _find_charge(state, found.id, before, contains)
+            number = _find_charge(state, ledger.id, before, ledger.contains)
             if number is None:
                 raise BudgetError(
                     f"no charge of {Path(new).name} has the path {Path(old).name}; dpkfc budget"
@@ -383,28 +380,16 @@ def _fitting_epsilon(
     """Return ε of the plan with more noise that fits, rounded down to two digits; 0 for none."""
     event, releases = planned
 
-    def fits(factor: float) -> bool:
-        own = (_louder(event, factor), releases)
-        return total_epsilon([*costs, own], state.delta) <= state.epsilon
+    def excess(log_factor: float) -> float:
+        own = (_louder(event, math.exp(log_factor)), releases)
+        return total_epsilon([*costs, own], state.delta) - state.epsilon
 
-    if total_epsilon(costs, state.delta) >= state.epsilon:
+    is_spent = total_epsilon(costs, state.delta) >= state.epsilon
+    if is_spent or excess(_MOST_LOG_FACTOR) > 0:
         return 0.0
-    low = 1.0
-    high = 2.0
-    for _ in range(_DOUBLINGS):
-        if fits(high):
-            break
-        low = high
-        high *= 2
-    else:
-        return 0.0
-    for _ in range(_HALVINGS):
-        middle = math.sqrt(low * high)
-        if fits(middle):
-            high = middle
-        else:
-            low = middle
-    epsilon = total_epsilon([(_louder(event, high), releases)], delta)
+    root = scipy.optimize.brentq(excess, 0.0, _MOST_LOG_FACTOR, xtol=_TOLERANCE)
+    louder = _louder(event, math.exp(root + _TOLERANCE))
+    epsilon = total_epsilon([(louder, releases)], delta)
     scale = 10.0 ** (math.floor(math.log10(epsilon)) - 1)
     return float(f"{math.floor(epsilon / scale) * scale:.2g}")
 

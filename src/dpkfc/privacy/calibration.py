@@ -106,8 +106,7 @@ def calibrate_noise_multiplier(
     def excess(log_noise: float, name: str = accountant) -> float:
         return _log_ratio(compute_epsilon(math.exp(log_noise), name), epsilon)
 
-    def rdp_excess(log_noise: float) -> float:
-        return excess(log_noise, "rdp")
+    rdp_excess = functools.partial(excess, name="rdp")
 
     def integral_excess(log_noise: float) -> float:
         integral = integrated_epsilon(make_event(math.exp(log_noise)), count, delta)

@@ -143,7 +143,8 @@ class Losses:
 
     def cumulant(self, tilt: float) -> float:
         """Return log E exp(tilt · loss)."""
-        total = scipy.special.logsumexp(tilt * self.loss, b=self.mass)
+        exponents = tilt * self.loss
+        total = scipy.special.logsumexp(exponents, b=self.mass)
         return float(total)
 
 
@@ -188,7 +189,8 @@ def epsilon_of(losses: Losses, count: int, delta: float) -> float:
     reach = float(np.ptp(relevant.loss))
     width = 30 * spread + 3 * reach + 1.0
     # The interval h of the grid of losses.
-    finest = math.sqrt(1e-3 / (count * (1 + tilt)))
+    sharpness = count * (1 + tilt)
+    finest = math.sqrt(1e-3 / sharpness)
     wanted = min(1e-3, spread / 100, finest)
     h = max(width / MOST_POINTS, wanted)
     first, mass = _move_to_grid(relevant.loss, relevant.mass, h)
@@ -242,7 +244,8 @@ def _compose(tilted: Floats, count: int, points: int) -> tuple[int, Floats]:
     """
     spectrum = scipy.fft.rfft(tilted, points)
     composed = scipy.fft.irfft(spectrum**count, points)
-    mean_place = float(tilted @ np.arange(tilted.size, dtype=np.float64))
+    places = np.arange(tilted.size, dtype=np.float64)
+    mean_place = float(tilted @ places)
     middle = round(count * mean_place)
     lowest = middle - points // 2
     shift = lowest % points
@@ -325,8 +328,9 @@ def _move_to_grid(loss: Floats, mass: Floats, h: float) -> tuple[int, Floats]:
     index = low - first
     index = index.astype(np.int64)
     size = int(index.max()) + 2
+    rising = mass * up
     lower = np.bincount(index, mass * (1 - up), size)
-    upper = np.bincount(index + 1, mass * up, size)
+    upper = np.bincount(index + 1, rising, size)
     moved = lower + upper
     return first, np.asarray(moved, np.float64)
 

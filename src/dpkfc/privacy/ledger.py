@@ -84,7 +84,7 @@ class Verified:
 
 
 def make_header(plan_hash: str, extra: Values | None) -> dict[str, Any]:
-    """The first line: plan, time, the version that wrote it, a random name, and what `extra` says.
+    """Return the first line: plan, time, version, a random name, and what `extra` says.
 
     Raises:
         ValueError: `extra` sets a key that the ledger writes itself.
@@ -108,35 +108,36 @@ def encode_line(content: Values) -> tuple[bytes, str]:
 
 
 def parse(content: bytes, name: str) -> Verified:
-    """The lines of a ledger that is not empty.
+    """Return the lines of a ledger that is not empty.
 
     Raises:
-        LedgerError: a line was changed, left out, damaged, cut short or is none of a ledger; its
-            number is named.
+        LedgerError: a line was changed, left out, damaged or cut short, or does not belong to a
+            ledger; its number is named.
     """
     first, *rest = content.splitlines(keepends=True)
     where = f"line 1 of the ledger {name}"
-    top = record(first, where)
+    top = read_line(first, where)
     plan = top.get("plan_hash")
     if top.get("format") != FORMAT or not isinstance(plan, str) or not plan.isprintable():
         raise LedgerError(f"{where} is not a header of format {FORMAT}")
     state = Verified(top, [], [top["hash"]], len(content))
     for number, raw in enumerate(rest, start=2):
         where = f"line {number} of the ledger {name}"
-        found = record(raw, where)
-        if found.get("prev") != state.heads[-1] or found.get("release") != number - 1:
+        release = read_line(raw, where)
+        is_next = release.get("release") == number - 1
+        if not is_next or release.get("prev") != state.heads[-1]:
             raise LedgerError(
                 f"{where} does not follow line {number - 1}: lines are missing or in another"
                 f" order; {_UNKNOWN}"
             )
-        _check_release(found, where)
-        state.releases.append(found)
-        state.heads.append(found["hash"])
+        _check_release(release, where)
+        state.releases.append(release)
+        state.heads.append(release["hash"])
     return state
 
 
-def record(raw: bytes, where: str) -> dict[str, Any]:
-    """One line as it was written.
+def read_line(raw: bytes, where: str) -> dict[str, Any]:
+    """Return one line as it was written.
 
     Raises:
         LedgerError: it was changed, is damaged or cut short.
@@ -144,18 +145,18 @@ def record(raw: bytes, where: str) -> dict[str, Any]:
     if not raw.endswith(b"\n"):
         raise LedgerError(f"{where} is cut short")
     try:
-        found = json.loads(raw)
-        stated = found.pop("hash")
-        # not a number, and brackets inside brackets without end, cannot be written again
-        written, head = encode_line(found)
+        content = json.loads(raw)
+        stated = content.pop("hash")
+        # NaN, and brackets inside brackets without end, cannot be written again.
+        written, head = encode_line(content)
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise LedgerError(f"{where} is damaged; {_UNKNOWN}") from error
     if head != stated or written != raw:
         raise LedgerError(f"{where} was changed: its hash does not fit; {_UNKNOWN}")
-    return found | {"hash": stated}
+    return content | {"hash": stated}
 
 
-def check_header(found: Values, wanted: Values, name: str) -> None:
+def check_header(header: Values, wanted: Values, name: str) -> None:
     """Raise unless a ledger belongs to this run.
 
     Other fields of a header are in the hash of the plan, or have no consequence.
@@ -164,39 +165,38 @@ def check_header(found: Values, wanted: Values, name: str) -> None:
         LedgerError: another plan, kind of noise, or number of releases (None is no limit; a header
             of an older version may lack it).
     """
-    if found["plan_hash"] != wanted["plan_hash"]:
+    if header["plan_hash"] != wanted["plan_hash"]:
         raise LedgerError(
-            f"the ledger {name} belongs to the plan {found['plan_hash'][:12]}, this run to"
+            f"the ledger {name} belongs to the plan {header['plan_hash'][:12]}, this run to"
             f" {wanted['plan_hash'][:12]}; use another folder, or the settings of that run"
             " (docs/errors.md#ledger)"
         )
     for key in ("certified", "rng"):
-        if found.get(key) != wanted[key] and not (
-            key == "certified" and certified_before(found, wanted)
-        ):
+        was_certified = key == "certified" and certified_before(header, wanted)
+        if header.get(key) != wanted[key] and not was_certified:
             raise LedgerError(
-                f"the ledger {name} was begun with {key}={found.get(key)!r}, this run has"
+                f"the ledger {name} was begun with {key}={header.get(key)!r}, this run has"
                 f" {wanted[key]!r}; use another folder"
             )
     limit = wanted.get("steps")
-    if found.get("steps", limit) != limit:
+    if header.get("steps", limit) != limit:
         raise LedgerError(
-            f"the ledger {name} was begun for {found['steps'] or 'unlimited'} releases, this run is"
-            f" for {limit or 'unlimited'}; use another ledger_path, or the call of that run"
+            f"the ledger {name} was begun for {header['steps'] or 'unlimited'} releases, this run"
+            f" is for {limit or 'unlimited'}; use another ledger_path, or the call of that run"
         )
 
 
-def certified_before(found: Values, now: Values) -> bool:
+def certified_before(header: Values, now: Values) -> bool:
     """Return whether a ledger was begun as certified when δ ≥ 1 / N only caused a warning.
 
     The first line of such a ledger holds no δ.
     """
     vacuous = "delta" in now and now["delta"] * now["dataset_size"] >= 1
-    return vacuous and found.get("certified") is True and "delta" not in found
+    return vacuous and header.get("certified") is True and "delta" not in header
 
 
 def begins_a_ledger(content: bytes) -> bool:
-    """Whether this is a ledger, or the beginning of its first line."""
+    """Return whether this is a ledger, or the beginning of its first line."""
     return content.startswith(_START) or _START.startswith(content)
 
 
@@ -213,7 +213,7 @@ def is_complete(torn: bytes) -> bool:
 
 @functools.cache
 def version() -> str:
-    """The version of this package, as it is installed."""
+    """Return the version of this package, as it is installed."""
     try:
         return metadata.version("dpkfc")
     except metadata.PackageNotFoundError:
@@ -224,20 +224,19 @@ def _canonical(content: Values) -> str:
     return json.dumps(content, separators=(",", ":"), allow_nan=False)
 
 
-def _check_release(found: Values, where: str) -> None:
-    """Raise unless a line that follows says what was released."""
-    figures = [found.get(name) for name in ("step", "noise_multiplier", "stddev", "sensitivity")]
-    if not all(_is_number(x) and float(x or 0) >= 0 for x in figures) or not isinstance(
-        figures[0], int
-    ):
+def _check_release(line: Values, where: str) -> None:
+    """Check that a line that follows says what was released."""
+    figures = [line.get(name) for name in ("step", "noise_multiplier", "stddev", "sensitivity")]
+    are_numbers = all(_is_number(x) and x >= 0 for x in figures)
+    if not are_numbers or not isinstance(line["step"], int):
         raise LedgerError(
             f"{where} is no release: step and scale of the noise are not numbers >= 0; {_UNKNOWN}"
         )
-    purpose = found.get("purpose", "step")
+    purpose = line.get("purpose", "step")
     if not isinstance(purpose, str) or not purpose.isidentifier():
         raise LedgerError(f"{where} is no release: its purpose is no word; {_UNKNOWN}")
     try:
-        _check_event(_canonical({"event": found.get("event")}))
+        _check_event(_canonical({"event": line.get("event")}))
     except (ValueError, RecursionError) as error:
         raise LedgerError(
             f"{where} names no event that can be accounted for ({error}); {_UNKNOWN}"
@@ -380,10 +379,9 @@ class Ledger:
         plan_hash: str,
         header: Values | None = None,
         max_releases: int | None = None,
-        extra: Mapping[str, int] | None = None,
     ) -> Ledger:
         """A ledger that ends with the process; for tests and for callers who keep their own."""
-        return cls.open(None, plan_hash, header, max_releases, extra)
+        return cls.open(None, plan_hash, header, max_releases)
 
     @property
     def id(self) -> str:
@@ -597,7 +595,7 @@ def _repair_torn_end(content: bytes, descriptor: int, path: Path) -> bytes:
         )
     if is_complete(torn):
         # Only its newline is missing: kept, since a ledger may count too much but never too little.
-        record(torn + b"\n", f"the last line of the ledger {path}")
+        read_line(torn + b"\n", f"the last line of the ledger {path}")
         _write(descriptor, b"\n", len(content))
         return content + b"\n"
     if end:

@@ -232,7 +232,8 @@ class NoiseStream(_Stream):
                 "a secure stream has no seed for a device; take a key of dpkfc.privacy.rng.draw_key"
             )
         words = _test_words(1, self._seed, "device", step)
-        return int(words[0]) >> 1
+        seed = int(words[0])
+        return seed >> 1
 
 
 def _count_workers() -> int:
@@ -305,7 +306,8 @@ def _fill_normal(out: NDArray[Any], words: Callable[[int, str], NDArray[Any]]) -
         bound = _RARE
         unit = 2.0**-32
     else:
-        bits = words(2 * half, "<u8") >> np.uint64(11)
+        wide = words(2 * half, "<u8")
+        bits = wide >> np.uint64(11)
         bound = _RARE_FINE
         unit = 2.0**-53
     radius: NDArray[Any] = bits[:half].astype(np.float64)
@@ -372,6 +374,7 @@ class SamplingStream(_Stream):
 
 def _philox(key: bytes, draw: int) -> np.random.Generator:
     """Return a generator from the first 128 bits of a key, at the counter of a draw."""
-    number = int.from_bytes(key[:16], "little")
+    start = key[:16]
+    number = int.from_bytes(start, "little")
     bits = np.random.Philox(key=number, counter=draw << 192)
     return np.random.Generator(bits)
