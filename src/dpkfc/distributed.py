@@ -453,7 +453,7 @@ def check_alike(
     own_fields = digests[ranks.rank].items()
     compared = {name: digest for name, digest in own_fields if name not in random_fields}
     counts: Description = {}
-    if any(is_divided(p) for p in model.parameters()):
+    if is_divided(model):
         counts = {name: (repr(value), None) for name, value in passes.items()}
 
     def describe() -> Description:
@@ -714,10 +714,10 @@ def _check_placement(name: str, p: Any, world_size: int, sharded: bool) -> None:
         raise _refusal(name, f"is divided over a mesh of shape {shape} in {world_size} processes")
     if not all(x.is_shard(0) for x in p.placements):
         raise _refusal(name, f"is divided as {p.placements}")
-    kept = local(p).device.type
+    stored = local(p).device.type
     used = mesh.device_type
-    if kept != used:
-        raise _refusal(name, f"is kept on {kept} and computed with on {used} (an offload policy)")
+    if stored != used:
+        raise _refusal(name, f"is kept on {stored} and computed with on {used} (an offload policy)")
 
 
 def _refusal(name: str, what: str) -> ValueError:

@@ -214,8 +214,8 @@ def available_bytes() -> int:
     They are limited by the machine and by the control group of the process.
     """
     kilobytes = _read_statistic(Path("/proc/meminfo"), "MemAvailable:")
-    found = (1024 * kilobytes or None, _control_group())
-    limits = [limit for limit in found if limit is not None]
+    bounds = (1024 * kilobytes or None, _control_group())
+    limits = [bound for bound in bounds if bound is not None]
     return min(limits) if limits else _available_without_proc()
 
 

@@ -60,15 +60,15 @@ _SINGLE_PROCESS = DistributedContext()
 # sums are cut.
 
 
-def refresh_microbatch_size(config: Preconditioner, most: int) -> int | None:
+def refresh_microbatch_size(config: Preconditioner, most: int | None) -> int | None:
     """Return the probe examples of one forward pass, at least 1; None if it must not be changed.
 
     Args:
         config: the preconditioner.
-        most: examples that a step holds.
+        most: examples that a step holds; None leaves preconditioners as they are.
     """
     size = config.microbatch_size
-    if size is None:
+    if size is None or most is None:
         return None
     rows = min(size, most)
     if rows >= min(size, SCALE_SIZE, config.fewest_probe_examples):
@@ -146,8 +146,7 @@ class PreconditionerManager:
             return self._build(config, step, _SINGLE_PROCESS, **arguments)
         if is_divided(self._model):
             # All processes make the same passes through a sharded model. None of them could see
-            # that
-            # another has a different probe: the difference would be taken for rounding.
+            # that another has a different probe: the difference would be taken for rounding.
             specs = config.probe_specs(step)
             digests = ranks.all_gather(ranks.run_on_all(partial(digest_of_probes, specs)))
             check_same_probe(digests)
@@ -169,14 +168,12 @@ class PreconditionerManager:
             # A team retries together, or a lack of memory on one process would end the run there.
             return ranks.run_on_all(make) if "team" in arguments else make()
 
-        rows = None
-        if self._most_rows is not None:
-            rows = refresh_microbatch_size(config, self._most_rows)
+        rows = refresh_microbatch_size(config, self._most_rows)
         if rows is None:
             state = build(config)
         else:
             self._bound_size(config, step, rows, ranks)
-            most = rows
+            most: int = rows
 
             def build_with(bound: int | None) -> PreconditionerState:
                 return build(config.with_microbatch_size(min(most, bound or most)))

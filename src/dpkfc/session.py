@@ -220,8 +220,8 @@ def open_shared_ledger(plan: Plan, path: StrPath | None, ranks: DistributedConte
             return 0, ""
         if not Path(path).stat().st_size:
             return 0, ""
-        own = verify(path)
-        return len(own.releases), own.heads[-1]
+        found = verify(path)
+        return len(found.releases), found.heads[-1]
 
     def check() -> None:
         for rank, (count, head) in enumerate(known):
@@ -597,8 +597,8 @@ class Session:
         points_of = self._pipeline.postprocess.evaluation_points
         if self._size.automatic:
 
-            def measure(count: int) -> None:
-                some_records = records[: -(-count // views)]
+            def measure(number: int) -> None:
+                some_records = records[: -(-number // views)]
                 # Later steps may need more evaluation points than this one.
                 points = points_of(self._parameters, later_steps=True)
                 self._try_clipped_sum(loss_fn, some_records, [], points, None, None)

@@ -67,7 +67,7 @@ class Verified:
 
     @property
     def id(self) -> str:
-        """The name of this ledger; the hash of its first line where an older version began it."""
+        """Return the name of this ledger, the hash of its first line in older versions."""
         return str(self.header.get("id") or self.heads[0])
 
     def contains(self, count: int, head: str) -> bool:
@@ -95,10 +95,17 @@ def make_header(plan_hash: str, extra: Values | None) -> dict[str, Any]:
             f"a header of a ledger may not set {sorted(reserved)}: the ledger writes these itself"
         )
     created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    own = {"format": FORMAT, "plan_hash": plan_hash, "created": created, "dpkfc": version()}
-    # Two ledgers of one plan may begin in the same second; a budget must tell them apart.
-    own["id"] = uuid.uuid4().hex
-    return {**own, "certified": None, "rng": None, **extra}
+    return {
+        "format": FORMAT,
+        "plan_hash": plan_hash,
+        "created": created,
+        "dpkfc": version(),
+        # Two ledgers of one plan may begin in the same second; a budget must tell them apart.
+        "id": uuid.uuid4().hex,
+        "certified": None,
+        "rng": None,
+        **extra,
+    }
 
 
 def encode_line(content: Values) -> tuple[bytes, str]:
@@ -306,7 +313,7 @@ class Ledger:
         extra: Mapping[str, int] | None = None,
     ) -> None:
         self.path = path
-        # wherever the process goes from here
+        # Wherever the process goes from here.
         self.place = None if path is None else path.absolute()
         self.plan_hash: str = state.header["plan_hash"]
         self.max_releases = max_releases
@@ -380,32 +387,32 @@ class Ledger:
         header: Values | None = None,
         max_releases: int | None = None,
     ) -> Ledger:
-        """A ledger that ends with the process; for tests and for callers who keep their own."""
+        """Return a ledger that ends with the process."""
         return cls.open(None, plan_hash, header, max_releases)
 
     @property
     def id(self) -> str:
-        """The name of this ledger, drawn at random when it was begun."""
+        """Return the name of this ledger, drawn at random when it was begun."""
         return self._state.id
 
     @property
     def header(self) -> dict[str, Any]:
-        """The first line."""
+        """Return the first line."""
         return dict(self._state.header)
 
     @property
     def count(self) -> int:
-        """Number of releases charged."""
+        """Return the number of releases charged."""
         return len(self._state.releases)
 
     @property
     def steps(self) -> int:
-        """Number of steps charged: all releases without a purpose of their own."""
+        """Return the number of steps charged: all releases without a purpose."""
         return self._counts[""]
 
     @property
     def extra(self) -> dict[str, int]:
-        """Number of releases charged beside the steps, by purpose."""
+        """Return the number of releases charged beside the steps, by purpose."""
         return {purpose: count for purpose, count in self._counts.items() if purpose}
 
     @property
@@ -415,7 +422,7 @@ class Ledger:
 
     @property
     def releases(self) -> tuple[dict[str, Any], ...]:
-        """All releases, in order."""
+        """Return all releases, in order."""
         return tuple(self._state.releases)
 
     @property
@@ -527,7 +534,7 @@ class Ledger:
 
     @property
     def name(self) -> str:
-        """The words by which messages name it."""
+        """Return the words by which messages name the ledger."""
         return "the ledger in memory" if self.path is None else f"the ledger {self.path}"
 
     def _append(self, line: bytes) -> None:
@@ -549,15 +556,15 @@ class Ledger:
         self._size += len(line)
 
     def _check_place(self) -> None:
-        """What is written into a file without a name is on no disk for whoever comes after."""
+        """Check that the file has its name and its size, so that a later reader finds its lines."""
         assert self._descriptor is not None and self.place is not None
-        mine = os.fstat(self._descriptor)
+        status = os.fstat(self._descriptor)
         try:
-            kept = os.path.samestat(mine, os.stat(self.place))
+            is_same_file = os.path.samestat(status, os.stat(self.place))
         except OSError:
-            kept = False
-        if not kept or mine.st_size != self._size:
-            what = "changed by another program" if kept else "deleted or replaced"
+            is_same_file = False
+        if not is_same_file or status.st_size != self._size:
+            what = "changed by another program" if is_same_file else "deleted or replaced"
             self._failure = (
                 f"its file was {what} while it was open; put it back as it was, then resume"
             )
