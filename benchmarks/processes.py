@@ -100,7 +100,7 @@ def _worker(
 
     def refresh() -> None:
         done[0] += 1
-        session._pipeline.refresh(10_000 * done[0])  # a step at which it is due
+        session._pipeline.preconditioning.refresh(10_000 * done[0])  # a step at which it is due
 
     work = {
         "step": lambda: session.step(next(batches), loss_fn),

@@ -285,15 +285,6 @@ class ReleasePipeline:
         self.postprocess = postprocess
         self._ranks = ranks
 
-    @property
-    def metric(self) -> Metric:
-        """The preconditioner map in which this step clips and adds noise."""
-        return self.preconditioning.metric
-
-    def refresh(self, step: int) -> None:
-        """Rebuild the preconditioner before a step if its interval has passed."""
-        self.preconditioning.refresh(step)
-
     def release(self, clipped: ClippedSum, step: int, *, ledger: Ledger | None = None) -> Released:
         """Charge the ledger and add noise, on the first process; the others receive the release.
 
@@ -346,7 +337,9 @@ class ReleasePipeline:
             in_place: whether the memory of `released` may hold the result.
         """
         self.preconditioning.observe(released)
-        return self.postprocess.apply(released, self.metric, self.layers, in_place=in_place)
+        return self.postprocess.apply(
+            released, self.preconditioning.metric, self.layers, in_place=in_place
+        )
 
 
 def set_gradients(

@@ -528,7 +528,7 @@ class Session:
         if not self._callbacks.has_started:
             self._callbacks.start(self, self.preconditioner)
         self._average.start()
-        self._pipeline.refresh(self._step)
+        self._pipeline.preconditioning.refresh(self._step)
         run = self._ranks.run_collective if self._is_sharded else self._ranks.run_on_all
         sums, norms = run(lambda: self._clipped_sum(batch, loss_fn))
         total = self._ranks.sum(sums)
@@ -646,7 +646,7 @@ class Session:
         return clipped_sum(
             self.model,
             self.layers,
-            self._pipeline.metric,
+            self._pipeline.preconditioning.metric,
             self._clip,
             loss_fn=loss_fn,
             micro_batches=zip(loaded, parts, strict=True),

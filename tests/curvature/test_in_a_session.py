@@ -247,7 +247,7 @@ def test_every_release_equals_a_loop_over_examples(
         for step, batch in enumerate(s.batches()):
             before = copy.deepcopy(net)
             s.step(batch, loss_fn)
-            metric = s._pipeline.metric
+            metric = s._pipeline.preconditioning.metric
             update = expected(before, p, metric, batch.indices, kind, step)
             size = float(torch.sqrt(sum(u.square().sum() for u in update.values())))
             for (full, q), held in zip(net.named_parameters(), before.parameters(), strict=True):
@@ -273,7 +273,7 @@ def test_one_example_moves_the_sum_by_at_most_the_sensitivity(name: str, kind: s
             s.step(batch, loss_fn)
             if step == 3:
                 break
-        metric = s._pipeline.metric
+        metric = s._pipeline.preconditioning.metric
     layers, (x, y) = find_layers(net), data(kind)
     assert p.sensitivity == p.max_grad_norm
 

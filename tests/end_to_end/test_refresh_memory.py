@@ -99,7 +99,7 @@ def test_a_refresh_takes_no_more_memory_than_a_step(name: str, settings: dict[st
         verify=False,
     ) as s:
         batch = next(s.batches())
-        refresh = peak_bytes(lambda: s._pipeline.refresh(0))
+        refresh = peak_bytes(lambda: s._pipeline.preconditioning.refresh(0))
         assert s.preconditioner is not None
         step = peak_bytes(partial(s.step, batch, loss_fn))
     whole = peak_bytes(lambda: _alone(METHODS[name], Tokens()))
@@ -419,10 +419,10 @@ def test_on_a_cpu_the_bytes_of_a_few_probe_examples_are_looked_at(
         model = limited(100)
         settings = {**AUTO, "expected_batch_size": 30, "preconditioner": kfac(probe_size=24)}
         with session(plan(1.0, **settings), model, verify=False) as s:
-            s._pipeline.refresh(0)
+            s._pipeline.preconditioning.refresh(0)
             model[-1].seen.clear()
             s._pipeline.preconditioning._config = kfac(probe_size=24, seed=1)
-            s._pipeline.refresh(2)
+            s._pipeline.preconditioning.refresh(2)
         seen[free] = max(model[-1].seen)
     assert seen[1 << 50] == 24 and 1 <= seen[12_000] < 24
 
@@ -441,7 +441,7 @@ def test_a_loss_that_draws_numbers_keeps_the_examples_it_draws_for() -> None:
         model,
         verify=False,
     ) as s:
-        s._pipeline.refresh(0)
+        s._pipeline.preconditioning.refresh(0)
     assert set(model[-1].seen) == {24}
 
 

@@ -160,6 +160,6 @@ def test_a_transformer_of_torch_trains_with_its_dropout_whitened() -> None:
     with Session(plan, model, torch.optim.SGD(model.parameters(), lr=0.1), (x, y)) as session:
         for batch in session.batches():
             session.step(batch, classified)
-        metric = session._pipeline.metric
+        metric = session._pipeline.preconditioning.metric
     for name in ("encoder.layers.0.self_attn", "encoder.layers.1.self_attn.out_proj"):
         assert isinstance(metric[name], Kronecker)

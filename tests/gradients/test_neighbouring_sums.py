@@ -65,7 +65,7 @@ def change(session: Session, loss_fn: Callable[..., Tensor], count: int = N) -> 
     """How far the sum of the first examples moves when the one behind them joins, over the
     sensitivity of the plan.
     """
-    session._pipeline.refresh(0)
+    session._pipeline.preconditioning.refresh(0)
     without, _ = session._clipped_sum(Batch(0, np.arange(count)), loss_fn)
     with_it, _ = session._clipped_sum(Batch(0, np.arange(count + 1)), loss_fn)
     moved = sum(
@@ -196,7 +196,7 @@ def test_a_neighbouring_unit_with_more_records_does_not_move_the_others() -> Non
         session = Session(
             plan, model, torch.optim.SGD(model.parameters(), 0.1), data, units=units, verify=False
         )
-        session._pipeline.refresh(0)
+        session._pipeline.preconditioning.refresh(0)
         rows = np.stack([np.arange(N), np.full(N, -1), np.full(N, -1)], 1)
         more = np.concatenate([rows, [[N, N + 1, N + 2]]])
 

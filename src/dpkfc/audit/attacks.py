@@ -764,7 +764,7 @@ class _ObservedSession(Session):
 
     def _release(self, clipped: ClippedSum) -> Released:
         released = super()._release(clipped)
-        self._observe(released, self._pipeline.metric)
+        self._observe(released, self._pipeline.preconditioning.metric)
         return released
 
 

@@ -451,7 +451,7 @@ class WatchedSession(Session):
     @property
     def metric(self) -> Metric:
         """Metric in force."""
-        return self._pipeline.metric
+        return self._pipeline.preconditioning.metric
 
     @property
     def digest(self) -> str:

@@ -388,7 +388,7 @@ class Server(PartyModel):
             cohort = self._sample_cohort(number)
         else:
             cohort = exchange.select_cohort(self._config.survivors)
-        self._pipeline.refresh(number)
+        self._pipeline.preconditioning.refresh(number)
         extra = self._config.rule.broadcast(self._state)
         control = sum(float(x.double().square().sum()) for x in extra.values()) ** 0.5
         ticket = RoundCharge.write(self.ledger, self.plan, number)

@@ -427,8 +427,10 @@ class PrivateStep:
         self._entry_weight = recording.entry_weight
         if physical.first:
             check_finite(self.layers)
-            self._pipeline.refresh(self.step)
-            self._summer = ClippedSummer(self.layers, self._pipeline.metric, self._clip)
+            self._pipeline.preconditioning.refresh(self.step)
+            self._summer = ClippedSummer(
+                self.layers, self._pipeline.preconditioning.metric, self._clip
+            )
         summer = cast(ClippedSummer, self._summer)
         recording.add_to(summer)
         if physical.last:

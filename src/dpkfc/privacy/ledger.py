@@ -496,7 +496,7 @@ class Ledger:
         history.releases.append(record | {"hash": head})
         history.heads.append(head)
         self._counts[purpose] += 1
-        if self.remaining == 0:
+        if self._counts[""] == self.max_releases:
             self._report_end()
         return self._counts[purpose]
 
