@@ -170,6 +170,14 @@ def test_leaving_the_loop_or_an_exception_leaks_nothing() -> None:
     assert torch.equal(weights(clean), weights(broken))
 
 
+def test_a_step_before_the_first_batch_is_refused() -> None:
+    with (
+        session(plan(1.0), net()) as s,
+        pytest.raises(RuntimeError, match="once, in the order drawn"),
+    ):
+        s.step(None, loss_fn)  # type: ignore[arg-type]
+
+
 def test_a_batch_may_be_neither_skipped_nor_used_twice() -> None:
     with session(plan(1.0), net()) as s:
         batches = s.batches()

@@ -520,7 +520,7 @@ class Session:
                 f"all {self.plan.steps} releases are spent at ε = {self.epsilon:.3g};"
                 " a longer run needs another plan (docs/errors.md#budget)"
             )
-        if batch is not self._pending:
+        if self._pending is None or batch is not self._pending:
             raise RuntimeError(
                 "pass each batch of session.batches() to session.step() once, in the order drawn"
             )

@@ -529,7 +529,7 @@ def cross_check(
     """
     by_rdp = epsilon(event, count, delta, "rdp", neighbouring_relation)
     by_pld = None
-    if neighbouring_relation != "replace_one" and pld_resolves(event, count, delta):
+    if _suitable_accountant(event, count, delta, neighbouring_relation) == "pld":
         by_pld = epsilon(event, count, delta, "pld", neighbouring_relation)
     is_comparable = not MOST_BY_PLD < by_rdp < math.inf
     if count > 0 and is_comparable and not has_no_noise(event):
