@@ -654,7 +654,7 @@ class PrivacyConfig:
             steps,
             self.resolved_accountant,
             relation=sampler.neighbouring_relation,
-            also=[(kind.event, kind.count) for kind in self.extra_releases],
+            also=tuple((kind.event, kind.count) for kind in self.extra_releases),
         )
         return self._plan(sampler, noise_multiplier, delta, epsilon)
 
