@@ -16,6 +16,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -177,24 +178,27 @@ def _write_files(
     folder: Path, groups: Mapping[str, NamedTensors], meta: Any, private: bool
 ) -> None:
     """Write and sync the files of a checkpoint into a new folder."""
-    file_mode = 0o600 if private else 0o666
     manifest: dict[str, Any] = {"format": _FORMAT, "meta": meta, "sha256": {}}
     folder.mkdir(0o700 if private else 0o777, parents=True)
     for group, named in groups.items():
         path = folder / f"{group}.safetensors"
-        path.touch(file_mode)
-        # safetensors renames a file over it that its owner alone may read.
-        mode = path.stat().st_mode
-        save_file(_separate(named), path)
-        path.chmod(mode)
-        _sync(path)
+        tensors = _separate(named)
+        _write_synced(path, partial(save_file, tensors), private)
         manifest["sha256"][group] = file_digest(path)
-    path = folder / "manifest.json"
-    path.touch(file_mode)
     content = manifest | {"digest": _digest_manifest(manifest)}
-    path.write_text(json.dumps(content, indent=1), "utf-8")
-    _sync(path)
+    text = json.dumps(content, indent=1)
+    _write_synced(folder / "manifest.json", lambda part: part.write_text(text, "utf-8"), private)
     _sync(folder)
+
+
+def _write_synced(path: Path, write: Callable[[Path], object], private: bool) -> None:
+    """Write a new file, and wait until the disk has it."""
+    path.touch(0o600 if private else 0o666)
+    mode = path.stat().st_mode
+    write(path)
+    # Safetensors renames a file over the new one that its owner alone may read.
+    path.chmod(mode)
+    _sync(path)
 
 
 def _check_replaceable(place: Path, *, whole: bool) -> None:
@@ -456,12 +460,7 @@ def place_file(path: Path, write: Callable[[Path], object], *, private: bool = F
         path.parent.mkdir(parents=True, exist_ok=True)
         # A crash may have left the part with another mode.
         part.unlink(missing_ok=True)
-        part.touch(0o600 if private else 0o666)
-        mode = part.stat().st_mode
-        write(part)
-        # Safetensors replaces the part by a file that only its owner may read.
-        part.chmod(mode)
-        _sync(part)
+        _write_synced(part, write, private)
         part.replace(path)
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
