@@ -232,7 +232,8 @@ def _canonical(content: Values) -> str:
 
 def _check_release(line: Values, where: str) -> None:
     """Check that a line that follows says what was released."""
-    figures = [line.get(name) for name in ("step", "noise_multiplier", "stddev", "sensitivity")]
+    names = ("step", "noise_multiplier", "stddev", "sensitivity")
+    figures = [line.get(name, -1) for name in names]
     are_numbers = all(_is_number(x) and x >= 0 for x in figures)
     if not are_numbers or not isinstance(line["step"], int):
         raise LedgerError(
