@@ -12,7 +12,7 @@ from dpkfc.app.html import best_trials, winners_tests
 from dpkfc.app.html.render import interval
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
 from dpkfc.app.tuning.runs import Fits, Plain, Row, Run, Source, Store, Task
-from dpkfc.app.tuning.search import Arm, Range, Search, arm_of, use_public_data, use_source
+from dpkfc.app.tuning.search import Arm, Range, Search, arm_of, use_source
 from dpkfc.app.tuning.tune import Trials, percent, searches, settings_text
 
 OTHER = {
@@ -26,7 +26,11 @@ PROTOCOL: Mapping[str, Plain] = {
     "expected_batch_size": 256,
     "max_rank": 64,
 }
-MLP: Mapping[str, Plain] = {"delta": 1e-5, "epochs": 5.0, "expected_batch_size": 256}
+MLP: Mapping[str, Plain] = {
+    "delta": 1e-5,
+    "epochs": 5.0,
+    "expected_batch_size": 256,
+}
 TEXT: Mapping[str, Plain] = {
     "delta": 1e-5,
     "epochs": 20.0,
@@ -57,20 +61,21 @@ def arms(recipe: str, public: int = PUBLIC) -> list[Arm]:
     if recipe == "mnist-mlp":
         return [*first, authors(recipe)]
     if recipe == "stackoverflow-head":
-        news = f"@ag-news-sentences:{public}"
-        return [*first[:2], use_public_data(kfc, news, "dp-kfc-public", "DP-KFC, AG News")]
+        news = {"public_data": f"@ag-news-sentences:{public}"}
+        with_news = use_source(kfc, "public", "dp-kfc-public", "DP-KFC, AG News", **news)
+        return [*first[:2], with_news]
     adadps = arm_of(recipe, "adadps")
     ngd = arm_of(recipe, "dp-ngd")
     with_public: list[Arm] = []
     if recipe in OTHER:
-        images = f"@{OTHER[recipe]}:{public}"
+        images = {"public_data": f"@{OTHER[recipe]}:{public}"}
         natural = arm_of(recipe, "dp-kfc-natural")
         with_public = [
             use_source(natural, "dead-leaves", natural.name, "DP-KFC, natural, dead leaves"),
-            use_public_data(kfc, images, "dp-kfc-public", "DP-KFC, public images"),
+            use_source(kfc, "public", "dp-kfc-public", "DP-KFC, public images", **images),
         ]
-        adadps = use_public_data(adadps, images, adadps.name, "AdaDPS, public images")
-        ngd = use_public_data(ngd, images, ngd.name, "DP-NGD, public images")
+        adadps = use_source(adadps, "public", adadps.name, "AdaDPS, public images", **images)
+        ngd = use_source(ngd, "public", ngd.name, "DP-NGD, public images", **images)
     else:
         adadps = use_source(adadps, noise, adadps.name, f"AdaDPS, {noise_label}")
         # DP-NGD projects every gradient onto all rows of its probe, so the probe is small.
@@ -103,7 +108,11 @@ def authors(recipe: str) -> Arm:
         name="dp-kfc-a-absolute",
         label="DP-KFC, A only, absolute damping",
         settings={"damping_mode": "absolute", "scale": "raw"},
-        space={**arm.space, "damping": Range(1e-4, 1.0), "max_grad_norm": Range(0.1, 30.0)},
+        space={
+            **arm.space,
+            "damping": Range(1e-4, 1.0),
+            "max_grad_norm": Range(0.1, 30.0),
+        },
         first={"damping": 1e-3},
     )
 
@@ -152,10 +161,11 @@ class AccuracyStudy:
                 "validation_size": self.validation,
             }
             compared = arms(recipe, self.public)
-            found = searches(compared, common, recipe, store, storage, trials=self.trials)
-            stages.append(Trials(found, store))
-            stages.append(Tests(found, store, self.epsilons[:1], self.seeds))
-            later.append(Tests(found, store, self.epsilons[1:], self.seeds))
+            opened = searches(compared, common, recipe, store, storage, trials=self.trials)
+            first, *others = self.epsilons
+            stages.append(Trials(opened, store))
+            stages.append(Tests(opened, store, [first], self.seeds))
+            later.append(Tests(opened, store, others, self.seeds))
         return Chain([*stages, *later])
 
 
@@ -278,7 +288,7 @@ def table(rows: Iterable[Mapping[str, Any]], recipe: str) -> str:
     epsilons = sorted({row["target_epsilon"] for row in tests})
     tested = [f"test %, ε = {epsilon:g} (seeds)" for epsilon in epsilons]
     head = ["method", "trials", "best validation %", *tested, "tuned settings"]
-    lines = [_table_line(head), "|" + "---|" * len(head)]
+    lines = [table_line(head), "|" + "---|" * len(head)]
     validated = [row for row in rows if row["measured_on"] == "validation"]
     for arm in arms(recipe):
         trials = [row for row in validated if row["tag"]["arm"] == arm.name]
@@ -298,7 +308,7 @@ def table(rows: Iterable[Mapping[str, Any]], recipe: str) -> str:
             *(_score_cell(own_tests, epsilon) for epsilon in epsilons),
             settings_text(chosen),
         ]
-        lines.append(_table_line(cells))
+        lines.append(table_line(cells))
     return "\n".join(lines)
 
 
@@ -317,5 +327,6 @@ def mean_and_interval(values: Sequence[float]) -> str:
     return f"{statistics.mean(values):.2f}{more}"
 
 
-def _table_line(cells: Iterable[str]) -> str:
+def table_line(cells: Iterable[str]) -> str:
+    """Return a line of a Markdown table."""
     return f"| {' | '.join(cells)} |"

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dpkfc.app.commands import add_command
-from dpkfc.app.tuning.runs import StudyError, minutes_left, worker_count
+from dpkfc.app.tuning.runs import Clock, StudyError, worker_count
 from dpkfc.terminal import make_table, open_console, resumable
 
 
@@ -64,7 +64,7 @@ def reproduce(
 
     console = open_console()
     columns = column or []
-    left = minutes_left(budget)
+    left = Clock(budget).minutes_left
     if every:
         console.print(_published_tables())
         return
@@ -126,33 +126,30 @@ def _kinds(
     """
     from dpkfc.app.settings import nearest
     from dpkfc_papers.federated_study import NAME
-    from dpkfc_papers.figures import FIGURES, find
+    from dpkfc_papers.figures import FIGURE_OF
     from dpkfc_papers.tables import load
-    from dpkfc_papers.tables import names as of_tables
+    from dpkfc_papers.tables import names as list_tables
 
     if not names:
         raise StudyError("which table? dpkfc reproduce --list names them")
-    known = [*of_tables(), NAME]
-    for figure in FIGURES.values():
-        known += [figure.name, *figure.also]
-    tables: list[str] = []
-    figures: list[str] = []
-    others: list[str] = []
+    all_tables = list_tables()
+    known = [*all_tables, NAME, *FIGURE_OF]
     for name in names:
         if name not in known:
             hint = nearest(name, known)
             raise StudyError(
                 f"unknown table or figure {name!r}; {hint} (dpkfc reproduce --list shows all)"
             )
-        is_table = name in of_tables()
-        (tables if is_table else others).append(name)
+    tables = [name for name in names if name in all_tables]
+    figures = [name for name in names if name in FIGURE_OF]
+    if columns:
         # A name of both is a table where a column is asked for.
-        if find(name) is not None and not (columns and is_table):
-            figures.append(name)
-    for name in tables:
-        load(name).select(columns)
-    if columns and others:
-        raise StudyError(f"--column is for tables; leave out {others[0]!r}")
+        figures = []
+        for name in tables:
+            load(name).select(columns)
+        others = [name for name in names if name not in tables]
+        if others:
+            raise StudyError(f"--column is for tables; leave out {others[0]!r}")
     if results and NAME in names and set(names) != {NAME}:
         raise StudyError(
             f"--results is one file, and {NAME} has one of its own; give it a call of its own"

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from dpkfc.app.plots import (
@@ -71,15 +72,12 @@ def sheet(
     FigureCanvasAgg(figure)
     left = 0.3 / width
 
-    def write(y: float, text: str, size: float, colour: str, weight: str = "normal") -> None:
-        figure.text(left, y, text, fontsize=size, fontweight=weight, color=colour, va="center")
-
     title_y = 1 - 0.27 / height
     caption_y = 1 - 0.54 / height
-    write(title_y, title, 13.5, INK, "bold")
-    write(caption_y, caption, 9.5, MUTED)
+    figure.text(left, title_y, title, color=INK, fontsize=13.5, fontweight="bold", va="center")
+    figure.text(left, caption_y, caption, color=MUTED, fontsize=9.5, va="center")
     if private:
-        write(0.16 / height, _NOTE, 8.5, WARNING)
+        figure.text(left, 0.16 / height, _NOTE, color=WARNING, fontsize=8.5, va="center")
     return figure
 
 
@@ -100,7 +98,7 @@ def grid(
     return axes
 
 
-def dressed(axes: Axes, title: str = "", below: str = "") -> Axes:
+def dress(axes: Axes, title: str = "", below: str = "") -> Axes:
     """Style axes, with texts above and below."""
     style_axes(axes, labelsize=8)
     axes.set_title(title, fontsize=9.5, color=INK, loc="left", pad=5)
@@ -113,19 +111,20 @@ def _dress_table(axes: Any, titles: Sequence[str], below: str) -> None:
     last = len(axes) - 1
     for line, panels in enumerate(axes):
         for panel, title in zip(panels, titles, strict=True):
-            dressed(panel, title if line == 0 else "", below if line == last else "")
+            dress(panel, title if line == 0 else "", below if line == last else "")
 
 
-def _add_legend(figure: Figure, handles: Sequence[Any], *, left: float, **options: Any) -> None:
+def add_legend(
+    figure: Figure, handles: Sequence[Any], *, left: float, fontsize: float = 9, **options: Any
+) -> None:
     """Add a legend below the caption, `left` inches from the edge."""
     width, height = figure.get_size_inches()
-    corner = (left / width, 1 - 0.66 / height)
     figure.legend(
         handles=handles,
         loc="upper left",
-        bbox_to_anchor=corner,
+        bbox_to_anchor=(left / width, 1 - 0.66 / height),
         frameon=False,
-        fontsize=9,
+        fontsize=fontsize,
         labelcolor=INK,
         borderaxespad=0,
         **options,
@@ -133,20 +132,14 @@ def _add_legend(figure: Figure, handles: Sequence[Any], *, left: float, **option
 
 
 def _add_source_legend(figure: Figure, sources: Sequence[str], *, marker: bool = False) -> None:
-    axes = figure.axes[0]
     handles = []
     for source in sources:
-        style = dict(SOURCES[source])
-        label = style.pop("label", source)
+        style = {"label": source, **SOURCES[source]}
         if marker:
-            style = {
-                "linestyle": "",
-                "markersize": 7,
-                "markeredgecolor": style["color"],
-                **_marker(source),
-            }
-        handles += axes.plot([], [], linewidth=2, label=label, **style)
-    _add_legend(
+            style |= {"linestyle": "", "markersize": 7, "markeredgecolor": style["color"]}
+            style |= _marker(source)
+        handles.append(Line2D([], [], linewidth=2, **style))
+    add_legend(
         figure,
         handles,
         left=0.27,
@@ -311,12 +304,11 @@ def tracking(row: Row) -> Figure:
     _dress_table(axes, [_layer_title(row, name) for name in names], "steps")
     for panels, (convention, side, number, label) in zip(axes, _TRACKED, strict=True):
         for panel, name in zip(panels, names, strict=True):
+            layers = [
+                checkpoint["layers"][name]["tracking"][convention] for checkpoint in checkpoints
+            ]
             for source in sources:
-                values = []
-                for checkpoint in checkpoints:
-                    similarities = checkpoint["layers"][name]["tracking"][convention]
-                    similarity = similarities[source][side]
-                    values.append(similarity[number])
+                values = [layer[source][side][number] for layer in layers]
                 style = _line_style(source) | {"marker": "o", "markersize": 3.5}
                 panel.plot(steps, values, markeredgecolor=PAPER, **style)
             top = 1.02 if number == "cosine" else max(1.5, panel.get_ylim()[1])
@@ -342,7 +334,7 @@ def densities(row: Row) -> Figure:
         density = checkpoint["density"]
         dim = next(iter(density.values()))["dim"]
         title = f"{_time_text(checkpoint)}; d = {dim:,}"
-        dressed(panel, title, "eigenvalues at least as large")
+        dress(panel, title, "eigenvalues at least as large")
         _set_log_scales(panel)
         for source in sources:
             aboves = np.array(density[source]["above"])
@@ -392,9 +384,8 @@ def realised_map(row: Row) -> Figure:
         for checkpoint in ends:
             values = []
             for name in names:
-                maps_by_source = checkpoint["layers"][name]["realised"]
-                numbers = {source: maps_by_source[source]["F"][number] for source in sources}
-                values.append(numbers)
+                by_source = checkpoint["layers"][name]["realised"]
+                values.append({source: by_source[source]["F"][number] for source in sources})
             panels.append((f"{title}, {_time_text(checkpoint)}", values, below))
     title = "What the preconditioner makes of the private curvature"
     return _draw_dots(row, title, names, sources, panels)
@@ -423,7 +414,7 @@ def _draw_dots(
     axes = grid(figure, lines, 2, left=1.9, sharey="row")
     labels = [_short_label(row, name) for name in names]
     for panel, (panel_title, layers, below) in zip(axes.flat, panels, strict=True):
-        dressed(panel, panel_title, below)
+        dress(panel, panel_title, below)
         for source in sources:
             # A layer without the source, or with zero, has no place on a logarithmic axis.
             places = [place for place, values in enumerate(layers) if values.get(source)]
@@ -484,9 +475,8 @@ def mean_field(row: Row) -> Figure:
         _label_rows(panels[0], label)
     handles = []
     for width, colour in colours.items():
-        label = f"width {width}"
-        handles += axes[0, 0].plot([], [], color=colour, linewidth=2, label=label)
-    _add_legend(figure, handles, left=0.2, ncols=3)
+        handles.append(Line2D([], [], color=colour, linewidth=2, label=f"width {width}"))
+    add_legend(figure, handles, left=0.2, ncols=3)
     return figure
 
 
@@ -528,7 +518,7 @@ def _draw_heat_map(panel: Axes, method: str, rows: Sequence[Row]) -> None:
     values = 100 * np.array(one.values, dtype=float)
     best = np.nanmax(values)
     title = f"{method}: {100 * plateau(rows):.0f} % of cells within 2 points of the best"
-    dressed(panel, title, "learning rate").grid(False)
+    dress(panel, title, "learning rate").grid(False)
     panel.imshow(values, cmap=_HEAT, vmin=0, vmax=100, aspect="auto", origin="lower")
     for (i, j), value in np.ndenumerate(values):
         if np.isnan(value):
@@ -554,15 +544,15 @@ def _draw_heat_map(panel: Axes, method: str, rows: Sequence[Row]) -> None:
 
 def _draw_importance(panel: Axes, rows: Sequence[Row]) -> None:
     title = "share of the variance of accuracy"
-    dressed(panel, title, "explained by the setting alone").grid(False, axis="y")
+    dress(panel, title, "explained by the setting alone").grid(False, axis="y")
     labels = []
     fractions = []
     colours = []
     for method in LANDSCAPE_METHODS:
         of_method = _rows_of(rows, method)
-        for setting, measured in importance(of_method, list(NAMES)).items():
+        for setting, fraction in importance(of_method, NAMES).items():
             labels.append(f"{NAMES[setting]}\n{method}")
-            fractions.append(measured.explained)
+            fractions.append(fraction)
             colours.append(WHITENED if method.endswith("kfc") else PLAIN)
     panel.barh(labels, fractions, color=colours, height=0.55)
     for place, fraction in enumerate(fractions):
@@ -610,7 +600,7 @@ def noise_sweep(rows: Sequence[Row]) -> Figure:
     figure = sheet(width, 7.2, title, caption)
     axes = grid(figure, 2, columns)
     for panel, (title, shown, scaled_to) in zip(axes.flat, panels, strict=False):
-        _draw_losses(dressed(panel, title, "noise multiplier σ"), shown, scaled_to)
+        _draw_losses(dress(panel, title, "noise multiplier σ"), shown, scaled_to)
     unused = list(axes.flat)[len(panels) :]
     for panel in unused:
         panel.set_visible(False)
@@ -618,8 +608,8 @@ def noise_sweep(rows: Sequence[Row]) -> Figure:
         panel.set_ylabel("mean squared error", fontsize=9, color=INK)
     handles = []
     for style in _FILTERS.values():
-        handles += axes[0, 0].plot([], [], linewidth=2, markersize=5, **style)
-    _add_legend(figure, handles, left=0.27, ncols=3)
+        handles.append(Line2D([], [], linewidth=2, markersize=5, **style))
+    add_legend(figure, handles, left=0.27, ncols=3)
     return figure
 
 

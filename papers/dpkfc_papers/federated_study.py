@@ -51,8 +51,8 @@ from dpkfc.data.augment import reflect_pad_crop_flip
 from dpkfc.data.sampling import REPLACE_ONE
 from dpkfc.federated.plan import FedAvgM, FederatedConfig, FedGD, FedSOFIM, PerUpload, TrustedServer
 from dpkfc.federated.simulation import dirichlet, federate, iid, parts
-from dpkfc_papers.accuracy import mean_and_interval
-from dpkfc_papers.draw import dressed, grid, sheet
+from dpkfc_papers.accuracy import mean_and_interval, table_line
+from dpkfc_papers.draw import add_legend, dress, grid, sheet
 
 # --------------------------------------------------------------------------------------------------
 # Frozen features of a network that was trained on public images only, made once and stored on the
@@ -793,8 +793,8 @@ def _values(
 
 
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---", *["--:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    alignment = ["---", *["--:"] * (len(head) - 1)]
+    return "\n".join(map(table_line, [head, alignment, *rows]))
 
 
 def accuracies(study: Study, store: Store, task: str) -> str:
@@ -944,13 +944,11 @@ def figure(study: Study, store: Store, path: Path) -> Path:
         " features; 95 % intervals"
     )
     width = max(7.2, 1.2 + 3.2 * len(tasks))
-    height = 4.3
-    picture = sheet(
-        width, height, "Federated: what second order adds at a matched learning rate", caption
-    )
+    title = "Federated: what second order adds at a matched learning rate"
+    picture = sheet(width, 4.3, title, caption)
     axes = grid(picture, 1, len(tasks), top=1.6)
     for panel, task in zip(axes[0], tasks, strict=True):
-        dressed(panel, TASKS[task].title, "ε")
+        dress(panel, TASKS[task].title, "ε")
         panel.set_xscale("log")
         panel.set_xticks(study.epsilons, [f"{epsilon:g}" for epsilon in study.epsilons])
         panel.minorticks_off()
@@ -973,19 +971,9 @@ def figure(study: Study, store: Store, path: Path) -> Path:
                     capsize=2,
                 )
     axes[0][0].set_ylabel("test accuracy, %", fontsize=9.5, color=INK)
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    picture.legend(
-        handles,
-        labels,
-        loc="upper left",
-        bbox_to_anchor=(0.27 / width, 1 - 0.66 / height),
-        ncols=min(4, 2 + len(tasks)),
-        frameon=False,
-        fontsize=8,
-        labelcolor=INK,
-        borderaxespad=0,
-        columnspacing=1.4,
-    )
+    handles, _ = axes[0][0].get_legend_handles_labels()
+    ncols = min(4, 2 + len(tasks))
+    add_legend(picture, handles, left=0.27, fontsize=8, ncols=ncols, columnspacing=1.4)
     return save(picture, path)
 
 
@@ -1011,10 +999,8 @@ def _read_curve(
 # --------------------------------------------------------------------------------------------------
 
 _LOG = logging.getLogger(__name__)
-NAME, TITLE = (
-    "dp-fedsofim",
-    "DP-FedSOFIM: a linear head on frozen features, 20 clients, with matched controls",
-)
+NAME = "dp-fedsofim"
+TITLE = "DP-FedSOFIM: a linear head on frozen features, 20 clients, with matched controls"
 STUDY = Study(seeds={"cifar10": 5, "mnist": 3, "pneumoniamnist": 3})
 SMOKE = Study(
     tasks=("cifar10", "pneumoniamnist"),

@@ -18,9 +18,8 @@ from dpkfc_papers.tables import run_cells
 
 COURSE = "dpkfc_papers.measurements:measure_course"
 MEAN_FIELD = "dpkfc_papers.measurements:measure_mean_field"
-MODELS: Mapping[
-    str, Mapping[str, Plain]
-] = {  # the training that is looked at; a checkpoint at every evaluation
+# The training that is measured; a checkpoint at every evaluation.
+MODELS: Mapping[str, Mapping[str, Plain]] = {
     "mnist-mlp": {"max_rank": 64, "steps": 200, "evaluate_every": 100, "expected_batch_size": 256},
     "mnist-cnn": {"max_rank": 64, "steps": 100, "evaluate_every": 50, "expected_batch_size": 256},
     "mnist-vit": {"max_rank": 64, "steps": 200, "evaluate_every": 100, "expected_batch_size": 256},
@@ -194,21 +193,21 @@ FIGURES: dict[str, Figure] = {
 }
 
 
-def find(name: str) -> Figure | None:
-    """The figure of a name; None where no figure is meant.
+# The figures by each of their names.
+FIGURE_OF = {name: figure for figure in FIGURES.values() for name in (figure.name, *figure.also)}
+
+
+def find(name: str) -> Figure:
+    """Return the figure of a name.
 
     Raises:
-        StudyError: a name of a figure's form that none has; the nearest one is named.
+        StudyError: no figure has the name; the nearest one is named.
     """
-    for figure in FIGURES.values():
-        if name == figure.name or name in figure.also:
-            return figure
-    if name.startswith("kfc-"):
+    if name not in FIGURE_OF:
         raise StudyError(
-            f"unknown figure {name!r}; {nearest(name, list(FIGURES))} (dpkfc reproduce --list"
-            " shows all)"
+            f"unknown figure {name!r}; {nearest(name, FIGURES)} (dpkfc reproduce --list shows all)"
         )
-    return None
+    return FIGURE_OF[name]
 
 
 def reproduce_figures(
@@ -234,8 +233,7 @@ def reproduce_figures(
         StudyError: an unknown figure, a folder that cannot be used, or a full disk.
         KeyboardInterrupt: interrupted; figures of what has finished are written before.
     """
-    found = filter(None, map(find, names))
-    figures = list({figure.name: figure for figure in found}.values())
+    figures = list({figure.name: figure for figure in map(find, names)}.values())
     runs = [run for figure in figures for run in figure.runs(small)]
     with Store(results or folder / "results.json") as store:
         source = Listed(map(Task, runs), store)

@@ -15,12 +15,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy import stats
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -50,7 +49,7 @@ from dpkfc.linalg.blocks import Outer
 Row = Mapping[str, Any]
 # Plain values of a row that is made here.
 Figures = dict[str, Any]
-Array = np.ndarray[Any, Any]
+T = TypeVar("T")
 
 # --------------------------------------------------------------------------------------------------
 # The spectral density of the whole Fisher matrix by stochastic Lanczos quadrature, from products
@@ -88,31 +87,27 @@ class Density:
     @property
     def trace(self) -> float:
         """Sum of all eigenvalues by the quadrature."""
-        return float(self.dim * (self.nodes * self.weights).sum())
+        mean = (self.nodes * self.weights).sum()
+        return float(self.dim * mean)
 
     def above(self) -> Tensor:
         """Return how many eigenvalues are at least as large as each node, float64 `[k]`."""
         return self.dim * self.weights.cumsum(0)
 
 
-def fisher_product(
-    model: nn.Module, inputs: Tensor, likelihood: str = "categorical"
-) -> tuple[Product, int]:
+def fisher_product(model: nn.Module, inputs: Tensor) -> tuple[Product, int]:
     """Return v ↦ F v for the Fisher matrix of all trainable parameters, mean over the examples.
 
     Args:
         model: in evaluation mode; its parameters and their `.grad` are left as they are.
-        inputs: `[n, ...]`; the model's outputs are `[n, c]`.
-        likelihood: categorical, or gaussian with unit variance.
+        inputs: `[n, ...]`; the model's outputs are logits `[n, c]`.
 
     Returns:
         The product, and the number d of parameters; vectors `[d]` have the parameters' dtype.
 
     Raises:
-        ValueError: another likelihood, or outputs of another shape.
+        ValueError: outputs of another shape.
     """
-    if likelihood not in ("categorical", "gaussian"):
-        raise ValueError(f"likelihood must be categorical or gaussian, got {likelihood!r}")
     parameters = [p for p in model.parameters() if p.requires_grad]
     # The fused kernels of attention cannot be differentiated twice.
     with torch.enable_grad(), sdpa_kernel([SDPBackend.MATH]):
@@ -132,10 +127,8 @@ def fisher_product(
         pieces = zip(vector.split(sizes), shapes, strict=True)
         direction = [piece.view(shape) for piece, shape in pieces]
         (moved,) = torch.autograd.grad(pulled, dummy, direction, retain_graph=True)
-        if likelihood == "categorical":
-            mean = (probabilities * moved).sum(-1, keepdim=True)
-            moved = probabilities * (moved - mean)
-        scaled = moved / outputs.shape[0]
+        mean = (probabilities * moved).sum(-1, keepdim=True)
+        scaled = probabilities * (moved - mean) / outputs.shape[0]
         gradients = torch.autograd.grad(outputs, parameters, scaled, retain_graph=True)
         return torch.cat([gradient.reshape(-1) for gradient in gradients])
 
@@ -180,39 +173,35 @@ def lanczos(product: Product, start: Tensor, steps: int) -> tuple[Tensor, Tensor
     upper = torch.tensor(off_diagonal, dtype=torch.float64).diag(1)
     tridiagonal = middle + upper + upper.T
     values, vectors = torch.linalg.eigh(tridiagonal)
-    return values.flip(0), vectors[0].square().flip(0)
+    weights = vectors[0].square()
+    return values.flip(0), weights.flip(0)
 
 
 def density(
-    product: Product,
-    dim: int,
-    *,
-    steps: int,
-    starts: int,
-    generator: torch.Generator,
-    like: Tensor,
+    product: Product, dim: int, *, steps: int, starts: int, generator: torch.Generator
 ) -> Density:
     """Return the spectral density of a symmetric positive semi-definite matrix.
 
     Args:
-        product: v ↦ M v.
+        product: v ↦ M v, in float64 on the CPU.
         dim: size d.
         steps: of Lanczos.
         starts: random start vectors.
         generator: of their signs, on the CPU.
-        like: a tensor whose dtype and device the vectors take.
     """
     all_nodes = []
     all_weights = []
     for _ in range(starts):
-        signs = 2 * torch.randint(2, (dim,), generator=generator) - 1
-        nodes, weights = lanczos(product, signs.to(like), steps)
+        bits = torch.randint(2, (dim,), generator=generator)
+        signs = 2 * bits - 1
+        nodes, weights = lanczos(product, signs.double(), steps)
         all_nodes.append(nodes)
         all_weights.append(weights)
     nodes = torch.cat(all_nodes)
     weights = torch.cat(all_weights) / starts
     order = nodes.argsort(descending=True)
-    return Density(nodes[order].clamp(min=0), weights[order], dim)
+    ordered = nodes[order].clamp(min=0)
+    return Density(ordered, weights[order], dim)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -279,26 +268,24 @@ class _Products:
     trace: float
     other_trace: float
 
-    def times(self, second: _Products) -> _Products:
-        """Return the inner products of the Kronecker products."""
-        return _Products(
-            own=self.own * second.own,
-            other=self.other * second.other,
-            both=self.both * second.both,
-            trace=self.trace * second.trace,
-            other_trace=self.other_trace * second.other_trace,
-        )
-
     def compare(self) -> Similarity:
         if self.own <= 0 or self.other <= 0:
             return Similarity(0.0, 1.0, 0.0)
         squared_error = max(0.0, self.own + self.other - 2 * self.both)
-        cosine = self.both / math.sqrt(self.own) / math.sqrt(self.other)
+        norm = math.sqrt(self.own)
+        other_norm = math.sqrt(self.other)
+        cosine = self.both / norm / other_norm
         return Similarity(
             cosine=min(1.0, cosine),
             error=math.sqrt(squared_error / self.own),
             scale=self.other_trace / self.trace,
         )
+
+
+def multiply(first: T, second: T) -> T:
+    """Return what two factors have as a Kronecker product: the products of their figures."""
+    products = {name: value * getattr(second, name) for name, value in vars(first).items()}
+    return type(first)(**products)
 
 
 def kronecker_layers(layers: Mapping[str, LayerFactors]) -> dict[str, LayerFactors]:
@@ -322,7 +309,7 @@ def tracked(
         scale = convention.scale(name, probe_size)
         pair = (reference.sides[side], other.sides[side])
         products[name] = _products(*pair, convention.added, scale)
-    products["F"] = products["A"].times(products["G"])
+    products["F"] = multiply(products["A"], products["G"])
     return {name: product.compare() for name, product in products.items()}
 
 
@@ -365,16 +352,6 @@ class Realised:
     held: float
     flatness: float
 
-    def times(self, second: Realised) -> Realised:
-        """Return the spectrum of the Kronecker product of both."""
-        return Realised(
-            largest=self.largest * second.largest,
-            smallest=self.smallest * second.smallest,
-            condition=self.condition * second.condition,
-            held=self.held * second.held,
-            flatness=self.flatness * second.flatness,
-        )
-
 
 def realised(
     reference: Factor, other: Factor | None, *, damping: float = 0.1, exponent: float = 0.5
@@ -392,13 +369,15 @@ def realised(
         gram = values.diag()
     else:
         gram = _precondition(values, vectors, other, damping, exponent)
-    spectrum = torch.linalg.eigvalsh(gram).clamp(min=0).flip(0)
+    ascending = torch.linalg.eigvalsh(gram).clamp(min=0)
+    spectrum = ascending.flip(0)
     is_full_rank = values.numel() == reference.dim
     largest = float(spectrum[0])
     smallest = float(spectrum[-1]) if is_full_rank else 0.0
     is_below = values.cumsum(0) < 0.99 * values.sum()
     most = int(is_below.sum()) + 1
-    main = torch.linalg.eigvalsh(gram[:most, :most]).clamp(min=0)
+    block = gram[:most, :most]
+    main = torch.linalg.eigvalsh(block).clamp(min=0)
     norm = float(spectrum.square().sum().sqrt())
     flatness = 0.0
     if norm > 0:
@@ -426,7 +405,8 @@ def _precondition(
     """
     theirs, directions = _eigenpairs(other)
     shift = damping * other.mean
-    kept = theirs > (0.0 if shift > 0 else 1e-13 * float(theirs[0]))
+    least = 0.0 if shift > 0 else 1e-13 * float(theirs[0])
+    kept = theirs > least
     floor = getattr(other, "floor", 0.0) + shift
     power = -2 * exponent
     # R² is `tail` in all directions that have no eigenpair.
@@ -462,6 +442,7 @@ NOT_PRIVATE = (
 ORACLE = "oracle"
 AGAIN = "oracle, other examples"
 RANDOM = "random directions"
+# The recipe whose images are public, by the data of a run.
 _OTHER = {"mnist": "fashion-mnist-cnn", "fashion-mnist": "mnist-cnn"}
 _POINTS = 96
 
@@ -551,17 +532,19 @@ def find_sources(prepared: Prepared, public: Path, data_dir: str) -> dict[str, P
         "pink noise": PinkNoise(shape, power_exponent=config.power_exponent),
         "white noise": WhiteNoise(shape),
     }
-    for name, other in _OTHER.items():
-        if config.recipe.startswith(f"{name}-"):
-            path = Path(resolved(f"@{other}:2000", public, data_dir))
-            images, _ = read_public_data(path, shape)
-            provenance = f"2,000 training images of {other}"
-            sources["public"] = PublicData(images, provenance=provenance)
-            break
+    private_set, _, _ = config.recipe.rpartition("-")
+    if private_set in _OTHER:
+        other = _OTHER[private_set]
+        path = Path(resolved(f"@{other}:2000", public, data_dir))
+        images, _ = read_public_data(path, shape)
+        provenance = f"2,000 training images of {other}"
+        sources["public"] = PublicData(images, provenance=provenance)
     inputs, labels = prepared.data.train
     half = len(labels) // 2
-    sources[ORACLE] = PrivateOracle((inputs[:half], labels[:half]))
-    sources[AGAIN] = PrivateOracle((inputs[half:], labels[half:]))
+    first = (inputs[:half], labels[:half])
+    second = (inputs[half:], labels[half:])
+    sources[ORACLE] = PrivateOracle(first)
+    sources[AGAIN] = PrivateOracle(second)
     return sources
 
 
@@ -668,7 +651,7 @@ def _measure_realised(
         for name, side in SIDES.items():
             other = None if layer is None else layer.sides[side]
             maps[name] = realised(reference.sides[side], other, damping=damping)
-        maps["F"] = maps["A"].times(maps["G"])
+        maps["F"] = multiply(maps["A"], maps["G"])
         by_source[source] = _round_fields(maps)
     return by_source
 
@@ -730,7 +713,6 @@ def _densities(model: nn.Module, sources: Mapping[str, Probe], sizes: Sizes, ste
             steps=sizes.lanczos_steps,
             starts=sizes.starts,
             generator=generator,
-            like=torch.zeros((), dtype=torch.float64),
         )
         densities[source] = {
             "dim": dim,
@@ -789,13 +771,7 @@ def _round_values(values: Mapping[str, float]) -> dict[str, float | None]:
 # Source: Poole et al. (2016), Schoenholz et al. (2016), Karakida et al. (2019); DP-KFC, section 3.3
 # and appendix F.
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "tanh": torch.tanh,
-    "relu": torch.relu,
-    "gelu": F.gelu,
-    "silu": F.silu,
-}
-_MODULES: dict[str, Callable[[], nn.Module]] = {
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,
     "relu": nn.ReLU,
     "gelu": nn.GELU,
@@ -803,8 +779,18 @@ _MODULES: dict[str, Callable[[], nn.Module]] = {
 }
 # Variance of weights at which signals neither vanish nor explode with depth, about.
 _GAINS = {"tanh": 1.3, "relu": 2.0, "gelu": 2.0, "silu": 2.4}
-_SIZES = {"widths": (64, 256, 1024), "depths": (4, 16), "networks": 3, "examples": 64}
-_SMOKE = {"widths": (32,), "depths": (3,), "networks": 2, "examples": 16}
+_SIZES = {
+    "widths": (64, 256, 1024),
+    "depths": (4, 16),
+    "networks": 3,
+    "examples": 64,
+}
+_SMOKE = {
+    "widths": (32,),
+    "depths": (3,),
+    "networks": 2,
+    "examples": 16,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -860,7 +846,9 @@ def _mean(function: Callable[[Tensor], Tensor], variance: float) -> float:
 def _slope(function: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:
     point = point.detach().requires_grad_(True)
     with torch.enable_grad():
-        return torch.autograd.grad(function(point).sum(), point)[0]
+        total = function(point).sum()
+        (slope,) = torch.autograd.grad(total, point)
+    return slope
 
 
 def predicted(network: Network) -> Variances:
@@ -868,7 +856,7 @@ def predicted(network: Network) -> Variances:
 
     Widths enter as the ratios n_{l+1} / n_l and in the traces.
     """
-    phi = ACTIVATIONS[network.activation]
+    phi = ACTIVATIONS[network.activation]()
     gain = network.weight_variance
     widths = network.widths
     forwards: list[float] = []
@@ -880,8 +868,8 @@ def predicted(network: Network) -> Variances:
     backwards = [network.outputs**-2.0]
     for layer in range(network.depth - 1, 0, -1):
         slope = _mean(lambda s: _slope(phi, s).square(), forwards[layer - 1])
-        p = backwards[-1]
-        backwards.append(p * widths[layer + 1] / widths[layer] * gain * slope)
+        ratio = widths[layer + 1] / widths[layer]
+        backwards.append(backwards[-1] * ratio * gain * slope)
     backwards.reverse()
     traces = []
     for layer, p in enumerate(backwards):
@@ -895,7 +883,7 @@ def random_network(network: Network, generator: torch.Generator) -> nn.Sequentia
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise(network.widths):
         if layers:
-            layers.append(_MODULES[network.activation]())
+            layers.append(ACTIVATIONS[network.activation]())
         linear = nn.Linear(inputs, outputs)
         _fill_uniform(linear.weight, network.weight_variance / inputs, generator)
         _fill_uniform(linear.bias, network.bias_variance, generator)
@@ -939,8 +927,9 @@ def observed(network: Network, *, examples: int, seed: int) -> Variances:
             outputs = F.linear(inputs, module.weight, module.bias)
             forwards.append(float(outputs.square().mean()))
             backwards.append(float(b.square().mean()))
-            squared_norms = a.square().sum(1) * b.square().sum(1)
-            traces.append(float(squared_norms.mean()))
+            input_norms = a.square().sum(1)
+            gradient_norms = b.square().sum(1)
+            traces.append(float((input_norms * gradient_norms).mean()))
     return Variances(forwards, backwards, traces)
 
 
@@ -1004,7 +993,8 @@ def _contraction() -> list[Figures]:
         network = Network(activation=name, width=256, depth=20, weight_variance=gain)
         low = predicted(replace(network, input_variance=0.1)).forwards
         high = predicted(replace(network, input_variance=10.0)).forwards
-        ratios = [round_value(b / a) for a, b in zip(low, high, strict=True)]
+        pairs = zip(low, high, strict=True)
+        ratios = [round_value(b / a) for a, b in pairs]
         entries.append({"activation": name, "weight_variance": gain, "ratio": ratios})
     return entries
 
@@ -1013,10 +1003,10 @@ def _contraction() -> list[Figures]:
 # How sensitive accuracy is to settings: maps over clipping norm and learning rate, and the
 # importance of each setting.
 #
-# Cells are plain private runs on a grid, or the trials of a tuning study; a validation split judges
-# them, never a test set. Importance is the share of the variance of accuracy that the mean over the
-# other settings explains (a first-order index of Sobol), next to the absolute rank correlation that
-# the paper ranks by: that one misses a setting whose best value lies inside.
+# Cells are plain private runs on a grid. A validation split judges them, never a test set.
+# Importance is the share of the variance of accuracy that the mean over the other settings explains
+# (a first-order index of Sobol). The paper ranks by the absolute rank correlation, which misses a
+# setting whose best value lies inside.
 
 LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 CLIPS = (0.1, 0.3, 1.0, 3.0, 10.0)
@@ -1027,19 +1017,6 @@ LANDSCAPE_NOT_PRIVATE = (
     "NOT PRIVATE: accuracies on examples cut from the private training set, which no ε protects; "
     "every run has its own ε, and looking at all of them is in none."
 )
-
-
-@dataclass(frozen=True)
-class Importance:
-    """Importance of one setting.
-
-    Attributes:
-        explained: fraction of the variance of accuracy that this setting explains alone.
-        rank_correlation: absolute, in [0, 1].
-    """
-
-    explained: float
-    rank_correlation: float
 
 
 def landscape_cells(
@@ -1061,37 +1038,23 @@ def landscape_cells(
     ]
 
 
-def importance(rows: Iterable[Row], names: Sequence[str]) -> dict[str, Importance]:
-    """Return the importance of each setting over runs that differ in them.
+def importance(rows: Sequence[Row], names: Iterable[str]) -> dict[str, float]:
+    """Return the fraction of the variance of accuracy that each setting explains alone.
 
     Args:
-        rows: of finished runs, with `run.settings` and `accuracy`.
+        rows: of finished runs on a grid, with `run.settings` and `accuracy`.
         names: of settings; a setting that does not vary has no importance.
     """
-    rows = list(rows)
-    accuracy = np.array([row["accuracy"] for row in rows], dtype=float)
-    measured = {}
+    accuracies = np.array([row["accuracy"] for row in rows])
+    settings = [row["run"]["settings"] for row in rows]
+    variance = accuracies.var()
+    explained = {}
     for name in names:
-        settings = [row["run"]["settings"] for row in rows]
-        values = np.array([float(one.get(name, math.nan)) for one in settings])
-        is_varied = len(np.unique(values)) > 1 and accuracy.var() != 0
-        if np.isnan(values).any() or not is_varied:
-            continue
-        groups = _groups(values)
-        means = np.array([accuracy[groups == group].mean() for group in groups])
-        correlation = np.corrcoef(stats.rankdata(values), stats.rankdata(accuracy))[0, 1]
-        explained = float(means.var() / accuracy.var())
-        measured[name] = Importance(explained, float(abs(correlation)))
-    return measured
-
-
-def _groups(values: Array) -> Array:
-    """Group equal values, or five groups of equal size of more than eight values."""
-    distinct, groups = np.unique(values, return_inverse=True)
-    if len(distinct) <= 8:
-        return groups
-    ranks: Array = values.argsort().argsort()
-    return (5 * ranks) // len(values)
+        values = np.array([of_run.get(name) for of_run in settings])
+        means = [accuracies[values == value].mean() for value in set(values)]
+        if len(means) > 1 and variance > 0:
+            explained[name] = float(np.var(means) / variance)
+    return explained
 
 
 def maps(rows: Sequence[Row]) -> list[SensitivityMap]:
@@ -1113,8 +1076,8 @@ def _map(recipe: str, method: str, rows: Sequence[Row]) -> SensitivityMap:
         column = rates.index(one["lr"])
         values[line][column] = row["accuracy"]
     explained = []
-    for name, measured in importance(rows, list(NAMES)).items():
-        explained.append(f"{NAMES[name]} {100 * measured.explained:.0f} %")
+    for name, fraction in importance(rows, NAMES).items():
+        explained.append(f"{NAMES[name]} {100 * fraction:.0f} %")
     note = f"{100 * plateau(rows):.0f} % of the cells are within 2 points of the best."
     if explained:
         note += f" Share of the variance that a setting explains alone: {'; '.join(explained)}."
@@ -1131,12 +1094,10 @@ def _map(recipe: str, method: str, rows: Sequence[Row]) -> SensitivityMap:
     )
 
 
-def plateau(rows: Iterable[Row], within: float = 0.02) -> float:
-    """Return the fraction of runs whose accuracy is within so much of the best."""
+def plateau(rows: Iterable[Row]) -> float:
+    """Return the fraction of runs whose accuracy is within two points of the best."""
     accuracies = [row["accuracy"] for row in rows]
-    if not accuracies:
-        return 0.0
-    least = max(accuracies) - within
+    least = max(accuracies) - 0.02
     return sum(accuracy >= least for accuracy in accuracies) / len(accuracies)
 
 
@@ -1225,9 +1186,5 @@ def points(rows: Iterable[Row]) -> list[Point]:
 
 def best(points: Sequence[Point]) -> list[Point]:
     """Return the point with the lowest mean of every method and noise."""
-    lowest: dict[tuple[str, float], Point] = {}
-    for point in points:
-        key = (point.method, point.noise)
-        if key not in lowest or point.mean < lowest[key].mean:
-            lowest[key] = point
-    return list(lowest.values())
+    groups = collect(points, lambda point: (point.method, point.noise))
+    return [min(group, key=lambda point: point.mean) for group in groups.values()]

@@ -19,6 +19,7 @@ from dpkfc.app.recipes.catalogue import RECIPES
 from dpkfc.app.run_folder import write_text
 from dpkfc.app.settings import ConfigError, nearest, tomllib
 from dpkfc.app.tuning.runs import (
+    Clock,
     Console,
     Listed,
     Place,
@@ -30,9 +31,9 @@ from dpkfc.app.tuning.runs import (
     StudyProgress,
     Task,
     drive,
-    minutes_left,
 )
-from dpkfc.app.tuning.tune import expected_seconds, reported, settings_text
+from dpkfc.app.tuning.tune import expected_seconds, plain_text, reported, settings_text
+from dpkfc_papers.accuracy import table_line
 
 # --------------------------------------------------------------------------------------------------
 # Tables of the papers: the printed numbers, and the run that stands for each, or why there is none.
@@ -59,10 +60,10 @@ class Published:
 
     @classmethod
     def parse(cls, text: str) -> Published:
-        """A number as it is printed, such as "91.7 ± 0.2", or `NOT_PRINTED`.
+        """Read a number as it is printed, such as "91.7 ± 0.2", or `NOT_PRINTED`.
 
         Raises:
-            StudyError: it is none.
+            StudyError: the text is no such number.
         """
         if text == NOT_PRINTED:
             return cls(math.nan, None, text)
@@ -117,14 +118,14 @@ class Cell:
             return ""
         words = [f"dpkfc train --recipe {self.recipe} --method {self.method}"]
         for name, value in self.settings.items():
-            text = f"{value:g}" if isinstance(value, float) else f"{value}"
+            text = plain_text(value)
             if text.startswith("@"):
                 text = "FILE"
             words.append(f"--{name.replace('_', '-')} {text}")
         return " ".join(words)
 
     def run(self, tuned: Settings, seed: int) -> Run:
-        """The run of a seed, on the test set."""
+        """Return the run of a seed, on the test set."""
         settings = {**self.settings, **tuned}
         return Run.of(self.recipe, self.method, settings, seed=seed, evaluate_on="test")
 
@@ -153,7 +154,7 @@ class Table:
 
     @property
     def why_not(self) -> str:
-        """The commonest reason why none of its cells can be run here; empty where one can."""
+        """Return the commonest reason why no cell can be run here; empty where one can."""
         if any(cell.here for cell in self.cells):
             return ""
         reasons = Counter(cell.not_run or f"needs {cell.needs}" for cell in self.cells)
@@ -161,7 +162,7 @@ class Table:
         return reason
 
     def select(self, columns: Sequence[str]) -> list[Cell]:
-        """The cells of some columns, by their labels; all where none is given.
+        """Return the cells of some columns, by their labels; all where none is given.
 
         Raises:
             StudyError: a column that the table does not have; those that it has are listed.
@@ -175,16 +176,16 @@ class Table:
 
 
 def names() -> list[str]:
-    """All tables."""
-    files = [path.name for path in _PRINTED.iterdir()]
-    return sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
+    """Return the names of all tables."""
+    files = [Path(path.name) for path in _PRINTED.iterdir()]
+    return sorted(file.stem for file in files if file.suffix == ".toml")
 
 
 def load(name: str) -> Table:
-    """A table by its name.
+    """Return a table by its name.
 
     Raises:
-        StudyError: there is none; the nearest one is named.
+        StudyError: no table has the name; the nearest one is named.
     """
     if name not in names():
         raise StudyError(
@@ -242,7 +243,7 @@ def _cell(table: Content, column: Content, row: Content, key: str) -> Cell:
 
 
 def _checked(cell: Cell) -> Cell:
-    """The cell, with the reason where its run cannot be made in this version."""
+    """Return the cell, with the reason where its run cannot be made in this version."""
     if not cell.recipe:
         return replace(cell, not_run="no run is mapped to it")
     if cell.recipe not in RECIPES:
@@ -255,7 +256,7 @@ def _checked(cell: Cell) -> Cell:
 # Ratios of step times next to a printed one: what `benchmarks/speed.py` has measured, and on what
 # machine.
 
-# of a checkout; a package has none
+# Of a checkout; a package has no such file.
 SHIPPED = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "speed.json"
 
 
@@ -291,7 +292,7 @@ def read_speed(path: Path | None) -> Content:
 
 
 def timed(what: str, results: Content) -> Timed | None:
-    """A ratio by its name, "MODEL: CONTENDER / CONTENDER"; None where it was not measured."""
+    """Return a ratio by its name, "MODEL: CONTENDER / CONTENDER"; None without a measurement."""
     model, _, ratio = what.partition(": ")
     entry = results.get("models", {}).get(model, {})
     # With quartiles, or of an older file without.
@@ -351,13 +352,17 @@ class Outcome:
 
     @property
     def ours(self) -> str:
-        """Mean ± sample standard deviation, which is what papers print."""
-        deviation = f" ± {statistics.stdev(self.values):.2f}" if len(self.values) > 1 else ""
-        return f"{statistics.mean(self.values):.2f}{deviation}" if self.values else "–"
+        """Return mean ± sample standard deviation, which is what papers print."""
+        if not self.values:
+            return "–"
+        mean = f"{statistics.mean(self.values):.2f}"
+        if len(self.values) == 1:
+            return mean
+        return f"{mean} ± {statistics.stdev(self.values):.2f}"
 
 
 def verdict(published: Published, seeds: int, values: Sequence[float]) -> str:
-    """What our values say about a published one, by `RULE`.
+    """Return what our values say about a published one, by `RULE`.
 
     Args:
         published: in percent.
@@ -374,12 +379,12 @@ def verdict(published: Published, seeds: int, values: Sequence[float]) -> str:
     return "reproduced" if above >= -tolerance else "not reproduced"
 
 
-# settings tuned under another do not fit
+# Settings that were tuned under another protocol do not fit.
 _PROTOCOL = ["delta", "epochs", "steps", "expected_batch_size", "sampler"]
 
 
 def _protocol(run: Run) -> Row:
-    """What settings are tuned under; the rank of wide sides concerns K-FAC alone."""
+    """Return what settings are tuned under; the rank of wide sides concerns K-FAC alone."""
     names = list(_PROTOCOL)
     if run.default("preconditioner") == "kfac":
         names.append("max_rank")
@@ -411,7 +416,7 @@ class Tuning:
 
     @functools.cached_property
     def _trials(self) -> list[tuple[str, Row, float, Row]]:
-        """Full trials: arm, protocol, ε and row."""
+        """Return arm, protocol, ε and row of each full trial."""
         trials = []
         for row in self.rows:
             tag = row.get("tag", {})
@@ -447,7 +452,7 @@ class Tuning:
         return dict(best["tag"]["params"])
 
     def row(self, run: Run) -> Row | None:
-        """A run that was made there."""
+        """Return the row of a run that a study has made, None where there is none."""
         return self._by_hash.get(run.hash)
 
 
@@ -489,7 +494,7 @@ def reproduce(
             disk.
         KeyboardInterrupt: interrupted; reports of what has finished are written before.
     """
-    left = minutes_left(budget_minutes)
+    left = Clock(budget_minutes).minutes_left
     if not seeds:
         raise StudyError("seeds = 0: every cell needs one run or more")
     tables = [load(name) for name in names]
@@ -573,7 +578,7 @@ def outcomes(
     *,
     times: Content | None = None,
 ) -> list[Outcome]:
-    """Every cell of a table with what is known of it.
+    """Return every cell of a table with what is known of it.
 
     Args:
         table: the published one.
@@ -607,7 +612,7 @@ def outcomes(
 
 
 def _explain_missing_run(cell: Cell, times: Content) -> Outcome:
-    """A ratio of times where one was measured, or else why nothing was."""
+    """Return a ratio of times where one was measured, or else why none was."""
     ours = timed(cell.timed, times) if cell.timed else None
     if ours is None:
         return Outcome(cell=cell, verdict=f"not run ({cell.not_run})", settings={})
@@ -635,7 +640,7 @@ def _outcome(table: Table, cell: Cell, chosen: Settings, rows: Sequence[Content]
 
 
 def markdown(table: Table, found: Sequence[Outcome]) -> str:
-    """A table for people: published, ours, σ and verdict of every cell."""
+    """Return a table for people: published, ours, σ and verdict of every cell."""
     unit = f" {table.unit}" if table.unit else ""
     head = f"| method | setting | published{unit} | ours{unit} (seeds) | σ, ours | verdict |"
     lines = [f"{head} settings |", "|" + "---|" * 7]
@@ -671,11 +676,11 @@ def _markdown_row(one: Outcome) -> str:
             "the recipe's, at a rate of our grid" if "lr" in cell.settings else "the recipe's"
         )
     columns = [cell.row, cell.column, cell.published.text, ours, sigma, one.verdict, settings]
-    return f"| {' | '.join(columns)} |"
+    return table_line(columns)
 
 
 def _rule(found: Sequence[Outcome]) -> str:
-    """The rule of the verdicts; empty where there is none to give."""
+    """Return the rule of the verdicts; empty where no verdict is given."""
     has_verdict = any(not one.verdict.startswith("no verdict") for one in found)
     return RULE if has_verdict or not found else ""
 
@@ -812,7 +817,7 @@ def run_small(
 
 
 def _small(cell: Cell) -> Run | None:
-    """The run of a cell in small, at an ε that all columns share; None where the cell has none."""
+    """Return a small run of a cell, at an ε that all columns share; None for a cell without one."""
     if cell.not_run:
         return None
     settings: dict[str, Plain] = {"smoke": True}
@@ -822,7 +827,7 @@ def _small(cell: Cell) -> Run | None:
 
 
 def _find_mistake(run: Run) -> str:
-    """Why a run cannot be made; empty where it can."""
+    """Return why a run cannot be made; empty where it can."""
     try:
         run.config()
     except ConfigError as error:
@@ -831,12 +836,12 @@ def _find_mistake(run: Run) -> str:
 
 
 class _Watched(StudyProgress):
-    """Progress that shows no number of a run that says nothing."""
+    """Show progress without the numbers of smoke runs, which mean nothing."""
 
     def __init__(self, store: Store, total: int, *, done: int, console: Console | None) -> None:
         super().__init__(total, done=done, console=console)
         self._store = store
 
     def finished(self, task: Task, outcome: str) -> None:
-        """A cell has ended."""
+        """Show that a cell has ended."""
         super().finished(task, outcome if self._store.get(task.run) is None else RAN)

@@ -23,6 +23,7 @@ from dpkfc_papers.measurements import (
     _products,
     importance,
     landscape_cells,
+    multiply,
     observed,
     plateau,
     predicted,
@@ -118,7 +119,7 @@ def test_the_oracle_without_damping_makes_its_own_curvature_the_identity():
     own = realised(factor, factor, damping=0.0)
     assert own.condition == pytest.approx(1, rel=1e-9) and own.held == pytest.approx(1, rel=1e-9)
     assert own.largest == pytest.approx(1) and own.flatness == pytest.approx(1)
-    both = own.times(own)
+    both = multiply(own, own)
     assert both.condition == pytest.approx(1, rel=1e-8) and both.flatness == pytest.approx(1)
 
 
@@ -187,15 +188,13 @@ def rows_of(accuracy):
 
 def test_importance_is_of_the_setting_that_decides():
     found = importance(rows_of(lambda lr, c: 0.5 + lr / 10), ["lr", "max_grad_norm", "seed"])
-    assert found["lr"].explained == pytest.approx(1) and found[
-        "lr"
-    ].rank_correlation == pytest.approx(1)
-    assert found["max_grad_norm"].explained == pytest.approx(0, abs=1e-12) and "seed" not in found
+    assert found["lr"] == pytest.approx(1)
+    assert found["max_grad_norm"] == pytest.approx(0, abs=1e-12) and "seed" not in found
 
 
 def test_a_best_value_inside_is_important_though_ranks_do_not_see_it():
     found = importance(rows_of(lambda lr, c: 0.9 if lr == 2 else 0.5), ["lr"])
-    assert found["lr"].explained == pytest.approx(1) and found["lr"].rank_correlation < 0.1
+    assert found["lr"] == pytest.approx(1)
 
 
 def test_the_grid_is_judged_on_a_validation_split():

@@ -26,10 +26,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from pkgutil import resolve_name
+from typing import Any, Protocol, TextIO, cast
 
 import torch
 from rich.console import Console
@@ -54,7 +54,7 @@ from dpkfc.privacy.ledger import LedgerError, version
 # Which code a result came from: rows outlive changes of a method, and nothing else in them would
 # tell.
 
-# what decides no figure of a run
+# Parts that decide no figure of a run.
 _LEFT_OUT = {
     "audit",
     "federated",
@@ -72,7 +72,8 @@ def code() -> dict[str, str]:
 
     The digest is twelve digits of a SHA-256.
     """
-    root, digest = Path(__file__).parents[2], hashlib.sha256()
+    root = Path(__file__).parents[2]
+    digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         place = path.relative_to(root)
         if not _LEFT_OUT.intersection(place.parts[:2]):
@@ -96,16 +97,14 @@ KIND, VERSION = "dpkfc study", 1
 # A stored run.
 Row = dict[str, Any]
 _FLOAT = (float, int)
-_NEEDED: Mapping[str, Any] = {
-    "run": dict,
-    "accuracy": _FLOAT,
-    "epsilon": _FLOAT,
-    "steps": int,
-    "noise_multiplier": _FLOAT,
-}
-_OF_FIGURES: Mapping[
-    str, Mapping[str, Any]
-] = {  # by measure; rows of another one may hold anything
+# What a row must hold, by its measure; rows of another measure may hold anything.
+_NEEDED: Mapping[str, Mapping[str, Any]] = {
+    "": {
+        "accuracy": _FLOAT,
+        "epsilon": _FLOAT,
+        "steps": int,
+        "noise_multiplier": _FLOAT,
+    },
     "dpkfc_papers.measurements:measure_course": {
         "hash": str,
         "checkpoints": list,
@@ -150,7 +149,7 @@ class Store:
         self._lock: TextIO | None = None
 
     def __enter__(self) -> Store:
-        self._lock = _locked(self.path.with_name(self.path.name + ".lock"))
+        self._lock = _lock(self.path.with_name(self.path.name + ".lock"))
         self._rows = _read_rows(self.path)
         return self
 
@@ -163,31 +162,28 @@ class Store:
         return len(self._rows)
 
     def __iter__(self) -> Iterator[Row]:
-        """Rows of training runs."""
+        """Yield the rows of training runs."""
         return iter([row for row in self._rows.values() if not row["run"].get("measure")])
 
     def figures(self) -> list[Row]:
-        """Rows of runs with a measure of their own."""
+        """Return the rows of runs with a measure of their own."""
         return [row for row in self._rows.values() if row["run"].get("measure")]
 
     def get(self, run: Cell) -> Row | None:
-        """The row of a finished run."""
+        """Return the row of a finished run."""
         return self._rows.get(run.hash)
 
     def put(self, run: Cell, row: Mapping[str, Any]) -> None:
-        """Keep a row; on the disk when this returns.
+        """Store a row, which is on the disk when this returns.
 
         Raises:
-            StudyError: the disk cannot take it; all earlier rows are still there.
+            StudyError: the disk cannot take the row; all earlier rows are still there.
         """
         self._rows[run.hash] = dict(row)
         content = {"kind": KIND, "version": VERSION, "rows": self._rows}
-        text = (
-            json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
-            + "\n"
-        )
+        text = json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
         try:
-            write_text(self.path, text, private=True)
+            write_text(self.path, text + "\n", private=True)
         except RunFolderError as error:
             raise StudyError(
                 f"{error}; the results before it are kept, and the same command goes on from them"
@@ -207,11 +203,8 @@ def _read_rows(path: Path) -> dict[str, Row]:
         raise StudyError(
             f"results file {path} is damaged ({error}); put an earlier copy back, or move it away"
         ) from None
-    if (
-        not isinstance(content, dict)
-        or content.get("kind") != KIND
-        or not isinstance(content.get("rows"), dict)
-    ):
+    is_study = isinstance(content, dict) and content.get("kind") == KIND
+    if not is_study or not isinstance(content.get("rows"), dict):
         raise StudyError(
             f"{path} is no results file of a study; choose another --out, or move it away"
         )
@@ -221,8 +214,8 @@ def _read_rows(path: Path) -> dict[str, Row]:
             f" {VERSION}; use the version that wrote it, or choose another --out"
         )
     rows = {key: row for key, row in content["rows"].items() if _is_row(row)}
-    if len(rows) < len(content["rows"]):
-        lost = len(content["rows"]) - len(rows)
+    lost = len(content["rows"]) - len(rows)
+    if lost:
         _LOG.warning("results file %s: %d entries are incomplete and will be run again", path, lost)
     return rows
 
@@ -230,23 +223,19 @@ def _read_rows(path: Path) -> dict[str, Row]:
 def _is_row(row: Any) -> bool:
     if not isinstance(row, dict) or not isinstance(row.get("run"), dict):
         return False
-    measure = row["run"].get("measure")  # a figure has rows of its own
-    needed = _OF_FIGURES.get(str(measure), {}) if measure else _NEEDED
-    if not all(
-        isinstance(row.get(name), kind) and row[name] not in ([], {})
-        for name, kind in needed.items()
-    ):
-        return False
+    needed = _NEEDED.get(str(row["run"].get("measure") or ""), {})
+    for name, kind in needed.items():
+        if not isinstance(row.get(name), kind) or row[name] in ([], {}):
+            return False
     return "checkpoints" not in needed or all(map(_is_checkpoint, row["checkpoints"]))
 
 
-def _is_checkpoint(one: Any) -> bool:
-    return (
-        isinstance(one, dict) and one.keys() >= _OF_CHECKPOINTS and isinstance(one["layers"], dict)
-    )
+def _is_checkpoint(checkpoint: Any) -> bool:
+    is_whole = isinstance(checkpoint, dict) and checkpoint.keys() >= _OF_CHECKPOINTS
+    return is_whole and isinstance(checkpoint["layers"], dict)
 
 
-def _locked(path: Path) -> TextIO | None:
+def _lock(path: Path) -> TextIO | None:
     """Lock a file until the process ends, however it ends; None where locks do not exist."""
     try:
         import fcntl
@@ -298,10 +287,11 @@ def resolved(name: Any, folder: Path, data_dir: str = "") -> str:
         ConfigError: an unknown recipe.
         DatasetError: its data set is missing.
     """
-    found = _NAMED.fullmatch(name) if isinstance(name, str) else None
+    found = _NAMED.fullmatch(str(name))
     if found is None:
         return str(name)
-    recipe, count = found["recipe"], int(found["count"])
+    recipe = found["recipe"]
+    count = int(found["count"])
     path = folder / f"{recipe}-{count}.safetensors"
     if not _is_whole(path, count):
         if path.exists():
@@ -311,12 +301,11 @@ def resolved(name: Any, folder: Path, data_dir: str = "") -> str:
 
 
 def _is_whole(path: Path, count: int) -> bool:
-    """Whether a file holds so many examples, by its header and its length."""
+    """Return whether a file holds so many examples, by its header and its length."""
     try:
         with safe_open(path, "pt") as file:
-            return all(
-                file.get_slice(name).get_shape()[:1] == [count] for name in ("inputs", "labels")
-            )
+            shapes = [file.get_slice(name).get_shape() for name in ("inputs", "labels")]
+            return all(shape[:1] == [count] for shape in shapes)
     except (OSError, SafetensorError):
         return False
 
@@ -328,20 +317,18 @@ def _write(path: Path, recipe: str, count: int, data_dir: str) -> None:
             f"public_data = '@{recipe}:{count}': the set has {len(labels)} training examples;"
             " choose 1 to that"
         )
-    rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(_SEED))[:count]
+    generator = torch.Generator().manual_seed(_SEED)
+    rows = torch.randperm(len(labels), generator=generator)[:count]
     chosen = inputs[rows]
     if recipe == "ag-news-sentences":
         # The encoder is slow, so it sees the chosen texts alone.
         chosen = encode_tokens(chosen)
-    content = {
-        "inputs": chosen.clone().contiguous(),
-        "labels": labels[rows].clone().contiguous(),
-    }
+    content = {"inputs": chosen.contiguous(), "labels": labels[rows].contiguous()}
     placed(path, lambda part: save_file(content, part))
 
 
 def _examples(name: str, data_dir: str) -> tuple[Any, Any]:
-    """Training inputs and labels of a recipe, or of a set in the form of one."""
+    """Return training inputs and labels of a recipe, or of a set in the form of one."""
     home = data_dir or None
     if name == "cifar100":
         return load_pixels(CIFAR100, home).tensors(CIFAR10_NORMALISATION).train
@@ -350,14 +337,15 @@ def _examples(name: str, data_dir: str) -> tuple[Any, Any]:
     if name == "ag-news-sentences":
         texts = load_texts(AG_NEWS, home)
         return texts.tensors(lambda lines: minilm_tokens(lines, HEAD_LENGTH)).train
-    given = {"data_dir": data_dir} if data_dir else {}
-    return find_recipe(name).data(run_config({"recipe": name, **given})).train
+    return find_recipe(name).data(run_config({"recipe": name, "data_dir": data_dir})).train
 
 
 # --------------------------------------------------------------------------------------------------
 
-FORMAT = 1  # of a row
-MECHANISM = 1  # raised when runs of equal settings come to other results than before
+# Format of a row.
+FORMAT = 1
+# Raised when runs of equal settings come to other results than before.
+MECHANISM = 1
 _MACHINE = {
     "out",
     "data_dir",
@@ -369,10 +357,10 @@ _MACHINE = {
     "chosen_by",
 }
 _OF_RUN = {"recipe", "method", "seed", "eval_on"}
-# Former defaults of K-FAC, which rows are silent about that were made under them; of `sides`
-# methods are never silent.
+# Former defaults of K-FAC: a row that was made under them does not state them. Methods always state
+# `sides`.
 _FORMER: dict[str, Any] = {"max_rank": 64}
-_UNTOLD: dict[str, Any] = {**_FORMER, "sides": "both"}
+_UNSTATED: dict[str, Any] = {**_FORMER, "sides": "both"}
 Plain = str | int | float | bool
 
 
@@ -427,23 +415,22 @@ class Run:
         evaluate_on: str = "test",
         measure: str = "",
     ) -> Run:
-        """A run from a mapping of settings."""
-        wrong = sorted((_OF_RUN | {"out", "test_mode"}) & set(settings or {}))
-        if wrong:
+        """Make a run from a mapping of settings."""
+        settings = settings or {}
+        for name in sorted((_OF_RUN | {"out", "test_mode"}).intersection(settings)):
             raise StudyError(
-                f"{wrong[0]} is no setting of a cell: it is an attribute of `Run`, or chosen by"
+                f"{name} is no setting of a cell: it is an attribute of `Run`, or chosen by"
                 " the study"
             )
-        return cls(
-            recipe, method, tuple(sorted((settings or {}).items())), seed, evaluate_on, measure
-        )
+        pairs = tuple(sorted(settings.items()))
+        return cls(recipe, method, pairs, seed, evaluate_on, measure)
 
     @classmethod
     def stored(cls, row: Mapping[str, Any]) -> Run:
-        """The run of a stored row.
+        """Return the run of a stored row.
 
-        A default may have changed since: what the row is silent about is then as its hash says, the
-        former one or today's.
+        A default may have changed since. A setting that the row does not state has then the value
+        that fits its hash: the former default or today's.
 
         Args:
             row: with `run`, as of `describe`, and, where the row has one, `hash`.
@@ -452,16 +439,19 @@ class Run:
             ConfigError: settings that this version does not know.
         """
         content = row["run"]
-        of_run = ("seed", "evaluate_on", "measure")
-        more = {name: content[name] for name in of_run if name in content}
-        recipe, method, settings = content["recipe"], content["method"], content["settings"]
-        run = cls.of(recipe, method, settings, **more)
-        former = cls.of(recipe, method, {**_FORMER, **settings}, **more)
+        settings = content["settings"]
+        stated = {
+            field.name: content[field.name]
+            for field in dataclasses.fields(cls)
+            if field.name in content
+        }
+        run = cls.of(**{**stated, "settings": settings})
+        former = cls.of(**{**stated, "settings": {**_FORMER, **settings}})
         digest = row.get("hash", run.hash)
         return former if digest == former.hash != run.hash else run
 
     def config(self, **machine: Plain) -> RunConfig:
-        """The settings of the run, all of them."""
+        """Return all settings of the run."""
         of_run = {
             "recipe": self.recipe,
             "method": self.method,
@@ -480,20 +470,15 @@ class Run:
         hash as it is, and so does a default that changes for those who do not use it.
         """
         config = self.config()
-        defaults = {
-            f.name: f.default
-            for f in dataclasses.fields(RunConfig)
-            if f.name not in _MACHINE | _OF_RUN
-        }
-        if config.preconditioner == "kfac":
-            defaults |= _UNTOLD
-        else:
-            defaults = {name: default for name, default in defaults.items() if name not in _UNTOLD}
-        changed = {
-            name: value
-            for name, default in defaults.items()
-            if (value := getattr(config, name)) != default
-        }
+        left_out = _MACHINE | _OF_RUN
+        if config.preconditioner != "kfac":
+            left_out = left_out.union(_UNSTATED)
+        changed = {}
+        for setting in dataclasses.fields(RunConfig):
+            name = setting.name
+            value = getattr(config, name)
+            if name not in left_out and value != _UNSTATED.get(name, setting.default):
+                changed[name] = value
         return {
             "format": FORMAT,
             "mechanism": MECHANISM,
@@ -502,7 +487,7 @@ class Run:
         }
 
     def default(self, name: str) -> Any:
-        """Return the settings that a recipe and a method give; public data may still be missing."""
+        """Return a setting as recipe and method give it; public data may still be missing."""
         return getattr(self._defaults, name)
 
     @functools.cached_property
@@ -515,32 +500,31 @@ class Run:
     @functools.cached_property
     def hash(self) -> str:
         """Sixteen hexadecimal digits of the SHA-256 of `identity`."""
-        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:16]
+        text = json.dumps(self.identity(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def describe(self) -> dict[str, Any]:
-        """The run for a file of results; `Run.of` takes it back."""
+        """Return the run for a file of results; `Run.of` takes it back."""
         content = {**dataclasses.asdict(self), "settings": dict(self.settings)}
         if not self.measure:
             del content["measure"]
         return content
 
     def measuring(self) -> Callable[..., Row]:
-        """What runs the cell: `run_cell`, or what `measure` names.
+        """Return what runs the cell: `run_cell`, or what `measure` names.
 
         Raises:
             StudyError: there is no such function.
         """
         if not self.measure:
             return run_cell
-        module, _, name = self.measure.partition(":")
         try:
-            found: Callable[..., Row] = getattr(import_module(module), name)
+            return cast("Callable[..., Row]", resolve_name(self.measure))
         except (ImportError, AttributeError, ValueError) as error:
             raise StudyError(f"measure = {self.measure!r} names no function ({error})") from None
-        return found
 
 
-# (number of the evaluation from 1, accuracy) to whether the run goes on
+# Maps the number of an evaluation (from 1) and its accuracy to whether the run goes on.
 Report = Callable[[int, float], bool]
 
 
@@ -576,11 +560,11 @@ def run_cell(
     from dpkfc.app.train import measure, prepare
 
     started = time.perf_counter()
-    public_data = resolved(
-        dict(run.settings).get("public_data", ""), public or folder / "public", data_dir
-    )
-    files: dict[str, Plain] = {"public_data": public_data} if public_data else {}
-    config = run.config(threads=1, data_dir=data_dir, **files)
+    machine: dict[str, Plain] = {"threads": 1, "data_dir": data_dir}
+    public_data = dict(run.settings).get("public_data")
+    if public_data:
+        machine["public_data"] = resolved(public_data, public or folder / "public", data_dir)
+    config = run.config(**machine)
     prepared = prepare(config, _read(config))
     place = RunFolder.fresh(folder, run.hash)
     seen: list[tuple[int, float]] = []
@@ -594,19 +578,17 @@ def run_cell(
 
     try:
         result = measure(prepared, place, watch)
-    except BaseException:
-        _clear(place)  # a full disk gets its space back
-        raise
-    row = _row(run, prepared, result, place, time.perf_counter() - started)
-    _clear(place)
+        row = _row(run, prepared, result, place, time.perf_counter() - started)
+    finally:
+        # A full disk gets its space back.
+        _clear(place)
     if result.interrupted:
         raise Ended(row, is_deliberate=stopped)
     return row
 
 
-_LAST: list[
-    tuple[tuple[Plain, ...], Any]
-] = []  # what this process has read last: cells of a study share their data
+# What this process has read last: cells of a study share their data.
+_LAST: dict[tuple[Plain, ...], Any] = {}
 # Settings that the data of a run depend on.
 _OF_DATA = (
     "recipe",
@@ -631,14 +613,16 @@ def _read(config: RunConfig) -> Any:
     Runs only read them.
     """
     key = tuple(getattr(config, name) for name in _OF_DATA)
-    if not _LAST or _LAST[0][0] != key:
-        _LAST[:] = []
-        _LAST[:] = [(key, recipe_of(config).starting_from(config.pretrained).data(config))]
-    return _LAST[0][1]
+    if key not in _LAST:
+        # The data before are dropped first, so that both are never in memory.
+        _LAST.clear()
+        _LAST[key] = recipe_of(config).starting_from(config.pretrained).data(config)
+    return _LAST[key]
 
 
 def _row(run: Run, prepared: Any, result: Any, place: Any, wall: float) -> Row:
-    plan, metrics = prepared.plan, Metrics.read(place.metrics)
+    plan = prepared.plan
+    metrics = Metrics.read(place.metrics)
     clipped = [row.clipped_fraction for row in metrics.rows if row.clipped_fraction is not None]
     return {
         "run": run.describe(),
@@ -669,13 +653,12 @@ def _row(run: Run, prepared: Any, result: Any, place: Any, wall: float) -> Row:
 
 
 def hardware() -> dict[str, Any]:
-    """The processor and the versions that a timing belongs to."""
+    """Return the processor and the versions that a timing belongs to."""
     name = platform.processor() or platform.machine()
     with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
-            if line.startswith("model name"):
-                name = line.split(":", 1)[1].strip()
-                break
+        text = Path("/proc/cpuinfo").read_text("utf-8")
+        if model := re.search(r"^model name\s*: (.*)$", text, re.MULTILINE):
+            name = model[1].strip()
     return {
         "cpu": name,
         "threads_a_run": 1,
@@ -686,14 +669,15 @@ def hardware() -> dict[str, Any]:
 
 def _clear(place: Any) -> None:
     """Keep settings and ledger of a run; remove the files that only a continuation needs."""
-    for path in (place.checkpoint, place.checkpoint.with_name(place.checkpoint.name + ".old")):
-        shutil.rmtree(path, ignore_errors=True)
+    checkpoint = place.checkpoint
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    shutil.rmtree(checkpoint.with_name(checkpoint.name + ".old"), ignore_errors=True)
     place.metrics.unlink(missing_ok=True)
 
 
 # --------------------------------------------------------------------------------------------------
-# Of a run's settings those that its recipe and method do not say by themselves: how a report tells
-# equal runs from others.
+# The settings of a run that its recipe and method do not give: how a report tells equal runs from
+# others.
 
 _FIELDS = {setting.name for setting in dataclasses.fields(RunConfig)}
 
@@ -728,12 +712,12 @@ def departures(run: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _usual(recipe: str, method: str, smoke: bool, public: bool) -> dict[str, Any]:
-    """What a recipe and a method come to; in the place of public data a name that no file has."""
+    """Return the settings of a recipe and a method, with a file of public data that no one has."""
     settings = {
         "recipe": recipe,
         "method": method,
         "smoke": smoke,
-        **({"public_data": "@"} if public else {}),
+        "public_data": "@" if public else "",
     }
     return dataclasses.asdict(run_config(settings))
 
@@ -742,7 +726,7 @@ def _usual(recipe: str, method: str, smoke: bool, public: bool) -> dict[str, Any
 # What one worker of a study does: cells, one after the other, and what became of each as plain
 # values.
 
-# what no setting of a cell brings about
+# Errors that no setting of a cell brings about.
 _MACHINE_ERRORS = (
     OSError,
     MemoryError,
@@ -750,7 +734,8 @@ _MACHINE_ERRORS = (
     LedgerError,
     RunFolderError,
 )
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # of a disk that takes nothing more
+# Errors of a disk that takes nothing more.
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def work(pipe: Connection, folder: Path, data_dir: str) -> None:
@@ -758,9 +743,9 @@ def work(pipe: Connection, folder: Path, data_dir: str) -> None:
 
     While a cell trains, a signal ends it between two steps.
 
-    Answers: ("judged", number, accuracy) wants to hear whether the cell goes on; ("done", row,
-    ended), ("failed", reason), ("lost", reason) and ("full", reason), the last two the machine's
-    doing, and ("interrupted",) are the end of one.
+    The answer ("judged", number, accuracy) waits for whether the cell goes on. A cell ends with
+    ("done", row, ended), ("failed", reason), ("lost", reason), ("full", reason) or
+    ("interrupted",). The machine brings about "lost" and "full".
 
     Args:
         pipe: to the study.
@@ -771,13 +756,13 @@ def work(pipe: Connection, folder: Path, data_dir: str) -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     logging.getLogger("dpkfc").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")  # what a plan has to warn of stands in the row
-    while True:
-        try:
+    # The warnings of a plan stand in the row.
+    warnings.simplefilter("ignore")
+    # The pipe closes when the study has ended.
+    with suppress(EOFError, OSError):
+        while True:
             run, watched = pipe.recv()
             pipe.send(_outcome(run, watched, pipe, folder, data_dir))
-        except (EOFError, OSError):
-            return  # the study has ended
 
 
 def _outcome(
@@ -812,9 +797,8 @@ def _outcome(
 def _is_full(error: BaseException | None) -> bool:
     """Return whether a full disk is behind an error, whatever was made of it on the way."""
     while error is not None:
-        if getattr(error, "errno", None) in _DISK_ERRORS or any(
-            os.strerror(number) in str(error) for number in _DISK_ERRORS
-        ):
+        is_named = any(os.strerror(number) in str(error) for number in _DISK_ERRORS)
+        if is_named or getattr(error, "errno", None) in _DISK_ERRORS:
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -825,12 +809,12 @@ def _is_full(error: BaseException | None) -> bool:
 
 
 class TimeIsUp(KeyboardInterrupt):
-    """The time is up; no more of an error than Ctrl-C, so that nothing takes it for one."""
+    """The time is up. It derives from Ctrl-C, so that nothing takes it for an error."""
 
 
 @dataclass
 class Clock:
-    """Says whether a cell still fits into the time left since this was made.
+    """The time of a study, which begins when this value is made.
 
     Attributes:
         minutes: the time; None is no bound.
@@ -841,7 +825,7 @@ class Clock:
     """
 
     minutes: float | None
-    expected: Callable[[Any], float | None]
+    expected: Callable[[Any], float | None] = lambda run: None
     started: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -852,13 +836,18 @@ class Clock:
             )
 
     def seconds_left(self) -> float | None:
-        """Seconds, 0 when the time is up; None is no bound."""
+        """Return the seconds that are left, 0 when the time is up; None is no bound."""
         if self.minutes is None:
             return None
         return max(0.0, 60 * self.minutes - (time.monotonic() - self.started))
 
+    def minutes_left(self) -> float | None:
+        """Return the minutes that are left, as `seconds_left`."""
+        seconds = self.seconds_left()
+        return None if seconds is None else seconds / 60
+
     def fits(self, run: Any) -> bool:
-        """Whether it would end in time, as far as is known."""
+        """Return whether a cell would end in time, as far as is known."""
         left = self.seconds_left()
         return left is None or (left > 0 and (self.expected(run) or 0.0) <= left)
 
@@ -869,14 +858,11 @@ class Clock:
         Outside the main thread, and on Windows, it goes on.
 
         Raises:
-            TimeIsUp: it was.
+            TimeIsUp: the time was up.
         """
         left = self.seconds_left()
-        if (
-            not left
-            or threading.current_thread() is not threading.main_thread()
-            or not hasattr(signal, "setitimer")
-        ):
+        is_main = threading.current_thread() is threading.main_thread()
+        if not left or not is_main or not hasattr(signal, "setitimer"):
             yield
             return
 
@@ -892,25 +878,11 @@ class Clock:
             signal.signal(signal.SIGALRM, before)
 
 
-def minutes_left(budget: float | None) -> Callable[[], float | None]:
-    """What is left of so many minutes that begin now; None is no bound.
-
-    Raises:
-        StudyError: as of `Clock`.
-    """
-    clock = Clock(budget, lambda run: None)
-
-    def minutes() -> float | None:
-        seconds = clock.seconds_left()
-        return None if seconds is None else seconds / 60
-
-    return minutes
-
-
 # --------------------------------------------------------------------------------------------------
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-_PATIENCE = 10.0  # seconds that a worker has to end
+# Seconds that a worker has to end.
+_PATIENCE = 10.0
 _TIME_IS_UP = "stopped when the time given was up; it begins anew"
 
 
@@ -955,11 +927,11 @@ class Source(Protocol):
         """Return a cell that can start now and fits into the time left, or None."""
 
     def report(self, task: Task, number: int, accuracy: float) -> bool:
-        """Whether a cell goes on after its evaluation; by default nothing ends it."""
+        """Return whether a cell goes on after its evaluation; by default nothing ends it."""
         return True
 
     def done(self, task: Task, row: Row, ended: bool) -> None:
-        """A cell has finished; `ended` where `report` ended it."""
+        """Take the row of a cell that has finished; `ended` where `report` ended it."""
 
     def failed(self, task: Task, reason: str, *, lost: bool) -> None:
         """Record a cell that could not be run.
@@ -968,30 +940,29 @@ class Source(Protocol):
         """
 
 
-def cores() -> int:
-    """The cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def worker_count(count: int | None) -> int:
-    """How many cells run at once: every core, or as many as asked for.
+    """Return how many cells run at once: every core, or as many as asked for.
 
     Raises:
         StudyError: less than one, or more than there are cores.
     """
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        # The cores that this process may use.
+        cores = len(os.sched_getaffinity(0))
     if count is None:
-        return cores()
-    if not 1 <= count <= cores():
+        return cores
+    if not 1 <= count <= cores:
         raise StudyError(
-            f"workers = {count}: every cell takes one core and there are {cores()}; choose 1 to"
-            f" {cores()}"
+            f"workers = {count}: every cell takes one core and there are {cores}; choose 1 to"
+            f" {cores}"
         )
     return count
 
 
 @dataclass
 class _Worker:
-    """A process and the cell it is at."""
+    """A process and the cell that it runs."""
 
     process: Any
     pipe: Connection
@@ -1060,7 +1031,7 @@ def _sigterm_interrupts() -> Iterator[None]:
 
 @dataclass
 class _Crew:
-    """The workers of a study, its source, and who is shown how it goes on."""
+    """The workers of a study, its source, and the progress that a person sees."""
 
     source: Source
     place: Place
@@ -1083,7 +1054,8 @@ class _Crew:
                 worker = _hire(self.place)
                 self.workers.append(worker)
             worker.task = task
-            with suppress(OSError):  # a dead one is noticed when it is listened to
+            # `listen` notices a dead worker.
+            with suppress(OSError):
                 worker.pipe.send((task.run, task.watched))
             self.watcher.started(task)
 
@@ -1110,7 +1082,7 @@ class _Crew:
         self.watcher.out_of_time(task)
 
     def listen(self, worker: _Worker, *, time_is_up: bool = False) -> None:
-        """Hear what a worker has to say.
+        """Take one message of a worker.
 
         Raises:
             KeyboardInterrupt: a signal has ended its cell, and not because the time was up.
@@ -1144,11 +1116,14 @@ class _Crew:
             row, ended = content
             self.source.done(task, row, ended)
             outcome = f"{100 * row['accuracy']:.2f} %" if "accuracy" in row else "measured"
-            self.watcher.finished(task, outcome + (" (ended early)" if ended else ""))
+            if ended:
+                outcome += " (ended early)"
+            self.watcher.finished(task, outcome)
         else:
-            self.source.failed(task, content[0], lost=kind == "lost")
+            (reason,) = content
+            self.source.failed(task, reason, lost=kind == "lost")
             show = self.watcher.lost if kind == "lost" else self.watcher.finished
-            show(task, content[0])
+            show(task, reason)
         worker.task = None
 
     def dismiss(self) -> None:
@@ -1166,14 +1141,15 @@ class _Crew:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Processes that start inside have one numerical thread each."""
-    before = {name: os.environ.get(name) for name in _THREADS}
+    """Give processes that start inside one numerical thread each."""
+    before = dict(os.environ)
     os.environ.update(dict.fromkeys(_THREADS, "1"))
     try:
         yield
     finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+        for name in _THREADS:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _hire(place: Place) -> _Worker:
@@ -1198,8 +1174,8 @@ def _hire(place: Place) -> _Worker:
 class StudyProgress:
     """A bar of finished cells, and a line for each that ends. Use it in a `with`.
 
-    Cells that were stopped because the time was up are named afterwards, in a warning that is there
-    without a bar too.
+    A warning, which comes without a bar too, names the cells that were stopped when the time was
+    up.
 
     Args:
         total: cells there will be, those that are done included; None where not known.
@@ -1222,29 +1198,29 @@ class StudyProgress:
         self._stopped: list[str] = []
 
     def started(self, task: Task) -> None:
-        """A cell has started."""
+        """Show that a cell has started."""
         self._show(task, "…")
 
     def evaluated(self, task: Task, number: int, accuracy: float) -> None:
-        """A cell was judged on the way; for the operator only."""
+        """Show an evaluation of a cell, which is for the operator only."""
         self._show(task, f"{100 * accuracy:.1f} %")
 
     def finished(self, task: Task, outcome: str) -> None:
-        """A cell has ended."""
+        """Show that a cell has ended."""
         self._end(task, outcome, advance=1)
 
     def lost(self, task: Task, reason: str) -> None:
-        """A cell was lost to the machine: its place is still open."""
+        """Show that a cell was lost to the machine; its place is still open."""
         self._end(task, f"lost to the machine: {reason}", advance=0)
 
     def out_of_time(self, task: Task) -> None:
-        """A cell was stopped because the time was up."""
+        """Show that a cell was stopped because the time was up."""
         self._end(task, "stopped, the time is up", advance=0)
-        self._stopped.append(_what(task))
+        self._stopped.append(_describe(task))
 
     def _end(self, task: Task, outcome: str, *, advance: int) -> None:
         self._now.pop(task.run.hash, None)
-        self._progress.console.print(f"{_what(task)}: {outcome}", highlight=False)
+        self._progress.console.print(f"{_describe(task)}: {outcome}", highlight=False)
         self._progress.update(self._bar, advance=advance, now=self._line())
 
     def _show(self, task: Task, text: str) -> None:
@@ -1268,15 +1244,13 @@ class StudyProgress:
             )
 
 
-def _what(task: Task) -> str:
-    return (
-        f"{task.run.recipe} {task.label or task.run.method}, seed {task.run.seed},"
-        f" {task.run.evaluate_on}"
-    )
+def _describe(task: Task) -> str:
+    run = task.run
+    return f"{run.recipe} {task.label or run.method}, seed {run.seed}, {run.evaluate_on}"
 
 
 # --------------------------------------------------------------------------------------------------
-# Cells in a fixed order as a source of the pool: what tables and figures are made of.
+# Cells in a fixed order as a source, of which tables and figures are made.
 
 
 class Listed(Source):
@@ -1298,49 +1272,46 @@ class Listed(Source):
     ) -> None:
         self._store = store
         wanted = {task.run.hash: task for task in tasks}
-        self._left = [
-            task for task in wanted.values() if store.get(task.run) is None and not known(task.run)
-        ]
-        self.total, self.done_before = len(wanted), len(wanted) - len(self._left)
+        not_stored = [task for task in wanted.values() if store.get(task.run) is None]
+        self._left = [task for task in not_stored if not known(task.run)]
+        self.total = len(wanted)
+        self.done_before = len(wanted) - len(self._left)
         self.failures: dict[str, str] = {}
 
-    def leave_out(self, recipe: str, reason: str) -> None:
-        """Do not run the cells of a recipe."""
-        self.failures |= {task.run.hash: reason for task in self._left if task.run.recipe == recipe}
-        self._left = [task for task in self._left if task.run.recipe != recipe]
-
     def leave_out_what_has_no_data(self, data_dir: str, *, parts: bool = False) -> None:
-        """Read every data set once; cells without data say so, and the others are run.
+        """Read every data set once, and leave out the cells without data.
 
         Args:
             data_dir: folder of the data sets.
-            parts: whether files that hold a part of a set will do; otherwise that is said in its
-                cells too.
+            parts: whether files that hold a part of a set are enough.
         """
-        for recipe in dict.fromkeys(task.run.recipe for task in self._left):
+        reasons = {}
+        for recipe in {task.run.recipe for task in self._left}:
+            config = run_config({"recipe": recipe, "data_dir": data_dir})
             try:
-                part = (
-                    find_recipe(recipe)
-                    .data(run_config({"recipe": recipe, "data_dir": data_dir}))
-                    .part
-                )
+                part = find_recipe(recipe).data(config).part
             except DatasetError as error:
-                self.leave_out(recipe, str(error))
+                reasons[recipe] = str(error)
                 continue
             if part and not parts:
-                self.leave_out(recipe, f"the files hold {part}, and the published number is of all")
+                reasons[recipe] = f"the files hold {part}, and the published number is of all"
+        for task in self._left:
+            if task.run.recipe in reasons:
+                self.failures[task.run.hash] = reasons[task.run.recipe]
+        self._left = [task for task in self._left if task.run.recipe not in reasons]
 
     def next(self, fits: Fits) -> Task | None:
-        """The first cell that fits."""
-        found = next((task for task in self._left if fits(task.run)), None)
-        if found is not None:
-            self._left.remove(found)
-        return found
+        """Return the first cell that fits."""
+        for task in self._left:
+            if fits(task.run):
+                self._left.remove(task)
+                return task
+        return None
 
     def done(self, task: Task, row: Row, ended: bool) -> None:
-        """Keep a run."""
+        """Store a run."""
         self._store.put(task.run, row)
 
     def failed(self, task: Task, reason: str, *, lost: bool) -> None:
-        """Say so; the next call tries it again, whosever doing it was."""
+        """Store the reason; the next call tries the cell again."""
         self.failures[task.run.hash] = reason

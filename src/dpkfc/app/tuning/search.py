@@ -6,7 +6,7 @@ import logging
 import math
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from pathlib import Path
@@ -102,28 +102,28 @@ class Arm:
 
 _CLIP = {"max_grad_norm": Range(0.1, 10.0)}
 _SGD = {"lr": Range(0.01, 4.0)}
-_STEP = {"lr": Range(0.01, 4.0, times=(("max_grad_norm", 1.0),))}
-_WITHOUT_MOMENTUM = {"lr": Range(0.03, 10.0, times=(("max_grad_norm", 1.0),))}
-_NATURAL = {
-    "lr": Range(0.03, 10.0, times=(("max_grad_norm", 1.0), ("lambda_safe", -0.5))),
-}
+_TIMES_C = (("max_grad_norm", 1.0),)
+_STEP = {"lr": Range(0.01, 4.0, times=_TIMES_C)}
+_WITHOUT_MOMENTUM = {"lr": Range(0.03, 10.0, times=_TIMES_C)}
+_NATURAL = {"lr": Range(0.03, 10.0, times=(*_TIMES_C, ("lambda_safe", -0.5)))}
 _ADAM = {"lr": Range(3e-4, 3e-2)}
 _ADAM_BC = {
     "lr": Range(5e-5, 2e-2, times=(("adam_bc_resolution", -0.5),)),
     "adam_bc_resolution": Range(2.0, 500.0),
 }
-_KFAC = {"damping": Range(0.01, 1.0), **_CLIP}
 _PINK = {"power_exponent": Range(0.0, 2.0, log=False)}
 _ZIPF = {"zipf_exponent": Range(0.0, 1.5, log=False)}
-_SPACES: dict[str, dict[str, Range | Choice]] = {
-    **dict.fromkeys(("dp-sgd", "dp-sgd-pt"), {**_STEP, **_CLIP}),
+_KFAC = {"damping": Range(0.01, 1.0), **_CLIP, **_PINK}
+_ADADPS = {**_STEP, "adadps_floor": Range(1e-3, 1.0), **_CLIP}
+_SPACES: dict[str, Space] = {
+    "dp-sgd": {**_STEP, **_CLIP},
+    "dp-sgd-pt": {**_STEP, **_CLIP},
     "dp-adam": {**_ADAM, **_CLIP},
     "dp-adamw": {**_ADAM, **_CLIP, "weight_decay": Range(1e-4, 0.1)},
     # The learning rate and C are one number here.
     "dp-sgd-normalised": dict(_SGD),
-    **dict.fromkeys(
-        ("adadps", "pink-adadps"), {**_STEP, "adadps_floor": Range(1e-3, 1.0), **_CLIP}
-    ),
+    "adadps": _ADADPS,
+    "pink-adadps": _ADADPS,
     "dp2": {
         **_WITHOUT_MOMENTUM,
         **_CLIP,
@@ -136,12 +136,11 @@ _SPACES: dict[str, dict[str, Range | Choice]] = {
         "gep_residual_norm": Range(0.2, 10.0),
     },
     "b-gep": {**_SGD, "gep_embedding_norm": Range(0.5, 20.0)},
-    **dict.fromkeys(("dp-kfc", "dp-kfc-a", "dp-kfc-g", "dp-kfc-random"), {**_KFAC, **_PINK}),
-    "dp-kfc-natural": {
-        "lr": Range(0.002, 1.0, times=(("max_grad_norm", 1.0),)),
-        **_KFAC,
-        **_PINK,
-    },
+    "dp-kfc": _KFAC,
+    "dp-kfc-a": _KFAC,
+    "dp-kfc-g": _KFAC,
+    "dp-kfc-random": _KFAC,
+    "dp-kfc-natural": {"lr": Range(0.002, 1.0, times=_TIMES_C), **_KFAC},
     "dp-ngd": {
         **_NATURAL,
         "lambda_safe": Range(1e-4, 0.1),
@@ -214,11 +213,12 @@ def arm_of(recipe: str, method: str, optimizer: str = "") -> Arm:
 
 def _search_space(recipe: str, method: str, optimizer: str) -> Space:
     run = Run.of(recipe, method)
-    space: Space = dict(_SPACES.get(method, _SGD))
+    space: Space = _SPACES.get(method, _SGD)
     if optimizer not in ("", "sgd") and not METHODS[method].defines_optimizer:
         space = _remove(space, ["lr"])
     if "lr" not in space:
-        rates = _rates(optimizer or run.default("optimizer"), "max_grad_norm" in space)
+        is_clipped = "max_grad_norm" in space
+        rates = _rates(optimizer or run.default("optimizer"), is_clipped)
         space = {**rates, **space}
     source = run.default("source")
     if "power_exponent" in space and source != "pink":
@@ -228,9 +228,8 @@ def _search_space(recipe: str, method: str, optimizer: str) -> Space:
     return space
 
 
-def _remove(space: Space, names: Iterable[str]) -> Space:
-    left_out = set(names)
-    return {name: values for name, values in space.items() if name not in left_out}
+def _remove(space: Space, names: Collection[str]) -> Space:
+    return {name: values for name, values in space.items() if name not in names}
 
 
 def _rates(optimizer: str, is_clipped: bool) -> Space:
@@ -243,7 +242,8 @@ def _rates(optimizer: str, is_clipped: bool) -> Space:
 
 
 def _whitens_one_side(method: str) -> bool:
-    return method in METHODS and METHODS[method].settings.get("sides") in ("input", "output")
+    row = METHODS.get(method)
+    return row is not None and row.settings.get("sides") in ("input", "output")
 
 
 def random_twin(arm: Arm) -> Arm:
@@ -258,11 +258,6 @@ def random_twin(arm: Arm) -> Arm:
         control=True,
         settings={**arm.settings, "control": "random"},
     )
-
-
-def use_public_data(arm: Arm, public: str, name: str, label: str) -> Arm:
-    """Return the arm with curvature from public examples."""
-    return use_source(arm, "public", name, label, public_data=public)
 
 
 def use_source(arm: Arm, source: str, name: str, label: str, **settings: Plain) -> Arm:
@@ -312,9 +307,10 @@ _DIGITS = 4
 
 def sampled_name(name: str, values: Range | Choice) -> str:
     """Return the name by which Optuna knows a setting."""
-    if isinstance(values, Choice):
-        return name
-    return " * ".join([name, *(f"{other}^{power:g}" for other, power in values.times)])
+    factors = [name]
+    if isinstance(values, Range):
+        factors += [f"{other}^{power:g}" for other, power in values.times]
+    return " * ".join(factors)
 
 
 def make_settings(space: Space, sampled: Mapping[str, Any]) -> dict[str, Plain]:
@@ -351,10 +347,9 @@ def sample_defaults(space: Space, config: Any) -> dict[str, Plain]:
         if isinstance(values, Choice):
             sampled[name] = value if value in values.values else values.values[0]
             continue
-        value = float(value)
-        if values.times:
-            value *= _other_factors(values, vars(config))
-        sampled[sampled_name(name, values)] = min(max(value, values.low), values.high)
+        product = float(value) * _other_factors(values, vars(config))
+        product = max(product, values.low)
+        sampled[sampled_name(name, values)] = min(product, values.high)
     return sampled
 
 
@@ -410,7 +405,7 @@ def other_kind_error(place: Path, kind: str) -> StudyError:
 
     A search must not count trials of the other kind, whose distribution it does not have.
     """
-    (earlier,) = (one for one in SEARCHES if one != kind)
+    (earlier,) = set(SEARCHES) - {kind}
     return StudyError(
         f"{place} holds trials of --search {earlier}, and this is --search {kind}; "
         "choose another --out"
@@ -443,7 +438,7 @@ class Search:
     storage: Path
     _: KW_ONLY
     trials: int
-    kind: str = "tpe"
+    kind: str = ADAPTIVE
     seed: int = 0
     rows: InitVar[Iterable[Mapping[str, Any]]] = ()
 
@@ -455,12 +450,13 @@ class Search:
         self._repeated: set[str] = set()
         self._losses: Counter[str] = Counter()
         self._default_hash = ""
-        if self.kind == "tpe":
+        if self.kind == ADAPTIVE:
             settings = make_settings(self.arm.space, self._default())
             self._default_hash = self._validation_run(settings).hash
         self._study = self._open_storage(self.storage)
+        own_rows = [row for row in rows if row.get("tag", {}).get("search") == self.name]
         with self._storage_errors():
-            self._resume([row for row in rows if row.get("tag", {}).get("search") == self.name])
+            self._resume(own_rows)
         # A trial that runs once more counts once.
         self.started = sum(self.counts().values())
 
@@ -489,11 +485,13 @@ class Search:
     def _counted_trials(self) -> list[Any]:
         """Return trials without lost attempts and without first runs of repeated trials."""
         counted = [trial for trial in self._all_trials() if not self._is_lost(trial)]
-        if self.kind != "tpe":
+        if self.kind != ADAPTIVE:
             return counted
-        return list(
-            {trial.user_attrs.get(_HASH, trial.number): trial for trial in counted}.values()
-        )
+        last = {}
+        for trial in counted:
+            key = trial.user_attrs.get(_HASH, trial.number)
+            last[key] = trial
+        return list(last.values())
 
     def _is_lost(self, trial: Any) -> bool:
         """Return whether an attempt failed through no fault of its trial.
@@ -543,19 +541,18 @@ class Search:
 
     def _stopped_too_early(self) -> list[Any]:
         """Return stopped trials that are in the best third by now, and the recipe's own trial."""
-        if self.kind != "tpe":
+        if self.kind != ADAPTIVE:
             return []
         evaluations = self._evaluations()
         stopped = []
         for trial in self._counted_trials():
             key = trial.user_attrs.get(_HASH)
-            if trial.state != self._states.PRUNED or key is None or not trial.intermediate_values:
+            values = trial.intermediate_values
+            if trial.state != self._states.PRUNED or key is None or not values:
                 continue
-            last = max(trial.intermediate_values)
+            last = max(values)
             others = _other_values(evaluations, key, last)
-            if key == self._default_hash or is_in_best_third(
-                trial.intermediate_values[last], others
-            ):
+            if key == self._default_hash or is_in_best_third(values[last], others):
                 stopped.append(trial)
         return stopped
 
@@ -588,9 +585,8 @@ class Search:
         trial = self._running[key]
         with self._storage_errors():
             trial.report(accuracy, number)
-        if self.kind != "tpe" or not is_rung(number):
-            return True
-        if key in self._repeated or key == self._default_hash:
+        runs_to_its_end = key in self._repeated or key == self._default_hash
+        if self.kind != ADAPTIVE or not is_rung(number) or runs_to_its_end:
             return True
         return is_in_best_third(accuracy, _other_values(self._evaluations(), key, number))
 
@@ -679,10 +675,10 @@ class Search:
 
     def _sample_trial(self) -> Any:
         """Return a trial of Optuna, with a value for all that is searched."""
-        space = self.arm.space.items()
-        return self._study.ask(
-            {sampled_name(name, values): self._distribution(values) for name, values in space}
-        )
+        distributions = {}
+        for name, values in self.arm.space.items():
+            distributions[sampled_name(name, values)] = self._distribution(values)
+        return self._study.ask(distributions)
 
     def _all_trials(self) -> list[Any]:
         return self._study.get_trials(deepcopy=False)
@@ -711,9 +707,8 @@ class Search:
             ) from None
         # The number of trials makes a restarted search sample other points than before.
         seed = zlib.crc32(f"{self.name}:{count}".encode())
-        if self.kind == "random":
-            study.sampler = optuna.samplers.RandomSampler()
-        else:
+        study.sampler = optuna.samplers.RandomSampler()
+        if self.kind == ADAPTIVE:
             study.sampler = optuna.samplers.TPESampler(
                 seed=seed, n_startup_trials=_RANDOM_TRIALS, constant_liar=True
             )
@@ -751,7 +746,7 @@ class Search:
             is_completed_since = not row["tag"].get("pruned") and not finished.get(key, False)
             if key not in finished or is_completed_since:
                 self._add(row)
-        if not self._all_trials() and self.kind == "tpe":
+        if not self._all_trials() and self.kind == ADAPTIVE:
             self._study.enqueue_trial(self._default())
 
     def _tell_interrupted(self, trial: Any) -> None:
@@ -780,6 +775,7 @@ class Search:
             sampled = sampled_name(name, values)
             if sampled in params:
                 distributions[sampled] = self._distribution(values, params[sampled])
+        # The curve begins with the untrained model, which is no evaluation.
         evaluations = {}
         for number, (_, accuracy) in enumerate(row["curve"][1:], 1):
             evaluations[number] = accuracy
@@ -813,11 +809,8 @@ def _other_values(
     evaluations: Mapping[str, Mapping[int, float]], key: str, number: int
 ) -> list[float]:
     """Return what trials other than `key` came to at an evaluation."""
-    values = []
-    for other, seen in evaluations.items():
-        if other != key and number in seen:
-            values.append(seen[number])
-    return values
+    others = [values for other, values in evaluations.items() if other != key]
+    return [values[number] for values in others if number in values]
 
 
 def _settings_of(trial: Any) -> dict[str, Plain]:

@@ -21,8 +21,10 @@ import dp_accounting
 from dp_accounting import dp_event, rdp
 
 from dpkfc.app.datasets import one_line
+from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.run_folder import RunFolderError, write_text
 from dpkfc.app.tuning.runs import (
+    Clock,
     Console,
     Fits,
     Place,
@@ -34,7 +36,6 @@ from dpkfc.app.tuning.runs import (
     StudyProgress,
     Task,
     drive,
-    minutes_left,
 )
 from dpkfc.app.tuning.search import (
     ADAPTIVE,
@@ -110,28 +111,26 @@ def draw(law: TrialLaw, generator: random.Random | None = None) -> int:
     """
     source = generator or secrets.SystemRandom()
     if law.shape == math.inf:
-        return _poisson(law.mean, source)
+        return _draw_poisson(law.mean, source)
     if law.mean == 1:
         # All but Poisson give at least one.
         return 1
-    if law.shape == 1.0:
-        return _geometric(1 / law.mean, source)
     gamma = _gamma(law)
-    while True:  # negative binomial as a Poisson number of a Gamma mean, until it is not zero
-        count = _poisson(source.gammavariate(law.shape, (1 - gamma) / gamma), source)
-        if count > 0:
-            return count
+    count = 0
+    # A negative binomial number is a Poisson number whose mean is a Gamma number.
+    while count == 0:
+        mean = source.gammavariate(law.shape, (1 - gamma) / gamma)
+        count = _draw_poisson(mean, source)
+    return count
 
 
-def _geometric(gamma: float, source: random.Random) -> int:
-    return 1 + int(math.log(1 - source.random()) / math.log1p(-gamma))
-
-
-def _poisson(mean: float, source: random.Random) -> int:
-    """Arrivals of rate 1 before the mean."""
-    count, time = 0, source.expovariate(1.0)
+def _draw_poisson(mean: float, source: random.Random) -> int:
+    """Return the number of arrivals of rate 1 before the mean."""
+    count = 0
+    time = source.expovariate(1.0)
     while time < mean:
-        count, time = count + 1, time + source.expovariate(1.0)
+        count += 1
+        time += source.expovariate(1.0)
     return count
 
 
@@ -157,7 +156,7 @@ def bound_selection(
     *,
     then: tuple[dp_accounting.DpEvent, int] | None = None,
 ) -> float:
-    """ε of running a random number of trials of one event and releasing the best, by RDP.
+    """Return ε of a random number of trials of one event whose best is released, by RDP.
 
     Args:
         event: of one release.
@@ -167,10 +166,7 @@ def bound_selection(
         relation: "add_or_remove_one" or "replace_one".
         then: event and releases of one more run, with what the best trial shows.
     """
-    relations = dp_accounting.NeighboringRelation
-    neighbours = (
-        relations.ADD_OR_REMOVE_ONE if relation == "add_or_remove_one" else relations.REPLACE_ONE
-    )
+    neighbours = dp_accounting.NeighboringRelation[relation.upper()]
     accountant = rdp.RdpAccountant(neighboring_relation=neighbours)
     run = dp_accounting.SelfComposedDpEvent(event, steps)
     with quiet_accountants():
@@ -183,12 +179,10 @@ def bound_selection(
 # --------------------------------------------------------------------------------------------------
 # What the runs of a study may have released, by their ledgers.
 
-_OTHER = {"add_or_remove_one": "replace_one", "replace_one": "add_or_remove_one"}
-
 
 @dataclass(frozen=True)
 class StudyLedgers:
-    """Holds every run of a folder that has a ledger.
+    """What the runs of a folder have released, by their ledgers.
 
     Runs that ended early or were killed count too, at the ε they were begun with.
 
@@ -206,31 +200,32 @@ class StudyLedgers:
 
     @classmethod
     def read(cls, folder: Path) -> StudyLedgers:
-        """Of the folder that holds the run folders; it may be missing."""
+        """Read the ledgers below a folder of run folders, which may be missing."""
         paths = sorted(folder.glob("*/ledger.jsonl"))
         counts: Counter[str] = Counter()
         events: dict[str, dp_accounting.DpEvent] = {}
-        relations, unread = set(), []
+        relations = set()
+        unread = []
         for path in paths:
             try:
-                found = _read(path)
-                released = {} if found is None else _released(found)
-                events |= {
-                    text: event_from_dict(json.loads(text))
-                    for text in released.keys() - events.keys()
-                }
+                verified = _read(path)
+                if verified is None:
+                    continue
+                released = _count_events(verified)
+                for text in released:
+                    events[text] = event_from_dict(json.loads(text))
             except (LedgerError, OSError, ValueError) as error:
                 unread.append(one_line(error))
                 continue
-            if found is not None and "neighbouring_relation" in found.header:
-                relations.add(str(found.header["neighbouring_relation"]))
+            if "neighbouring_relation" in verified.header:
+                relations.add(str(verified.header["neighbouring_relation"]))
             counts.update(released)
         releases = tuple((events[text], count) for text, count in counts.items())
         return cls(len(paths), releases, frozenset(relations), tuple(unread))
 
     def epsilon(self, delta: float, relation: str) -> float | None:
         """Bound ε of all runs, one after the other, by RDP; None without a run or a bound."""
-        if not self.runs or self.unread or _OTHER[relation] in self.relations:
+        if not self.runs or self.unread or not self.relations <= {relation}:
             return None
         if not self.releases:
             return 0.0
@@ -254,36 +249,33 @@ def _read(path: Path) -> Verified | None:
     """
     content = path.read_bytes()
     end = content.rfind(b"\n") + 1
-    whole = (
-        content + b"\n" if content[end:] and ledger.is_complete(content[end:]) else content[:end]
-    )
+    whole = content[:end]
+    last = content[end:]
+    if last and ledger.is_complete(last):
+        whole = content + b"\n"
     if not whole and ledger.begins_a_ledger(content):
         return None
     return ledger.parse(whole or content, f"{path.parent.name}/{path.name}")
 
 
-def _released(found: Verified) -> dict[str, int]:
-    """Return how often each event counts.
+def _count_events(verified: Verified) -> Counter[str]:
+    """Return how often each event counts, by its JSON.
 
     An early end counts as planned, because what the run showed ended it.
-
     What is left of the plan counts as the last release of its kind did. A run without a release
     gave nothing away.
     """
-    counts: Counter[str] = Counter()
-    last_events: dict[str, str] = {}
-    purposes: Counter[str] = Counter()
-    for release in found.releases:
+    events: dict[str, list[str]] = {}
+    for release in verified.releases:
         event = json.dumps(release["event"], sort_keys=True)
-        counts[event] += 1
-        purpose = release.get("purpose", "")
-        last_events[purpose] = event
-        purposes[purpose] += 1
-    planned = {"": found.header.get("steps"), **found.planned_extra}
-    for purpose, event in last_events.items():
+        events.setdefault(release.get("purpose", ""), []).append(event)
+    planned = {"": verified.header.get("steps"), **verified.planned_extra}
+    counts: Counter[str] = Counter()
+    for purpose, released in events.items():
+        counts.update(released)
         most = planned.get(purpose)
         if isinstance(most, int):
-            counts[event] += max(0, most - purposes[purpose])
+            counts[released[-1]] += max(0, most - len(released))
     return counts
 
 
@@ -317,6 +309,11 @@ class ArmResult:
     accuracy: float | None
     params: Mapping[str, Plain]
     command: str
+
+    @property
+    def title(self) -> str:
+        """The label, with a mark of a control."""
+        return f"{self.label} (control)" if self.control else self.label
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,20 +375,15 @@ class Tuned(Cost):
         Raises:
             RunFolderError: the disk cannot take them.
         """
-        data, text = folder / "tune.json", folder / "tune.md"
-        content = (
-            json.dumps(
-                {"version": 1, **asdict(self)}, indent=1, ensure_ascii=False, allow_nan=False
-            )
-            + "\n"
-        )
-        write_text(data, content, private=True)
-        write_text(text, self.markdown(), private=True)
-        return data, text
+        content = {"version": 1, **asdict(self)}
+        text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+        data = write_text(folder / "tune.json", text + "\n", private=True)
+        page = write_text(folder / "tune.md", self.markdown(), private=True)
+        return data, page
 
     def markdown(self) -> str:
         """Return the study for people; where the number of trials is secret, one line says so."""
-        secret = self.search != ADAPTIVE
+        is_secret = self.search != ADAPTIVE
         lines = [
             f"# Tuning of {self.recipe}",
             "",
@@ -401,13 +393,11 @@ class Tuned(Cost):
             "|---|---|---|---|",
         ]
         for arm in self.arms:
-            name = f"{arm.label} (control)" if arm.control else arm.label
-            count = (
-                "secret" if secret else f"{arm.trials} ({arm.pruned} pruned, {arm.failed} failed)"
-            )
-            lines.append(
-                f"| {name} | {percent(arm.accuracy)} | {count} | {settings_text(arm.params)} |"
-            )
+            count = f"{arm.trials} ({arm.pruned} pruned, {arm.failed} failed)"
+            if is_secret:
+                count = "secret"
+            cells = [arm.title, percent(arm.accuracy), count, settings_text(arm.params)]
+            lines.append(f"| {' | '.join(cells)} |")
         if not self.complete:
             lines += [
                 "",
@@ -415,11 +405,8 @@ class Tuned(Cost):
                 " same command goes on.",
             ]
         if self.failures:
-            lines += [
-                "",
-                "Trials that could not be run" + (" (not to be published):" if secret else ":"),
-                "",
-            ]
+            publication = " (not to be published)" if is_secret else ""
+            lines += ["", f"Trials that could not be run{publication}:", ""]
             lines += [f"- {name}: {why}" for name, why in self.failures.items()]
         lines += ["", "Train with what won, on the whole training set:", ""]
         lines += [f"    {arm.command}" for arm in self.arms if arm.accuracy is not None]
@@ -429,16 +416,18 @@ class Tuned(Cost):
 
 
 def percent(accuracy: float | None) -> str:
-    """An accuracy in a table."""
+    """Return an accuracy as it stands in a table."""
     return "–" if accuracy is None else f"{100 * accuracy:.2f}"
 
 
 def settings_text(params: Mapping[str, Plain]) -> str:
-    """Settings in a table."""
-    return ", ".join(
-        f"{name} = {value:g}" if isinstance(value, float) else f"{name} = {value}"
-        for name, value in params.items()
-    )
+    """Return settings as they stand in a table."""
+    return ", ".join(f"{name} = {plain_text(value)}" for name, value in params.items())
+
+
+def plain_text(value: Plain) -> str:
+    """Return a setting as a text, a number without zeros at its end."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def cost_of(
@@ -450,7 +439,7 @@ def cost_of(
     final: Any = None,
     over: bool = True,
 ) -> Cost:
-    """What ε says about a tuning study.
+    """Return what ε says about a tuning study.
 
     Args:
         plan: of one trial; every trial has its event and number of steps.
@@ -461,9 +450,8 @@ def cost_of(
         final: plan of a training with what the search chose; None as of a trial.
         over: whether all trials have ended; a random search is accounted for as a whole.
     """
-    spent = EpsilonCurve(
-        plan.event, plan.delta, plan.neighbouring_relation, plan.accountant
-    ).epsilon(plan.steps)
+    curve = EpsilonCurve(plan.event, plan.delta, plan.neighbouring_relation, plan.accountant)
+    spent = curve.epsilon(plan.steps)
     given = f"(ε = {rounded_up(spent)}, δ = {plan.delta:g})"
     lines = [
         f"**Tuning is NOT in ε.** A run with the chosen settings is {given} as if they had been"
@@ -473,11 +461,11 @@ def cost_of(
     chosen = trained = None
     unpublished = ""
     if law is None:
-        lines += [together] if together else []
-        lines.append(
+        lines += [
+            together,
             "The trials of this search were chosen after those before them (TPE, pruning), so no"
-            " tighter figure exists; a random search (--search random) has one."
-        )
+            " tighter figure exists; a random search (--search random) has one.",
+        ]
     else:
         if together:
             unpublished = (
@@ -501,7 +489,7 @@ def cost_of(
         " for the operator only."
     )
     return Cost(
-        statement=" ".join(lines),
+        statement=" ".join(filter(None, lines)),
         unpublished=unpublished,
         epsilon_with_tuning=chosen,
         epsilon_with_training=trained,
@@ -517,7 +505,8 @@ def _together(plan: Any, ledgers: StudyLedgers) -> tuple[float | None, str]:
             f"All {ledgers.runs} runs started compose to ε = {rounded_up(total)} by RDP, if all"
             " that they showed counts."
         )
-        return total if math.isfinite(total) else None, remark  # JSON holds no infinity
+        # JSON holds no infinity.
+        return total if math.isfinite(total) else None, remark
     if not ledgers.runs:
         return None, ""
     why = ledgers.unread[0] if ledgers.unread else "RDP does not compose their events"
@@ -532,17 +521,14 @@ def _describe_choice_cost(plan: Any, final: Any, law: TrialLaw) -> tuple[float, 
     terms = (plan.event, plan.steps, plan.delta, law, plan.neighbouring_relation)
     chosen = bound_selection(*terms)
     trained = bound_selection(*terms, then=(final.event, final.steps))
-    return (
-        chosen,
-        trained,
-        (
-            f"For one method whose number of trials was drawn beforehand ({law.name}, mean"
-            f" {law.mean:g}) the settings of the best trial cost ε = {rounded_up(chosen)}, and"
-            f" together with ONE further training with them ε = {rounded_up(trained)} (Papernot and"
-            f" Steinke, RDP, δ = {plan.delta:g}), {SCOPE}. Both hold while the number of trials"
-            " that were run stays secret."
-        ),
+    text = (
+        f"For one method whose number of trials was drawn beforehand ({law.name}, mean"
+        f" {law.mean:g}) the settings of the best trial cost ε = {rounded_up(chosen)}, and"
+        f" together with ONE further training with them ε = {rounded_up(trained)} (Papernot and"
+        f" Steinke, RDP, δ = {plan.delta:g}), {SCOPE}. Both hold while the number of trials"
+        " that were run stays secret."
     )
+    return chosen, trained, text
 
 
 # --------------------------------------------------------------------------------------------------
@@ -574,7 +560,9 @@ def reported(write: Callable[[], object]) -> Iterator[None]:
 
 # --------------------------------------------------------------------------------------------------
 
-SEED = 100  # of tuning runs; the seeds of tests are others
+# Of tuning runs; tests have other seeds.
+SEED = 100
+# Trials of an arm before the next arm has its turn.
 BLOCK = 5
 _MOST_VALIDATION, _SHARE = 5000, 10
 
@@ -614,15 +602,12 @@ class TuneSettings:
             raise StudyError(f"trials = {self.trials}: every method needs one or more")
         if self.search not in SEARCHES:
             raise StudyError(f"search = {self.search!r} is not known; {' | '.join(SEARCHES)}")
-        searched = {name for arm in self.arms() for name in arm.space} & set(self.settings)
-        if searched:
+        searched = {name for arm in self.arms() for name in arm.space}
+        for name in sorted(searched.intersection(self.settings)):
             raise StudyError(
-                f"{sorted(searched)[0]} is searched for one of the methods and cannot be given as"
-                " well"
+                f"{name} is searched for one of the methods and cannot be given as well"
             )
-        if self.settings.get("adam_bc_floor") and any(
-            "adam_bc_resolution" in arm.space for arm in self.arms()
-        ):
+        if self.settings.get("adam_bc_floor") and "adam_bc_resolution" in searched:
             raise StudyError(
                 "adam_bc_resolution is searched for one of the methods and means nothing next to"
                 " adam_bc_floor"
@@ -631,21 +616,19 @@ class TuneSettings:
             trial_law(self.count, self.trials)
 
     def arms(self) -> list[Arm]:
-        """What is compared, controls included."""
+        """Return the methods that are compared, controls included."""
         return arms_for(
             self.recipe, list(self.methods), controls=self.controls, optimizer=self.optimizer
         )
 
 
 def validation_size(recipe: str, settings: Mapping[str, Plain]) -> int:
-    """The validation split: as given, or a tenth of the training set, at most 5,000 examples.
+    """Return the size that is given, or a tenth of the training set, at most 5,000 examples.
 
     Raises:
         DatasetError: missing or damaged data.
         ConfigError: an unknown recipe or setting.
     """
-    from dpkfc.app.recipes.catalogue import recipe_of, run_config
-
     if given := settings.get("validation_size"):
         return int(given)
     config = run_config({"recipe": recipe, **settings})
@@ -662,15 +645,24 @@ def searches(
     trials: int | Mapping[str, int],
     kind: str = "tpe",
 ) -> list[Search]:
-    """One search an arm, taken up where an earlier process left it."""
+    """Return a search for each arm, taken up where an earlier process left it.
+
+    Args:
+        arms: that are compared.
+        common: settings that all arms share.
+        recipe: the task.
+        store: with the trials of earlier processes.
+        storage: the SQLite file of all searches.
+        trials: of every arm, or of each arm by its name.
+        kind: "tpe" or "random".
+    """
     rows = list(store)
-    found = []
+    opened = []
     for arm in arms:
         count = trials if isinstance(trials, int) else trials[arm.name]
-        found.append(
-            Search(arm, common, recipe, storage, trials=count, kind=kind, seed=SEED, rows=rows)
-        )
-    return found
+        search = Search(arm, common, recipe, storage, trials=count, kind=kind, seed=SEED, rows=rows)
+        opened.append(search)
+    return opened
 
 
 @dataclass(eq=False)
@@ -693,41 +685,35 @@ class Trials:
     @property
     def failures(self) -> dict[str, str]:
         """Trials that could not be run, now or in an earlier call, and why."""
-        return {
-            f"{one.arm.label}, trial {key}": why
-            for one in self.searches
-            for key, why in one.failures().items()
-        }
+        failures = {}
+        for search in self.searches:
+            for key, why in search.failures().items():
+                failures[f"{search.arm.label}, trial {key}"] = why
+        return failures
 
     def next(self, fits: Fits) -> Task | None:
-        """The next trial of the search that has started the fewest blocks."""
-        waiting = [search for search in self.searches if search.started < search.trials]
-        if not waiting:
-            return self._once_more(fits)
-        search = min(waiting, key=lambda one: one.started // BLOCK)
-        if not fits(search.run({}, seed=SEED, evaluate_on="validation")):
-            return None
-        key, run = search.ask()
-        return Task(run, tag=(search, key), watched=search.kind == "tpe", label=search.arm.name)
+        """Return the next trial of the search that has started the fewest blocks.
 
-    def _once_more(self, fits: Fits) -> Task | None:
-        """A trial that was stopped against fewer others than there are now."""
+        After them come trials that were stopped against fewer others than there are now.
+        """
+        waiting = [search for search in self.searches if search.started < search.trials]
+        if waiting:
+            search = min(waiting, key=lambda search: search.started // BLOCK)
+            return _make_task(search, search.ask()) if _has_time(search, fits) else None
         for search in self.searches:
-            if not search.is_over and fits(search.run({}, seed=SEED, evaluate_on="validation")):
+            if not search.is_over and _has_time(search, fits):
                 again = search.ask_again()
                 if again is not None:
-                    return Task(
-                        again[1], tag=(search, again[0]), watched=True, label=search.arm.name
-                    )
+                    return _make_task(search, again)
         return None
 
     def report(self, task: Task, number: int, accuracy: float) -> bool:
-        """Whether a trial is worth going on."""
+        """Return whether a trial is worth going on."""
         search, key = task.tag
         return search.report(key, number, accuracy)
 
     def done(self, task: Task, row: Row, ended: bool) -> None:
-        """Keep a trial: on the disk first, then for the search."""
+        """Store a trial: on the disk first, then for the search."""
         search, key = task.tag
         tag = {
             "search": search.name,
@@ -735,14 +721,25 @@ class Trials:
             "params": search.params_of(key),
             "pruned": ended,
         }
-        tag |= {} if search.kind == ADAPTIVE else {"kind": search.kind}
+        if search.kind != ADAPTIVE:
+            tag["kind"] = search.kind
         self.store.put(task.run, {**row, "tag": tag})
         search.tell(key, row["accuracy"], ended)
 
     def failed(self, task: Task, reason: str, *, lost: bool) -> None:
         """Count a trial that cannot be run, without a word on its arm; try a lost one again."""
         search, key = task.tag
-        (search.lose if lost else search.fail)(key, reason)
+        end = search.lose if lost else search.fail
+        end(key, reason)
+
+
+def _make_task(search: Search, trial: tuple[str, Run]) -> Task:
+    key, run = trial
+    return Task(run, tag=(search, key), watched=search.kind == ADAPTIVE, label=search.arm.name)
+
+
+def _has_time(search: Search, fits: Fits) -> bool:
+    return fits(search.run({}, seed=SEED, evaluate_on="validation"))
 
 
 def expected_seconds(store: Store) -> Callable[[Run], float | None]:
@@ -752,11 +749,8 @@ def expected_seconds(store: Store) -> Callable[[Run], float | None]:
     """
 
     def expected(run: Run) -> float | None:
-        rows = [
-            row
-            for row in store
-            if row["run"]["recipe"] == run.recipe and not row.get("tag", {}).get("pruned")
-        ]
+        of_recipe = [row for row in store if row["run"]["recipe"] == run.recipe]
+        rows = [row for row in of_recipe if not row.get("tag", {}).get("pruned")]
         same_method = [row for row in rows if row["run"]["method"] == run.method] or rows
         if not same_method:
             return None
@@ -797,8 +791,10 @@ def tune(
         KeyboardInterrupt: interrupted; the report of what has finished is written before.
     """
     load_optuna()
-    left = minutes_left(budget_minutes)
-    given = {**settings.settings, **({"data_dir": data_dir} if data_dir else {})}
+    left = Clock(budget_minutes).minutes_left
+    given = dict(settings.settings)
+    if data_dir:
+        given["data_dir"] = data_dir
     common = {**settings.settings, "validation_size": validation_size(settings.recipe, given)}
     arms = settings.arms()
     law = trial_law(settings.count, settings.trials) if settings.search == "random" else None
@@ -809,21 +805,23 @@ def tune(
         )
     with Store(folder / "results.json") as store:
         _check_terms(store, settings, arms, common)
-        trials = settings.trials if law is None else _draw_counts(folder / "trials.json", arms, law)
+        trials: int | dict[str, int] = settings.trials
+        if law is not None:
+            trials = _draw_counts(folder / "trials.json", arms, law)
         storage = folder / "trials.sqlite3"
-        found = searches(
+        opened = searches(
             arms, common, settings.recipe, store, storage, trials=trials, kind=settings.search
         )
-        source = Trials(found, store)
+        source = Trials(opened, store)
         place = Place(folder, data_dir)
-        total = sum(search.trials for search in found)
+        total = sum(search.trials for search in opened)
+        starts = sum(search.started for search in opened)
         outcomes: list[Tuned] = []
 
         def report() -> None:
-            outcomes.append(_tuned(settings, found, source, law, place))
+            outcomes.append(_conclude(settings, source, law, place))
             outcomes[-1].write(folder)
 
-        starts = sum(search.started for search in found)
         with reported(report), StudyProgress(total, done=starts, console=console) as progress:
             drive(
                 source,
@@ -858,24 +856,25 @@ def _check_terms(
         shared = sorted({*settings, *common} - {*tag["params"], *arm.settings})
         for name in shared:
             if settings.get(name) != common.get(name):
-                before, now = (
-                    repr(own[name]) if name in own else "the recipe's value"
-                    for own in (settings, common)
-                )
+                before, now = (_describe_setting(of, name) for of in (settings, common))
                 raise StudyError(
                     f"{store.path} has trials of {arm.label} with {name} = {before}, not {now};"
                     f" choose another --out, or set {name} back"
                 )
 
 
+def _describe_setting(settings: Mapping[str, Plain], name: str) -> str:
+    return repr(settings[name]) if name in settings else "the recipe's value"
+
+
 def _draw_counts(path: Path, arms: Sequence[Arm], law: TrialLaw) -> dict[str, int]:
-    """The number of trials of every arm, drawn once before any trial and kept."""
+    """Return the number of trials of every arm, drawn once before any trial and stored."""
     stated = {"law": law.name, "mean": law.mean}
     try:
         content = json.loads(path.read_text("utf-8"))
-        kept = {str(name): int(count) for name, count in content["trials"].items()}
+        counts = {str(name): int(count) for name, count in content["trials"].items()}
     except FileNotFoundError:
-        content, kept = stated, {}
+        content, counts = stated, {}
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise StudyError(
             f"{path} is damaged ({error}); the numbers of trials were drawn in it: choose another"
@@ -885,32 +884,29 @@ def _draw_counts(path: Path, arms: Sequence[Arm], law: TrialLaw) -> dict[str, in
         raise StudyError(
             f"{path} holds numbers of trials drawn from another law; choose another --out"
         )
-    trials = {arm.name: kept.get(arm.name, -1) for arm in arms}
-    trials = {name: draw(law) if count < 0 else count for name, count in trials.items()}
-    text = json.dumps({**stated, "trials": {**kept, **trials}}, indent=1) + "\n"
+    for arm in arms:
+        if arm.name not in counts:
+            counts[arm.name] = draw(law)
+    text = json.dumps({**stated, "trials": counts}, indent=1) + "\n"
     write_text(path, text, private=True)
-    return trials
+    return counts
 
 
-def _tuned(
-    settings: TuneSettings,
-    found: Sequence[Search],
-    source: Trials,
-    law: TrialLaw | None,
-    place: Place,
-) -> Tuned:
+def _conclude(settings: TuneSettings, source: Trials, law: TrialLaw | None, place: Place) -> Tuned:
+    """Return the study as it stands, with its cost."""
     from dpkfc.app.train import prepare
 
-    run = found[0].run({}, seed=SEED, evaluate_on="validation")
+    searches = source.searches
+    run = searches[0].run({}, seed=SEED, evaluate_on="validation")
     plan = prepare(run.config(data_dir=place.data_dir)).plan
-    whole = found[0].run({}, seed=SEED, evaluate_on="test")
-    final = prepare(whole.config(data_dir=place.data_dir)).plan if law is not None else None
+    final = None
+    if law is not None:
+        whole = searches[0].run({}, seed=SEED, evaluate_on="test")
+        final = prepare(whole.config(data_dir=place.data_dir)).plan
     ledgers = StudyLedgers.read(place.folder / "runs")
-    cost = cost_of(plan, ledgers, law, len(found), final=final, over=source.is_over)
-    results = sorted(
-        (_arm_result(search, settings, law) for search in found),
-        key=lambda one: -(one.accuracy or 0.0),
-    )
+    cost = cost_of(plan, ledgers, law, len(searches), final=final, over=source.is_over)
+    results = [_arm_result(search, settings, law) for search in searches]
+    results.sort(key=lambda result: -(result.accuracy or 0.0))
     return Tuned(
         recipe=settings.recipe,
         search=settings.search,
@@ -927,36 +923,35 @@ def _tuned(
 
 
 def _arm_result(search: Search, settings: TuneSettings, law: TrialLaw | None) -> ArmResult:
-    best, counts = search.best(), search.counts()
-    params = best[0] if best else {}
-    flags = {**settings.settings, **search.arm.settings, **params}
-    flags.pop("validation_size", None)  # the whole training set
-    command = f"dpkfc train --recipe {settings.recipe} --method {search.arm.method}"
-    command += "".join(
-        f" --{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in flags.items()
-    )
-    found = (
-        f"{sum(counts.values())} trials of dpkfc tune"
-        if law is None
-        else _chosen_by(law, search.is_over)
-    )
-    command += f" --chosen-by {shlex.quote(found + ' on a validation split; not in ε')}"
+    counts = search.counts()
+    trials = sum(counts.values())
+    params, accuracy = search.best() or ({}, None)
+    chosen_by = f"{trials} trials of dpkfc tune"
+    if law is not None:
+        # A card is public: it has the law of the number of trials, never the number.
+        article = "a" if search.is_over else "an unfinished"
+        chosen_by = f"{article} random search of dpkfc tune ({law.name}, mean {law.mean:g})"
+    flags = {
+        "recipe": settings.recipe,
+        "method": search.arm.method,
+        **settings.settings,
+        **search.arm.settings,
+        **params,
+        "chosen_by": f"{chosen_by} on a validation split; not in ε",
+    }
+    # The whole training set.
+    flags.pop("validation_size", None)
+    words = ["dpkfc train"]
+    for name, value in flags.items():
+        words.append(f"--{name.replace('_', '-')} {shlex.quote(str(value))}")
     return ArmResult(
         name=search.arm.name,
         label=search.arm.label,
         control=search.arm.control,
-        trials=sum(counts.values()),
+        trials=trials,
         pruned=counts["pruned"],
         failed=counts["failed"],
-        accuracy=best[1] if best else None,
+        accuracy=accuracy,
         params=params,
-        command=command,
-    )
-
-
-def _chosen_by(law: TrialLaw, over: bool) -> str:
-    """A random search on a public card: the law of its number of trials, never the number."""
-    return (
-        f"{'a' if over else 'an unfinished'} random search of dpkfc tune ({law.name}, mean"
-        f" {law.mean:g})"
+        command=" ".join(words),
     )
