@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import (
     FuncFormatter,
     LogLocator,
@@ -98,6 +99,18 @@ class LayerSpectra:
     values: Mapping[str, Sequence[float]]
     damping: Mapping[str, float] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
+
+    def points(self, side: str) -> list[tuple[float, float]]:
+        """Return (rank ÷ size, eigenvalue) of a factor, largest first, without rounding errors."""
+        known = self.values.get(side, ())
+        size = max(1, self.sizes.get(side, len(known)) - 1)
+        values = [float(value) for value in known if 0 < value < math.inf]
+        values.sort(reverse=True)
+        return [
+            (rank / size, value)
+            for rank, value in enumerate(values)
+            if value >= values[0] * _ROUNDING
+        ]
 
 
 def _figure(width: float, height: float, title: str, caption: str = "") -> Figure:
@@ -329,7 +342,7 @@ _HEIGHT = 215.0
 
 def _label_shifts(curves: Sequence[Curve]) -> list[float]:
     """Return vertical shifts, in points, that keep labels at the ends of curves from touching."""
-    ends = [curve.accuracy[-1] if len(curve.accuracy) else 0.0 for curve in curves]
+    ends = [[0.0, *curve.accuracy][-1] for curve in curves]
     values = [value for curve in curves for value in curve.accuracy] or [0.0, 1.0]
     span = max(max(values) - min(values), 1e-3)
     places = [_HEIGHT * end / span for end in ends]
@@ -370,24 +383,11 @@ def signal_to_noise(layers: Sequence[LayerSignal], caption: str = "", stamp: str
         linewidth=5,
         zorder=1,
     )
-    axes.scatter(
-        plain_ratios,
-        rows,
-        s=62,
-        color=PLAIN,
-        label="without the preconditioner",
-        zorder=3,
-        edgecolor=PAPER,
-    )
-    axes.scatter(
-        ratios,
-        rows,
-        s=62,
-        color=WHITENED,
-        label="with the preconditioner",
-        zorder=4,
-        edgecolor=PAPER,
-    )
+    dots: dict[str, Any] = {"s": 62, "edgecolor": PAPER}
+    label = "without the preconditioner"
+    axes.scatter(plain_ratios, rows, color=PLAIN, label=label, zorder=3, **dots)
+    label = "with the preconditioner"
+    axes.scatter(ratios, rows, color=WHITENED, label=label, zorder=4, **dots)
     axes.set_yticks(rows, [layer.name for layer in shown], color=INK)
     axes.set_ylim(len(shown) - 0.4, -0.6)
     if shown:
@@ -458,30 +458,10 @@ def spectra(layers: Sequence[LayerSpectra], caption: str = "", stamp: str = "") 
             grid[below[-1], column].set_xlabel(
                 "rank of the eigenvalue ÷ size", color=MUTED, fontsize=8.5
             )
-    first = figure.axes[0]
     handles = [
-        *first.plot(
-            [],
-            [],
-            color=SPENT,
-            linewidth=2.2,
-            label="A, of the inputs",
-        ),
-        *first.plot(
-            [],
-            [],
-            color=WHITENED,
-            linewidth=2.2,
-            label="G, of the output gradients",
-        ),
-        *first.plot(
-            [],
-            [],
-            color=MUTED,
-            linewidth=1.1,
-            linestyle=_DASHES,
-            label="damping",
-        ),
+        Line2D([], [], color=SPENT, linewidth=2.2, label="A, of the inputs"),
+        Line2D([], [], color=WHITENED, linewidth=2.2, label="G, of the output gradients"),
+        Line2D([], [], color=MUTED, linewidth=1.1, linestyle=_DASHES, label="damping"),
     ]
     figure.legend(
         handles=handles,
@@ -501,7 +481,8 @@ def evenly_spaced(items: Sequence[Any], most: int) -> Sequence[Any]:
     """Return at most so many of the items, the first and the last among them."""
     if len(items) <= most:
         return items
-    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
+    last = len(items) - 1
+    return [items[round(i * last / (most - 1))] for i in range(most)]
 
 
 def _draw_spectrum(axes: Axes, layer: LayerSpectra) -> None:
@@ -516,22 +497,20 @@ def _draw_spectrum(axes: Axes, layer: LayerSpectra) -> None:
     axes.set_yscale("log")
     seen = []
     for name, colour in (("A", SPENT), ("G", WHITENED)):
-        values = np.sort(np.asarray(layer.values.get(name, ()), dtype=float))[::-1]
-        values = values[np.isfinite(values) & (values > 0)]
-        if not len(values):
+        points = layer.points(name)
+        if not points:
             continue
-        kept = values[values >= values[0] * _ROUNDING]
-        total = max(1, layer.sizes.get(name, len(layer.values[name])) - 1)
+        ranks, values = zip(*points, strict=True)
         axes.plot(
-            np.arange(len(kept)) / total,
-            kept,
+            ranks,
+            values,
             color=colour,
             linewidth=2,
             solid_capstyle="round",
-            marker="o" if len(kept) <= 12 else None,
+            marker="o" if len(values) <= 12 else None,
             markersize=3,
         )
-        seen += [kept[0], kept[-1]]
+        seen += [values[0], values[-1]]
         damping = layer.damping.get(name, 0)
         if damping > 0:
             axes.axhline(
@@ -557,6 +536,7 @@ def _draw_spectrum(axes: Axes, layer: LayerSpectra) -> None:
 FILE = "figures.json"
 KIND, VERSION = "dpkfc figures", 1
 _POINTS, _PIXELS, _LAYERS = 256, 256, 200
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -646,14 +626,16 @@ class Figures:
         try:
             return cls(
                 measured=str(content.get("measured", "")),
-                spectra=list(map(_read_spectra, content.get("spectra", [])[:_LAYERS])),
-                signal_to_noise=list(
-                    map(_read_signal, content.get("signal_to_noise", [])[:_LAYERS])
-                ),
-                sensitivity_maps=list(map(read_map, content.get("sensitivity_maps", [])[:_LAYERS])),
+                spectra=_read_list(content, "spectra", _read_spectra),
+                signal_to_noise=_read_list(content, "signal_to_noise", _read_signal),
+                sensitivity_maps=_read_list(content, "sensitivity_maps", read_map),
             )
         except (TypeError, KeyError, AttributeError, IndexError):
             raise ValueError(f"{FILE} is damaged") from None
+
+
+def _read_list(content: Any, name: str, read: Callable[[Any], Item]) -> list[Item]:
+    return [read(row) for row in content.get(name, [])[:_LAYERS]]
 
 
 def _thin_spectra(layer: LayerSpectra) -> dict[str, Any]:
@@ -676,14 +658,15 @@ def _thin_spectra(layer: LayerSpectra) -> dict[str, Any]:
     }
 
 
+def _read_number(value: Any) -> float:
+    parsed = number(value)
+    if parsed is None:
+        raise TypeError("not a number")
+    return parsed
+
+
 def _read_numbers(values: Any) -> list[float]:
-    numbers = []
-    for value in values:
-        parsed = number(value)
-        if parsed is None:
-            raise TypeError("not a number")
-        numbers.append(parsed)
-    return numbers
+    return [_read_number(value) for value in values]
 
 
 def _read_spectra(row: Mapping[str, Any]) -> LayerSpectra:
@@ -694,9 +677,8 @@ def _read_spectra(row: Mapping[str, Any]) -> LayerSpectra:
             values[side] = _read_numbers(row["values"][side])
             ranks = row.get("ranks", {}).get(side)
             if ranks is not None:
-                values[side] = _fill_gaps(
-                    values[side], [int(rank) for rank in _read_numbers(ranks)]
-                )
+                whole_ranks = [int(rank) for rank in _read_numbers(ranks)]
+                values[side] = _fill_gaps(values[side], whole_ranks)
     damping = {}
     for side, value in row.get("damping", {}).items():
         if side in values and number(value) is not None:
@@ -715,9 +697,8 @@ def _read_spectra(row: Mapping[str, Any]) -> LayerSpectra:
 
 def _fill_gaps(known: list[float], ranks: list[int]) -> list[float]:
     """Return one value for each rank up to the last known rank."""
-    if len(known) != len(ranks) or not ranks or ranks != sorted(ranks):
-        raise TypeError("ranks")
-    if ranks[0] < 0 or ranks[-1] > 100_000:
+    is_sorted = ranks == sorted(ranks) and len(known) == len(ranks) > 0
+    if not is_sorted or ranks[0] < 0 or ranks[-1] > 100_000:
         raise TypeError("ranks")
     values = list(known[:1])
     for value, before, rank in zip(known[1:], ranks, ranks[1:], strict=False):
@@ -726,11 +707,10 @@ def _fill_gaps(known: list[float], ranks: list[int]) -> list[float]:
 
 
 def _read_signal(row: Mapping[str, Any]) -> LayerSignal:
-    plain_ratio, ratio = _read_numbers([row["plain"], row["preconditioned"]])
     return LayerSignal(
         name=str(row["name"]),
-        plain=plain_ratio,
-        preconditioned=ratio,
+        plain=_read_number(row["plain"]),
+        preconditioned=_read_number(row["preconditioned"]),
     )
 
 
@@ -740,14 +720,14 @@ def read_map(row: Mapping[str, Any]) -> SensitivityMap:
     Raises:
         TypeError, KeyError, AttributeError: the values are damaged.
     """
-    x_values, y_values = _read_numbers(row["x_values"]), _read_numbers(row["y_values"])
-    values: list[list[float | None]] = []
+    x_values = _read_numbers(row["x_values"])
+    y_values = _read_numbers(row["y_values"])
+    values = []
     for line in row["values"]:
-        values.append([None if value is None else _read_numbers([value])[0] for value in line])
-    width, height = len(x_values), len(y_values)
-    if not (0 < width <= _PIXELS and 0 < height <= _PIXELS):
-        raise TypeError("not a map")
-    if [len(line) for line in values] != [width] * height:
+        values.append([None if value is None else _read_number(value) for value in line])
+    sizes = (len(x_values), len(y_values))
+    lengths = [len(line) for line in values]
+    if not all(0 < size <= _PIXELS for size in sizes) or lengths != [sizes[0]] * sizes[1]:
         raise TypeError("not a map")
     return SensitivityMap(
         name=str(row["name"]),

@@ -290,27 +290,30 @@ def read_all(
     Raises:
         ValueError: nothing can be shown. Up to twelve reasons are named.
     """
-    parts: list[Contents] = []
+    runs: list[RunSummary] = []
+    tables: list[StudyTable] = []
+    charts: list[Chart] = []
     broken: list[tuple[str, str]] = []
+    notes: list[str] = []
     for path in _unique(paths, broken):
         try:
             if path.is_dir():
-                parts.append(Contents(runs=[_read_run_folder(path, departures)]))
+                part = Contents(runs=[_read_run_folder(path, departures)])
             else:
-                parts.append(read_file(path, read_json(path), departures))
+                part = read_file(path, read_json(path), departures)
         except ValueError as error:
             broken.append((str(path), plain(error)))
+            continue
         except OSError as error:
             broken.append((str(path), plain(f"cannot be read ({error.strerror or error})")))
-    if not any(part.runs or part.tables or part.charts for part in parts):
+            continue
+        runs += part.runs
+        tables += part.tables
+        charts += part.charts
+        notes += part.notes
+    if not (runs or tables or charts):
         raise ValueError(f"nothing to report: {_join_reasons(broken)}")
-    return Contents(
-        runs=[run for part in parts for run in part.runs],
-        tables=[table for part in parts for table in part.tables],
-        charts=[chart for part in parts for chart in part.charts],
-        broken=broken,
-        notes=[note for part in parts for note in part.notes],
-    )
+    return Contents(runs=runs, tables=tables, charts=charts, broken=broken, notes=notes)
 
 
 def _join_reasons(broken: Sequence[tuple[str, str]]) -> str:
@@ -390,13 +393,9 @@ def _read_run_folder(path: Path, departures: Departures) -> RunSummary:
     guarantee = card["guarantee"]
     metrics = _read_metrics(folder.metrics)
     evaluated = metrics.evaluated()
-    spending = []
-    seconds = []
-    for row in metrics.rows:
-        if number(row.epsilon) is not None:
-            spending.append((float(row.step), row.epsilon))
-        if row.seconds is not None:
-            seconds.append(row.seconds)
+    finite = [row for row in metrics.rows if number(row.epsilon) is not None]
+    spending = [(float(row.step), row.epsilon) for row in finite]
+    seconds = [row.seconds for row in metrics.rows if row.seconds is not None]
     method, _, task = str(card.get("title", path.name)).partition(" on ")
     recipe = str(settings.get("recipe") or task or "unknown")
     method = str(settings.get("method") or method)
@@ -596,20 +595,13 @@ def winners_tests(rows: Iterable[Row]) -> list[Row]:
     Tests of a method without trials are returned as they are.
     """
     rows = list(rows)
-    best = best_trials(rows)
+    won = {key: trial["tag"]["params"] for key, trial in best_trials(rows).items()}
     tests = []
-    for row in rows:
-        if not _is_test(row):
-            continue
-        trial = best.get(_key(row))
-        if trial is None or _settings_match(row, trial):
+    for row in filter(_is_test, rows):
+        settings = won.get(_key(row))
+        if settings is None or row["tag"].get("tuned", settings) == settings:
             tests.append(row)
     return tests
-
-
-def _settings_match(test: Row, trial: Row) -> bool:
-    won = trial["tag"]["params"]
-    return bool(test["tag"].get("tuned", won) == won)
 
 
 def _is_test(row: Row) -> bool:
@@ -845,15 +837,11 @@ def _read_tuning(content: Mapping[str, Any]) -> StudyTable:
         label = plain(method.get("label", method.get("name", "")), 80)
         if method.get("control") is True:
             label += " (control)"
-        rows.append(
-            (
-                label,
-                score_text(number(method.get("accuracy"))),
-                "secret" if is_secret else show(method.get("trials")),
-                "secret" if is_secret else show(method.get("pruned")),
-                show(method.get("params")),
-            )
-        )
+        counts = [show(method.get("trials")), show(method.get("pruned"))]
+        if is_secret:
+            counts = ["secret", "secret"]
+        accuracy = score_text(number(method.get("accuracy")))
+        rows.append((label, accuracy, *counts, show(method.get("params"))))
         command = method.get("command")
         if isinstance(command, str) and command:
             commands.append(plain(command, 2000))
@@ -1122,9 +1110,16 @@ def comparable_panels(groups: Sequence[RunGroup]) -> list[Panel]:
 
     members = collect([group for group in groups if number(group.mean) is not None], axes)
     panels = []
-    for (task, measured_on, score, delta), shared in members.items():
+    for shared in members.values():
+        run = shared[0].first
         panels.append(
-            Panel(task=task, measured_on=measured_on, score=score, delta=delta, groups=shared)
+            Panel(
+                task=run.task,
+                measured_on=run.measured_on,
+                score=run.score,
+                delta=run.delta,
+                groups=shared,
+            )
         )
 
     def order(panel: Panel) -> tuple[bool, str, str]:

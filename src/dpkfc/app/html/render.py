@@ -90,11 +90,16 @@ def answer_panels(panels: Sequence[Panel]) -> list[Answer]:
     answers = []
     for panel in panels:
         groups = [group for group in panel.groups if not group.first.smoke]
-        members = collect(groups, lambda group: group.budget)
-        for budget in sorted(members, key=lambda value: (value is None, value or 0.0)):
-            answers.append(_answer(panel, budget, members[budget]))
+        for budget, members in _group_by_budget(groups):
+            answers.append(_answer(panel, budget, members))
     # Comparisons come before methods that nothing is compared with.
     return sorted(answers, key=lambda answer: len(answer.standings) == 1)
+
+
+def _group_by_budget(groups: Sequence[RunGroup]) -> list[tuple[float | None, list[RunGroup]]]:
+    """Return groups by ε, those without one at the end."""
+    members = collect(groups, lambda group: group.budget)
+    return sorted(members.items(), key=lambda item: (item[0] is None, item[0] or 0.0))
 
 
 def _answer(panel: Panel, budget: float | None, groups: Sequence[RunGroup]) -> Answer:
@@ -440,8 +445,7 @@ G_COLOUR = "#D55E00"
 QUIET = "#8a8f98"
 # End of an axis of accuracies: 100 % and room for half a symbol.
 _FULL = 1.02
-# Eigenvalues of a float32 factor below this fraction of the largest are rounding errors.
-_ROUNDING = 1e-6
+
 
 Points = Sequence[tuple[float, float]]
 Styles = Mapping[str, MethodStyle]
@@ -630,10 +634,8 @@ def _plot_rows(panel: Panel, styles: Styles, budgets: Sequence[float]) -> Plot:
 
 def plot_learning(panel: Panel, styles: Styles) -> list[Plot]:
     """Plot score against steps: a figure for each ε, a line for the mean of each group."""
-    members = collect(panel.groups, lambda group: group.budget)
     plots = []
-    for budget in sorted(members, key=lambda budget: (budget is None, budget or 0.0)):
-        groups = members[budget]
+    for budget, groups in _group_by_budget(panel.groups):
         with_curve = [g for g in groups if any(len(run.curve) > 1 for run in g.runs)]
         if not with_curve:
             continue
@@ -771,14 +773,9 @@ def _legend() -> dict[str, Any]:
 def _plot_spectrum(layer: LayerSpectra) -> Plot:
     traces: list[dict[str, Any]] = []
     for side, colour, dash in (("A", A_COLOUR, "solid"), ("G", G_COLOUR, "dash")):
-        positive = [float(value) for value in layer.values.get(side, ()) if value > 0]
-        positive.sort(reverse=True)
-        values = [value for value in positive if value >= positive[0] * _ROUNDING]
-        if not values:
+        points = evenly_spaced(layer.points(side), MAX_POINTS)
+        if not points:
             continue
-        size = max(1, layer.sizes.get(side, len(layer.values[side])) - 1)
-        ranked = [(rank / size, value) for rank, value in enumerate(values)]
-        points = evenly_spaced(ranked, MAX_POINTS)
         trace = _trace(
             side,
             [x for x, _ in points],
