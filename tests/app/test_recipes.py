@@ -190,14 +190,13 @@ def test_hashed_features_are_a_function_of_each_text_alone():
     assert words_of(texts[0]) == ["a", "fine", "fine", "film"]
 
 
-def test_hashed_features_are_signs_of_words_and_by_choice_of_pairs():
+def test_hashed_features_are_signs_of_words():
     first, second = (int(x) for x in word_hashes(["good", "film"]))
     one = hashed_rows([np.array([first], np.uint64)], 1 << 20)[0]
     assert one.nonzero().flatten().tolist() == [first % (1 << 20)]
     assert float(one.sum()) == (-1.0 if first >> 63 else 1.0)
     words = np.array([first, second], np.uint64)
-    both, swapped = (hashed_rows([x], 1 << 20, pairs=True)[0] for x in (words, words[::-1]))
-    assert len(both.nonzero()) == 3 and not torch.equal(both, swapped)
+    assert len(hashed_rows([words], 1 << 20)[0].nonzero()) == 2
     assert torch.equal(hashed_rows([words], 1 << 20), hashed_rows([words[::-1]], 1 << 20))
     with pytest.raises(ValueError, match="power of two"):
         hashed_rows([], 100)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -50,6 +50,8 @@ def two_convolutions(
 # 2016).
 
 _GROUPS = 16
+# Stride and width of the three groups of blocks of a residual network.
+_STAGES = ((1, 16), (2, 32), (2, 64))
 
 
 class WeightStandardisation(nn.Module):
@@ -70,9 +72,11 @@ class WeightStandardisation(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         """Return the standardised weight, of the same shape."""
         filters = weight.flatten(1)
-        centred = filters - filters.mean(1, keepdim=True)
+        fan_in = filters.shape[1]
+        mean = filters.mean(1, keepdim=True)
+        centred = filters - mean
         variance = centred.square().mean(1)
-        total = variance * filters.shape[1]
+        total = variance * fan_in
         gain = self.gain * total.clamp(min=1e-4).rsqrt()
         filters = centred * gain.unsqueeze(1)
         return filters.view_as(weight)
@@ -88,7 +92,8 @@ def standardised_conv(
     padding = kernel_size // 2
     conv = nn.Conv2d(channels_in, channels_out, kernel_size, stride, padding)
     fan_in = conv.weight[0].numel()
-    nn.init.normal_(conv.weight, std=1 / math.sqrt(fan_in))
+    deviation = 1 / math.sqrt(fan_in)
+    nn.init.normal_(conv.weight, std=deviation)
     nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
     standardisation = WeightStandardisation(channels_out)
     return parametrize.register_parametrization(conv, "weight", standardisation)
@@ -144,7 +149,7 @@ class WideResNet(nn.Module):
             raise ValueError(f"width must be at least 1, got {width}")
         blocks: list[nn.Module] = []
         channels = 16
-        for stride, factor in ((1, 16), (2, 32), (2, 64)):
+        for stride, factor in _STAGES:
             wide = factor * width
             blocks.append(_WideBlock(channels, wide, stride))
             channels = wide
@@ -153,9 +158,13 @@ class WideResNet(nn.Module):
                 blocks.append(_WideBlock(wide, wide, 1))
         self.stem = standardised_conv(3, 16, 3)
         self.blocks = nn.Sequential(*blocks)
-        self.last = nn.Sequential(nn.ReLU(), nn.GroupNorm(_GROUPS, channels))
+        self.last = nn.Sequential(
+            nn.ReLU(),
+            nn.GroupNorm(_GROUPS, channels),
+        )
         self.head = nn.Linear(channels, num_classes)
-        nn.init.normal_(self.head.weight, std=1 / math.sqrt(channels))
+        deviation = 1 / math.sqrt(channels)
+        nn.init.normal_(self.head.weight, std=deviation)
         nn.init.zeros_(self.head.bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -199,8 +208,10 @@ class _ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         pixels = x[:, :, :: self.stride, :: self.stride]
-        skip = F.pad(pixels, (0, 0, 0, 0, 0, self.added))
-        x = self.first_norm(self.first(x))
+        padding = (0, 0, 0, 0, 0, self.added)
+        skip = F.pad(pixels, padding)
+        x = self.first(x)
+        x = self.first_norm(x)
         x = self.second(F.relu(x))
         x = self.second_norm(x)
         return F.relu(x + skip)
@@ -214,7 +225,7 @@ def resnet20(num_classes: int = 10) -> nn.Sequential:
     """
     blocks: list[nn.Module] = []
     channels = 16
-    for stride, wide in ((1, 16), (2, 32), (2, 64)):
+    for stride, wide in _STAGES:
         blocks += [
             _ResidualBlock(channels, wide, stride),
             _ResidualBlock(wide, wide, 1),
@@ -254,18 +265,24 @@ class _TransformerBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         normed = self.attention_norm(x)
-        query = self._split(self.query(normed))
-        key = self._split(self.key(normed))
-        value = self._split(self.value(normed))
-        mixed = F.scaled_dot_product_attention(query, key, value)
+        query = self.query(normed)
+        key = self.key(normed)
+        value = self.value(normed)
+        mixed = F.scaled_dot_product_attention(
+            self._split(query),
+            self._split(key),
+            self._split(value),
+        )
         merged = mixed.transpose(1, 2).flatten(2)
         x = x + self.out(merged)
-        hidden = self.wide(self.map_norm(x))
-        return x + self.narrow(F.gelu(hidden))
+        normed = self.map_norm(x)
+        hidden = F.gelu(self.wide(normed))
+        return x + self.narrow(hidden)
 
     def _split(self, x: Tensor) -> Tensor:
         """Map `[N, T, width]` to `[N, heads, T, width / heads]`."""
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        by_head = x.unflatten(-1, (self.heads, -1))
+        return by_head.transpose(1, 2)
 
 
 class VisionTransformer(nn.Module):
@@ -296,16 +313,19 @@ class VisionTransformer(nn.Module):
         self.embed = nn.Linear(channels * patch * patch, width)
         self.positions = nn.Embedding((side // patch) ** 2, width)
         nn.init.normal_(self.positions.weight, std=0.02)
-        self.blocks = nn.Sequential(*(_TransformerBlock(width, heads) for _ in range(depth)))
+        blocks = [_TransformerBlock(width, heads) for _ in range(depth)]
+        self.blocks = nn.Sequential(*blocks)
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits `[N, num_classes]` of images `[N, C, side, side]`."""
-        patches = F.unfold(x, self.patch, stride=self.patch).transpose(1, 2)
-        places = torch.arange(patches.shape[1], device=x.device)
-        positions = self.positions(places.expand(len(x), -1))
-        x = self.embed(patches) + positions
+        columns = F.unfold(x, self.patch, stride=self.patch)
+        patches = columns.transpose(1, 2)
+        count = patches.shape[1]
+        places = torch.arange(count, device=x.device)
+        places = places.expand(len(x), -1)
+        x = self.embed(patches) + self.positions(places)
         x = self.blocks(x)
         features = self.norm(x).mean(1)
         return self.head(features)
@@ -316,12 +336,14 @@ def mnist_vit(num_classes: int = 10) -> VisionTransformer:
 
     It has two blocks of width 64 with four heads: 14 linear layers.
     """
-    return VisionTransformer((1, 28), patch=7, width=64, depth=2, num_classes=num_classes)
+    image = (1, 28)
+    return VisionTransformer(image, patch=7, width=64, depth=2, num_classes=num_classes)
 
 
 def cifar_vit(num_classes: int = 10) -> VisionTransformer:
     """Build four blocks of width 128 on 64 patches of 4×4."""
-    return VisionTransformer((3, 32), patch=4, width=128, depth=4, num_classes=num_classes)
+    image = (3, 32)
+    return VisionTransformer(image, patch=4, width=128, depth=4, num_classes=num_classes)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -357,7 +379,8 @@ def channels_last(model: nn.Sequential) -> nn.Sequential:
     Max pooling on a CPU is then faster, and nothing else changes.
     """
     # Torch does not declare the argument.
-    converted: nn.Sequential = cast(Any, model).to(memory_format=torch.channels_last)
+    untyped: Any = model
+    converted: nn.Sequential = untyped.to(memory_format=torch.channels_last)
     return converted
 
 

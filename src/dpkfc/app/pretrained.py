@@ -27,13 +27,14 @@ class Resized(nn.Module):
 
     def __init__(self, model: nn.Module, side: int) -> None:
         super().__init__()
-        self.model, self.side = model, side
+        self.model = model
+        self.side = side
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the model makes of resized images `[N, 3, side, side]`."""
-        return self.model(
-            F.interpolate(x, (self.side, self.side), mode="bilinear", align_corners=False)
-        )
+        """Return the outputs of images `[N, 3, H, W]`."""
+        size = (self.side, self.side)
+        resized = F.interpolate(x, size, mode="bilinear", align_corners=False)
+        return self.model(resized)
 
 
 def check_timm(name: str, weights: str = "") -> Any:
@@ -51,17 +52,20 @@ def check_timm(name: str, weights: str = "") -> Any:
 
 
 def timm_model(name: str, side: int, num_classes: int, weights: str = "") -> Resized:
-    """A model of timm with a new head; weights from a file, else from where timm keeps them.
+    """Build a model of timm with a new head; weights from a file, else from where timm keeps them.
 
     Raises:
         DatasetError: timm is missing, or the weights cannot be had; the message says how to get
             them.
     """
     timm = check_timm(name, weights)
-    overlay: dict[str, Any] = {"pretrained_cfg_overlay": {"file": weights}} if weights else {}
+    options: dict[str, Any] = {"pretrained": True, "num_classes": num_classes}
+    if weights:
+        options["pretrained_cfg_overlay"] = {"file": weights}
     try:
-        model = timm.create_model(name, pretrained=True, num_classes=num_classes, **overlay)
-    except Exception as error:  # whatever timm, its hub or the file raise becomes one line
+        model = timm.create_model(name, **options)
+    # Whatever timm, its hub or the file raise becomes one line.
+    except Exception as error:
         raise DatasetError(
             f"timm has no weights of {name} here ({first_line(error)}); give a file of them with"
             " --pretrained"
@@ -73,6 +77,7 @@ def timm_model(name: str, side: int, num_classes: int, weights: str = "") -> Res
 # GPT-2 with LoRA: a small one with random weights, or one from a local folder.
 
 _HOW = "pip install 'dpkfc[hf]' (transformers and peft)"
+_NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
 class Logits(nn.Module):
@@ -86,12 +91,12 @@ class Logits(nn.Module):
         self.language_model = language_model
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Logits of ids."""
+        """Return the logits of ids."""
         return self.language_model(input_ids=ids, use_cache=False).logits
 
 
 def gpt2_lora(vocabulary: int, length: int) -> Logits:
-    """Two blocks of width 96 with random weights, of which adapters alone are trained.
+    """Build two blocks of width 96 with random weights, of which adapters alone are trained.
 
     Raises:
         DatasetError: transformers or peft are missing; the message says how to get them.
@@ -103,30 +108,26 @@ def gpt2_lora(vocabulary: int, length: int) -> Logits:
         n_embd=96,
         n_layer=2,
         n_head=4,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
         bos_token_id=1,
         eos_token_id=1,
         pad_token_id=0,
+        **_NO_DROPOUT,
     )
-    return _adapted(transformers.GPT2LMHeadModel(config))
+    return _add_adapters(transformers.GPT2LMHeadModel(config))
 
 
 def pretrained_lora(folder: str) -> Logits:
-    """A GPT-2 from a local folder without dropout, of which adapters alone are trained.
+    """Load a GPT-2 from a local folder without dropout, of which adapters alone are trained.
 
     Raises:
         DatasetError: a package is missing, or the folder holds no such model.
     """
-    loaded = _load_folder(
-        folder, _transformers().GPT2LMHeadModel, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
-    )
-    return _adapted(loaded)
+    kind = _transformers().GPT2LMHeadModel
+    return _add_adapters(_load_folder(folder, kind, **_NO_DROPOUT))
 
 
 def pretrained_tokenizer(folder: str) -> Any:
-    """The tokenizer of that folder.
+    """Load the tokenizer of that folder.
 
     Raises:
         DatasetError: a package is missing, or the folder holds no tokenizer.
@@ -142,7 +143,8 @@ def _load_folder(folder: str, kind: Any, **settings: Any) -> Any:
         )
     try:
         return kind.from_pretrained(folder, local_files_only=True, **settings)
-    except Exception as error:  # whatever the package raises becomes one line
+    # Whatever the package raises becomes one line.
+    except Exception as error:
         raise DatasetError(
             f"pretrained {folder}: holds no GPT-2 with its tokenizer ({first_line(error)}); fetch"
             " the folder again"
@@ -153,14 +155,13 @@ def _transformers() -> Any:
     return import_optional("transformers", f"transformers is not installed: {_HOW}")
 
 
-def _adapted(model: nn.Module) -> Logits:
-    """With adapters of rank 8 at all linear maps of the blocks."""
+def _add_adapters(model: nn.Module) -> Logits:
+    """Add adapters of rank 8 at all linear maps of the blocks."""
     peft = import_optional("peft", f"peft is not installed: {_HOW}")
-    targets = ["c_attn", "c_proj", "c_fc"]
     lora = peft.LoraConfig(
         r=8,
         lora_alpha=16,
-        target_modules=targets,
+        target_modules=["c_attn", "c_proj", "c_fc"],
         fan_in_fan_out=True,
         lora_dropout=0.0,
     )
@@ -178,22 +179,24 @@ class SentenceClassifier(nn.Module):
     """Mean of the encoder's token vectors, then a linear map to classes.
 
     Args:
-        encoder: a Hugging Face encoder of token ids.
+        encoder: a Hugging Face encoder of token ids, of which 0 pads a sentence and is masked.
         width: of its vectors.
         classes: number of labels.
-        pad_id: token that fills the columns after a sentence; it is masked.
     """
 
-    def __init__(self, encoder: nn.Module, width: int, classes: int, pad_id: int = 0) -> None:
+    def __init__(self, encoder: nn.Module, width: int, classes: int) -> None:
         super().__init__()
-        self.encoder, self.head, self.pad_id = encoder, nn.Linear(width, classes), pad_id
+        self.encoder = encoder
+        self.head = nn.Linear(width, classes)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Logits `[N, classes]` of token ids `[N, T]`."""
-        mask = (ids != self.pad_id).long()
+        """Return logits `[N, classes]` of token ids `[N, T]`."""
+        mask = (ids != 0).long()
         states = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
         weights = mask.unsqueeze(-1).to(states.dtype)
-        return self.head((states * weights).sum(1) / weights.sum(1).clamp(min=1))
+        total = (states * weights).sum(1)
+        count = weights.sum(1).clamp(min=1)
+        return self.head(total / count)
 
 
 def _sentence_transformers() -> Any:
@@ -206,13 +209,13 @@ def _model_folder() -> Path:
 
 
 def minilm_classifier(classes: int = 2, trained_blocks: int = 1) -> SentenceClassifier:
-    """MiniLM-L6 (six blocks of width 384) without dropout, with a new head.
+    """Build MiniLM-L6 (six blocks of width 384) without dropout, with a new head.
 
     Args:
         classes: number of labels.
         trained_blocks: how many of the last blocks are trained next to the head; all before them is
-            frozen. Noise grows with the number of trained parameters, so that few of them are the
-            better choice where steps are few.
+            frozen. Noise grows with the number of trained parameters, so few are better where steps
+            are few.
 
     Raises:
         DatasetError: the packages that carry it are missing; the message says how to get them.
@@ -222,13 +225,14 @@ def minilm_classifier(classes: int = 2, trained_blocks: int = 1) -> SentenceClas
         folder, add_pooling_layer=False, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
     )
     encoder.requires_grad_(False)
-    for block in list(encoder.encoder.layer)[len(encoder.encoder.layer) - trained_blocks :]:
+    blocks = encoder.encoder.layer
+    for block in blocks[len(blocks) - trained_blocks :]:
         block.requires_grad_(True)
     return SentenceClassifier(encoder, encoder.config.hidden_size, classes)
 
 
 def minilm_tokens(texts: Sequence[str], length: int) -> Tensor:
-    """Token ids `[N, length]` by the encoder's own public vocabulary, cut or padded.
+    """Return token ids `[N, length]` by the encoder's own public vocabulary, cut or padded.
 
     Raises:
         DatasetError: the packages that carry it are missing.
@@ -261,8 +265,9 @@ def minilm_vectors(texts: Sequence[str], length: int) -> Tensor:
         DatasetError: the packages that carry it are missing.
     """
     # Every pass has one shape, so that no other text moves the rounding of a vector.
-    fill = -len(texts) % _SENTENCES_AT_ONCE
-    return encode_tokens(minilm_tokens([*texts, *[""] * fill], length))[: len(texts)]
+    fill = [""] * (-len(texts) % _SENTENCES_AT_ONCE)
+    tokens = minilm_tokens([*texts, *fill], length)
+    return encode_tokens(tokens)[: len(texts)]
 
 
 @torch.no_grad()
@@ -276,8 +281,11 @@ def encode_tokens(ids: Tensor) -> Tensor:
     classifier.head = nn.Linear(SENTENCE_WIDTH, SENTENCE_WIDTH, bias=False)
     nn.init.eye_(classifier.head.weight)
     classifier.eval()
-    chunks = ids.split(_SENTENCES_AT_ONCE)
-    return torch.cat([F.normalize(classifier(chunk), dim=1) for chunk in chunks])
+    vectors = []
+    for chunk in ids.split(_SENTENCES_AT_ONCE):
+        outputs = classifier(chunk)
+        vectors.append(F.normalize(outputs, dim=1))
+    return torch.cat(vectors)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -124,13 +124,21 @@ class ExampleSet:
     units: Tensor | None = None
     figures: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
-    def map_splits(self, change: Callable[[Examples], Examples], **others: Any) -> ExampleSet:
-        """Return the set with a change of every split, and of other attributes."""
+    def map_splits(self, change: Callable[[str, Examples], Examples], **others: Any) -> ExampleSet:
+        """Return the set with a change of every split, and of other attributes.
+
+        Args:
+            change: maps the name of a split ("training", "test" or "validation") and its examples.
+            others: the other attributes.
+        """
+        validation = self.validation
+        if validation is not None:
+            validation = change("validation", validation)
         return replace(
             self,
-            train=change(self.train),
-            test=change(self.test),
-            validation=None if self.validation is None else change(self.validation),
+            train=change("training", self.train),
+            test=change("test", self.test),
+            validation=validation,
             **others,
         )
 

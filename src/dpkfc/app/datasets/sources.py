@@ -223,15 +223,10 @@ def _find_files(source: Source, root: Path, *, must: bool) -> list[Path]:
     # The folder that lacks the fewest files is named in the error.
     least_missing = list(source.files)
     for folder in (root / source.folder, root):
-        paths, missing = [], []
-        for name in source.files:
-            path = _existing_file(folder, name)
-            if path is None:
-                missing.append(name)
-            else:
-                paths.append(path)
+        paths = {name: _existing_file(folder, name) for name in source.files}
+        missing = [name for name, path in paths.items() if path is None]
         if not missing:
-            return paths
+            return list(filter(None, paths.values()))
         if len(missing) < len(least_missing):
             least_missing = missing
     if must or len(least_missing) < len(source.files):
@@ -241,15 +236,13 @@ def _find_files(source: Source, root: Path, *, must: bool) -> list[Path]:
 
 
 def _existing_file(folder: Path, names: str) -> Path | None:
+    candidates = []
     for name in names.split(_OR):
         path = folder / name
-        candidates = [path]
+        candidates.append(path)
         if path.suffix in (".gz", ".bz2"):
             candidates.append(path.with_suffix(""))
-        for candidate in candidates:
-            if candidate.is_file():
-                return candidate
-    return None
+    return next(filter(Path.is_file, candidates), None)
 
 
 def read_hub(source: Source, convert: Callable[[Any], Any]) -> tuple[Any, Any]:

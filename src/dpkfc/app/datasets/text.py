@@ -25,6 +25,7 @@ from torch import Tensor
 from dpkfc.app.datasets import (
     BoundedStream,
     DatasetError,
+    Examples,
     ExampleSet,
     Splits,
     UnpackedSizeError,
@@ -64,7 +65,12 @@ class Texts(Splits):
             tokenise: maps sentences to ids, by a public vocabulary that is never fitted on the
                 private text.
         """
-        return self.convert(lambda part: (tokenise(part[0]), torch.tensor(part[1])))
+
+        def convert(part: Labelled) -> Examples:
+            texts, labels = part
+            return tokenise(texts), torch.tensor(labels)
+
+        return self.convert(convert)
 
 
 def _read_tsv(path: Path) -> Labelled:
@@ -74,7 +80,7 @@ def _read_tsv(path: Path) -> Labelled:
         DatasetError: damaged, or a label that is not a number.
     """
     with open_text(path) as file:
-        rows = [line.rstrip("\n").split("\t") for line in file][1:]
+        _, *rows = [line.rstrip("\n").split("\t") for line in file]
         labels = [int(row[1]) for row in rows]
         return _checked_texts(path, [row[0] for row in rows], labels)
 
@@ -164,7 +170,8 @@ AG_NEWS = Source(
 def _read_stackoverflow(path: Path) -> tuple[Labelled, Labelled]:
     """Read both splits: every fifth row of a fixed permutation is a test example."""
     titles, tags = _read_csv(path, "title", first=1)
-    order = np.random.Generator(np.random.PCG64(0)).permutation(len(tags)).tolist()
+    generator = np.random.Generator(np.random.PCG64(0))
+    order = generator.permutation(len(tags)).tolist()
     test_rows = set(order[::5])
     train: Labelled = ([], [])
     test: Labelled = ([], [])
@@ -192,7 +199,8 @@ def load_texts(source: Source, data_dir: str | Path | None = None) -> Texts:
     """
 
     def convert(part: Any) -> Labelled:
-        return list(part[source.text_column]), [int(label) for label in part["label"]]
+        labels = [int(label) for label in part["label"]]
+        return list(part[source.text_column]), labels
 
     (train, test), where = read_splits(source, data_dir, convert)
     return Texts(train, test, source=where)
@@ -221,7 +229,8 @@ def _read_e2e(path: Path) -> tuple[list[Pair], ...]:
     """Read training, test and development split of the original archive."""
     try:
         with zipfile.ZipFile(path) as archive:
-            check_unpacked_size(path, sum(entry.file_size for entry in archive.infolist()))
+            size = sum(entry.file_size for entry in archive.infolist())
+            check_unpacked_size(path, size)
             names = ("trainset", "testset_w_refs", "devset")
             return tuple(_read_csv_pairs(archive, path, name) for name in names)
     except OSError as error:
@@ -243,8 +252,9 @@ _BROKEN_ARCHIVE = (
 
 def _read_csv_pairs(archive: zipfile.ZipFile, path: Path, name: str) -> list[Pair]:
     with archive.open(f"e2e-dataset/{name}.csv") as file:
-        rows = list(csv.DictReader(io.TextIOWrapper(file, "utf-8", newline="")))
-    return _checked_pairs(path, [(row["mr"], row["ref"]) for row in rows])
+        text = io.TextIOWrapper(file, "utf-8", newline="")
+        pairs = [(row["mr"], row["ref"]) for row in csv.DictReader(text)]
+    return _checked_pairs(path, pairs)
 
 
 def _read_dart_json(path: Path) -> list[Pair]:
@@ -252,7 +262,8 @@ def _read_dart_json(path: Path) -> list[Pair]:
         entries: Any = json.load(file)
         pairs = []
         for entry in entries:
-            prompt = " ; ".join(" | ".join(triple) for triple in entry["tripleset"])
+            triples = map(" | ".join, entry["tripleset"])
+            prompt = " ; ".join(triples)
             pairs += [(prompt, note["text"]) for note in entry["annotations"]]
     return _checked_pairs(path, pairs)
 
@@ -265,7 +276,8 @@ def _read_dart_xml(path: Path) -> list[Pair]:
             raise damaged_error(path, f"is not XML ({error})") from None
     pairs = []
     for entry in entries:
-        prompt = " ; ".join(triple.text or "" for triple in entry.iter("mtriple"))
+        triples = [triple.text or "" for triple in entry.iter("mtriple")]
+        prompt = " ; ".join(triples)
         pairs += [(prompt, reference.text) for reference in entry.iter("lex") if reference.text]
     return _checked_pairs(path, pairs)
 
@@ -298,9 +310,9 @@ DART = Source(
 # Features of texts by hashing: nothing is fitted, so nothing about the private texts is in the map.
 #
 # A vocabulary, document frequencies or a scale computed from the texts would be functions of all
-# examples at once, outside the clip and the noise. Here every word (and, by choice, every pair of
-# neighbouring words) goes through one published hash to a column and a sign (Weinberger et al.
-# 2009), and each row is scaled by its own norm. So a row is a function of its own text alone.
+# examples at once, outside the clip and the noise. Here every word goes through one published hash
+# to a column and a sign (Weinberger et al. 2009), and each row is scaled by its own norm. So a row
+# is a function of its own text alone.
 
 KEY = "dpkfc hashed words 1"
 _WORD = re.compile(r"[a-z0-9']+")
@@ -314,9 +326,11 @@ def words_of(text: str) -> list[str]:
 
 def word_hashes(words: Iterable[str]) -> np.ndarray:
     """Return one uint64 for each word: BLAKE2b under a public key, equal on every machine."""
+    key = KEY.encode()
     digests = []
     for word in words:
-        digests.append(hashlib.blake2b(word.encode(), digest_size=8, key=KEY.encode()).digest())
+        hashed = hashlib.blake2b(word.encode(), digest_size=8, key=key)
+        digests.append(hashed.digest())
     return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
 
 
@@ -336,10 +350,10 @@ class WordWeights:
 
     def weigh(self, hashes: np.ndarray) -> np.ndarray:
         """Return the weights of word hashes, float64 of the same shape."""
-        places = np.searchsorted(self.hashes, hashes).clip(max=len(self.hashes) - 1)
-        weights: np.ndarray = np.where(
-            self.hashes[places] == hashes, self.values[places], self.rare
-        )
+        last = len(self.hashes) - 1
+        places = np.searchsorted(self.hashes, hashes).clip(max=last)
+        is_known = self.hashes[places] == hashes
+        weights: np.ndarray = np.where(is_known, self.values[places], self.rare)
         return weights
 
 
@@ -350,28 +364,24 @@ def hashed_texts(texts: Sequence[str], size: int, *, weights: WordWeights | None
     table = dict(zip(known, word_hashes(known).tolist(), strict=True))
     hashes = []
     for words in documents:
-        hashes.append(np.array([table[word] for word in words], np.uint64))
+        of_document = [table[word] for word in words]
+        hashes.append(np.array(of_document, np.uint64))
     return hashed_rows(hashes, size, weights=weights)
 
 
 def hashed_rows(
-    documents: Sequence[np.ndarray],
-    size: int,
-    *,
-    pairs: bool = False,
-    weights: WordWeights | None = None,
+    documents: Sequence[np.ndarray], size: int, *, weights: WordWeights | None = None
 ) -> Tensor:
     """Return features of documents that are sequences of word hashes.
 
     Args:
         documents: uint64 `[length]` each, in the order of the text.
         size: number of columns, a power of two.
-        pairs: count pairs of neighbouring words too.
         weights: public weights of words; without them every word has weight one.
 
     Returns:
-        float32 `[N, size]`. Each word (or pair) that occurs adds its signed weight to its column,
-        once a document. Rows have norm 1, or 0 where a document is empty.
+        float32 `[N, size]`. Each word that occurs adds its signed weight to its column, once a
+        document. Rows have norm 1, or 0 where a document is empty.
 
     Raises:
         ValueError: a size that is not a power of two.
@@ -380,26 +390,13 @@ def hashed_rows(
         raise ValueError(f"the number of hashed features must be a power of two, got {size}")
     rows = np.zeros((len(documents), size), np.float32)
     for row, words in zip(rows, documents, strict=True):
-        if pairs:
-            hashes = np.unique(np.concatenate([words, _pair_hashes(words)]))
-        else:
-            hashes = np.unique(words)
-        column = (hashes & np.uint64(size - 1)).astype(np.int64)
-        sign = 1.0 - 2.0 * (hashes >> np.uint64(63)).astype(np.float64)
+        hashes = np.unique(words)
+        columns = hashes & np.uint64(size - 1)
+        first_bits = hashes >> np.uint64(63)
+        signed = 1.0 - 2.0 * first_bits.astype(np.float64)
         if weights is not None:
-            sign *= weights.weigh(hashes)
-        total = np.bincount(column, weights=sign, minlength=size)
-        row[:] = total / max(float(np.linalg.norm(total)), 1e-12)
+            signed *= weights.weigh(hashes)
+        total = np.bincount(columns.astype(np.int64), weights=signed, minlength=size)
+        norm = float(np.linalg.norm(total))
+        row[:] = total / max(norm, 1e-12)
     return torch.from_numpy(rows)
-
-
-def _pair_hashes(words: np.ndarray) -> np.ndarray:
-    """Return hashes of neighbouring words.
-
-    Both hashes are mixed with odd constants, then stirred by the last steps of splitmix64.
-    """
-    mixed: Any = words[:-1] * np.uint64(0x9E3779B97F4A7C15)
-    mixed = mixed + words[1:] * np.uint64(0xC2B2AE3D27D4EB4F)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed = (mixed ^ np.right_shift(mixed, np.uint64(shift))) * np.uint64(factor)
-    return mixed ^ np.right_shift(mixed, np.uint64(31))

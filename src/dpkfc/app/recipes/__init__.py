@@ -249,22 +249,20 @@ def cap_for_smoke(config: RunConfig, *, heavy: bool = False) -> RunConfig:
 def slice_for_smoke(data: ExampleSet, seed: int, *, heavy: bool = False) -> ExampleSet:
     """Return a few hundred examples of each split, or a few dozen, by a public permutation."""
     train_count, test_count = _EXAMPLES_HEAVY if heavy else _EXAMPLES
+
+    def cut(split: str, examples: Examples) -> Examples:
+        rows = _rows(examples, train_count if split == "training" else test_count, seed)
+        return examples[0][rows], examples[1][rows]
+
     rows = _rows(data.train, train_count, seed)
-
-    def cut(examples: Examples) -> Examples:
-        kept = rows if examples is data.train else _rows(examples, test_count, seed)
-        return examples[0][kept], examples[1][kept]
-
-    return data.map_splits(
-        cut,
-        units=None if data.units is None else data.units[rows],
-        source=f"{data.source}, a slice of {len(rows)}",
-    )
+    units = None if data.units is None else data.units[rows]
+    return data.map_splits(cut, units=units, source=f"{data.source}, a slice of {len(rows)}")
 
 
 def _rows(examples: Examples, count: int, seed: int) -> Tensor:
-    order = np.random.Generator(np.random.PCG64(seed)).permutation(len(examples[1]))[:count]
-    return torch.from_numpy(np.sort(order))
+    generator = np.random.Generator(np.random.PCG64(seed))
+    order = generator.permutation(len(examples[1]))
+    return torch.from_numpy(np.sort(order[:count]))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -292,16 +290,12 @@ def compute_features(settings: JoinedFeatures, inputs: Tensor, name: str) -> Ten
 
 def _map_examples(data: ExampleSet, settings: JoinedFeatures) -> ExampleSet:
     """Return the features of every split in the place of its images."""
-    validation = data.validation
-    if validation is not None:
-        inputs = compute_features(settings, validation[0], "validation split")
-        validation = inputs, validation[1]
-    return replace(
-        data,
-        train=(compute_features(settings, data.train[0], "training split"), data.train[1]),
-        test=(compute_features(settings, data.test[0], "test split"), data.test[1]),
-        validation=validation,
-    )
+
+    def change(split: str, examples: Examples) -> Examples:
+        images, labels = examples
+        return compute_features(settings, images, f"{split} split"), labels
+
+    return data.map_splits(change)
 
 
 @dataclass(frozen=True, kw_only=True)

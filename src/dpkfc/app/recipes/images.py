@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 
-from dpkfc.app.datasets import ExampleSet, Normalisation, Pixels, read_digits
+from dpkfc.app.datasets import ExampleSet, Normalisation, read_digits
 from dpkfc.app.datasets.sources import (
     BREAST,
     CIFAR10,
@@ -45,6 +45,19 @@ from dpkfc.features import (
     SyntheticImages,
 )
 
+
+def _source_recipe(name: str, source: Source, **rest: Any) -> Recipe:
+    """Return a recipe on the images of a source; the rest is for `image_recipe`."""
+    pixels = partial(load_pixels, source)
+    return image_recipe(name=name, title=source.name, pixels=pixels, **rest)
+
+
+def _map_range(channels: int) -> Normalisation:
+    """Return the map of the format's range to [-1, 1], for which no data are read."""
+    half = (0.5,) * channels
+    return Normalisation(half, half, origin="the range of the format")
+
+
 # --------------------------------------------------------------------------------------------------
 # MNIST: 60,000 handwritten digits, and the CNN of the DP-KFC experiments (206,922 parameters).
 
@@ -53,11 +66,9 @@ MNIST_NORMALISATION = Normalisation(
 )
 
 
-load_mnist = partial(load_pixels, MNIST)
-MNIST_CNN = image_recipe(
-    name="mnist-cnn",
-    title="MNIST",
-    pixels=load_mnist,
+MNIST_CNN = _source_recipe(
+    "mnist-cnn",
+    MNIST,
     build=mnist_cnn,
     image_shape=(28, 28, 1),
     num_classes=10,
@@ -72,7 +83,8 @@ MNIST_CNN = image_recipe(
 DIGITS = image_recipe(
     name="digits",
     title="digits",
-    pixels=lambda data_dir: read_digits(),  # they need no files
+    # They need no files.
+    pixels=lambda data_dir: read_digits(),
     build=digits_cnn,
     image_shape=(8, 8, 1),
     num_classes=10,
@@ -98,11 +110,9 @@ MNIST_VIT = replace(MNIST_CNN, name="mnist-vit", build=mnist_vit)
 # Fashion-MNIST: 60,000 images of clothes and the same CNN as for MNIST.
 
 
-load_fashion_mnist = partial(load_pixels, FASHION_MNIST)
-FASHION_MNIST_CNN = image_recipe(
-    name="fashion-mnist-cnn",
-    title="Fashion-MNIST",
-    pixels=load_fashion_mnist,
+FASHION_MNIST_CNN = _source_recipe(
+    "fashion-mnist-cnn",
+    FASHION_MNIST,
     build=mnist_cnn,
     image_shape=(28, 28, 1),
     num_classes=10,
@@ -122,11 +132,9 @@ CIFAR10_NORMALISATION = Normalisation(
 )
 
 
-load_cifar10 = partial(load_pixels, CIFAR10)
-CIFAR10_CNN = image_recipe(
-    name="cifar10-cnn",
-    title="CIFAR-10",
-    pixels=load_cifar10,
+CIFAR10_CNN = _source_recipe(
+    "cifar10-cnn",
+    CIFAR10,
     build=cifar_cnn,
     image_shape=(32, 32, 3),
     num_classes=10,
@@ -162,32 +170,22 @@ _IMAGENET = Normalisation(
 )
 
 
-def fine_tuned_recipe(
-    name: str,
-    model: str,
-    side: int,
-    *,
-    title: str,
-    pixels: Callable[[str | None], Pixels],
-    num_classes: int,
-) -> Recipe:
-    """Describe 32×32 images for a model of timm, all of whose weights are trained.
+def fine_tuned_recipe(name: str, source: Source, num_classes: int, model: str, side: int) -> Recipe:
+    """Return a recipe of 32×32 images for a model of timm, all of whose weights are trained.
 
     `pretrained` takes a file of weights.
 
     Args:
         name: of the recipe.
+        source: of the images.
+        num_classes: of their labels.
         model: of timm.
         side: of the images that the model takes.
-        title: of the data set.
-        pixels: its images.
-        num_classes: of its labels.
     """
     build = partial(timm_model, model, side, num_classes)
-    recipe = image_recipe(
-        name=name,
-        title=title,
-        pixels=pixels,
+    recipe = _source_recipe(
+        name,
+        source,
         build=build,
         image_shape=(32, 32, 3),
         num_classes=num_classes,
@@ -197,14 +195,14 @@ def fine_tuned_recipe(
         **recipe.constants,
         "pretrained weights": (f"timm {model}", "published; trained on ImageNet"),
     }
-    recipe = replace(recipe, constants=constants, heavy=True)
     read = recipe.load
 
     def load(config: RunConfig) -> ExampleSet:
-        check_timm(model, config.pretrained)  # before half a minute of reading
+        # The images take half a minute.
+        check_timm(model, config.pretrained)
         return read(config)
 
-    recipe = replace(recipe, load=load)
+    recipe = replace(recipe, constants=constants, heavy=True, load=load)
 
     def variant(weights: str) -> Recipe:
         return replace(recipe, build=partial(build, weights))
@@ -212,20 +210,21 @@ def fine_tuned_recipe(
     return replace(recipe, variant=variant)
 
 
-_tuned_cifar10 = partial(fine_tuned_recipe, title="CIFAR-10", pixels=load_cifar10, num_classes=10)
+_SMALL_VIT = ("vit_small_patch16_224", 224)
+_TINY_CROSSVIT = ("crossvit_tiny_240", 240)
 
 
 # --------------------------------------------------------------------------------------------------
 # CIFAR-10: ViT-S/16 from timm, pretrained on ImageNet, fine-tuned end to end on resized images.
 
-CIFAR10_VIT_SMALL = _tuned_cifar10("cifar10-vit-small", "vit_small_patch16_224", 224)
+CIFAR10_VIT_SMALL = fine_tuned_recipe("cifar10-vit-small", CIFAR10, 10, *_SMALL_VIT)
 
 
 # --------------------------------------------------------------------------------------------------
 # CIFAR-10: CrossViT-Tiny-240 from timm, pretrained on ImageNet, fine-tuned end to end on resized
 # images.
 
-CIFAR10_CROSSVIT = _tuned_cifar10("cifar10-crossvit", "crossvit_tiny_240", 240)
+CIFAR10_CROSSVIT = fine_tuned_recipe("cifar10-crossvit", CIFAR10, 10, *_TINY_CROSSVIT)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -233,11 +232,9 @@ CIFAR10_CROSSVIT = _tuned_cifar10("cifar10-crossvit", "crossvit_tiny_240", 240)
 # (2,776,948 parameters).
 
 
-load_cifar100 = partial(load_pixels, CIFAR100_TASK)
-CIFAR100_WRN = image_recipe(
-    name="cifar100-wrn",
-    title="CIFAR-100",
-    pixels=load_cifar100,
+CIFAR100_WRN = _source_recipe(
+    "cifar100-wrn",
+    CIFAR100_TASK,
     build=partial(wide_resnet, 100),
     image_shape=(32, 32, 3),
     num_classes=100,
@@ -249,22 +246,17 @@ CIFAR100_WRN = image_recipe(
 )
 
 
-_tuned_cifar100 = partial(
-    fine_tuned_recipe, title="CIFAR-100", pixels=load_cifar100, num_classes=100
-)
-
-
 # --------------------------------------------------------------------------------------------------
 # CIFAR-100: ViT-S/16 from timm, pretrained on ImageNet, fine-tuned end to end on resized images.
 
-CIFAR100_VIT = _tuned_cifar100("cifar100-vit", "vit_small_patch16_224", 224)
+CIFAR100_VIT = fine_tuned_recipe("cifar100-vit", CIFAR100_TASK, 100, *_SMALL_VIT)
 
 
 # --------------------------------------------------------------------------------------------------
 # CIFAR-100: CrossViT-Tiny-240 from timm, pretrained on ImageNet, fine-tuned end to end on resized
 # images.
 
-CIFAR100_CROSSVIT = _tuned_cifar100("cifar100-crossvit", "crossvit_tiny_240", 240)
+CIFAR100_CROSSVIT = fine_tuned_recipe("cifar100-crossvit", CIFAR100_TASK, 100, *_TINY_CROSSVIT)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -277,10 +269,9 @@ CIFAR100_CROSSVIT = _tuned_cifar100("cifar100-crossvit", "crossvit_tiny_240", 24
 OF_CIFAR10 = replace(CIFAR10_NORMALISATION, origin="published mean and deviation of CIFAR-10")
 
 
-SVHN_WRN = image_recipe(
-    name="svhn-wrn",
-    title="SVHN",
-    pixels=partial(load_pixels, SVHN),
+SVHN_WRN = _source_recipe(
+    "svhn-wrn",
+    SVHN,
     build=wide_resnet,
     image_shape=(32, 32, 3),
     num_classes=10,
@@ -296,10 +287,9 @@ SVHN_WRN = image_recipe(
 # that of five classes is taken.
 
 
-UTKFACE_RESNET20 = image_recipe(
-    name="utkface-resnet20",
-    title="UTKFace",
-    pixels=partial(load_pixels, UTKFACE),
+UTKFACE_RESNET20 = _source_recipe(
+    "utkface-resnet20",
+    UTKFACE,
     build=partial(resnet20, 5),
     image_shape=(32, 32, 3),
     num_classes=5,
@@ -316,17 +306,14 @@ def medical_recipe(name: str, source: Source, num_classes: int, channels: int = 
 
     With `validation_size` above 0 it gives the validation split of the data set.
     """
-    # The convention of MedMNIST's own experiments: the format's range goes to [-1, 1], and no data
-    # are read for it.
-    half = (0.5,) * channels
-    return image_recipe(
-        name=name,
-        title=source.name,
-        pixels=partial(load_pixels, source),
+    # This is the convention of MedMNIST's own experiments.
+    return _source_recipe(
+        name,
+        source,
         build=partial(mnist_cnn, num_classes, channels),
         image_shape=(28, 28, channels),
         num_classes=num_classes,
-        normalisation=Normalisation(half, half, origin="the range of the format"),
+        normalisation=_map_range(channels),
     )
 
 
@@ -421,8 +408,7 @@ def use_features(recipe: Recipe, settings: JoinedFeatures) -> Recipe:
 
 def feature_recipe(
     name: str,
-    title: str,
-    pixels: Callable[[str | None], Pixels],
+    source: Source,
     image_shape: tuple[int, int, int],
     num_classes: int,
     pool: int = 2,
@@ -431,41 +417,34 @@ def feature_recipe(
 
     Args:
         name: of the recipe.
-        title: of the data set.
-        pixels: reads its images.
+        source: of the images.
         image_shape: height, width, channels.
-        num_classes: of its labels.
+        num_classes: of their labels.
         pool: cells a side of the encoder's features.
     """
     height, width, channels = image_shape
-    half = (0.5,) * channels
-    base = image_recipe(
-        name=name,
-        title=title,
-        pixels=pixels,
+    base = _source_recipe(
+        name,
+        source,
         build=nn.Identity,
         image_shape=image_shape,
         num_classes=num_classes,
-        normalisation=Normalisation(half, half, origin="the range of the format"),
+        normalisation=_map_range(channels),
     )
     return use_features(base, image_features((channels, height, width), pool))
 
 
 MNIST_HEAD = replace(
-    feature_recipe("mnist", "MNIST", load_mnist, (28, 28, 1), 10),
+    feature_recipe("mnist", MNIST, (28, 28, 1), 10),
     reason="the default: whitening was level with dp-sgd on validation in half the epochs",
 )
 FASHION_MNIST_HEAD = replace(
-    feature_recipe("fashion-mnist", "Fashion-MNIST", load_fashion_mnist, (28, 28, 1), 10),
+    feature_recipe("fashion-mnist", FASHION_MNIST, (28, 28, 1), 10),
     reason="the default: whitening was ahead of dp-sgd on validation; docs/results.md",
 )
 CIFAR10_HEAD = replace(
-    feature_recipe("cifar10", "CIFAR-10", load_cifar10, (32, 32, 3), 10, pool=4),
+    feature_recipe("cifar10", CIFAR10, (32, 32, 3), 10, pool=4),
     reason=FASHION_MNIST_HEAD.reason,
 )
-PNEUMONIAMNIST_HEAD = feature_recipe(
-    "pneumoniamnist", PNEUMONIA.name, partial(load_pixels, PNEUMONIA), (28, 28, 1), 2
-)
-BREASTMNIST_HEAD = feature_recipe(
-    "breastmnist", BREAST.name, partial(load_pixels, BREAST), (28, 28, 1), 2
-)
+PNEUMONIAMNIST_HEAD = feature_recipe("pneumoniamnist", PNEUMONIA, (28, 28, 1), 2)
+BREASTMNIST_HEAD = feature_recipe("breastmnist", BREAST, (28, 28, 1), 2)
