@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import sys
@@ -192,11 +193,9 @@ def check_promise(card: Card, ledger: Verified, cost: Cost) -> None:
         ("number of releases", promise.get("releases"), card.releases),
         ("certified", promise.get("certified"), header.get("certified")),
     ]
-    statements += [
-        (name.replace("_", " "), promise[name], header[name])
-        for name in ("unit", "neighbouring_relation", "delta")
-        if name in header and name in promise
-    ]
+    for name in ("unit", "neighbouring_relation", "delta"):
+        if name in header and name in promise:
+            statements.append((name.replace("_", " "), promise[name], header[name]))
     # A federated card names no accountant.
     accounting = card.content.get("accounting")
     accountant = accounting.get("accountant") if isinstance(accounting, Mapping) else "pld"
@@ -305,7 +304,8 @@ def _statements_of_accountants(
     statements: list[Statement] = [("set of accountants", sorted(stated), ["pld", "rdp"])]
     for name in ("pld", "rdp"):
         if stated.get(name) is None:
-            continue  # it does not treat the event
+            # The accountant does not treat the event.
+            continue
         shown = cost(releases, card.delta, name)
         figure = float(stated[name])
         if not math.isclose(figure, shown, rel_tol=_GRID):
@@ -346,13 +346,11 @@ def explain_ledger(card: Card) -> dict[str, Any]:
 def agrees(stated: Any, expected: Any) -> bool:
     """Return whether two plain values are equal, fractions up to their last digits."""
     if isinstance(expected, Mapping):
-        if not isinstance(stated, Mapping) or {*stated} != {*expected}:
-            return False
-        return all(agrees(stated[key], expected[key]) for key in expected)
+        has_same_keys = isinstance(stated, Mapping) and {*stated} == {*expected}
+        return has_same_keys and all(agrees(stated[key], expected[key]) for key in expected)
     if isinstance(expected, list):
-        if not isinstance(stated, list) or len(stated) != len(expected):
-            return False
-        return all(map(agrees, stated, expected))
+        is_as_long = isinstance(stated, list) and len(stated) == len(expected)
+        return is_as_long and all(map(agrees, stated, expected))
     is_number = isinstance(stated, (int, float)) and not isinstance(stated, bool)
     if isinstance(expected, float) and is_number:
         is_finite = abs(stated) <= sys.float_info.max
@@ -564,10 +562,11 @@ def _describe_cost(path: Path, ledger: Verified, delta: float) -> dict[str, Any]
 def doubt_of(ledger: Verified) -> str:
     """Return what the ledger says against the guarantee, "" if nothing."""
     header = ledger.header
-    if header.get("rng") not in ("secure", None):
+    generator = header.get("rng")
+    if generator not in ("secure", None):
         return "NOT PRIVATE: the noise repeats from a seed"
     if header.get("certified") is True:
-        if header.get("rng") == "secure":
+        if generator == "secure":
             return ""
         return "UNCERTIFIED: the ledger does not say where its noise came from"
     if any(release["noise_multiplier"] == 0 for release in ledger.releases):
@@ -696,20 +695,18 @@ def _find_ledgers(path: Path) -> list[Path]:
         return [path]
     if (path / "ledger.jsonl").is_file():
         return [path / "ledger.jsonl"]
-    found = sorted(path.glob("*/ledger.jsonl"))
-    if not found:
+    files = sorted(path.glob("*/ledger.jsonl"))
+    if not files:
         raise TotalError(f"{path} is no ledger and holds none; name run folders or ledger files")
-    return found
+    return files
 
 
 def _check_copies(ledgers: dict[Path, Verified]) -> None:
     """Refuse a ledger whose whole history is in another one; copies that went apart both count."""
-    known = list(ledgers.items())
-    for file, ledger in known:
-        for other, longer in known:
-            is_same_run = other != file and ledger.id == longer.id
-            if is_same_run and longer.contains(len(ledger.releases), ledger.heads[-1]):
-                raise TotalError(f"{file} is a copy of {other}; leave it out")
+    for (file, ledger), (other, longer) in itertools.permutations(ledgers.items(), 2):
+        whole = len(ledger.releases), ledger.heads[-1]
+        if ledger.id == longer.id and longer.contains(*whole):
+            raise TotalError(f"{file} is a copy of {other}; leave it out")
 
 
 def _common_delta(ledgers: dict[Path, Verified]) -> float:
@@ -734,8 +731,8 @@ def _cost(file: Path, ledger: Verified, delta: float) -> LedgerCost:
 
 
 def _check_same(rows: Sequence[LedgerCost]) -> None:
+    first = rows[0]
     for row in rows[1:]:
-        first = rows[0]
         pairs = [(first.neighbouring_relation, row.neighbouring_relation)]
         if _UNKNOWN not in (first.unit, row.unit):
             pairs.append((first.unit, row.unit))
@@ -749,22 +746,23 @@ def _check_same(rows: Sequence[LedgerCost]) -> None:
 
 def describe_total(total: Total) -> dict[str, Any]:
     """Return a total as plain values that JSON can hold."""
-    runs = [
-        {
+    first = total.rows[0]
+    runs = []
+    for row in total.rows:
+        run = {
             "ledger": str(row.path),
             "plan": row.ledger.header["plan_hash"],
             "releases": len(row.ledger.releases),
             "epsilon": json_number(row.epsilon),
             "certified": not row.doubt,
         }
-        for row in total.rows
-    ]
+        runs.append(run)
     return {
         "epsilon": json_number(total.epsilon),
         "delta": total.delta,
         "certified": not total.doubts,
-        "unit": total.rows[0].unit,
-        "neighbouring_relation": total.rows[0].neighbouring_relation,
+        "unit": first.unit,
+        "neighbouring_relation": first.neighbouring_relation,
         "runs": runs,
     }
 
