@@ -181,20 +181,18 @@ def make_postprocess(config: RunConfig) -> tuple[PostProcess, ...]:
 
 
 def _make_filter(config: RunConfig) -> PostProcess:
-    kappa, momentum_allowed = config.filter_kappa, config.filter_momentum
-    if config.filter == "disk":
-        return DiSK(kappa, config.disk_gamma, momentum_allowed=momentum_allowed)
-    if config.filter == "disk-look-ahead":
-        return DiSK(kappa, mode="look_ahead", momentum_allowed=momentum_allowed)
-    if config.filter == "storm":
-        return DiSK(kappa, mode="storm", momentum_allowed=momentum_allowed)
-    if config.filter == "ema":
-        return EMA(kappa, momentum_allowed=momentum_allowed)
-    if config.filter == "doppler":
-        return LowPass.butterworth(2, config.doppler_cutoff, momentum_allowed)
-    if config.filter == "doppler-first-order":
-        return LowPass.first_order(kappa, momentum_allowed)
-    return LowPass.chebyshev(momentum_allowed)
+    kappa = config.filter_kappa
+    momentum: dict[str, Any] = {"momentum_allowed": config.filter_momentum}
+    filters: dict[str, Callable[[], PostProcess]] = {
+        "disk": lambda: DiSK(kappa, config.disk_gamma, **momentum),
+        "disk-look-ahead": lambda: DiSK(kappa, mode="look_ahead", **momentum),
+        "storm": lambda: DiSK(kappa, mode="storm", **momentum),
+        "ema": lambda: EMA(kappa, **momentum),
+        "doppler": lambda: LowPass.butterworth(2, config.doppler_cutoff, **momentum),
+        "doppler-first-order": lambda: LowPass.first_order(kappa, **momentum),
+        "doppler-chebyshev": lambda: LowPass.chebyshev(**momentum),
+    }
+    return filters[config.filter]()
 
 
 def _main_probe(

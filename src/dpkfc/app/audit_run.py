@@ -237,7 +237,6 @@ def audit(
     *,
     canaries: int = 1000,
     runs: int = RUNS,
-    weights: Path | None = None,
     console: Console | None = None,
 ) -> Verdict:
     """Audit the training that settings describe.
@@ -247,16 +246,15 @@ def audit(
         kinds: of `KINDS`.
         canaries: of the one-run audit.
         runs: releases for each dataset of the neighbouring-dataset distinguishing test.
-        weights: of the trained model, for membership inference.
         console: where progress is drawn; None draws nothing.
 
     Raises:
-        ConfigError: an unknown kind, or membership inference without a trained model.
+        ConfigError: an unknown kind, or membership inference, which needs a trained model.
         DatasetError: missing or damaged data.
     """
-    _check_kinds(kinds, runs, weights)
+    _check_kinds(kinds, runs, None)
     prepared = prepare(replace(config, test_mode=False))
-    return _run_audits(prepared, kinds, canaries, runs, weights, console)
+    return _run_audits(prepared, kinds, canaries, runs, None, console)
 
 
 def _check_kinds(kinds: Sequence[str], runs: int, weights: Path | None) -> None:
@@ -338,14 +336,11 @@ def _audit_release(folder: RunFolder, kinds: Sequence[str]) -> Verdict:
             f"{folder.path} has no settings, so only ledger, card and weights are audited: leave"
             " out --kind"
         )
-    problem, measured = "", "cannot be trusted"
+    problem = card_problem = ""
+    measured = "cannot be trusted"
     try:
         measured = f"{len(verify_history(folder.ledger).releases):,} releases"
-        card_problem = ""
-        try:
-            card_problem = _find_release_problem(verify_ledger(folder.ledger))
-        except CardError as error:
-            card_problem = str(error)
+        card_problem = _find_release_problem(folder.ledger)
     except (LedgerError, CardError, CheckpointError) as error:
         problem = card_problem = str(error)
     ledger = Finding(
@@ -366,8 +361,15 @@ def _audit_release(folder: RunFolder, kinds: Sequence[str]) -> Verdict:
     return _write_verdict(folder, verdict)
 
 
-def _find_release_problem(facts: Mapping[str, Any]) -> str:
-    """Return what could not be compared although a release must have it, or nothing."""
+def _find_release_problem(ledger: Path) -> str:
+    """Return what contradicts a ledger, or could not be compared although a release must have it.
+
+    An empty text says that nothing is wrong.
+    """
+    try:
+        facts = verify_ledger(ledger)
+    except CardError as error:
+        return str(error)
     for name in ("weights", "pages of the card"):
         if str(facts.get(name)).startswith("not compared"):
             return f"{name} {facts[name]}"
@@ -386,9 +388,8 @@ def _write_verdict(folder: RunFolder, verdict: Verdict) -> Verdict:
     try:
         card = json.loads(folder.card.read_text("utf-8"))
         before = card.get("audit", {})
-        section = {
-            name: before[name] for name in ("step", "one_run", "membership") if name in before
-        }
+        names = ("step", "one_run", "membership")
+        section = {name: before[name] for name in names if name in before}
         section |= described
         section["passed"] = not failed_checks(section)
         card["audit"] = section

@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
@@ -205,8 +205,7 @@ def card(
         "data_subjects": data_subjects,
         "contact": contact,
     }
-    stated = {name: x for name, x in given.items() if x is not None}
-    text = fill_card(run, stated)
+    text = fill_card(run, {name: value for name, value in given.items() if value is not None})
     _print_line(open_console(), text.partition("\n# Annex\n")[0])
 
 
@@ -221,17 +220,17 @@ def fill_card(run: Path, given: Mapping[str, str]) -> str:
         CardError: there is no card, or it disagrees with ledger or weights.
         ValueError: a value that a card cannot show.
     """
-    found = read_card(run / LEDGER)
-    if found is None:
+    card = read_card(run / LEDGER)
+    if card is None:
         raise CardError(f"{run} holds no {CARD}; call write_card(folder), or end the run first")
     verify_ledger(run / LEDGER, pages=False)
     try:
-        content = _fill_content(found, given)
+        content = _fill_content(card, given)
         text = to_markdown(content)
         stored = json.loads(json.dumps(content))
         page = (run / CARD).with_suffix(".md")
         is_current = page.is_file() and page.read_text("utf-8") == text
-        if stored != found.content or not is_current:
+        if stored != card.content or not is_current:
             write_card_files(run, content)
     except (AttributeError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
@@ -239,13 +238,13 @@ def fill_card(run: Path, given: Mapping[str, str]) -> str:
     return text
 
 
-def _fill_content(found: Card, given: Mapping[str, str]) -> dict[str, Any]:
+def _fill_content(card: Card, given: Mapping[str, str]) -> dict[str, Any]:
     """Return a card with fields filled in, and the sections of this version."""
-    content: dict[str, Any] = dict(found.content)
+    content: dict[str, Any] = dict(card.content)
     known = content.get("declared") or {}
     declared = Declared(**{**known, **given})
     if content.get("layout") != LAYOUT:
-        content = explain_ledger(found) | content
+        content = explain_ledger(card) | content
     return content | {"layout": LAYOUT, "declared": vars(declared)}
 
 
@@ -309,8 +308,14 @@ def tune(
     from dpkfc.app.tuning.tune import tune as run_tuning
 
     console = open_console()
-    own = {"data": data, "target": target, "schema": schema}
-    own |= {"text": text, "label_file": label_file, "task": task}
+    own = {
+        "data": data,
+        "target": target,
+        "schema": schema,
+        "text": text,
+        "label_file": label_file,
+        "task": task,
+    }
     settings: dict[str, Any] = {name: value for name, value in own.items() if value}
     recipe = own_kind({**settings, "recipe": recipe}) or recipe
     folder = out or Path("runs") / f"tune-{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -363,13 +368,15 @@ def _parse_settings(pairs: list[str]) -> dict[str, Any]:
 
 
 def _parse_value(text: str) -> Any:
-    if text.lower() in {"true", "false"}:
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
+    known = {"true": True, "false": False}
+    return known.get(text.lower(), _parse_number(text, (int, float)))
+
+
+def _parse_number(text: str, kinds: Iterable[Callable[[str], Any]]) -> Any:
+    """Return the number of the first kind that fits a text, or the text."""
+    for kind in kinds:
+        with contextlib.suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
     return text
 
 
@@ -384,7 +391,7 @@ def _tuned_table(tuned: Any) -> Table:
     table = make_table("method", *numbers, "settings", right=numbers, title=title)
     for arm in tuned.arms:
         table.add_row(
-            f"{arm.label} (control)" if arm.control else arm.label,
+            arm.title,
             percent(arm.accuracy),
             str(arm.trials),
             str(arm.pruned),
@@ -396,6 +403,7 @@ def _tuned_table(tuned: Any) -> Table:
 # --------------------------------------------------------------------------------------------------
 
 _METAVARS = {"int": "INTEGER", "float": "NUMBER", "str": "TEXT"}
+_NUMBERS: dict[str, tuple[type, ...]] = {"int": (int, float), "float": (float,)}
 # What `--help` shows of the settings, by group; `--help-all` shows all of them by section.
 _SHORT_HELP = {
     "Data": {
@@ -465,9 +473,11 @@ def _add_settings(
         def run_command(*, help_all: bool, **arguments: Any) -> None:
             settings = {}
             for setting in fields:
-                text = arguments.pop(setting.name)
-                if text is not None:
-                    settings[setting.name] = _parse_flag(setting, text)
+                value = arguments.pop(setting.name)
+                if value is not None:
+                    # A text that is no number is left for `RunConfig` to name.
+                    kinds = _NUMBERS.get(str(setting.type), ())
+                    settings[setting.name] = _parse_number(value, kinds)
             command(**arguments, settings=settings)
 
         signature = inspect.signature(command, eval_str=True)
@@ -483,14 +493,6 @@ def _add_settings(
         return run_command
 
     return decorate
-
-
-def _parse_flag(setting: dataclasses.Field[Any], text: str | bool) -> Any:
-    """Return the value of a flag; a text that is not a number is left for `RunConfig` to name."""
-    for convert in {"int": (int, float), "float": (float,)}.get(str(setting.type), ()):
-        with contextlib.suppress(ValueError):
-            return convert(text)
-    return text
 
 
 def _flag(setting: dataclasses.Field[Any]) -> inspect.Parameter:
@@ -904,22 +906,23 @@ def evaluate_run(
     if data or label_file:
         folder = data or Path(trained.config.data)
         records = read_records(trained, folder, run, label_file)
-        found = evaluate_records(trained, records)
+        evaluation = evaluate_records(trained, records)
     else:
         split = trained.recipe.data(trained.config)
-        found = evaluate_examples(trained, split.test)
+        evaluation = evaluate_examples(trained, split.test)
     console = open_console()
-    judged = found.judged
+    judged = evaluation.judged
     named = trained.recipe.task.figures(judged.accuracy, judged.loss)
-    figures = ", ".join(f"{name} {_number(value)}" for name, value in named.items())
-    left_out = f"; {found.unlabelled:,} without a known target left out" if found.unlabelled else ""
-    console.print(f"{figures}, {found.examples:,} records{left_out}", highlight=False)
-    if found.classes:
+    figures = [f"{name} {_number(value)}" for name, value in named.items()]
+    line = f"{', '.join(figures)}, {evaluation.examples:,} records"
+    if evaluation.unlabelled:
+        line += f"; {evaluation.unlabelled:,} without a known target left out"
+    console.print(line, highlight=False)
+    if evaluation.classes:
         numbers = ("records", "recall", "precision")
         table = make_table("class", *numbers, right=numbers)
-        for name, count, recall, precision in found.classes:
-            shares = _percent(recall), _percent(precision)
-            table.add_row(name, f"{count:,}", *shares)
+        for name, count, recall, precision in evaluation.classes:
+            table.add_row(name, f"{count:,}", _percent(recall), _percent(precision))
         console.print(table)
     if not public:
         console.print(

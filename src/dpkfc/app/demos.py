@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from dpkfc.app import plots
 from dpkfc.app.datasets import read_digits
 from dpkfc.app.models import linear_from_zero
+from dpkfc.app.recipes import cross_entropy, evaluate
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.settings import METHOD_LABELS
 from dpkfc.curvature.kfac import KFAC
@@ -71,20 +71,16 @@ def demo(chosen: dict[str, Any], out: str = "", console: Console | None = None) 
     from dpkfc.app.recipes.catalogue import run_config
     from dpkfc.app.train import run
 
-    folder = (
-        RunFolder.create(out)
-        if out
-        else RunFolder.fresh("runs", f"demo-{datetime.now():%Y%m%d-%H%M%S}")
-    )
+    folder = RunFolder.make(out, "demo")
     results: dict[str, Result] = {}
+    curves = []
     for method in COMPARED:
         run_folder = str(folder.path / method)
         settings = {"recipe": "digits", **chosen, "method": method, "out": run_folder}
-        results[method] = run(run_config(settings), console)
-        if results[method].interrupted:
+        result = run(run_config(settings), console)
+        results[method] = result
+        if result.interrupted:
             return Demo(folder=folder.path, results=results)
-    curves = []
-    for method, result in results.items():
         caption = f"digits: {result.curve.caption}"
         curves.append(replace(result.curve, label=METHOD_LABELS[method], caption=caption))
     title = "The same privacy budget, with and without the preconditioner"
@@ -262,11 +258,6 @@ def make_plan(
     return config.calibrate(epsilon, DELTA)
 
 
-def loss_fn(model: nn.Module, batch: Any) -> Tensor:
-    """Return the cross-entropy of each example."""
-    return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
-
-
 # -- the app ---------------------------------------------------------------------------------------
 
 
@@ -287,9 +278,7 @@ def _records(number: int, settings: Settings) -> Any:
 
 
 def _evaluate(model: nn.Module, settings: Settings) -> float:
-    x, y = _digits(settings).test
-    with torch.no_grad():
-        return float((model(x).argmax(1) == y).float().mean())
+    return evaluate(model, _digits(settings).test).accuracy
 
 
 def _finish(run: Run, settings: Settings, folder: Path) -> None:
@@ -333,7 +322,7 @@ APP = App(
     plan=_plan,
     # A linear head of 650 parameters.
     model=lambda settings: linear_from_zero(64, 10),
-    loss_fn=loss_fn,
+    loss_fn=cross_entropy,
     records=_records,
     defaults={
         "method": "dp-fedgd",
@@ -376,10 +365,7 @@ def federated_demo(
     """
     starts = {engine: _choose_engine(engine) for engine in engines}
     digits = divide_digits()
-    if out:
-        folder = RunFolder.create(out)
-    else:
-        folder = RunFolder.fresh("runs", f"demo-federated-{datetime.now():%Y%m%d-%H%M%S}")
+    folder = RunFolder.make(out, "demo-federated")
     caption = (
         f"scikit-learn's digits, {len(digits.partition)} clients, Dirichlet({ALPHA:g}) over labels"
     )

@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,17 @@ class RunFolder:
         except OSError as error:
             raise _unwritable(path, error) from None
         return cls(path)._writable()
+
+    @classmethod
+    def make(cls, path: str, name: str) -> RunFolder:
+        """Create a given folder, or else one below runs/ with a name and the time.
+
+        Raises:
+            RunFolderError: as `create` and `fresh`.
+        """
+        if path:
+            return cls.create(path)
+        return cls.fresh("runs", f"{name}-{datetime.now():%Y%m%d-%H%M%S}")
 
     @classmethod
     def fresh(cls, parent: str | os.PathLike[str], name: str) -> RunFolder:

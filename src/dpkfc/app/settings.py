@@ -876,44 +876,42 @@ def flatten(content: Settings, where: str) -> dict[str, Any]:
         ConfigError: an unknown key or section, with the nearest known one, or a key in the wrong
             section.
     """
+    for section, value in content.items():
+        is_known = section in SECTIONS or section in _EARLIER_SECTIONS
+        if isinstance(value, Mapping) and not is_known:
+            shown = f"[{section}]" if section.isprintable() else repr(section)
+            raise ConfigError(f"{where}: unknown section {shown}; {nearest(section, SECTIONS)}")
     settings: dict[str, Any] = {}
-    for key, value in content.items():
-        if not isinstance(value, Mapping):
-            _add(settings, _known_name(key, where), value, where)
-            continue
-        if key not in SECTIONS and key not in _EARLIER_SECTIONS:
-            shown = f"[{key}]" if key.isprintable() else repr(key)
-            raise ConfigError(f"{where}: unknown section {shown}; {nearest(key, SECTIONS)}")
-        for name, inner in value.items():
-            setting = _find_setting(key, name)
-            if setting is None:
-                raise _unknown_key(key, name, where)
-            _add(settings, setting.name, _plain_value(setting, inner), where)
+    for section, key, name, value in _list_values(content):
+        if not section:
+            _check_name(key, where)
+        elif not name:
+            raise _unknown_key(section, key, where)
+        if name in settings:
+            raise ConfigError(
+                f"{where}: {name} is given twice, in two sections or outside; leave one out"
+            )
+        settings[name] = value
     return settings
-
-
-def _add(settings: dict[str, Any], name: str, value: Any, where: str) -> None:
-    if name in settings:
-        raise ConfigError(
-            f"{where}: {name} is given twice, in two sections or outside; leave one out"
-        )
-    settings[name] = value
 
 
 def known_settings(content: Settings) -> dict[str, Any]:
     """Return the settings of a file by the names of their flags; keep keys that are not known."""
-    settings: dict[str, Any] = {}
-    for key, value in content.items():
+    return {name or key: value for _, key, name, value in _list_values(content)}
+
+
+def _list_values(content: Settings) -> Iterator[tuple[str, str, str, Any]]:
+    """Yield section, key, setting ("" where the key is not known) and value of a parsed file."""
+    for section, value in content.items():
         if not isinstance(value, Mapping):
-            settings[key] = value
+            yield "", section, section, value
             continue
-        for name, inner in value.items():
-            setting = _find_setting(key, name)
+        for key, inner in value.items():
+            setting = _find_setting(section, key)
             if setting is None:
-                settings[name] = inner
+                yield section, key, "", inner
             else:
-                settings[setting.name] = _plain_value(setting, inner)
-    return settings
+                yield section, key, setting.name, _plain_value(setting, inner)
 
 
 def _find_setting(section: str, key: str) -> dataclasses.Field[Any] | None:
@@ -935,10 +933,9 @@ def _plain_value(setting: dataclasses.Field[Any], value: Any) -> Any:
     return value
 
 
-def _known_name(name: str, where: str) -> str:
+def _check_name(name: str, where: str) -> None:
     if name not in _FIELDS:
         raise ConfigError(f"{where}: unknown key {name!r}; {nearest(name, _FIELDS)}")
-    return name
 
 
 def _unknown_key(section: str, key: str, where: str) -> ConfigError:
@@ -1079,38 +1076,34 @@ def layer_settings(defaults: Settings, chosen: Settings, where: str = "recipe") 
     Raises:
         ConfigError: as `flatten` and `RunConfig`.
     """
-    per_method = defaults.get("method")
-    if isinstance(per_method, Mapping):
-        common = flatten({key: value for key, value in defaults.items() if key != "method"}, where)
-    else:
-        common, per_method = flatten(defaults, where), {}
+    common = dict(defaults)
+    per_method = {}
+    if isinstance(common.get("method"), Mapping):
+        per_method = common.pop("method")
+    common = flatten(common, where)
+    for key in chosen:
+        _check_name(key, "settings")
     name = chosen.get("method", common.get("method", RunConfig.method))
-    method = METHODS.get(name) if isinstance(name, str) else None
-    lender = name if method is None or name in per_method else method.like
-    table = dict(per_method.get(lender, {})) if isinstance(lender, str) else {}
+    if not isinstance(name, str) or name not in METHODS:
+        # `RunConfig` names a wrong method.
+        return RunConfig(method=name)
+    method = METHODS[name]
+    lender = name if name in per_method else method.like
+    table = dict(per_method.get(lender, {}))
     by_optimizer = {key: table.pop(key) for key in OPTIMIZERS if key in table}
     of_method = flatten(table, f"{where} [method.{lender}]")
-
-    settings = {**common, **of_method}
-    before_preset = dict(settings)
-    if method is not None:
-        for key, value in method.settings.items():
-            # A table of the very method wins over its preset, a borrowed table does not.
-            if lender != name or key not in of_method:
-                settings[key] = value
+    borrowed = {**common, **of_method}
+    settings = {**borrowed, **method.settings}
+    if lender == name:
+        # A table of the very method wins over its preset, a borrowed table does not.
+        borrowed = {}
+        settings |= of_method
     optimizer = chosen.get("optimizer") or settings.get("optimizer") or "adam"
     if isinstance(optimizer, str) and optimizer in by_optimizer:
         settings |= flatten(by_optimizer[optimizer], f"{where} [method.{lender}.{optimizer}]")
-    for key, value in chosen.items():
-        settings[_known_name(key, "settings")] = value
-
-    if "lr" not in chosen and method is not None:
-        is_borrowed = lender == method.like != name
-        rate = _borrowed_rate(
-            method, optimizer, settings, before_preset, of_method, by_optimizer, is_borrowed
-        )
-        if rate is not None:
-            settings["lr"] = rate
+    settings |= chosen
+    if "lr" not in chosen:
+        settings |= _borrow_rate(method, optimizer, settings, borrowed, of_method, by_optimizer)
     return RunConfig(**settings)
 
 
@@ -1122,27 +1115,26 @@ def layer_settings(defaults: Settings, chosen: Settings, where: str = "recipe") 
 _DIGITS = 4
 
 
-def _borrowed_rate(
+def _borrow_rate(
     method: Method,
     optimizer: Any,
     settings: Settings,
-    before_preset: Settings,
+    borrowed: Settings,
     of_method: Settings,
     by_optimizer: Settings,
-    is_borrowed: bool,
-) -> float | None:
-    """Return the learning rate that follows from another method's, None where none does."""
-    borrowed = before_preset.get("lr") if is_borrowed else None
-    adam = borrowed if method.like == "dp-adam" else None
+) -> dict[str, float]:
+    """Return the learning rate that follows from another method's, {} where none does."""
+    rate = borrowed.get("lr")
+    adam = rate if method.like == "dp-adam" else None
     if "lr" not in of_method and isinstance(by_optimizer.get("adam"), Mapping):
         adam = by_optimizer["adam"].get("lr")
     # `RunConfig` names a wrong value.
     with contextlib.suppress(TypeError, ValueError, ArithmeticError):
-        if borrowed and method.without_momentum and optimizer == "sgd":
-            return rate_without_momentum(before_preset, settings)
+        if rate and method.without_momentum and optimizer == "sgd":
+            return {"lr": rate_without_momentum(borrowed, settings)}
         if adam and optimizer == "adam-bc" and optimizer not in by_optimizer:
-            return rate_of_adam_bc(adam, settings)
-    return None
+            return {"lr": rate_of_adam_bc(adam, settings)}
+    return {}
 
 
 def rate_without_momentum(lender: Settings, settings: Settings) -> float:

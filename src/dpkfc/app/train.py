@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -83,9 +82,7 @@ def pretrain(config: RunConfig, model: nn.Module, input_shape: tuple[int, ...]) 
         ConfigError: no labels, labels outside the head, or a model without a linear head.
     """
     path = Path(config.public_data)
-    inputs, labels = read_public_data(path, input_shape)
-    if labels is None:
-        raise ConfigError(f"public_data {path} has no `labels`; pre-training needs them")
+    inputs, labels = _read_labelled(path, input_shape, "public_data", "pre-training")
     head = _head_of(model)
     labels = labels.long()
     least, most = int(labels.min()), int(labels.max())
@@ -106,6 +103,22 @@ def pretrain(config: RunConfig, model: nn.Module, input_shape: tuple[int, ...]) 
     )
 
 
+def _read_labelled(
+    path: Path, input_shape: tuple[int, ...], setting: str, purpose: str
+) -> tuple[Tensor, Tensor]:
+    """Return public inputs, fractions as float32, and their labels.
+
+    Raises:
+        ConfigError: the file has no labels.
+    """
+    inputs, labels = read_public_data(path, input_shape, setting)
+    if labels is None:
+        raise ConfigError(f"{setting} {path} has no `labels`; {purpose} needs them")
+    if inputs.is_floating_point():
+        inputs = inputs.float()
+    return inputs, labels
+
+
 def _head_of(model: nn.Module) -> nn.Linear:
     heads = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not heads:
@@ -116,8 +129,6 @@ def _head_of(model: nn.Module) -> nn.Linear:
 def _fit(config: RunConfig, model: nn.Module, inputs: Tensor, labels: Tensor) -> float:
     """Train on public examples and return the accuracy on them."""
     device = next(model.parameters()).device
-    if inputs.is_floating_point():
-        inputs = inputs.float()
     inputs, labels = inputs.to(device), labels.to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=config.pretrain_lr, momentum=0.9)
     batches = -(-len(inputs) // _BATCH)
@@ -148,7 +159,7 @@ _SMOOTHING = 0.1
 
 
 class TrainingProgress:
-    """Step, ε spent so far, clipped fraction, examples per second and time left.
+    """Show step, ε spent so far, clipped fraction, examples per second and time left.
 
     The clipped fraction and the speed are computed from private batches: they are for the operator
     only. Use it in a `with`.
@@ -197,9 +208,8 @@ class TrainingProgress:
         """
         now = time.perf_counter()
         speed = batch_size / max(now - self._last, 1e-9)
-        self._speed = (
-            speed if self._speed is None else (1 - _SMOOTHING) * self._speed + _SMOOTHING * speed
-        )
+        before = speed if self._speed is None else self._speed
+        self._speed = (1 - _SMOOTHING) * before + _SMOOTHING * speed
         self._last = now
         self._progress.update(
             self._task,
@@ -234,37 +244,26 @@ class TrainingProgress:
 # Stopping a run between two steps on Ctrl-C or SIGTERM, so that no charged release is thrown away.
 
 
-@dataclass
-class StopRequest:
-    """Whether the run was asked to end.
-
-    Attributes:
-        requested: set by the first signal.
-    """
-
-    requested: bool = False
-
-
 @contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
-    """Note the first SIGINT or SIGTERM; let the second raise KeyboardInterrupt at once.
+def stop_on_signals() -> Iterator[list[int]]:
+    """Note the first SIGINT or SIGTERM in a list; let the second raise KeyboardInterrupt at once.
 
     Handlers are restored afterwards. Outside the main thread handlers cannot be set, and signals
     keep their meaning.
     """
-    request = StopRequest()
+    received: list[int] = []
 
-    def note(*_: object) -> None:
-        if request.requested:
+    def note(number: int, _: object) -> None:
+        if received:
             raise KeyboardInterrupt
-        request.requested = True
+        received.append(number)
 
     if threading.current_thread() is not threading.main_thread():
-        yield request
+        yield received
         return
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield request
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -499,13 +498,8 @@ def _make_stopping(
         return None
     if config.stops_privately:
         return _make_private_stopping(config, recipe, data)
-    input_shape = recipe.input_shape
     path = Path(config.public_validation)
-    inputs, labels = read_public_data(path, input_shape, "public_validation")
-    if labels is None:
-        raise ConfigError(f"public_validation {path} has no `labels`; an early end needs them")
-    if inputs.is_floating_point():
-        inputs = inputs.float()
+    inputs, labels = _read_labelled(path, recipe.input_shape, "public_validation", "an early end")
     device = torch.device(config.device)
     # Numbers stay numbers, and classes become whole ones.
     labels = labels.to(device, data.train[1].dtype)
@@ -559,7 +553,9 @@ def run(
         check_same_settings(config, ranks)
         if is_started(config, ranks):
             return _continue(config.out, console, ranks, any_world_size)
-        folder = ranks.broadcast_from_rank0(lambda: _new_folder(config), "run folder")
+        name = f"{config.recipe}-{config.method}"
+        make_folder = partial(RunFolder.make, config.out, name)
+        folder = ranks.broadcast_from_rank0(make_folder, "run folder")
         try:
             data = None
             if config.structure == "auto":
@@ -625,13 +621,6 @@ def _check_budget(prepared: Prepared) -> None:
 
 def _find_budget(config: RunConfig) -> Budget | None:
     return Budget(config.budget) if config.budget else None
-
-
-def _new_folder(config: RunConfig) -> RunFolder:
-    if config.out:
-        return RunFolder.create(config.out)
-    name = f"{config.recipe}-{config.method}-{datetime.now():%Y%m%d-%H%M%S}"
-    return RunFolder.fresh("runs", name)
 
 
 def _new_metrics(config: RunConfig) -> Metrics:
@@ -822,9 +811,8 @@ class _Loop:
             # Before the first step: a run killed at any later step can then be continued, since
             # what it has spent cannot be had back. After the last step: the final weights are
             # evaluated again, whatever was written before the run died.
-            self.metrics.add(
-                self._evaluate(Row(step=done, epsilon=plan.curve.epsilon(done)), progress)
-            )
+            row = Row(step=done, epsilon=plan.curve.epsilon(done))
+            self.metrics.add(self._evaluate(row, progress))
             self._save()
         with stop_on_signals() as stop:
             try:
@@ -845,7 +833,7 @@ class _Loop:
                     if self.ranks.any(self._is_over(row)):
                         self._end_early(row)
                         return False
-                    if self.ranks.any(stop.requested or not self._should_go_on(row)):
+                    if self.ranks.any(bool(stop) or not self._should_go_on(row)):
                         self._save()
                         return True
             except KeyboardInterrupt:
