@@ -58,7 +58,8 @@ class Records:
 
     def labelled(self) -> Records:
         """Return the records with a known target. Each record is judged alone."""
-        return self.select(self.is_known.nonzero().squeeze(1).tolist())
+        (rows,) = self.is_known.nonzero(as_tuple=True)
+        return self.select(rows.tolist())
 
     def select(self, rows: Sequence[int]) -> Records:
         """Return some of the records."""
@@ -92,15 +93,13 @@ def split_records(records: Records, validation_size: int, seed: int, source: str
         keys = number_equal(records.contents)
     places = [_place(key, seed, b"test") for key in keys]
     is_test = np.array(places) < TEST_SHARE
-    is_validation = np.zeros(len(keys), bool)
-    if validation_size:
-        order = {}
-        for key, on_test in zip(keys, is_test, strict=True):
-            if not on_test:
-                order[key] = _place(key, seed, b"validation")
-        first = sorted(order, key=order.__getitem__)
-        chosen = set(first[:validation_size])
-        is_validation = np.array([key in chosen for key in keys], bool)
+    order = {}
+    for key, on_test in zip(keys, is_test, strict=True):
+        if not on_test:
+            order[key] = _place(key, seed, b"validation")
+    first = sorted(order, key=order.__getitem__)
+    chosen = set(first[:validation_size])
+    is_validation = np.array([key in chosen for key in keys], bool)
     is_train = ~(is_test | is_validation)
     if not is_train.any() or not is_test.any():
         raise DatasetError(
@@ -152,7 +151,8 @@ def _unit_numbers(records: Records, rows: np.ndarray) -> Tensor | None:
         return None
     units = [records.units[row] for row in rows]
     # An array of texts would drop null characters at their ends.
-    number_of = {unit: number for number, unit in enumerate(sorted(set(units)))}
+    distinct = sorted(set(units))
+    number_of = {unit: number for number, unit in enumerate(distinct)}
     return torch.tensor([number_of[unit] for unit in units])
 
 

@@ -11,7 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -188,7 +188,8 @@ def _read_delimited(
         cell = header.index(name)
         values = [None if row is None else row[cell] for row in rows]
         columns[name] = pa.array(values, pa.string())
-    return pa.table(columns), {("unreadable", "rows"): rows.count(None) / max(1, len(rows))}
+    unreadable = rows.count(None) / max(1, len(rows))
+    return pa.table(columns), {("unreadable", "rows"): unreadable}
 
 
 def _read_row(
@@ -205,7 +206,8 @@ def _read_row(
     except csv.Error:
         return None, 1
     # Programs end rows with empty cells that the header lacks.
-    if len(row) < cells or any(row[cells:]) or not is_unicode("".join(row)):
+    further = any(row[cells:])
+    if len(row) < cells or further or not is_unicode("".join(row)):
         return None, 1
     return row, reader.line_num
 
@@ -226,36 +228,37 @@ def encode_table(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
     for wanted in (schema.target, schema.unit):
         if wanted and (with_target or wanted in kinds):
             names.append(wanted)
-    table, unreadable = read_table(path, names, schema.delimiter)
+    table, figures = read_table(path, names, schema.delimiter)
     if not table.num_rows:
         raise DatasetError(f"{path}: has a header and no rows; give a file with records")
-    figures = {}
+    shares = {}
     parts = []
     for name, column in schema.features.items():
         decimal = schema.decimal if column.kind == "number" else "."
         encoded = column.encode(column_texts(path, table, name, decimal))
         parts.append(encoded.features)
-        figures["missing", name] = encoded.missing
+        shares["missing", name] = encoded.missing
         if column.kind == "number":
-            figures["outside of bounds", name] = encoded.odd
+            shares["outside of bounds", name] = encoded.odd
         elif column.categories:
-            figures["of no known category", name] = encoded.odd
+            shares["of no known category", name] = encoded.odd
     inputs = np.concatenate(parts, axis=1)
+    labels = np.full(table.num_rows, UNKNOWN, np.int64)
     if schema.target in table.column_names:
         decimal = schema.decimal if schema.target_bounds else "."
         targets = column_texts(path, table, schema.target, decimal)
-        labels, shares = target_of(schema).encode(targets)
-        figures |= shares
-    else:
-        labels = np.full(table.num_rows, UNKNOWN, np.int64)
+        labels, of_target = target_of(schema).encode(targets)
+        shares |= of_target
+    private = schema.private_columns
+    public = inputs.copy()
+    public[:, list(private.values())] = 0.0
     contents = []
-    public = _blank_private_columns(inputs, schema)
     for row, label in zip(public, labels.tolist(), strict=True):
         contents.append(row.tobytes() + str(label).encode())
-    for name in schema.private_columns:
+    for name in private:
         # A split must not change when bounds are found.
         for row_number, text in enumerate(column_texts(path, table, name)):
-            contents[row_number] += b"|" + (text or "").encode("utf-8", "surrogatepass")
+            contents[row_number] += b"|" + _encode(text or "")
     units: list[str] = []
     if schema.unit in table.column_names:
         people = column_texts(path, table, schema.unit)
@@ -266,18 +269,12 @@ def encode_table(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
         names=[str(row) for row in range(1, len(labels) + 1)],
         contents=contents,
         units=units,
-        figures={**figures, **unreadable},
+        figures={**shares, **figures},
     )
 
 
-def _blank_private_columns(inputs: np.ndarray, schema: Schema) -> np.ndarray:
-    """Return the features with zeros where bounds are not stated by the user."""
-    places = list(schema.private_columns.values())
-    if not places:
-        return inputs
-    public = inputs.copy()
-    public[:, places] = 0.0
-    return public
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def column_texts(path: Path, table: pa.Table, name: str, decimal: str = ".") -> list[str | None]:
@@ -295,9 +292,10 @@ def column_texts(path: Path, table: pa.Table, name: str, decimal: str = ".") -> 
     column = table.column(name)
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
+    # The type decides, and no value.
+    empty = column.slice(0, 0)
     try:
-        # The type decides, and no value.
-        column.slice(0, 0).cast(pa.string())
+        empty.cast(pa.string())
     except pa.ArrowException:
         raise DatasetError(
             f"{path}: column {name!r} has the type {column.type}, which is no text or number; set"
@@ -313,11 +311,12 @@ def column_texts(path: Path, table: pa.Table, name: str, decimal: str = ".") -> 
 
 
 def _text_at(column: pa.ChunkedArray, row: int) -> str | None:
+    value = column.slice(row, 1)
     try:
-        text: str | None = column.slice(row, 1).cast(pa.string())[0].as_py()
+        (text,) = value.cast(pa.string()).to_pylist()
     except (pa.ArrowException, ValueError):
         return None
-    return text
+    return cast("str | None", text)
 
 
 def unit_names(
@@ -331,11 +330,14 @@ def unit_names(
     unknown = {canonical(text) for text in ("", *missing)}
     people = [canonical(value or "") for value in values]
     pairs = zip(people, contents, strict=True)
-    alone = number_equal([content for person, content in pairs if person in unknown])
-    digests = (hashlib.blake2b(key, digest_size=16).hexdigest() for key in alone)
+    alone = iter(number_equal([content for person, content in pairs if person in unknown]))
     names = []
     for person in people:
-        names.append(f"record {next(digests)}" if person in unknown else f"unit {person}")
+        name = f"unit {person}"
+        if person in unknown:
+            digest = hashlib.blake2b(next(alone), digest_size=16)
+            name = f"record {digest.hexdigest()}"
+        names.append(name)
     return names
 
 
@@ -386,15 +388,15 @@ def encode_folder(
     """
     people: list[str | None] = []
     figures: Figures = {}
+    numbers: list[float] = []
     if labels is not None:
         paths, numbers, people, figures = _read_labels(folder, schema, labels)
     else:
         paths = _find_images(folder)
         number_of = {name: number for number, name in enumerate(schema.classes)}
-        numbers = []
         for path in paths:
-            parts = path.relative_to(folder).parts
-            numbers.append(number_of.get(parts[0], UNKNOWN))
+            top, *_ = path.relative_to(folder).parts
+            numbers.append(number_of.get(top, UNKNOWN))
     unknown, _ = target_of(schema).encode([None])
     form = schema.images
     nothing = np.zeros((form.channels, form.size, form.size), np.float32)
@@ -410,25 +412,27 @@ def encode_folder(
         else:
             whole.append(row)
         images.append(pixels)
-        contents.append(pixels.tobytes() + str(numbers[row]).encode())
+        label = str(numbers[row])
+        contents.append(pixels.tobytes() + label.encode())
     if not (whole or with_broken):
         raise DatasetError(f"{folder}: holds no PNG or JPEG image that can be read; check --data")
+    broken = (len(paths) - len(whole)) / len(paths)
     records = Records(
         inputs=torch.from_numpy(np.stack(images)),
         labels=torch.tensor(numbers),
         names=[os.path.relpath(path, folder) for path in paths],
         contents=contents,
         units=unit_names(people, contents, schema) if people else (),
-        figures={**figures, ("broken", "files"): (len(paths) - len(whole)) / len(paths)},
+        figures={**figures, ("broken", "files"): broken},
     )
     return records if with_broken else records.select(whole)
 
 
 def _find_images(folder: Path) -> list[Path]:
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+    paths = [path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES]
     if not paths:
         raise DatasetError(f"{folder}: holds no PNG or JPEG file; check --data")
-    return paths
+    return sorted(paths)
 
 
 def _read_labels(
@@ -524,7 +528,7 @@ def encode_texts(path: Path, schema: Schema) -> Records:
         inputs = hashed_texts(texts, schema.text.buckets)
     contents = []
     for text, label in zip(texts, labels, strict=True):
-        contents.append(f"{label}\0{text}".encode("utf-8", "surrogatepass"))
+        contents.append(_encode(f"{label}\0{text}"))
     empty = sum(not text.strip() for text in texts)
     units: list[str] = []
     if schema.unit:

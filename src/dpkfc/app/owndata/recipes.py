@@ -36,7 +36,7 @@ from dpkfc.app.owndata.schema import (
     target_of,
     template,
 )
-from dpkfc.app.owndata.tasks import Task, judgement, load_task, task_examples
+from dpkfc.app.owndata.tasks import judgement, load_task, task_examples
 from dpkfc.app.recipes import Recipe
 from dpkfc.app.recipes.images import image_features, use_features
 from dpkfc.app.recipes.text import HashedZipf, ZipfWords
@@ -191,29 +191,37 @@ def _table_recipe(config: RunConfig) -> Recipe:
     schema = _need_schema(config)
     if not schema.features:
         raise ConfigError(f"{config.schema}: no column becomes a feature; add [columns.NAME]")
-    width = schema.width
-    outputs = target_of(schema).outputs
-
-    def probe(config: RunConfig) -> Probe:
-        return SchemaNoise(tuple(schema.features.items()))
-
     find_bounds = None
     if schema.is_open:
         _refuse_found_bounds(schema, config.schema)
         find_bounds = partial(_find_bounds, schema, path.name)
-    read = partial(encode_table, path, schema)
-    recipe = Recipe(
-        name=config.recipe,
-        title=path.name,
-        load=_loader(read, path),
-        build=partial(linear_from_zero, width, outputs),
-        input_shape=(width,),
-        num_classes=outputs,
+    return _linear_recipe(
+        config,
+        schema,
+        schema.width,
+        partial(encode_table, path, schema),
         constants=public_facts(schema, has_release=bool(config.bounds)),
-        probe=probe,
+        probe=lambda config: SchemaNoise(tuple(schema.features.items())),
         read=lambda other: encode_table(other, schema, with_target=False),
         private_bounds=len(schema.private_columns) if config.bounds else 0,
         find_bounds=find_bounds,
+    )
+
+
+def _linear_recipe(
+    config: RunConfig, schema: Schema, width: int, records: Callable[[], Records], **rest: Any
+) -> Recipe:
+    """Return a recipe of a linear model on features of a file; the rest is for `Recipe`."""
+    path = Path(config.data)
+    outputs = target_of(schema).outputs
+    recipe = Recipe(
+        name=config.recipe,
+        title=path.name,
+        load=_loader(records, path),
+        build=partial(linear_from_zero, width, outputs),
+        input_shape=(width,),
+        num_classes=outputs,
+        **rest,
     )
     return _with_schema(recipe, schema)
 
@@ -317,33 +325,29 @@ def small_cnn(channels: int, size: int, classes: int) -> nn.Sequential:
 
 
 def _text_recipe(config: RunConfig) -> Recipe:
-    path = Path(config.data)
     schema = _need_schema(config)
     if config.text:
         form = replace(schema.text, key=config.text)
         schema = replace(schema, text=form)
     width = text_width(schema)
-    outputs = target_of(schema).outputs
     encoder = schema.text.encoder
     weighted = encoder == "weighted-words"
+    features = f"{width:,} signed hashes of words"
+    if weighted:
+        features += ", weighted by Zipf"
     if encoder == "sentences":
         features = "vectors of all-MiniLM-L6-v2"
-    else:
-        features = f"{width:,} signed hashes of words{', weighted by Zipf' if weighted else ''}"
 
     def probe(config: RunConfig) -> Probe:
         if encoder == "sentences":
             return FeatureNoise(width, std=width**-0.5)
         return HashedZipf(width, ZipfWords(exponent=config.zipf_exponent), weighted)
 
-    read = partial(encode_texts, path, schema)
-    recipe = Recipe(
-        name=config.recipe,
-        title=path.name,
-        load=_loader(read, path),
-        build=partial(linear_from_zero, width, outputs),
-        input_shape=(width,),
-        num_classes=outputs,
+    return _linear_recipe(
+        config,
+        schema,
+        width,
+        partial(encode_texts, Path(config.data), schema),
         constants={
             **public_facts(schema),
             "features": (features, "published; nothing is fitted"),
@@ -351,7 +355,6 @@ def _text_recipe(config: RunConfig) -> Recipe:
         probe=probe,
         read=lambda other: encode_texts(other, schema),
     )
-    return _with_schema(recipe, schema)
 
 
 def _task_recipe(config: RunConfig) -> Recipe:
@@ -359,6 +362,7 @@ def _task_recipe(config: RunConfig) -> Recipe:
         raise ConfigError("recipe = 'own-task' is made by a function; give --task module:function")
     task = load_task(config.task)
     examples = task_examples(task, config.task)
+    probe = task.probe
     return Recipe(
         name=config.recipe,
         title=task.title or config.task,
@@ -366,7 +370,7 @@ def _task_recipe(config: RunConfig) -> Recipe:
         build=task.model,
         input_shape=tuple(examples.train[0].shape[1:]),
         num_classes=len(task.classes) or 1,
-        probe=_task_probe(task),
+        probe=None if probe is None else lambda config: probe,
         task=judgement(task),
         classes=task.classes,
         unit=task.unit,
@@ -375,17 +379,11 @@ def _task_recipe(config: RunConfig) -> Recipe:
     )
 
 
-def _task_probe(task: Task) -> Any:
-    probe = task.probe
-    return None if probe is None else lambda config: probe
-
-
-def _loader(read: Any, path: Path) -> Any:
+def _loader(read: Callable[[], Records], path: Path) -> Callable[[RunConfig], ExampleSet]:
     """Return what a recipe loads its examples with: read, encode, split."""
 
     def load(config: RunConfig) -> ExampleSet:
-        records: Records = read()
-        return split_records(records, config.validation_size, config.split_seed, path.name)
+        return split_records(read(), config.validation_size, config.split_seed, path.name)
 
     return load
 
@@ -463,12 +461,11 @@ def empty_schema(data: Path, target: str, text: str, label_file: Path | None) ->
     if kind == "own-text":
         check_file(data)
         return template({}, target, sections=_TEXT.format(key=text))
-    columns, delimiter = read_header(label_file or data)
+    table = label_file or data
+    columns, delimiter = read_header(table)
     if target not in columns:
         names = ", ".join(columns)[:60]
-        raise DatasetError(
-            f"{label_file or data}: has no column {target!r}; its header has {names}"
-        )
+        raise DatasetError(f"{table}: has no column {target!r}; its header has {names}")
     if kind == "own-images":
         return template({}, target, delimiter, _IMAGE_UNIT + _IMAGE_FORM)
     return template(columns, target, delimiter)
