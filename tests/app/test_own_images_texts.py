@@ -117,6 +117,21 @@ def test_a_folder_needs_classes(tmp_path: Path):
         recipe.data(run_config({"data": str(tmp_path)}))
 
 
+def test_classes_of_no_folder_are_refused_and_one_folder_is_enough(tmp_path: Path):
+    folder = write_images(tmp_path / "pets")
+    schema = tmp_path / "pets.toml"
+    chosen = {"data": str(folder), "schema": str(schema)}
+    for classes, fits in (('["Cat", "Dog"]', False), ('["Cat", "dog"]', True)):
+        schema.write_text(f"classes = {classes}\n", "utf-8")
+        config = run_config(chosen)
+        recipe = recipe_of(config)
+        if fits:
+            assert set(recipe.data(config).train[1].tolist()) == {UNKNOWN, 1}
+            continue
+        with pytest.raises(DatasetError, match="it holds cat, dog, and the schema lists Cat, Dog"):
+            recipe.data(config)
+
+
 def test_lines_of_text(tmp_path: Path):
     path, schema = write_texts(tmp_path / "notes.jsonl"), tmp_path / "notes.toml"
     schema.write_text(TEXT_SCHEMA, "utf-8")

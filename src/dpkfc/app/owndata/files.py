@@ -353,18 +353,35 @@ def folder_classes(folder: Path) -> tuple[str, ...]:
     Raises:
         DatasetError: fewer than two folders, or no folder at all.
     """
-    try:
-        folders = [path for path in folder.iterdir() if path.is_dir()]
-    except OSError as error:
-        raise unreadable_error(folder, error) from None
-    names = sorted(path.name for path in folders)
-    names = [name for name in names if not name.startswith(".")]
+    names = _folder_names(folder)
     if len(names) < 2:
         raise DatasetError(
             f"{folder}: holds {len(names)} folders; give one folder a class, or --label-file with"
             " a column of file names"
         )
     return tuple(names)
+
+
+def check_classes(folder: Path, classes: Sequence[str]) -> None:
+    """Refuse a folder without a folder of any class. Names of folders are public.
+
+    Raises:
+        DatasetError: naming the folders, the classes and the fix.
+    """
+    names = _folder_names(folder)
+    if not set(names).intersection(classes):
+        raise DatasetError(
+            f"{folder}: no folder is named as a class: it holds {shorten(names, 60) or 'none'}, and"
+            f" the schema lists {shorten(classes, 60)}; write classes as the folders are named"
+        )
+
+
+def _folder_names(folder: Path) -> list[str]:
+    try:
+        names = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    except OSError as error:
+        raise unreadable_error(folder, error) from None
+    return [name for name in names if not name.startswith(".")]
 
 
 def encode_folder(

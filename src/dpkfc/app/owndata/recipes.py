@@ -16,6 +16,7 @@ from dpkfc.app.owndata import TEST_SHARE, Records, split_records
 from dpkfc.app.owndata.files import (
     TABLE_SUFFIXES,
     TEXT_SUFFIXES,
+    check_classes,
     check_file,
     encode_folder,
     encode_table,
@@ -281,7 +282,12 @@ def _image_recipe(config: RunConfig) -> Recipe:
     shape = (form.channels, form.size, form.size)
     outputs = target_of(schema).outputs
     build: Callable[[], nn.Module] = partial(small_cnn, form.channels, form.size, outputs)
-    read = partial(encode_folder, folder, schema, labels)
+
+    def read() -> Records:
+        if labels is None:
+            check_classes(folder, schema.classes)
+        return encode_folder(folder, schema, labels)
+
     recipe = Recipe(
         name=config.recipe,
         title=folder.name,
