@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import sys
+import traceback
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Annotated, Any
@@ -63,9 +64,23 @@ def _describe_error(error: Exception) -> str:
     text = error.format_message() if hasattr(error, "format_message") else str(error)
     # The group and its base class both suggest a command.
     text = text.split("? Did you mean")[0] + "?" if text.count("Did you mean") > 1 else text
+    place = _find_own_line(error)
     if isinstance(error, _KNOWN_ERRORS) or hasattr(error, "exit_code"):
-        return text
-    return f"{type(error).__name__}: {text} (DPKFC_DEBUG=1 shows where)"
+        return f"{text} ({place})" if place else text
+    return f"{type(error).__name__}: {text} ({place or 'DPKFC_DEBUG=1 shows where'})"
+
+
+def _find_own_line(error: Exception) -> str:
+    """Return the last line of a user's own module that an error has passed, "" without one."""
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        package, _, _ = str(frame.f_globals.get("__name__")).partition(".")
+        file = Path(frame.f_code.co_filename)
+        is_installed = {"site-packages", "dist-packages"}.intersection(file.parts)
+        is_known = package in sys.stdlib_module_names or package.startswith("dpkfc")
+        if not (is_installed or is_known):
+            place = f"line {line} of {file.name}"
+    return place
 
 
 app = typer.Typer(

@@ -333,6 +333,18 @@ def units():
     from dataclasses import replace
     units = [row // 3 for row in range(150)]
     return replace(make(), unit="patient", units=units, max_records_per_unit=2)
+
+def no_model():
+    from dataclasses import replace
+    return replace(make(), model=lambda: torch.zeros(2).view(3))
+
+def no_loss():
+    from dataclasses import replace
+    return replace(make(), loss=lambda model, batch: model(batch[0].T).mean(1))
+
+def no_figure():
+    from dataclasses import replace
+    return replace(make(), metrics=lambda model, batch: {"share": batch[2]})
 """
 
 
@@ -439,6 +451,23 @@ def test_an_error_in_a_task_is_one_line(task: str, message: str):
     with pytest.raises(ConfigError, match=message) as caught:
         recipe_of(run_config({"task": task}))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("task_module")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_model", r"my_task:no_model: model raised RuntimeError: .* \(line 46 of my_task.py\)"),
+        ("no_loss", r"cannot be multiplied .* \(line 50 of my_task.py\)"),
+        ("no_figure", r"IndexError: .* \(line 54 of my_task.py\)"),
+    ],
+)
+def test_an_error_in_a_part_of_a_task_names_its_line(tmp_path: Path, name: str, message: str):
+    words = ["train", "--task", f"my_task:{name}", "--out", str(tmp_path / "run")]
+    for setting, value in QUICK.items():
+        words += [f"--{setting.replace('_', '-')}", str(value)]
+    code, text = _call(*words)
+    assert code == 2 and re.search(message, text), text
 
 
 @pytest.mark.parametrize(

@@ -467,8 +467,9 @@ def prepare(
     )
     # Refuse a schedule longer than the plan.
     learning_rate(config, 0, plan.steps)
+    model = recipe.model(config.seed)
     try:
-        model = recipe.model(config.seed).to(torch.device(config.device))
+        model = model.to(torch.device(config.device))
     except (RuntimeError, AssertionError) as error:
         reason = first_line(error)[:60]
         raise ConfigError(f"device {config.device!r} cannot be used ({reason}); try cpu") from None

@@ -37,7 +37,7 @@ from dpkfc.app.owndata.schema import (
     target_of,
     template,
 )
-from dpkfc.app.owndata.tasks import judgement, load_task, task_examples
+from dpkfc.app.owndata.tasks import judgement, load_task, make_model, task_examples
 from dpkfc.app.recipes import Recipe
 from dpkfc.app.recipes.images import image_features, use_features
 from dpkfc.app.recipes.text import HashedZipf, ZipfWords
@@ -373,7 +373,7 @@ def _task_recipe(config: RunConfig) -> Recipe:
         name=config.recipe,
         title=task.title or config.task,
         load=lambda config: examples,
-        build=task.model,
+        build=partial(make_model, task, config.task),
         input_shape=tuple(examples.train[0].shape[1:]),
         num_classes=len(task.classes) or 1,
         probe=None if probe is None else lambda config: probe,

@@ -96,11 +96,23 @@ def call_function(target: str) -> object:
     Raises:
         ConfigError: as `find_function`; any error of the function, in one line.
     """
-    function = find_function(target)
+    return _call(target, find_function(target))
+
+
+def make_model(task: Task, target: str) -> nn.Module:
+    """Return the model that a task makes.
+
+    Raises:
+        ConfigError: any error of the function that makes it, in one line.
+    """
+    return cast("nn.Module", _call(f"{target}: model", task.model))
+
+
+def _call(name: str, function: Callable[[], object]) -> object:
     try:
         return function()
     except Exception as error:
-        raise ConfigError(f"{_one_line(target, error)}; it is called without arguments") from error
+        raise ConfigError(f"{_one_line(name, error)}; it is called without arguments") from error
 
 
 def _one_line(target: str, error: Exception) -> str:
