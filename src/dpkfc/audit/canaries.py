@@ -238,8 +238,8 @@ def make_canaries(subject: Subject, layers: Sequence[Layer], metric: Metric) -> 
     else:
         # No batch takes examples of the second half.
         size = len(subject.dataset[-1])
-        half = size // 2
-        for number in range(half, size)[:9]:
+        second_half = range(size // 2, size)
+        for number in second_half[:9]:
             canaries.add(f"example {number}", subject.example(number))
     by_name = {layer.name: layer for layer in layers}
     _plant_gradients(canaries, subject, row, by_name, metric)
@@ -370,7 +370,8 @@ LOUDNESS = 1e3
 SNAPSHOTS = 3
 # Up to so many entries of the layer for each canary, all canaries are solved for together.
 MOST_ENTRIES = 16
-MOST_SOLVED, MOST_MATERIALISED = 5000, 50_000_000
+MOST_SOLVED = 5000
+MOST_MATERIALISED = 50_000_000
 
 
 class RunCanaries:
@@ -450,12 +451,18 @@ class PlantedCanaries(RunCanaries):
         outputs = torch.zeros(m, *output_shape)
         outputs[_planted_position(target, output_shape)] = u
         self.layer = target.display_name
-        self.listener = Listener(target, u.to(device), rows.to(device), plan.steps)
+        u = u.to(device)
+        rows = rows.to(device)
+        self.listener = Listener(target, u, rows, plan.steps)
         self._plan = plan
         # The signs of the factors change from step to step.
         self._factors = torch.from_numpy(coins.astype(np.float64))
-        ids = torch.arange(m)
-        plant = Plant(target.name, ids, inputs.to(device), outputs.to(device))
+        plant = Plant(
+            layer=target.name,
+            ids=torch.arange(m),
+            inputs=inputs.to(device),
+            outputs=outputs.to(device),
+        )
         self.loss = PlantedLoss(loss_fn, self._factors, [plant])
         self.dataset = _append_rows(dataset, m)
 
@@ -512,7 +519,8 @@ def _choose_layer(
             "use kind='mislabelled'"
         )
     if name is None:
-        name = max(layers, key=lambda key: layers[key].tensor("weight").numel())
+        sizes = {path: layer.tensor("weight").numel() for path, layer in layers.items()}
+        name = max(sizes, key=sizes.__getitem__)
     elif name not in layers:
         raise ValueError(
             f"no gradient can be planted in layer {name!r}: choose one of {', '.join(layers)}"
@@ -679,8 +687,13 @@ class Listener:
         if isinstance(self._overlaps, Tensor):
             overlaps = self._overlaps.double() / len(self._squared_norms)
             overlaps = overlaps / norms[:, None] / norms
-            measured = (products.cpu(), overlaps.cpu(), norms.cpu())
-            scores = _solve_counts(*measured, plan, self._observed)
+            scores = _solve_counts(
+                products.cpu(),
+                overlaps.cpu(),
+                norms.cpu(),
+                plan,
+                self._observed,
+            )
         return np.nan_to_num(scores)
 
 
