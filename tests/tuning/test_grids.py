@@ -51,7 +51,9 @@ def test_what_wins_on_the_validation_split_is_judged_seed_by_seed():
     )
 
 
-def test_of_several_tuning_seeds_the_mean_decides_and_all_have_to_have_run():
+def test_of_several_tuning_seeds_the_mean_decides_and_all_have_to_have_run(benchmark_module):
+    # The grid imports it when it is needed.
+    benchmark_module("common")
     grid = GRIDS["Grid"](
         recipe="digits",
         common={"steps": 4},
