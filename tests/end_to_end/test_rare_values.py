@@ -119,3 +119,45 @@ class Recurrent(nn.Module):
 @pytest.mark.parametrize("layer", [partial(OwnLSTM, batch_first=True), OwnCell])
 def test_recurrent_layers_with_a_forward_function_of_their_own(layer: Any) -> None:
     check_alone(lambda: Recurrent(layer(D, D)))
+
+
+# -- memory that the code of a model reaches -------------------------------------------------------
+
+LARGEST = [FAR]
+
+
+def largest_so_far(x: Tensor) -> float:
+    LARGEST[0] = max(LARGEST[0], x.abs().max().item())
+    return FAR / LARGEST[0]
+
+
+class ReachesAList(Net):
+    def __init__(self) -> None:
+        super().__init__(lambda h, x: h * largest_so_far(x))
+
+
+class ByMethod(ReachesAList):
+    largest = FAR
+
+    def forward(self, x: Tensor) -> Tensor:
+        ByMethod.largest = max(self.largest, x.abs().max().item())
+        return self.last(torch.tanh(self.first(x)) * (FAR / self.largest))
+
+
+class ByHook(ReachesAList):
+    def __init__(self) -> None:
+        super().__init__()
+        self.middle = lambda h, x: h
+        self.first.register_forward_hook(lambda module, args, y: y * largest_so_far(args[0]))
+
+
+class ByDefault(ReachesAList):
+    def forward(self, x: Tensor, largest: list[float] = [FAR]) -> Tensor:  # noqa: B006
+        largest[0] = max(largest[0], x.abs().max().item())
+        return self.last(torch.tanh(self.first(x)) * (FAR / largest[0]))
+
+
+@pytest.mark.parametrize("kind", [ReachesAList, ByMethod, ByHook, ByDefault])
+def test_memory_that_the_code_of_a_model_reaches(kind: type[nn.Module]) -> None:
+    check_alone(kind)
+    assert LARGEST == [FAR] and ByMethod.largest == FAR

@@ -849,16 +849,16 @@ def make_stateless(loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 @contextmanager
 def loss_state_restored(function: Any, model: nn.Module, name: str = "loss_fn") -> Iterator[None]:
-    """Undo after a call of a function what it changed outside of the model.
+    """Undo after a call of a function what it, and the code of the model, changed elsewhere.
 
     Args:
         function: a loss function or an augmentation.
-        model: the model that is trained.
+        model: the model that is trained. Its own attributes are restored elsewhere.
         name: of the function, for messages.
     """
-    own = set(paths_of(model))
-    reached = _Reached(own, name)
+    reached = Reached(model, name)
     reached.follow(function)
+    own = reached.own
     with ExitStack() as stack:
         stack.enter_context(_refuse_change(reached.restore))
         for module in reached.modules:
@@ -877,7 +877,7 @@ def identify_program(function: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Variable:
-    """A variable that a loss function reaches: a place in a dict, or the cell of a closure."""
+    """A variable that a loss reaches: in a dict or a class, or the cell of a closure."""
 
     name: str
     place: Any
@@ -891,23 +891,45 @@ class _Variable:
         return True
 
 
-class _Reached:
-    """All variables that a function reaches, as they are now.
+class Reached:
+    """All variables that a model and a function reach, as they are now.
 
     Args:
-        own: the modules of the model, which another guard watches.
+        model: the model, whose own attributes another guard watches.
         function: name of the function, for messages.
 
     Attributes:
-        modules: other modules that it reaches.
+        own: the modules of the model.
+        modules: other modules that are reached.
     """
 
-    def __init__(self, own: set[nn.Module], function: str) -> None:
+    def __init__(self, model: nn.Module, function: str = "the model") -> None:
+        self.own = set(paths_of(model))
         self.modules: list[nn.Module] = []
         self._function = function
         self._variables: list[_Variable] = []
-        self._seen = set(map(id, own))
+        self._seen = set(map(id, self.own))
         self._watched: set[int] = set()
+        for module in self.own:
+            self._follow_module(module)
+
+    def _follow_module(self, module: nn.Module) -> None:
+        """Note what the methods, hooks and class attributes of a module of the model reach."""
+        values = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+        if is_own_module(type(module).__module__):
+            values += vars(module).values()
+        for value in values:
+            self._note_callable(value, _LOSS_DEPTH)
+        for kind in type(module).__mro__:
+            if id(kind) in self._seen or not is_own_module(kind.__module__):
+                continue
+            self._seen.add(id(kind))
+            for name, value in vars(kind).items():
+                function = getattr(value, "__func__", getattr(value, "fget", value))
+                if isinstance(function, FunctionType):
+                    self.follow(function)
+                elif not name.startswith("__"):
+                    self._note(name, kind, _LOSS_DEPTH)
 
     def follow(self, x: Any, depth: int = _LOSS_DEPTH) -> None:
         """Note what a function, or a value, holds."""
@@ -1002,7 +1024,9 @@ class _Reached:
 
 
 def _read(place: Any, name: str) -> Any:
-    """Return the value of a variable in a dict or in the cell of a closure, or `_NOTHING`."""
+    """Return the value of a variable in a dict, a class or the cell of a closure, or `_NOTHING`."""
+    if isinstance(place, type):
+        place = vars(place)
     if not isinstance(place, CellType):
         return place.get(name, _NOTHING)
     try:
@@ -1018,6 +1042,8 @@ def _write(place: Any, name: str, value: Any) -> None:
         del place.cell_contents
     elif is_cell:
         place.cell_contents = value
+    elif isinstance(place, type):
+        setattr(place, name, value)
     elif value is _NOTHING:
         place.pop(name, None)
     else:
