@@ -34,7 +34,7 @@ from dpkfc.distributed import trainable_tensors
 from dpkfc.gradients.clipped_sum import ClippedSummer, batch_tracker
 from dpkfc.gradients.fallback import blocks_of_one
 from dpkfc.gradients.layers import Arguments, Calls, Keywords, Layer
-from dpkfc.gradients.state import evaluation_mode, restored_state
+from dpkfc.gradients.state import AttributeSnapshot, Reached, evaluation_mode, restored_state
 from dpkfc.gradients.tape import Tape, custom_function, depends_on, is_differentiable, tensors_of
 from dpkfc.memory import is_out_of_memory
 from dpkfc.tracking import (
@@ -243,6 +243,7 @@ class BatchRecording:
         gradients: the gradients of every example instead, where the batch was not proved.
         passes: how often a loss of the batch was differentiated.
         forwards: how often the script called the model.
+        memory: attributes of the model, and what its code reaches, before its first call.
         runs_single_examples: whether the recording itself runs the model, on single examples.
         modes: follow the script and take over its `loss.backward()`.
     """
@@ -275,6 +276,7 @@ class BatchRecording:
         self._model_calls: list[ModelCall] = []
         self._inputs: list[_Inputs] = []
         self._altered: Unknown | None = None
+        self.memory: tuple[AttributeSnapshot, Reached] | None = None
         self.runs_single_examples = False
         modes: list[Any] = []
         if self.size > 1:
@@ -348,14 +350,21 @@ class BatchRecording:
     def _run_singles(self, args: Arguments, kwargs: Keywords) -> list[list[Any]]:
         """Return the flattened outputs of the model for each example alone."""
         outputs = []
+        assert self.memory is not None
+        attributes, reached = self.memory
+        after = AttributeSnapshot(self.model)
         self.runs_single_examples = True
         try:
-            with restored_state(self.model):
-                for own_args, own_kwargs in self.examples(args, kwargs):
+            for own_args, own_kwargs in self.examples(args, kwargs):
+                attributes.undo()
+                reached.restore()
+                with restored_state(self.model):
                     output = self.model(*own_args, **own_kwargs)
-                    outputs.append(tree_leaves(output))
+                outputs.append(tree_leaves(output))
         finally:
             self.runs_single_examples = False
+            reached.restore()
+            after.undo()
         return outputs
 
     def _join(self, whole: Tensor, parts: list[Tensor]) -> tuple[Tensor, State]:

@@ -39,6 +39,7 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Arguments, Keywords
 from dpkfc.gradients.state import (
     AttributeSnapshot,
+    Reached,
     ReleasedWeights,
     check_finite,
     check_optimizer,
@@ -292,6 +293,7 @@ class PrivateStep:
         self._maybe_verify(args, kwargs, recording)
         # The script's loss may read the attributes until its step.
         self._attributes = self._attributes or AttributeSnapshot(self.model)
+        recording.memory = recording.memory or (self._attributes, Reached(self.model))
         self._guards.enter_context(restored_state(self.model))
 
     def _maybe_verify(self, args: Arguments, kwargs: Keywords, recording: BatchRecording) -> None:
