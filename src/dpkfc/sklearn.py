@@ -105,14 +105,7 @@ class _PrivateEstimator(BaseEstimator):
         if hasattr(X, "iloc"):
             # pandas cannot put all of its types of columns into one array of another type.
             X = X.astype(object)
-        rows = validate_data(
-            self,
-            X,
-            reset=reset,
-            dtype=None,
-            ensure_all_finite=False,
-            estimator=self,
-        )
+        rows = validate_data(self, X, reset=reset, dtype=None, ensure_all_finite=False)
         return parse_numbers(np.asarray(rows))
 
     def _set_scale(self, *, keep_zero: bool) -> None:

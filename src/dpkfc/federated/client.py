@@ -502,7 +502,11 @@ class Client:
             return self._sum(message)
         except Exception as error:
             self.last_error, self.failed = error, True
-            reason = _refusal_reason(error)
+            reason = messages.CLIENT_FAILED
+            if isinstance(error, _Refusal):
+                reason = str(error)
+            elif isinstance(error, BudgetExhausted):
+                reason = messages.SPENT
             return make_failure(self.number, message, self.local.contract, reason)
 
     def _answer(self, kind: str, number: int) -> Message:
@@ -828,12 +832,3 @@ class Client:
     def close(self) -> None:
         """Close the client's ledger."""
         self.ledger.close()
-
-
-def _refusal_reason(error: Exception) -> str:
-    """Return the constant that stands for an error in a message."""
-    if isinstance(error, BudgetExhausted):
-        return messages.SPENT
-    if isinstance(error, _Refusal):
-        return str(error)
-    return messages.CLIENT_FAILED

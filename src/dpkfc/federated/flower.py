@@ -773,31 +773,25 @@ def client_app(app: App, settings: Settings | None = None, *, folder: str = "") 
     client = _import_flwr("flwr.clientapp").ClientApp()
 
     def answer(message: Any, context: Any) -> Any:
-        record = _answer(app, message, context, settings=settings, default_folder=folder)
+        """Return the answer of this node's client; an error becomes the constant reason."""
+        number = -1
+        request: Message = {}
+        try:
+            node = context.node_config
+            number = int(node["partition-id"])
+            request = decode_record(message.content)
+            chosen = app.settings(settings, dict(context.run_config))
+            own_folder = str(node.get("folder", "")) or folder or _home_folder()
+            record = encode_record(Node(app, chosen, number, own_folder).answer(request))
+        except Exception as error:
+            logger.error(
+                "this client cannot answer (%s); has its node a partition-id?", type(error).__name__
+            )
+            record = encode_record(make_failure(number, request))
         return _import_flwr("flwr.app").Message(record, reply_to=message)
 
     client.train()(answer)
     return client
-
-
-def _answer(
-    app: App, message: Any, context: Any, *, settings: Settings | None, default_folder: str
-) -> Any:
-    """Return the answer of this node's client as a record; an error becomes the constant reason."""
-    number = -1
-    request: Message = {}
-    try:
-        node = context.node_config
-        number = int(node["partition-id"])
-        request = decode_record(message.content)
-        chosen = app.settings(settings, dict(context.run_config))
-        folder = str(node.get("folder", "")) or default_folder or _home_folder()
-        return encode_record(Node(app, chosen, number, folder).answer(request))
-    except Exception as error:
-        logger.error(
-            "this client cannot answer (%s); has its node a partition-id?", type(error).__name__
-        )
-        return encode_record(make_failure(number, request))
 
 
 def _home_folder() -> str:

@@ -329,7 +329,7 @@ class TooFewKeys(RuntimeError):
 
 @dataclass
 class KeyExchange:
-    """The keys of a round that is not charged yet, under secure aggregation.
+    """The cohort of a round that is not charged yet, and its keys under secure aggregation.
 
     A round without recovery requests no keys: all pairs of `cohort` mask with their channel keys.
 
@@ -338,6 +338,7 @@ class KeyExchange:
         sampled: clients that the round was sampled for.
         channels: the public channel key of each enrolled client of `sampled`.
         recovers: whether keys and shares are requested, so that the sum survives lost clients.
+        masked: whether there is secure aggregation.
         keys: the public mask key of each client that answered.
         sealed: what each client that answered sealed for each client of the cohort.
         failed: clients that refused.
@@ -347,7 +348,8 @@ class KeyExchange:
     number: int
     sampled: tuple[int, ...]
     channels: dict[int, bytes]
-    recovers: bool = True
+    recovers: bool
+    masked: bool
     keys: dict[int, bytes] = field(default_factory=dict)
     sealed: dict[int, dict[int, bytes]] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
@@ -395,11 +397,15 @@ class KeyExchange:
         return dict.fromkeys(self.channels, request)
 
     def select_cohort(self, needed: int) -> tuple[int, ...]:
-        """Return the clients that can mask a sum; none if fewer were sampled than a round needs.
+        """Return the clients of the round; under secure aggregation those that can mask a sum.
+
+        They are none if fewer were sampled than such a round needs.
 
         Raises:
             TooFewKeys: enough clients were sampled, and fewer than a round needs have keys.
         """
+        if not self.masked:
+            return self.sampled
         clients = self.masking_clients
         if len(clients) >= needed:
             return tuple(clients)
@@ -412,6 +418,8 @@ class KeyExchange:
 
     def round_fields(self, client: int) -> Message:
         """Return what a client needs to mask its sum: cohort, keys and sealed shares."""
+        if not self.masked:
+            return {}
         clients = self.masking_clients
         channels = {other: self.channels[other] for other in clients}
         fields: Message = {

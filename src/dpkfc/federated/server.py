@@ -121,7 +121,7 @@ class RoundCharge:
         return self._number
 
 
-@dataclass
+@dataclass(kw_only=True)
 class OpenRound:
     """PRIVATE: the round in progress. Only this object holds the messages of clients.
 
@@ -132,12 +132,12 @@ class OpenRound:
         started: time of `perf_counter`.
         control: norm of the control variate that was sent out.
         recovers: whether the sum survives lost clients, under secure aggregation.
+        keys: public mask key of each client.
+        rejected: number of invalid messages, by reason.
         sums: message of each client that answered.
         failed: clients that refused.
-        keys: public mask key of each client.
         shares: what each survivor revealed, by client of the cohort.
         survivors: clients whose messages count; None before they are fixed.
-        rejected: number of invalid messages, by reason.
     """
 
     number: int
@@ -145,13 +145,13 @@ class OpenRound:
     ticket: RoundCharge
     started: float
     control: float
-    recovers: bool = False
+    recovers: bool
+    keys: dict[int, bytes]
+    rejected: Counter[str]
     sums: dict[int, Tensors] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
-    keys: dict[int, bytes] = field(default_factory=dict)
     shares: dict[int, dict[int, bytes]] = field(default_factory=dict)
     survivors: tuple[int, ...] | None = None
-    rejected: Counter[str] = field(default_factory=Counter)
 
     def find_problem(self, message: Received, enrolled: Collection[int]) -> str | None:
         """Return why a valid message does not count in this round; None if it counts."""
@@ -381,33 +381,32 @@ class Server(PartyModel):
         """
         self._check_ready()
         number = self.next_round
-        exchange = self._exchange
-        if self._config.privacy.masked and exchange is None:
-            exchange = self._new_exchange(recovers=False)
-        if exchange is None:
-            cohort = self._sample_cohort(number)
-        else:
-            cohort = exchange.select_cohort(self._config.survivors)
+        exchange = self._exchange or self._new_exchange(recovers=False)
+        cohort = exchange.select_cohort(self._config.survivors)
         self._pipeline.preconditioning.refresh(number)
         extra = self._config.rule.broadcast(self._state)
         control = sum(float(x.double().square().sum()) for x in extra.values()) ** 0.5
         ticket = RoundCharge.write(self.ledger, self.plan, number)
-        self._open = OpenRound(number, cohort, ticket, time.perf_counter(), control)
+        self._open = OpenRound(
+            number=number,
+            cohort=cohort,
+            ticket=ticket,
+            started=time.perf_counter(),
+            control=control,
+            recovers=exchange.recovers,
+            keys=exchange.keys,
+            rejected=exchange.rejected,
+        )
         self._exchange = None
         theta = {name: p.detach().cpu().clone() for name, p in self.parameters.items()}
         common: Message = {"kind": "round", "round": number, "contract": self.contract}
         common |= add_prefix("theta", theta) | add_prefix("extra", extra)
         if extra:
             common["extra_round"] = self._last_release
-        if exchange is not None:
-            self._open.keys = exchange.keys
-            self._open.recovers = exchange.recovers
-            self._open.rejected = exchange.rejected
         messages = {}
         for client in cohort:
-            messages[client] = common | self._delivery.round_fields(client, self.preconditioner)
-            if exchange is not None:
-                messages[client] |= exchange.round_fields(client)
+            metric = self._delivery.round_fields(client, self.preconditioner)
+            messages[client] = common | metric | exchange.round_fields(client)
         return messages
 
     def receive(self, message: Received) -> bool:
@@ -518,8 +517,10 @@ class Server(PartyModel):
     def _new_exchange(self, *, recovers: bool) -> KeyExchange:
         """Sample the next round's cohort for an exchange of keys."""
         cohort = self._sample_cohort(self.next_round)
-        channels = {client: self._channels[client] for client in cohort if client in self.enrolled}
-        return KeyExchange(self.next_round, cohort, channels, recovers)
+        enrolled = self._channels.keys() & self.enrolled
+        channels = {client: self._channels[client] for client in cohort if client in enrolled}
+        masked = self._config.privacy.masked
+        return KeyExchange(self.next_round, cohort, channels, recovers, masked)
 
     @property
     def _clients(self) -> range:

@@ -114,8 +114,6 @@ def make_clients(
     model: nn.Module,
     loss_fn: LossFn,
     datasets: Sequence[Any],
-    *,
-    verify: bool | str = True,
     **options: Any,
 ) -> list[Client]:
     """Return clients of one process that share one copy of the model.
@@ -125,9 +123,7 @@ def make_clients(
         model: of the server; copied.
         loss_fn: maps (model, batch) to one loss per example.
         datasets: one a client.
-        verify: check model and loss on public rows before the first round; no value of a record
-            decides. "strict" refuses operations without a batch rule.
-        options: of `Client`.
+        options: of `Client`, such as `verify`.
 
     Raises:
         ValueError: the numbers of datasets and clients differ.
@@ -137,9 +133,7 @@ def make_clients(
             f"the plan has {plan.config.clients} clients, got {len(datasets)} datasets"
         )
     local = LocalModel(plan, copy.deepcopy(model), loss_fn)
-    return [
-        Client(i, plan, local, data, verify=verify, **options) for i, data in enumerate(datasets)
-    ]
+    return [Client(i, plan, local, data, **options) for i, data in enumerate(datasets)]
 
 
 def run_round(

@@ -335,8 +335,7 @@ class BatchRecording:
             singles = self._run_singles(args, kwargs)
             for i, whole in enumerate(joined):
                 parts = [single[i] for single in singles]
-                is_float = isinstance(whole, Tensor) and whole.is_floating_point()
-                if is_float and parts[0].requires_grad:
+                if is_differentiable(parts[0]):
                     joined[i], states[i] = self._join(whole, parts)
         finally:
             tracker.resume()

@@ -802,23 +802,23 @@ def wrapper_attributes(model: nn.Module, close: Callable[[], None]) -> dict[str,
     """
     closing = WrapperMethod(model, close)
     harmless = WrapperMethod(model)
+    switch = Refusal(
+        "hooks cannot be switched: evaluate in model.eval(), and end privacy with engine.close()"
+    )
     return {
         "_module": model,
-        **dict.fromkeys(("to_standard_module", "cleanup", "remove_hooks"), closing),
-        **dict.fromkeys(
-            ("forbid_grad_accumulation", "set_grad_sample_to_none", "del_grad_sample"), harmless
-        ),
+        "to_standard_module": closing,
+        "cleanup": closing,
+        "remove_hooks": closing,
+        "forbid_grad_accumulation": harmless,
+        "set_grad_sample_to_none": harmless,
+        "del_grad_sample": harmless,
         "allow_grad_accumulation": Refusal(
             "model.allow_grad_accumulation is absent: every batch is stepped; split large ones"
             " with BatchMemoryManager"
         ),
-        **dict.fromkeys(
-            ("enable_hooks", "disable_hooks"),
-            Refusal(
-                "hooks cannot be switched: evaluate in model.eval(), and end privacy with"
-                " engine.close()"
-            ),
-        ),
+        "enable_hooks": switch,
+        "disable_hooks": switch,
     }
 
 

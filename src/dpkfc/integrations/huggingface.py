@@ -58,6 +58,7 @@ from dpkfc.verification import Attempts, attempts_like
 # Which of `transformers.TrainingArguments` a private run can keep, and which contradict its plan.
 
 _DEFAULT_BATCH, _DEFAULT_EPOCHS, _DEFAULT_CLIP = 8, 3.0, 1.0
+PRIVATE_LOSS = "loss (NOT private)"
 
 
 # Methods that the private loop never calls, each with what to do instead.
@@ -96,11 +97,11 @@ def _find_overrides(kind: Any, has_loss: bool) -> Checks:
     """
     for name, instead in _UNCALLED.items():
         yield (
-            getattr(kind, name) is not getattr(ClosedTrainer, name),
+            getattr(kind, name) is not getattr(PrivateTrainer, name),
             f"{kind.__name__}.{name}() would never be called: {instead}",
         )
     yield (
-        kind.compute_loss is not ClosedTrainer.compute_loss and not has_loss,
+        kind.compute_loss is not PrivateTrainer.compute_loss and not has_loss,
         "compute_loss() gives one loss for a batch, which cannot be clipped; pass"
         " per_example_loss=",
     )
@@ -201,134 +202,6 @@ def _find_wrong_arguments(args: Any, plan: Plan) -> Checks:
         "this trainer runs in one process: leave out deepspeed, fsdp, parallelism_config"
         " and launchers; a Session shares batches over processes",
     )
-
-
-# --------------------------------------------------------------------------------------------------
-# A `transformers.Trainer` without the parts that would train on gradients without noise, and what
-# it leaves in a folder.
-
-PRIVATE_LOSS = "loss (NOT private)"
-
-
-class ClosedTrainer(Trainer):
-    """Evaluates, logs and saves like a Trainer, and refuses the Trainer's own training step.
-
-    Attributes:
-        plan: of the run.
-        session: of the run, None before it.
-        ledger_path: file of its ledger.
-    """
-
-    model: Any  # set by the Trainer, which leaves them open
-    optimizer: Any
-    lr_scheduler: Any
-    train_dataset: Any
-    plan: Plan
-    session: Session | None = None
-    ledger_path: Path
-    _compared_datasets: Sequence[Any] = ()  # data sets that were compared with the private one
-
-    # -- closed ------------------------------------------------------------------------------------
-
-    def training_step(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse to step without noise.
-
-        Raises:
-            RuntimeError: always.
-        """
-        raise RuntimeError(
-            "the Trainer's own training step would hand the gradient of a batch to the optimizer"
-            " without noise; call train()"
-        )
-
-    _inner_training_loop = training_step
-
-    def hyperparameter_search(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse to search: every trial is a run on the private data.
-
-        Raises:
-            RuntimeError: always.
-        """
-        raise RuntimeError(
-            "every trial of a search spends a budget of its own; plan and train each run by itself"
-        )
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return the Trainer's loader for data that was not trained on.
-
-        Raises:
-            ValueError: the train_dataset or a part of it, whose metrics would be logged without
-                noise.
-        """
-        held_out: Any = eval_dataset
-        if eval_dataset is None:
-            held_out = self.eval_dataset
-        elif isinstance(eval_dataset, str):
-            held_out = self.eval_dataset[eval_dataset]  # type: ignore[index]
-        if not any(held_out is x for x in self._compared_datasets):
-            check_held_out(held_out, self.train_dataset, "eval_dataset")
-            self._compared_datasets = [*self._compared_datasets, held_out]
-        return super().get_eval_dataloader(eval_dataset)
-
-    def autocast_smart_context_manager(
-        self, cache_enabled: bool | None = True
-    ) -> AbstractContextManager[Any]:
-        """Return autocast of the forward pass if `bf16=True`."""
-        if not self.args.bf16:
-            return nullcontext()
-        return torch.autocast(self.args.device.type, torch.bfloat16, cache_enabled=cache_enabled)
-
-    def _build_accelerator_args(self, **others: Any) -> dict[str, Any]:
-        """Turn off mixed precision in Accelerate, which would replace `model.forward`."""
-        return {**super()._build_accelerator_args(**others), "mixed_precision": "no"}
-
-    def _save_rng_state(self, output_dir: str) -> None:
-        """Save no random state: a restored stream on other batches could reveal private data."""
-
-    # -- what it leaves ----------------------------------------------------------------------------
-
-    def report_budget(self) -> dict[str, float]:
-        """Return ε and the number of releases so far."""
-        session = self.session
-        if session is None:
-            return {}
-        return {"epsilon": session.epsilon, "releases": session.steps_done}
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the released weights for `from_pretrained`, and `privacy.json` next to them."""
-        self.write_summary(output_dir or self.args.output_dir)
-        super().save_model(output_dir, _internal_call)
-
-    def write_summary(self, folder: str | None) -> None:
-        """Write `privacy.json`: the spent budget, the plan and the ledger."""
-        if self.session is not None and folder is not None:
-            write_summary(folder, self.session, self.ledger_path, self._not_private())
-
-    def write_card(self, folder: StrPath, **statements: Any) -> dict[str, Any]:
-        """Write weights, a copy of the ledger and the privacy card, as `Session.write_card` does.
-
-        Raises:
-            RuntimeError: as there, or nothing was trained.
-        """
-        return write_card(self.session, folder, **statements)
-
-    def _not_private(self) -> list[str]:
-        """Return the logged values, those of resumed runs included, that ε does not cover."""
-        names = {name for row in self.state.log_history for name in row}
-        uncovered = []
-        if PRIVATE_LOSS in names:
-            uncovered.append(f"{PRIVATE_LOSS}, in logs and trainer_state.json")
-        if any(name.startswith("eval_") for name in names):
-            uncovered.append(
-                "eval_*, in logs and trainer_state.json: of eval_dataset, which the plan does not"
-                " cover"
-            )
-        return uncovered
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        assert self.session is not None
-        extra = {"scheduler": self.lr_scheduler.state_dict(), "releases": self.session.steps_done}
-        self.session.save(os.path.join(output_dir, "session"), extra)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -663,7 +536,7 @@ def _begin(trainer: PrivateTrainer, session: Session, folder: str | None) -> Non
 # --------------------------------------------------------------------------------------------------
 
 
-class PrivateTrainer(ClosedTrainer):
+class PrivateTrainer(Trainer):
     """Trains a model under a plan; one trainer, one run.
 
     Args:
@@ -681,6 +554,10 @@ class PrivateTrainer(ClosedTrainer):
         log_private_loss: also log the mean training loss, which ε does NOT protect.
         settings: as of `transformers.Trainer`.
 
+    Attributes:
+        session: of the run, None before it.
+        ledger_path: file of its ledger.
+
     Raises:
         ValueError: arguments that do not go with private training, naming each fix.
 
@@ -688,6 +565,13 @@ class PrivateTrainer(ClosedTrainer):
         That of `Session`: every step of the optimizer is one release, in the ledger before it
         exists.
     """
+
+    model: Any  # set by the Trainer, which leaves them open
+    optimizer: Any
+    lr_scheduler: Any
+    train_dataset: Any
+    session: Session | None = None
+    _compared_datasets: Sequence[Any] = ()  # data sets that were compared with the private one
 
     def __init__(
         self,
@@ -837,3 +721,105 @@ class PrivateTrainer(ClosedTrainer):
         if self._losses is not None:
             self._losses.append(losses.detach())
         return losses
+
+    # -- closed ------------------------------------------------------------------------------------
+
+    def training_step(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse to step without noise.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(
+            "the Trainer's own training step would hand the gradient of a batch to the optimizer"
+            " without noise; call train()"
+        )
+
+    _inner_training_loop = training_step
+
+    def hyperparameter_search(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse to search: every trial is a run on the private data.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(
+            "every trial of a search spends a budget of its own; plan and train each run by itself"
+        )
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Return the Trainer's loader for data that was not trained on.
+
+        Raises:
+            ValueError: the train_dataset or a part of it, whose metrics would be logged without
+                noise.
+        """
+        held_out: Any = eval_dataset
+        if eval_dataset is None:
+            held_out = self.eval_dataset
+        elif isinstance(eval_dataset, str):
+            held_out = self.eval_dataset[eval_dataset]  # type: ignore[index]
+        if not any(held_out is x for x in self._compared_datasets):
+            check_held_out(held_out, self.train_dataset, "eval_dataset")
+            self._compared_datasets = [*self._compared_datasets, held_out]
+        return super().get_eval_dataloader(eval_dataset)
+
+    def autocast_smart_context_manager(
+        self, cache_enabled: bool | None = True
+    ) -> AbstractContextManager[Any]:
+        """Return autocast of the forward pass if `bf16=True`."""
+        if not self.args.bf16:
+            return nullcontext()
+        return torch.autocast(self.args.device.type, torch.bfloat16, cache_enabled=cache_enabled)
+
+    def _build_accelerator_args(self, **others: Any) -> dict[str, Any]:
+        """Turn off mixed precision in Accelerate, which would replace `model.forward`."""
+        return {**super()._build_accelerator_args(**others), "mixed_precision": "no"}
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Save no random state: a restored stream on other batches could reveal private data."""
+
+    # -- what it leaves ----------------------------------------------------------------------------
+
+    def report_budget(self) -> dict[str, float]:
+        """Return ε and the number of releases so far."""
+        session = self.session
+        if session is None:
+            return {}
+        return {"epsilon": session.epsilon, "releases": session.steps_done}
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the released weights for `from_pretrained`, and `privacy.json` next to them."""
+        self.write_summary(output_dir or self.args.output_dir)
+        super().save_model(output_dir, _internal_call)
+
+    def write_summary(self, folder: str | None) -> None:
+        """Write `privacy.json`: the spent budget, the plan and the ledger."""
+        if self.session is not None and folder is not None:
+            write_summary(folder, self.session, self.ledger_path, self._not_private())
+
+    def write_card(self, folder: StrPath, **statements: Any) -> dict[str, Any]:
+        """Write weights, a copy of the ledger and the privacy card, as `Session.write_card` does.
+
+        Raises:
+            RuntimeError: as there, or nothing was trained.
+        """
+        return write_card(self.session, folder, **statements)
+
+    def _not_private(self) -> list[str]:
+        """Return the logged values, those of resumed runs included, that ε does not cover."""
+        names = {name for row in self.state.log_history for name in row}
+        uncovered = []
+        if PRIVATE_LOSS in names:
+            uncovered.append(f"{PRIVATE_LOSS}, in logs and trainer_state.json")
+        if any(name.startswith("eval_") for name in names):
+            uncovered.append(
+                "eval_*, in logs and trainer_state.json: of eval_dataset, which the plan does not"
+                " cover"
+            )
+        return uncovered
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        assert self.session is not None
+        extra = {"scheduler": self.lr_scheduler.state_dict(), "releases": self.session.steps_done}
+        self.session.save(os.path.join(output_dir, "session"), extra)

@@ -377,11 +377,11 @@ def make_config(
     """Return the configuration behind a call and the number of examples.
 
     Raises:
-        ValueError: parts of a kind that cannot be made private, a bound a layer, a senseless number
+        ValueError: parts that cannot be made private, one bound for each layer, a senseless number
             of passes.
     """
-    module, _, source = parts
-    refuse(_find_wrong_parts(*parts))
+    module, optimizer, source = parts
+    refuse(_find_wrong_parts(module, optimizer))
     check_loader(source)
     find_layers(module)
     size = len(cast(Sized, source.dataset))
@@ -434,9 +434,8 @@ def attach(
             source=source,
         )
         undo.callback(step.close)
-        loader = PrivateLoader(
-            source, LogicalBatchSampler(plan, _length(options, source, plan.dataset_size)), step
-        )
+        length = _length(options, source, plan.dataset_size)
+        loader = PrivateLoader(source, LogicalBatchSampler(plan, length), step)
         # Every script gets it: a message that depends on records would tell of them.
         warnings.warn(_NO_MESSAGE, UserWarning, stacklevel=4)
         if budget is not None:
@@ -489,7 +488,7 @@ def _check_resumed(ledger: Ledger, resume: bool) -> None:
     )
 
 
-def _find_wrong_parts(module: Any, optimizer: Any, data_loader: Any) -> Checks:
+def _find_wrong_parts(module: Any, optimizer: Any) -> Checks:
     """Yield whether model or optimizer cannot be made private, and what to pass in its place."""
     processes = DistributedContext.current().world_size
     yield (
