@@ -73,6 +73,7 @@ def test_the_encoder_is_a_function_that_gradients_pass() -> None:
         ({"shape": (2, 16, 16)}, "1 or 3"),
         ({"shape": (3, 7, 16)}, "sides of 8"),
         ({"shape": SHAPE, "pool": 5}, "pool must lie in \\[1, 4\\]"),
+        ({"shape": SHAPE, "pool": 2.5}, "pool must be an integer >= 1, got 2.5"),
     ],
 )
 def test_settings_that_fit_no_image_are_refused(settings, message) -> None:

@@ -56,6 +56,7 @@ class SyntheticEncoder:
                 f" got {self.shape}"
             )
         finest = min(self.shape[1:]) // 4
+        check_integer("SyntheticEncoder: pool", self.pool, 1)
         check_in_range("SyntheticEncoder: pool", self.pool, f"[1, {finest}]")
 
     @property
