@@ -25,7 +25,7 @@ from dpkfc.federated import (
     TrustedServer,
 )
 from dpkfc.federated.plan import PartyMechanism, default_survivors
-from dpkfc.postprocess import AdamBC
+from dpkfc.postprocess import EMA, AdamBC
 from dpkfc.privacy.accounting import EpsilonCurve
 
 N, T, DELTA = 20, 70, 1e-5
@@ -323,3 +323,8 @@ def test_every_party_rounds_what_it_masks_and_knows_the_sensitivity_of_the_round
     assert silent.noise == ("rounded" if privacy.masked else "gaussian")
     assert PartyMechanism(plan, plan.stddev).noise == "rounded"
     assert silent.sensitivity == config.sensitivity > config.max_grad_norm
+
+
+def test_one_filter_needs_no_tuple():
+    settings = {"clients": 4, "rounds": 2, "expected_records": 40}
+    assert FederatedConfig(**settings, postprocess=EMA(0.5)).postprocess == (EMA(0.5),)

@@ -889,7 +889,9 @@ class FederatedConfig:
     test_mode_seed: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "postprocess", tuple(self.postprocess))
+        steps = self.postprocess
+        steps = (steps,) if isinstance(steps, PostProcess) else tuple(steps)
+        object.__setattr__(self, "postprocess", steps)
         for name, kind, example in _KINDS:
             value = getattr(self, name)
             if not isinstance(value, kind) or isinstance(value, type):
