@@ -5,6 +5,7 @@ to be.
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import combinations
 
 import pytest
@@ -25,6 +26,7 @@ from dpkfc.federated import (
     Scaffold,
     ScaffoldSteps,
     SecureAggregation,
+    Server,
     TrustedServer,
     federate,
 )
@@ -235,6 +237,13 @@ def test_no_honest_message_is_oversized(options, noise: float):
 def test_a_hello_that_is_no_mapping_is_rejected():
     server, _ = world(plan_of())
     assert not server.enroll(None) and server.rejected == {"unknown-kind": 1}
+
+
+def test_settings_are_no_plan():
+    config = plan_of().config
+    for begin in (Server, partial(federate, loss_fn=loss_fn, datasets=[])):
+        with pytest.raises(ValueError, match="plan must be a FederatedPlan, got FederatedConfig"):
+            begin(config, head())
 
 
 @pytest.mark.parametrize("message", [None, ["kind", "round"], "round"])

@@ -137,10 +137,15 @@ class PartyModel:
         numbers: of the trained parameters, d.
 
     Raises:
-        ValueError: a model that the gradient engine does not cover.
+        ValueError: no plan, or a model that the gradient engine does not cover.
     """
 
     def __init__(self, plan: FederatedPlan, model: nn.Module) -> None:
+        if not isinstance(plan, FederatedPlan):
+            raise ValueError(
+                f"plan must be a FederatedPlan, got {type(plan).__name__}; make it with"
+                " FederatedConfig(...).calibrate(epsilon, delta)"
+            )
         self.plan = plan
         self._config = plan.config
         self.model = model
