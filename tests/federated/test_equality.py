@@ -294,11 +294,12 @@ def test_all_records_at_once_are_those_looked_up_one_by_one_and_stay_the_clients
     def spoiling(model, batch):  # a loss function may write into its batch
         return loss_fn(model, (batch[0].mul_(2.0), batch[1]))
 
-    local, held = LocalModel(plan, head(), spoiling), Records(tuple(x.clone() for x in data))
+    own = tuple(x.clone() for x in data)
+    local, held = LocalModel(plan, head(), spoiling), Records(own)
     quick = [local.clipped_sum(held, held.all) for _ in range(2)]
     looked_up = local.clipped_sum(held, held.all.copy())
     assert all(torch.equal(sums[name], looked_up[name]) for sums in quick for name in looked_up)
-    assert torch.equal(held.dataset[0], data[0])
+    assert torch.equal(own[0], data[0])
 
 
 @pytest.mark.parametrize("bound", [None, 4])
