@@ -270,8 +270,9 @@ def test_what_is_taken_as_public_is_said(blobs):
         DPLogisticRegression(bounds=(-10, 10), steps=1).fit(*blobs)
     with pytest.warns(UserWarning, match="bounds= is not given"):
         DPLogisticRegression(classes=[0, 1, 2], steps=1).fit(*blobs)
-    with pytest.warns(UserWarning, match="target_bounds= is not given"):
-        DPMLPRegressor(bounds=(-10, 10), steps=1).fit(blobs[0], blobs[0][:, 0])
+    with pytest.warns(UserWarning, match="target_bounds= is not given") as caught:
+        DPMLPRegressor(steps=1).fit(blobs[0], blobs[0][:, 0])
+    assert {Path(warning.filename).name for warning in caught} == {Path(__file__).name}
 
 
 def test_complete_settings_give_no_warning_and_a_second_fit_does(blobs):

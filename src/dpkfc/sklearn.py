@@ -468,10 +468,8 @@ class DPMLPRegressor(RegressorMixin, _PrivateEstimator):
         rows = self._read_rows(X, reset=True)
         targets = parse_numbers(read_targets(self, keep_types(y), len(rows)))
         self._set_scale(keep_zero=False)
-        low, high = read_bounds("target_bounds", self.target_bounds, 1)[0]
-        self.target_center_ = (low + high) / 2
-        self.target_half_width_ = (high - low) / 2
-        scaled = scale(targets, (low, high), self.target_center_, self.target_half_width_)
+        bounds = self._set_target_scale()
+        scaled = scale(targets, bounds, self.target_center_, self.target_half_width_)
 
         def loss_fn(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
             features, targets = batch
@@ -486,6 +484,14 @@ class DPMLPRegressor(RegressorMixin, _PrivateEstimator):
             public_targets=[torch.tensor(-0.5), torch.tensor(0.5)],
         )
         return self
+
+    def _set_target_scale(self) -> Floats:
+        """Set centre and half width of the target, and return its public bounds `[2]`."""
+        bounds: Floats = read_bounds("target_bounds", self.target_bounds, 1)[0]
+        low, high = bounds
+        self.target_center_ = (low + high) / 2
+        self.target_half_width_ = (high - low) / 2
+        return bounds
 
     def predict(self, X: Any) -> Floats:
         """Return the predicted target of each row `[n]`, inside the target's bounds."""
