@@ -630,16 +630,13 @@ class Session:
     ) -> tuple[Tensors, Tensor]:
         """Return clipped sum and norms at one size of micro-batches; keep nothing on failure."""
         config = self.plan.config
-        cut = partial(
-            layout,
-            bound=bound,
-            multiple=multiple,
-            reduction=config.unit_reduction,
-            views=config.augmentations,
-        )
+
+        def cut(rows: Any) -> list[Part]:
+            return layout(rows, bound, multiple, config.unit_reduction, config.augmentations)
+
         parts = cut(rows)
         own_count = len(parts)
-        longest: list[Part] = max(map(cut, rows_of_ranks), key=len, default=[])
+        longest = max(map(cut, rows_of_ranks), key=len, default=[])
         parts = parts + longest[own_count:]
         loaded = self._loader.load([part.records for part in parts])
         return clipped_sum(
