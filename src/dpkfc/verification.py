@@ -804,15 +804,16 @@ class _Check:
             return
         for layer in self.layers:
             sums: NamedTensors = {}
-            for name in layer.parameters.values():
-                sums[name] = torch.zeros_like(expected[name])
             layer_calls = calls.pop(layer.name, [])
             dtype = _coarsest_dtype(layer, layer_calls)
             if layer_calls:
                 with full_precision():
                     block = blocks_of(layer, layer_calls, size)
-                    sums.update(split_sum(layer, block.weighted_sum(weights)))
-            for name, one in sums.items():
+                    sums = dict(split_sum(layer, block.weighted_sum(weights)))
+            for name in layer.parameters.values():
+                one = sums.get(name)
+                if one is None:
+                    one = torch.zeros_like(expected[name])
                 difference = _difference(expected[name], one, total_norm, dtype)
                 if difference:
                     raise ValueError(
@@ -1022,10 +1023,12 @@ def have_equal_gradients(model: nn.Module, one: Tensor, other: Tensor) -> bool:
 
 def _all_gradients(model: nn.Module, total: Tensor) -> NamedTensors:
     """Return the gradient of a number at every trainable parameter, zeros where it has none."""
-    gradients: NamedTensors = {}
+    gradients = gradient_of(model, total)
+    dense = {}
     for name, p in trainable_tensors(model).items():
-        gradients[name] = torch.zeros_like(p)
-    return gradients | gradient_of(model, total)
+        gradient = gradients.get(name)
+        dense[name] = torch.zeros_like(p) if gradient is None else gradient
+    return dense
 
 
 def _norm(x: Tensor) -> float:
