@@ -1465,6 +1465,10 @@ _UNFILLED = frozenset(
     )
 )
 _TAKES_LISTS = split_names("__getitem__ __setitem__ new")
+# Parts of names of operations whose results have private shapes, beside those that torch marks.
+_HAVE_OTHER_SHAPES = ("to_sparse", "_pack_padded", "_pad_packed")
+# Python modules between a use of `grad_fn` and the code that asked for it.
+_PASS_ON_GRADIENTS = (__name__, "torch.autograd.graph", "torch.overrides", "torch.utils._device")
 _MEETS_RUNNING_STATISTICS = split_names("native_batch_norm cudnn_batch_norm miopen_batch_norm")
 _DRAWS = split_names("rand randn randint bernoulli uniform normal exponential random log_normal")
 # Functions whose branches on values only choose between forms with equal results, or only check
@@ -1835,8 +1839,8 @@ class Tracker:
             answer = self._apply(operation, Total in states)
         depends = not isinstance(answer, (Parametric, Public))
         is_dynamic = torch.Tag.dynamic_output_shape in function.tags
-        has_other_shape = is_dynamic or "to_sparse" in operation.name
-        if depends and has_other_shape and self._has_private_shape(operation):
+        has_other_shape = any(part in operation.name for part in _HAVE_OTHER_SHAPES)
+        if depends and (is_dynamic or has_other_shape) and self._has_private_shape(operation):
             self.fail(function, "the shape of a tensor depends on the examples", is_read=True)
         if not outputs:
             self._note_without_output(operation, depends)
@@ -2054,9 +2058,8 @@ class _Functions(_Mode, TorchFunctionMode):
         if tracker._paused or not self.is_on:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        attribute = getattr(func, "__self__", None)
-        is_data = getattr(attribute, "__name__", "") == "data"
-        self._check(name, is_data, args, kwargs)
+        attribute = getattr(getattr(func, "__self__", None), "__name__", "")
+        self._check(name, attribute, args, kwargs)
         if name in _CREATES and (tracker.is_opaque or self._has_numbers(args, kwargs)):
             result = func(*args, **kwargs)
             tracker.set_state(
@@ -2064,7 +2067,7 @@ class _Functions(_Mode, TorchFunctionMode):
                 Unknown(f"torch.{name}", "a tensor was made of single values"),
             )
             return result
-        if name == "__get__" and is_data:
+        if name == "__get__" and attribute == "data":
             result = func(*args, **kwargs)
             tracker.set_state(result, tracker.state(args[0]))
             tracker._note_alias(result)
@@ -2080,9 +2083,12 @@ class _Functions(_Mode, TorchFunctionMode):
             return tracker.call(func, args, kwargs)
         return func(*args, **kwargs)
 
-    def _check(self, name: str, is_data: bool, args: Any, kwargs: Any) -> None:
+    def _check(self, name: str, attribute: str, args: Any, kwargs: Any) -> None:
         """Note a call that moves values, or changes gradients, where no operation is seen."""
         tracker = self._tracker
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if hooks is not None and not _is_of_torch(getattr(hooks[0], "__module__", "")):
+            tracker.fail("saved_tensors_hooks", "a hook may change what the backward pass reads")
         if name in _LEAVES_TORCH and not tracker._permitted:
             if tracker._is_any_private(args) and not _is_harmless():
                 why = "values that depend on the examples leave torch"
@@ -2100,13 +2106,23 @@ class _Functions(_Mode, TorchFunctionMode):
                 tracker.fail(
                     "Tensor.register_hook", "a hook may change the gradients of the examples"
                 )
-        elif name == "__set__" and is_data and tracker._is_any_private(args[1:]):
+        elif name == "__get__" and attribute == "grad_fn" and tracker._is_any_private(args):
+            frames = walk_stack(sys._getframe(1))
+            callers = (frame.f_globals.get("__name__", "") for frame, _ in frames)
+            if not _is_of_torch(next(x for x in callers if x not in _PASS_ON_GRADIENTS)):
+                tracker.fail("Tensor.grad_fn", "a hook may change the gradients of the examples")
+        elif name == "__set__" and attribute == "data" and tracker._is_any_private(args[1:]):
             tracker.fail("Tensor.data", "the examples are written into a tensor by .data")
 
     def _has_numbers(self, args: Any, kwargs: Any) -> bool:
         """Return whether tensors of the examples lie inside lists from which a tensor is made."""
         lists = [x for x in (*args, *kwargs.values()) if not isinstance(x, Tensor)]
         return self._tracker._is_any_private(lists)
+
+
+def _is_of_torch(module: str) -> bool:
+    """Return whether a Python module belongs to torch, or to this library."""
+    return module.partition(".")[0] in ("torch", "dpkfc")
 
 
 def _number_of_classes(args: Any, kwargs: Any) -> int:
@@ -2129,7 +2145,7 @@ def _is_harmless() -> bool:
         if (module, frame.f_code.co_name) in _HARMLESS_READS:
             return True
         # a user's function reads what it wants
-        if module.partition(".")[0] not in ("torch", "dpkfc", "transformers"):
+        if not (_is_of_torch(module) or module.startswith("transformers.")):
             return False
     return False
 

@@ -339,13 +339,14 @@ class _RecordDrawer:
 
 
 class ConstantNumbers(TorchDispatchMode):
-    """Replaces the random numbers of torch by constants."""
+    """Replaces the random numbers of torch by constants, but for those of other generators."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation, with constants in place of its random numbers."""
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        is_known = kwargs.get("generator") is not None
+        if is_known or torch.Tag.nondeterministic_seeded not in func.tags:
             return output
         name = str(func.overloadpacket.__name__)
         if name == "native_dropout":

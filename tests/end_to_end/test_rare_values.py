@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.data import DataLoader, TensorDataset
 
 from dpkfc.data.loading import Part
 from dpkfc.gradients.clipped_sum import Clip, clipped_sum
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.integrations.opacus import PrivacyEngine
 
 N, D = 4, 3
 FAR = 500.0  # beyond every public row
@@ -92,6 +95,46 @@ def test_rows_that_are_written_beside_their_places(middle: Middle) -> None:
     check_alone(lambda: Net(middle))
 
 
+# -- backward passes -------------------------------------------------------------------------------
+
+
+def saved_by_hooks(h: Tensor, x: Tensor) -> Tensor:
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda y: y * gate(y), lambda y: y)
+    with hooks:
+        return (h * x.clone()).sin() * h
+
+
+def by_a_node(h: Tensor, x: Tensor) -> Tensor:
+    y = h * 1
+    y.grad_fn.register_prehook(lambda g: (g[0] * gate(x),))  # type: ignore[union-attr]
+    return y
+
+
+def by_an_edge(h: Tensor, x: Tensor) -> Tensor:
+    y = h * 1
+    node = torch.autograd.graph.get_gradient_edge(y).node
+    node.register_prehook(lambda g: (g[0] * gate(x),))
+    return y
+
+
+@pytest.mark.parametrize("middle", [saved_by_hooks, by_a_node, by_an_edge])
+def test_hooks_that_change_gradients(middle: Middle) -> None:
+    check_alone(lambda: Net(middle))
+
+
+# -- sizes -----------------------------------------------------------------------------------------
+
+
+def by_size(h: Tensor, x: Tensor) -> Tensor:
+    lengths = 1 + (x[:, 0] > FAR).long()
+    packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+    return h * (len(packed.data) <= len(x))
+
+
+def test_sizes_of_packed_sequences() -> None:
+    check_alone(lambda: Net(by_size))
+
+
 # -- recurrent layers with a forward function of their own -----------------------------------------
 
 
@@ -161,3 +204,30 @@ class ByDefault(ReachesAList):
 def test_memory_that_the_code_of_a_model_reaches(kind: type[nn.Module]) -> None:
     check_alone(kind)
     assert LARGEST == [FAR] and ByMethod.largest == FAR
+
+
+class KeepsIt(ReachesAList):
+    def forward(self, x: Tensor) -> Tensor:
+        self.largest = max(getattr(self, "largest", FAR), x.abs().max().item())
+        return self.last(torch.tanh(self.first(x)) * (FAR / self.largest))
+
+
+@pytest.mark.parametrize("kind", [KeepsIt, ReachesAList, ByMethod])
+def test_memory_of_the_model_of_an_opacus_script(kind: type[nn.Module]) -> None:
+    x = torch.randn(20, D)
+    x[::3, 0] = 10 * FAR
+    model = kind()
+    alone = torch.stack([sum_of(model, row[None]) for row in x])
+    model, optimizer, loader = PrivacyEngine().make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), 0.0),
+        data_loader=DataLoader(TensorDataset(x, torch.arange(20)), batch_size=10),
+        noise_multiplier=0.0,
+        max_grad_norm=0.5,
+        test_mode_seed=1,
+    )
+    for rows, places in loader:
+        model(rows).sin().sum(1).mean().backward()
+        optimizer.step()
+        released = torch.cat([p.grad.flatten() for p in model.parameters()])
+        torch.testing.assert_close(10 * released, alone[places].sum(0), rtol=1e-4, atol=1e-5)

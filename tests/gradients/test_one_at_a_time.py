@@ -13,6 +13,7 @@ from dpkfc.data.loading import Part
 from dpkfc.gradients.clipped_sum import HERE, Clip, EvaluationPoint, Proof, clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.tracking import Unknown
+from tests.recording import Heard
 
 N = 4
 ALONE = Unknown("test", "as if nothing were proved")
@@ -62,7 +63,7 @@ def test_the_weighted_sum_equals_a_loop(
 
 
 def test_both_points_of_a_row_see_the_same_dropout() -> None:
-    seen: list[Tensor] = []
+    seen = Heard()
     model = nn.Sequential(nn.Dropout(0.5), nn.Linear(40, 2)).double()
     model[1].register_forward_pre_hook(lambda module, args: seen.append(args[0].detach().clone()))
     x = torch.randn(N, 40, dtype=torch.float64)

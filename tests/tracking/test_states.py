@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from dpkfc import tracking
 from dpkfc.tracking import (
@@ -262,6 +263,8 @@ def test_a_write_in_inference_mode_is_a_failure():
         lambda x: torch.masked_select(x, x > 0.5).shape,
         lambda x: (x * 9).long().unique().shape,
         lambda x: (x > 0.5).to_sparse().indices().shape,
+        lambda x: pack_padded_sequence(x, 1 + (x[:, 0] * T).long(), True, False).data.shape,
+        lambda x: x.grad_fn,
         lambda x: torch.arange(9)[[[(x[0, 0] * 9).long()]]],
         lambda x: torch.arange(9).__setitem__([[(x[0, 0] * 9).long()]], 1),
     ],
@@ -424,6 +427,23 @@ def test_a_paused_tracker_follows_nothing():
         tracker.resume()
     assert tracker.state(y) is None
     assert tracker.state(x) == BatchAxis(0)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x, g: torch.rand(N, 1, generator=g),
+        lambda x, g: torch.bernoulli(x, generator=g),
+        lambda x, g: torch.empty_like(x).uniform_(generator=g),
+        lambda x, g: x.clone().normal_(generator=g),
+    ],
+)
+def test_numbers_of_another_generator_belong_to_no_example(draw):
+    tracker, x = Tracker(N), torch.rand(N, T)
+    tracker.set_state(x, BatchAxis(0))
+    with tracker.following():
+        y = x * draw(x, torch.Generator())
+    assert isinstance(tracker.state(y), Unknown)
 
 
 def test_a_freed_tensor_leaves_no_state_behind():

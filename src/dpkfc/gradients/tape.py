@@ -391,12 +391,15 @@ class Tape:
         if is_public and self.tracker is not None and layers[0].rule not in _SINGLE_OUTPUT:
             return
         args, kwargs = tree_map_only(Tensor, Tensor.detach, given)
+        # No tracker need see how the tape looks at the graph.
+        with torch._C.DisableTorchFunction():
+            edges = [_edge(x, module) for x in outputs]
         self._records.append(
             _Record(
                 layers=layers,
                 call=Call(module, args, kwargs, [], call.axes, output_axes, call.attention),
                 outputs=[(x.shape, x.dtype, x.device) for x in outputs],
-                edges=[_edge(x, module) for x in outputs],
+                edges=edges,
                 versions=[(x.detach(), x._version) for x in call.tensors],
                 is_public=is_public,
             )
@@ -817,11 +820,12 @@ def custom_function(losses: Tensor, ends: Sequence[Tensor] = ()) -> Unknown | No
 
 def nodes_of(losses: Tensor, ends: Sequence[Tensor] = ()) -> Iterator[Any]:
     """Yield all nodes of the graph of some losses, down to those of `ends`, which are left out."""
-    excluded = [x.grad_fn for x in ends]
-    if losses.grad_fn in excluded:
+    with torch._C.DisableTorchFunction():
+        first, *excluded = [x.grad_fn for x in (losses, *ends)]
+    if first in excluded:
         return
-    waiting = [losses.grad_fn]
-    seen = {losses.grad_fn, *excluded}
+    waiting: list[Any] = [first]
+    seen = {first, *excluded}
     while waiting:
         node = waiting.pop()
         if node is None:
