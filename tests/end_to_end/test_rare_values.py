@@ -231,3 +231,32 @@ def test_memory_of_the_model_of_an_opacus_script(kind: type[nn.Module]) -> None:
         optimizer.step()
         released = torch.cat([p.grad.flatten() for p in model.parameters()])
         torch.testing.assert_close(10 * released, alone[places].sum(0), rtol=1e-4, atol=1e-5)
+
+
+class CountsTexts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(D, 2)
+
+    def forward(self, x: Tensor, texts: list[str]) -> Tensor:
+        return self.layer(x) * len(set(texts))
+
+
+def test_texts_that_an_opacus_script_hands_to_its_model() -> None:
+    rows = [(torch.randn(D), "aeiou"[i % 5]) for i in range(20)]
+    model = CountsTexts()
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    model, optimizer, loader = PrivacyEngine().make_private(
+        module=model,
+        optimizer=optimizer,
+        data_loader=DataLoader(rows, batch_size=10),
+        noise_multiplier=0.0,
+        max_grad_norm=0.5,
+        test_mode_seed=1,
+    )
+    x, texts = next(iter(loader))
+    alone = torch.stack([sum_of(model.layer, row[None]) for row in x])
+    model(x, texts).sin().sum(1).mean().backward()
+    optimizer.step()
+    released = torch.cat([p.grad.flatten() for p in model.parameters()])
+    torch.testing.assert_close(10 * released, alone.sum(0), rtol=1e-4, atol=1e-5)

@@ -310,6 +310,12 @@ class BatchRecording:
             return None
         if self.exact is None:
             self.exact = self.tracker.failure or self._find_unknown(output)
+        leaves = tree_leaves((args, kwargs), is_leaf=self._is_list_of_examples)
+        if any(map(self._is_list_of_examples, leaves)):
+            why = (
+                "it is called with values that are no tensors, which no operation shows to be read"
+            )
+            self.exact = self.exact or Unknown("model", why)
         if self.exact is None:
             versions = [(x, x._version) for x in tensors_of((args, kwargs))]
             self._inputs.append(_Inputs(args, kwargs, output, versions))
@@ -402,12 +408,17 @@ class BatchRecording:
             raise ValueError(_NO_BATCH)
         for i in range(self.size):
             pick = partial(self._pick_example, i)
-            yield tree_map(pick, args), tree_map(pick, kwargs)
+            yield tree_map(pick, (args, kwargs), is_leaf=self._is_list_of_examples)
+
+    def _is_list_of_examples(self, x: Any) -> bool:
+        """Return whether an argument has a value for each example, none of which is a tensor."""
+        is_list = self.tracker.is_opaque and isinstance(x, (list, tuple, np.ndarray))
+        return is_list and len(x) == self.size and not tensors_of(x)
 
     def _pick_example(self, i: int, x: Any) -> Any:
         """Return the part of an argument that belongs to example i."""
         if not isinstance(x, Tensor):
-            return x
+            return x[i : i + 1] if self._is_list_of_examples(x) else x
         state = self.tracker.state(x)
         if self.forwards > 1 and x.grad_fn is not None:
             raise ValueError(
