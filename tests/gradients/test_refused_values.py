@@ -55,12 +55,25 @@ def constant_for_some(model: nn.Module, batch: Batch) -> Tensor:
     return losses * is_kept if is_kept.all() else torch.zeros_like(batch[1])
 
 
+def sliced(model: nn.Module, batch: Batch) -> Tensor:
+    ends = [int(x) for x in batch[0][:, 2]]
+    return model(batch[0]) + torch.tensor([float(end) for end in ends], dtype=batch[0].dtype)
+
+
+def powered(model: nn.Module, batch: Batch) -> Tensor:
+    powers = [math.exp(float(x)) for x in batch[0][:, 2]]
+    return model(batch[0]) * torch.tensor(powers, dtype=batch[0].dtype)
+
+
 LOSSES: list[tuple[Callable[[nn.Module, Any], Tensor], tuple[nn.Module, ...], float]] = [
     (bce, (nn.Sigmoid(),), math.nan),
     (bce, (nn.Sigmoid(),), -math.inf),
     (gaussian, (), math.nan),
     (gaussian, (), math.inf),
     (factorised, (), math.nan),
+    (sliced, (), math.nan),
+    (sliced, (), math.inf),
+    (powered, (), 1e6),
     (constant_for_some, (nn.Sigmoid(),), 100.0),
 ]
 

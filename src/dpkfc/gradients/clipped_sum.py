@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from dis import opname
 from functools import partial
 from traceback import walk_tb
 from typing import Any, Protocol
@@ -923,7 +924,7 @@ class _Passes:
             calls = None
             try:
                 calls = self._together(loaded, rows)
-            except (RuntimeError, ValueError) as error:
+            except (RuntimeError, ValueError, ArithmeticError) as error:
                 # One example may have caused it.
                 if not self.proof.is_checked or is_out_of_memory(error):
                     raise
@@ -1006,7 +1007,7 @@ class _Passes:
                     factor = weight * point.weight
                     try:
                         gradients = example_gradient(self.model, self.loss_fn, own_batch, factor)
-                    except (RuntimeError, ValueError) as error:
+                    except (RuntimeError, ValueError, ArithmeticError) as error:
                         if not self.proof.is_checked or not _is_refused_by_torch(error):
                             raise
                         gradients = {}
@@ -1052,15 +1053,18 @@ def _copy_value(x: Any) -> Any:
 
 
 def _is_refused_by_torch(error: Exception) -> bool:
-    """Return whether a function of torch has refused values, such as a NaN where [0, 1] is asked.
+    """Return whether torch, or compiled code, has refused values, such as a NaN as an integer.
 
-    An id outside of a table or a label outside of the classes is an IndexError, and a mistake.
+    An id outside of a table or a label outside of the classes is an IndexError, and a mistake. What
+    a Python function of another library raises may be one.
     """
-    module = ""
-    for frame, _ in walk_tb(error.__traceback__):
-        module = frame.f_globals.get("__name__", "")
-    is_of_torch = module.startswith("torch.") or isinstance(error, torch.linalg.LinAlgError)
-    return is_of_torch and not is_out_of_memory(error)
+    trace: Any = error.__traceback__
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    frame = trace.tb_frame
+    is_raised = opname[frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+    is_of_torch = frame.f_globals.get("__name__", "").startswith("torch.")
+    return (is_of_torch or not is_raised) and not is_out_of_memory(error)
 
 
 def batch_tracker(model: nn.Module, batch: Any, size: int) -> Tracker:
