@@ -921,15 +921,19 @@ class Reached:
         for value in values:
             self._note_callable(value, _LOSS_DEPTH)
         for kind in type(module).__mro__:
-            if id(kind) in self._seen or not is_own_module(kind.__module__):
-                continue
-            self._seen.add(id(kind))
-            for name, value in vars(kind).items():
-                function = getattr(value, "__func__", getattr(value, "fget", value))
-                if isinstance(function, FunctionType):
-                    self.follow(function)
-                elif not name.startswith("__"):
-                    self._note(name, kind, _LOSS_DEPTH)
+            self._follow_class(kind, _LOSS_DEPTH)
+
+    def _follow_class(self, kind: type, depth: int) -> None:
+        """Note the attributes of a class that belongs to no package, and what its methods reach."""
+        if depth == 0 or id(kind) in self._seen or not is_own_module(kind.__module__):
+            return
+        self._seen.add(id(kind))
+        for name, value in vars(kind).items():
+            function = getattr(value, "__func__", getattr(value, "fget", value))
+            if isinstance(function, FunctionType):
+                self.follow(function, depth)
+            elif not name.startswith("__"):
+                self._note(name, kind, depth)
 
     def follow(self, x: Any, depth: int = _LOSS_DEPTH) -> None:
         """Note what a function, or a value, holds."""
@@ -973,7 +977,10 @@ class Reached:
 
     def _note(self, name: str, place: Any, depth: int) -> None:
         value = _read(place, name)
-        if isinstance(value, type) or self._note_callable(value, depth):
+        if isinstance(value, type):
+            self._follow_class(value, depth - 1)
+            return
+        if self._note_callable(value, depth):
             return
         snapshot = Snapshot.take(value, self._watched, _INSIDE, LARGE)
         self._variables.append(_Variable(name, place, snapshot))
