@@ -426,7 +426,7 @@ class PassState:
         """Return module and name of each of the `_buffers` or `_parameters` to the tensor."""
         tensors = {}
         for m in self._paths:
-            for leaf, x in vars(m)[kind].items():
+            for leaf, x in getattr(m, kind).items():
                 if x is not None:
                     tensors[m, leaf] = x
         return tensors
