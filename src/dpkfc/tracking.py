@@ -1928,6 +1928,9 @@ class Tracker:
         if is_private and memory in self._persistent:
             why = "the examples are written into a tensor that outlives the pass"
             state = self.fail(function, why)
+        is_of_batch = x.layout is not torch.strided or self.axis(x) is not None
+        if is_private and not is_of_batch and not x.untyped_storage().resizable():
+            self.fail(function, "the examples are written into memory that an array may share")
         if is_private and memory in self._aliases.values():
             why = "the examples are written into memory that .data or .detach() shares"
             self.fail(function, why)

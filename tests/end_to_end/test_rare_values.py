@@ -90,7 +90,13 @@ def view_of_two_copies(h: Tensor, x: Tensor) -> Tensor:
     return h * torch.where(after[:, :1].abs() > FAR, 0.0, 1.0)
 
 
-@pytest.mark.parametrize("middle", [rows_before, entries_before, view_of_two_copies])
+def by_an_array(h: Tensor, x: Tensor) -> Tensor:
+    array = np.zeros(x.shape)
+    torch.from_numpy(array).copy_(x)
+    return h * float(array.max() <= FAR)
+
+
+@pytest.mark.parametrize("middle", [rows_before, entries_before, view_of_two_copies, by_an_array])
 def test_rows_that_are_written_beside_their_places(middle: Middle) -> None:
     check_alone(lambda: Net(middle))
 

@@ -312,9 +312,7 @@ class BatchRecording:
             self.exact = self.tracker.failure or self._find_unknown(output)
         leaves = tree_leaves((args, kwargs), is_leaf=self._is_list_of_examples)
         if any(map(self._is_list_of_examples, leaves)):
-            why = (
-                "it is called with values that are no tensors, which no operation shows to be read"
-            )
+            why = "it takes values that are no tensors, which no operation shows to be read"
             self.exact = self.exact or Unknown("model", why)
         if self.exact is None:
             versions = [(x, x._version) for x in tensors_of((args, kwargs))]
@@ -412,7 +410,9 @@ class BatchRecording:
 
     def _is_list_of_examples(self, x: Any) -> bool:
         """Return whether an argument has a value for each example, none of which is a tensor."""
-        is_list = self.tracker.is_opaque and isinstance(x, (list, tuple, np.ndarray))
+        if isinstance(x, np.ndarray):
+            return self.tracker.is_opaque and x.shape[:1] == (self.size,)
+        is_list = self.tracker.is_opaque and isinstance(x, (list, tuple))
         return is_list and len(x) == self.size and not tensors_of(x)
 
     def _pick_example(self, i: int, x: Any) -> Any:
