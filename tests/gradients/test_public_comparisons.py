@@ -138,6 +138,19 @@ def test_a_model_that_mixes_where_no_operation_shows_it_is_refused(
         assert session.ledger.count == 0
 
 
+GENERATOR = torch.Generator()
+
+
+def test_a_generator_that_a_model_keeps_is_refused() -> None:
+    """One more example would shift the numbers of a known seed for all others."""
+    x = torch.randn(24, 3, dtype=torch.float64)
+    model = Inner(lambda h: h * (torch.rand(len(h), 1, generator=GENERATOR) > 0.5))
+    plan = PrivacyConfig(expected_batch_size=8, steps=2, test_mode_seed=1).with_noise(1.0, 1e-3, 24)
+    with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), (x, x)) as session:
+        with pytest.raises(ValueError, match="generator"):
+            session.step(next(session.batches()), lambda m, b: m(b[0]).sin().sum(1))
+
+
 def test_a_mean_that_a_model_keeps_elsewhere_is_put_back() -> None:
     model, x = Inner(moving), torch.randn(24, 3, dtype=torch.float64)
     plan = PrivacyConfig(expected_batch_size=8, steps=2, test_mode_seed=1).with_noise(1.0, 1e-3, 24)
