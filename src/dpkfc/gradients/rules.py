@@ -135,10 +135,9 @@ def joined_calls(
 def _join(blocks: Sequence[Any]) -> Any:
     if len(blocks) == 1:
         return blocks[0]
-    parametrized = [block for block in blocks if isinstance(block, ParametrizedBlock)]
-    if len(parametrized) == len(blocks):
+    if all(isinstance(block, ParametrizedBlock) for block in blocks):
         parts: list[Any] = []
-        for block in parametrized:
+        for block in blocks:
             parts += block.parts
         return ParametrizedBlock(tuple(parts))
     return join_uses([_pull_back(block) for block in blocks])
@@ -197,8 +196,9 @@ _WITHOUT_CHANNELS = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
 
 def _plain_call(call: Call, x: Tensor, b: Tensor) -> Call:
     """Return a call with one input and the gradient at its one output."""
+    arguments = (x,)
     gradients = [raise_precision(b)]
-    return replace(call, args=(x,), kwargs={}, output_gradients=gradients)
+    return replace(call, args=arguments, kwargs={}, output_gradients=gradients)
 
 
 def _linear(layer: Layer, call: Call, batch_size: int) -> Outer:
@@ -218,8 +218,9 @@ def _conv(layer: Layer, call: Call, batch_size: int) -> ConvBlock:
     module: Any = call.module
     b = call.gradient
     x = call.input.to(b.dtype)
+    views = len(b) // batch_size
     block = conv_block(module, x, b)
-    return replace(block, views=len(b) // batch_size)
+    return replace(block, views=views)
 
 
 def _parametrized(layer: Layer, calls: Sequence[Call], batch_size: int) -> ParametrizedBlock:
