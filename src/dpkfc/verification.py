@@ -136,16 +136,19 @@ class PublicRows:
             longer = dict.fromkeys(axes, length + extra)
             longest = draw.value_like(self.example, longer)
             is_padded = False
+            is_joined = False
             for i in range(_SHORT_RECORDS):
                 shorter = dict.fromkeys(axes, max(1, length // (2 + i)))
                 short = draw.value_like(self.example, shorter)
                 # Records of several lengths need not fit into a batch.
                 with suppress(Exception):
                     batch = self.collate([short, longest])
+                    is_joined = True
                     is_padded = _shapes(batch) != _shapes(self.collate([short, short]))
                     if is_padded:
                         yield batch, self.collate([short])
-            if is_padded:
+            # What joins no records of two lengths does so for no greater distance.
+            if is_padded or not is_joined:
                 return
 
 
