@@ -16,6 +16,7 @@ from dpkfc.app.train import run
 from dpkfc.audit.harness import Finding
 from dpkfc.cli import app
 from tests.app.accounting import remembered
+from tests.audit.quick import make_statistics_quick
 from tests.audit.sizes import size
 
 SETTINGS = {
@@ -43,8 +44,7 @@ def test_a_run_folder_is_audited_and_its_card_says_so(
     if size(True, False):  # few canaries: the whole list is run by the full size
         monkeypatch.setattr("dpkfc.audit.canaries.LAYERS", 2)
         monkeypatch.setattr("dpkfc.audit.audit.SIZES", (1,))
-        monkeypatch.setattr("dpkfc.audit.statistics.NUMBERS", 100_000)
-        monkeypatch.setattr("dpkfc.audit.statistics.INCLUSIONS", 1e6)
+        make_statistics_quick(monkeypatch)
     arguments = [
         "audit",
         str(folder),

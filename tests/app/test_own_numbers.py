@@ -25,6 +25,7 @@ from dpkfc.app.train import run
 from dpkfc.cli import app
 from tests.app.accounting import remembered
 from tests.app.own_files import QUICK, write_images, write_rows, write_texts
+from tests.audit.quick import make_statistics_quick
 
 SCHEMA = """\
 target = "cost"
@@ -115,14 +116,16 @@ def test_predictions_are_numbers_between_the_bounds(finished, tmp_path: Path):
     assert 100 <= float(rows[0]["cost"]) < float(rows[1]["cost"]) <= 300
 
 
-def test_card_audit_export_and_page_say_what_is_learned(finished, tmp_path: Path):
+def test_card_audit_export_and_page_say_what_is_learned(finished, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("dpkfc.audit.audit.SIZES", (1,))
+    make_statistics_quick(monkeypatch)
     folder, _ = finished
     card = json.loads((folder / "privacy_card.json").read_text("utf-8"))
     assert "mean absolute error on the test set" in card["results"]
     text = (folder / "privacy_card.md").read_text("utf-8")
     assert "cost, clamped to 100 to 300; outputs −1 to 1" in text and "number of outputs" in text
     assert not (folder / "classes.json").exists()
-    assert audit_folder(folder, ["step"], runs=20).ledger.passed
+    assert audit_folder(folder, ["step"], runs=12).ledger.passed
     code, printed = _call("export", folder, "--out", tmp_path / "model.pt2")
     assert code == 0 and "target: cost, clamped to 100 to 300" in printed
     write_page([folder], tmp_path / "page.html")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-from dpkfc.audit import audit
+from dpkfc.audit import audit, statistics
 from tests.injected_bugs.subjects import select
 
 CANARIES = ("as it is", "loss × 1e4", "loss × -1e4", "NaN", "stretched")
@@ -12,20 +14,17 @@ CANARIES = ("as it is", "loss × 1e4", "loss × -1e4", "NaN", "stretched")
 
 def make_audit_quick(patched: pytest.MonkeyPatch) -> None:
     """Leave every check in place, with a few canaries, batches and releases each."""
-    prepare, noise = audit.prepare_canaries, audit.check_noise
-    run, sizes = audit.check_run_noise, audit.check_batch_sizes
+    make_statistics_quick(patched)
+    prepare = audit.prepare_canaries
     patched.setattr(audit, "SIZES", (0, 2))
     patched.setattr(audit, "prepare_canaries", lambda subject: select(prepare(subject), *CANARIES))
-    patched.setattr(
-        audit, "check_noise", lambda subject, **options: noise(subject, steps=24, **options)
-    )
-    patched.setattr(
-        audit,
-        "check_run_noise",
-        lambda subject, **options: run(subject, numbers=60_000, **options),
-    )
-    patched.setattr(
-        audit,
-        "check_batch_sizes",
-        lambda subject, **options: sizes(subject, sizes=(12, 130), **options),
-    )
+
+
+def make_statistics_quick(patched: pytest.MonkeyPatch) -> None:
+    """Leave every check and canary in place, and sample less noise and fewer batches."""
+    noise, run, sizes = audit.check_noise, audit.check_run_noise, audit.check_batch_sizes
+    patched.setattr(statistics, "NUMBERS", 100_000)
+    patched.setattr(statistics, "INCLUSIONS", 1e6)
+    patched.setattr(audit, "check_noise", partial(noise, steps=24))
+    patched.setattr(audit, "check_run_noise", partial(run, numbers=60_000))
+    patched.setattr(audit, "check_batch_sizes", partial(sizes, sizes=(12, 130)))
