@@ -44,10 +44,6 @@ settings.load_profile("repeatable")
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
-    if not torch.cuda.is_available():
-        # A seed would have torch note the whole stack for each kind of device that is not there.
-        for kind in (torch.cuda, torch.xpu, torch.mtia):
-            setattr(kind, "manual_seed_all", lambda seed: None)  # noqa: B010
     # Collection leaves little garbage, and the search for it takes half of the time.
     gc.disable()
 
@@ -69,7 +65,10 @@ def _repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     random.seed(0)
     np.random.seed(0)
-    torch.manual_seed(0)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(0)
+    # torch.manual_seed notes the whole stack for each kind of device that is not there.
+    torch.default_generator.manual_seed(0)
     monkeypatch.delenv("DPKFC_DATA", raising=False)
 
 

@@ -32,7 +32,7 @@ def data(n: int = N, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor
 
 
 def net(dtype: torch.dtype = torch.float64) -> nn.Module:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
 
 

@@ -207,7 +207,7 @@ def build(
     case: Case, n: int = 5, seed: int = 0, dtype: torch.dtype = torch.float64
 ) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     """A model in `dtype` and a batch (inputs, labels) of n examples."""
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     model, x = case.model(), case.batch(n)
     model(x[:1]) if x.is_floating_point() else model(x[:1])
     model = model.to(dtype)

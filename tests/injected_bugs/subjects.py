@@ -50,7 +50,7 @@ def seeded(
 
     def model() -> nn.Module:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+            torch.default_generator.manual_seed(0)
             return make().to(dtype)
 
     return model

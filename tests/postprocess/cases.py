@@ -53,7 +53,7 @@ def several_layers() -> tuple[nn.Module, list[Layer]]:
     """A model with a layer of every kind of map: rows, patches with groups, a table, a norm
     layer.
     """
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     model = nn.ModuleDict(
         {
             "linear": nn.Linear(2, 3),

@@ -117,7 +117,7 @@ def add_architecture(
 
     def make() -> nn.Module:
         with torch.random.fork_rng():
-            torch.manual_seed(0)
+            torch.default_generator.manual_seed(0)
             return build().double()
 
     ARCHITECTURES[name] = Architecture(name, family, make, loss_fn, batch, **options)

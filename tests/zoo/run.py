@@ -241,7 +241,7 @@ def compare(
     started = time.perf_counter()
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         outcome, detail = outcome_of(architecture, precondition=precondition, strict=strict)
     seconds = time.perf_counter() - started
     return Result(
