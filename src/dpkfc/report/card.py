@@ -20,6 +20,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -646,13 +647,16 @@ def _refreshes(trained: Any) -> list[dict[str, Any]]:
 
 def software() -> dict[str, str]:
     """Return the versions of the software that computed the model."""
-    versions = {"python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = "not installed as a package"
-    return versions
+    return {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES}
+
+
+@cache
+def _version(package: str) -> str:
+    """Return the version of an installed package, found once a process."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed as a package"
 
 
 def _secure_aggregation(plan: FederatedPlan) -> str | None:
