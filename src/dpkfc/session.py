@@ -840,13 +840,15 @@ class Session:
                 released last; nothing is written then.
             CheckpointError: the folder holds another run, or cannot be written.
         """
-        from dpkfc.report.card import session_card, write_release
+        from dpkfc.report.card import session_card, write_weights_and_card
 
         self._ranks.run_on_all(self.check_released)
         state = self.released_state()
 
         def write() -> dict[str, Any]:
-            return write_release(folder, state, self.ledger, session_card(self, **statements))
+            return write_weights_and_card(
+                folder, state, self.ledger, session_card(self, **statements)
+            )
 
         return self._ranks.broadcast_from_rank0(write, "write_card")
 

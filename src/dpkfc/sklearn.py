@@ -35,7 +35,7 @@ from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.gradients.clipped_sum import LossFn
 from dpkfc.postprocess.pipeline import WeightEMA
 from dpkfc.privacy.ledger import Ledger, parse
-from dpkfc.report.card import LEDGER, ledger_bytes, session_card, write_release
+from dpkfc.report.card import LEDGER, ledger_bytes, session_card, write_weights_and_card
 from dpkfc.rng_state import preserve_generators, seed_generators
 from dpkfc.session import Session
 
@@ -253,7 +253,7 @@ class _PrivateEstimator(BaseEstimator):
         if path.is_dir() and any(path.iterdir()):
             raise ValueError(f"folder={str(path)!r} holds files; give a new or empty folder")
         ledger = Ledger(parse(self._ledger_lines, LEDGER), None, None, None)
-        write_release(path, state, ledger, self.card_)
+        write_weights_and_card(path, state, ledger, self.card_)
 
     @torch.no_grad()
     def _outputs(self, X: Any) -> Floats:

@@ -25,7 +25,7 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.privacy.accounting import describe_extra
 from dpkfc.private_step import refresh_microbatch_size
 from dpkfc.report import rounded_up
-from dpkfc.report.card import CardFacts, build_card, dataset_size, stamp, write_release
+from dpkfc.report.card import CardFacts, build_card, dataset_size, stamp, write_weights_and_card
 from dpkfc.session import Session
 
 _EPSILON_POINTS = 32
@@ -93,7 +93,7 @@ def write_results(
         folder.write_json(folder.classes, {"measured_on": metrics.measured_on, "classes": rows})
     card = build_card(prepared.plan, _facts(prepared, session, metrics, classes))
     metrics.write(folder.metrics)
-    write_release(folder.path, session.released_state(), session.ledger, card)
+    write_weights_and_card(folder.path, session.released_state(), session.ledger, card)
     history = plots.history(curve_of(prepared, metrics))
     plots.save(history, folder.plots / "accuracy_and_epsilon.png")
     _plot_curvature(prepared, folder, session)

@@ -656,11 +656,11 @@ class Server(PartyModel):
             RuntimeError: no round was released, or the model does not hold what was released last.
             CheckpointError: the folder holds another run, or cannot be written.
         """
-        from dpkfc.report.card import build_federated_card, write_release
+        from dpkfc.report.card import build_federated_card, write_weights_and_card
 
         state = self.released_state()
         card = build_federated_card(self, records, **statements)
-        return write_release(folder, state, self.ledger, card)
+        return write_weights_and_card(folder, state, self.ledger, card)
 
     def released_state(self) -> Tensors:
         """Return the released weights.

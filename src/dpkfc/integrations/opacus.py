@@ -235,10 +235,10 @@ class PrivacyEngine:
 
     def write_card(self, folder: StrPath, **statements: Any) -> dict[str, Any]:
         """Write weights, ledger and privacy card, as `Session.write_card` does."""
-        from dpkfc.report.card import session_card, write_release
+        from dpkfc.report.card import session_card, write_weights_and_card
 
         card = session_card(self, **statements)
-        return write_release(folder, self._private.released_state(), self.ledger, card)
+        return write_weights_and_card(folder, self._private.released_state(), self.ledger, card)
 
     def validate(
         self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None

@@ -413,7 +413,7 @@ def _check_file(path: Path, state: Mapping[str, Tensor]) -> None:
 # -- a folder with weights, ledger and card --------------------------------------------------------
 
 
-def write_release(
+def write_weights_and_card(
     folder: str | os.PathLike[str],
     state: Mapping[str, Tensor],
     ledger: Ledger,
