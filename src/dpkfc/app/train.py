@@ -34,7 +34,7 @@ from dpkfc.app.assembly import (
 from dpkfc.app.datasets import ExampleSet, first_line
 from dpkfc.app.models import seeded
 from dpkfc.app.recipes import Recipe, evaluate
-from dpkfc.app.recipes.catalogue import recipe_of
+from dpkfc.app.recipes.catalogue import read_data, recipe_of
 from dpkfc.app.results import Result, curve_of, evaluated_weights, write_results
 from dpkfc.app.run_folder import Metrics, Row, RunFolder, RunFolderError
 from dpkfc.app.settings import (
@@ -106,7 +106,7 @@ def pretrain(config: RunConfig, model: nn.Module, input_shape: tuple[int, ...]) 
 def _read_labelled(
     path: Path, input_shape: tuple[int, ...], setting: str, purpose: str
 ) -> tuple[Tensor, Tensor]:
-    """Return public inputs, fractions as float32, and their labels.
+    """Return public inputs and their labels. Inputs in floating point become float32.
 
     Raises:
         ConfigError: the file has no labels.
@@ -120,6 +120,11 @@ def _read_labelled(
 
 
 def _head_of(model: nn.Module) -> nn.Linear:
+    """Return the last linear layer of a model.
+
+    Raises:
+        ConfigError: the model has no linear layer.
+    """
     heads = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not heads:
         raise ConfigError("pre-training needs a linear layer as the head of the model; it has none")
@@ -166,7 +171,7 @@ class TrainingProgress:
 
     Args:
         total: steps of the plan.
-        done: steps that were done before.
+        done: steps that this run took before it was continued.
         console: where to draw; nothing is drawn when it is None.
         label: name of the run.
     """
@@ -324,10 +329,13 @@ def check_same_settings(config: RunConfig, ranks: DistributedContext) -> None:
 
 
 def is_started(config: RunConfig, ranks: DistributedContext) -> bool:
-    """Return whether torchrun has started this command before.
+    """Decide whether this command continues the run in its folder, or starts a new one.
 
-    Then its folder holds a run of the same settings. A run that was cut off before its first
-    checkpoint, which comes before the first release, is removed and started anew.
+    torchrun may start a command again after a failure; then the folder holds a run of the same
+    settings. A run without any checkpoint or release has spent nothing: its files are removed.
+
+    Returns:
+        Whether there is a run to continue; always False without torchrun.
 
     Raises:
         RunFolderError: the run there has other settings, or only some processes see it.
@@ -342,9 +350,12 @@ def is_started(config: RunConfig, ranks: DistributedContext) -> bool:
                 f"run folder {config.out} holds a run of other settings: give those of its "
                 "config.toml to continue it, or another --out"
             )
-        return True, not checkpoint.exists(folder.checkpoint) and not _has_releases(folder)
+        has_checkpoint = checkpoint.exists(folder.checkpoint)
+        is_cut_off = not (has_checkpoint or _has_releases(folder))
+        return True, is_cut_off
 
-    answers = ranks.all_gather(ranks.run_on_all(look))
+    answer = ranks.run_on_all(look)
+    answers = ranks.all_gather(answer)
     if len(set(answers)) > 1:
         raise _not_shared(config.out)
     is_there, is_cut_off = answers[0]
@@ -356,8 +367,9 @@ def is_started(config: RunConfig, ranks: DistributedContext) -> bool:
 def _has_settings(folder: RunFolder, config: RunConfig) -> bool:
     """Return whether a run folder was started with these settings."""
     written = RunConfig(**flatten(read_toml(folder.config), str(folder.config)))
-    # A file does not hold the folder that it lies in.
-    return replace(undo_measurement(written, config), out=config.out) == config
+    # config.toml does not name its own folder.
+    comparable = replace(undo_measurement(written, config), out=config.out)
+    return comparable == config
 
 
 def _has_releases(folder: RunFolder) -> bool:
@@ -367,7 +379,9 @@ def _has_releases(folder: RunFolder) -> bool:
 
 
 def check_visible(folder: RunFolder, ranks: DistributedContext) -> None:
-    """Refuse a run folder that some process does not see: a restart may make another host first.
+    """Refuse a run folder that some process does not see.
+
+    A restart may give rank 0, which reads and writes the folder, to another host.
 
     Raises:
         RunFolderError: some processes do not see the folder that the first process has made.
@@ -407,25 +421,30 @@ def align_processes(ranks: DistributedContext, prepared: Prepared) -> None:
     parameters = dict(prepared.model.named_parameters())
     device = next(iter(parameters.values())).device
     with torch.no_grad():
-        for name, value in ranks.broadcast_tensors(parameters, parameters, device).items():
+        received = ranks.broadcast_tensors(parameters, like=parameters, device=device)
+        for name, value in received.items():
             parameters[name].copy_(value)
 
 
 # --------------------------------------------------------------------------------------------------
+# One run: its parts, its start, its continuation, and its loop.
 
-# Sees every evaluation after the first step. False ends the run early.
+# A function of the row of an evaluation after the first step. The run ends if it returns False.
 Watch = Callable[[Row], bool]
 
 
 def prepare(
     config: RunConfig, data: ExampleSet | None = None, *, may_find_bounds: bool = False
 ) -> Prepared:
-    """Return data, model and plan of a run.
+    """Read data, make the plan, and build the model of a run.
 
     Args:
         config: settings.
-        data: what `Recipe.data` gives for them, where it has been read already.
-        may_find_bounds: whether the caller finds bounds that the schema leaves out.
+        data: the examples, if `Recipe.data` has read them already.
+        may_find_bounds: whether the caller will find the bounds that the schema leaves out.
+
+    Returns:
+        Everything the run needs; its settings hold the measured structure, if one was measured.
 
     Raises:
         DatasetError: missing or damaged data.
@@ -452,7 +471,7 @@ def prepare(
     make_augment(config, recipe.input_shape)
     if data is None:
         data = recipe.data(config, is_training=True)
-    # A measurement takes minutes: a missing file is known before.
+    # A measurement takes minutes, so it follows the data: a missing file fails at once.
     config = measure_structure(config)
     private = data.train if "private-oracle" in (config.source, config.output_source) else None
     plan = make_plan(
@@ -502,7 +521,7 @@ def _make_stopping(
     path = Path(config.public_validation)
     inputs, labels = _read_labelled(path, recipe.input_shape, "public_validation", "an early end")
     device = torch.device(config.device)
-    # Numbers stay numbers, and classes become whole ones.
+    # Public labels take the type of private ones: whole numbers for classes, floats for targets.
     labels = labels.to(device, data.train[1].dtype)
     return EarlyStopping(config.patience, on=(inputs.to(device), labels))
 
@@ -510,6 +529,12 @@ def _make_stopping(
 def _make_private_stopping(
     config: RunConfig, recipe: Recipe, data: ExampleSet
 ) -> PrivateEarlyStopping:
+    """Return an early end by noisy losses on the validation split.
+
+    Raises:
+        ConfigError: there is no validation split, a unit has several records, the error of a
+            regression is asked for, or several processes run.
+    """
     if recipe.max_records_per_unit is not None or data.validation is None:
         raise ConfigError(
             f"stop_on = {config.stop_on!r} needs a validation split of single records, each its own"
@@ -560,10 +585,8 @@ def run(
         try:
             data = None
             if config.structure == "auto":
-                # A measurement takes minutes: a missing file is known before.
-                data = ranks.run_on_all(
-                    lambda: recipe_of(config).starting_from(config.pretrained).data(config)
-                )
+                # A measurement takes minutes, so it follows the data: a missing file fails at once.
+                data = ranks.run_on_all(partial(read_data, config))
             config = ranks.broadcast_from_rank0(partial(measure_structure, config), "structure")
             is_single = ranks.world_size == 1
             prepared = ranks.run_on_all(
@@ -584,11 +607,11 @@ def run(
             console.print(structure, markup=False, highlight=False)
         if prepared.recipe.find_bounds is not None:
             prepared = _find_bounds(prepared, folder)
-        return _train(prepared, folder, _new_metrics(config), console, ranks)
+        return _train(prepared, folder, _new_metrics(config), console)
 
 
 def _check_private_bounds(prepared: Prepared) -> None:
-    """Refuse a new run that is to find bounds that an earlier run has found."""
+    """Refuse `bounds = "private"` with a schema that already holds the bounds of an earlier run."""
     config, recipe = prepared.config, prepared.recipe
     if config.bounds and recipe.find_bounds is None:
         raise ConfigError(
@@ -600,8 +623,11 @@ def _check_private_bounds(prepared: Prepared) -> None:
 def _find_bounds(prepared: Prepared, folder: RunFolder) -> Prepared:
     """Find bounds by one release, write the schema with them, and encode the examples anew.
 
-    The release is charged before it is made. A run that is cut off behind the charge cannot make it
-    again: its folder holds no checkpoint.
+    The release is charged before it is made. A run that is cut off after the charge cannot be
+    continued, since its folder holds no checkpoint.
+
+    Returns:
+        The run with the recipe of the new schema, and with the examples encoded by it.
     """
     config, recipe = prepared.config, prepared.recipe
     assert recipe.find_bounds is not None
@@ -634,15 +660,15 @@ def measure(prepared: Prepared, folder: RunFolder, watch: Watch | None = None) -
     Args:
         prepared: of `prepare`.
         folder: a new run folder.
-        watch: sees every evaluation and may end the run; what it sees is for the operator only.
+        watch: is called with every evaluation, and ends the run by returning False. Evaluations
+            are for the operator only.
 
     Returns:
-        The result; `interrupted` where the run was ended early.
+        The result; `interrupted` if `watch` or a signal ended the run.
     """
     folder.begin(to_toml(prepared.config), prepared.recipe.schema)
     metrics = _new_metrics(prepared.config)
-    ranks = DistributedContext.current()
-    return _train(prepared, folder, metrics, None, ranks, watch=watch, figures_only=True)
+    return _train(prepared, folder, metrics, None, watch=watch, figures_only=True)
 
 
 def resume(
@@ -655,6 +681,9 @@ def resume(
             reads and writes it.
         console: where progress is drawn; None draws nothing.
         any_world_size: go on with another number of processes than wrote the checkpoint.
+
+    Returns:
+        The result, as of `run`.
 
     Raises:
         RunFolderError: no run folder, or one without a checkpoint.
@@ -669,22 +698,21 @@ def resume(
 def _continue(
     path: str | Path, console: Console | None, ranks: DistributedContext, any_world_size: bool
 ) -> Result:
-    with_private: list[Metrics] = []
+    """Continue a run by processes that exist already; see `resume`."""
+    complete_metrics: list[Metrics] = []
 
     def read() -> tuple[RunFolder, RunConfig, Metrics]:
         folder, config, metrics = _read_run(path)
-        # Other processes see no figure that was computed from private examples.
-        with_private.append(metrics)
+        # Rank 0 alone keeps the figures that were computed from private examples.
+        complete_metrics.append(metrics)
         return folder, config, metrics.drop_private()
 
     folder, config, metrics = ranks.broadcast_from_rank0(read, "run folder")
     check_visible(folder, ranks)
     prepared = ranks.run_on_all(lambda: prepare(use_own_device(config)))
-    if with_private:
-        metrics = with_private[0]
-    return _train(
-        prepared, folder, metrics, console, ranks, resumed=True, any_world_size=any_world_size
-    )
+    if complete_metrics:
+        metrics = complete_metrics[0]
+    return _train(prepared, folder, metrics, console, resumed=True, any_world_size=any_world_size)
 
 
 def read_settings(folder: RunFolder) -> RunConfig:
@@ -719,14 +747,35 @@ def _train(
     folder: RunFolder,
     metrics: Metrics,
     console: Console | None,
-    ranks: DistributedContext,
     *,
     resumed: bool = False,
     any_world_size: bool = False,
     watch: Watch | None = None,
     figures_only: bool = False,
 ) -> Result:
+    """Train to the end of the plan, and write weights, card and plots.
+
+    Args:
+        prepared: of `prepare`.
+        folder: of the run, with its settings.
+        metrics: of the steps before; the loop adds to them.
+        console: where rank 0 draws progress; None draws nothing.
+        resumed: whether the folder holds a checkpoint to restore.
+        any_world_size: whether another number of processes may have written the checkpoint.
+        watch: may end the run, see `measure`.
+        figures_only: whether to leave out weights, card and plots.
+
+    Returns:
+        The result; `interrupted` if the plan has steps left and the run may go on.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or belongs to another plan.
+        ConfigError: the run is complete.
+    """
     config, plan = prepared.config, prepared.plan
+    ranks = DistributedContext.current()
+    if not ranks.is_rank0:
+        console = None
     align_processes(ranks, prepared)
     session = Session(
         plan,
@@ -742,7 +791,7 @@ def _train(
         callbacks=_make_loggers(config, folder),
     )
     with session:
-        if console is not None and ranks.is_rank0 and session.receipt is not None:
+        if console is not None and session.receipt is not None:
             _announce_receipt(session.receipt, console)
         if resumed:
             session.restore(folder.checkpoint, any_world_size=any_world_size)
@@ -756,7 +805,7 @@ def _train(
         with TrainingProgress(
             plan.steps,
             done=session.steps_done,
-            console=console if ranks.is_rank0 else None,
+            console=console,
             label=METHOD_LABELS[config.method],
         ) as progress:
             interrupted = loop.run(progress)
@@ -765,7 +814,7 @@ def _train(
             ranks.broadcast_from_rank0(
                 lambda: write_results(prepared, folder, session, metrics), "results"
             )
-        return _result(prepared, folder, session, metrics, interrupted)
+        return _make_result(prepared, folder, session, metrics, interrupted)
 
 
 def _announce_receipt(receipt: Receipt, console: Console) -> None:
@@ -809,9 +858,9 @@ class _Loop:
         """
         plan, done = self.prepared.plan, self.session.steps_done
         if not self.metrics.rows or done >= plan.steps:
-            # Before the first step: a run killed at any later step can then be continued, since
-            # what it has spent cannot be had back. After the last step: the final weights are
-            # evaluated again, whatever was written before the run died.
+            # Save before the first step: a run that is killed later can then be continued, and the
+            # budget that it has spent is not lost. Evaluate a finished run again: it may have died
+            # before the figures of its final weights were written.
             row = Row(step=done, epsilon=plan.curve.epsilon(done))
             self.metrics.add(self._evaluate(row, progress))
             self._save()
@@ -839,7 +888,7 @@ class _Loop:
                         return True
             except KeyboardInterrupt:
                 if self.ranks.world_size > 1:
-                    # A checkpoint is made by all processes, and the others are elsewhere.
+                    # All processes save a checkpoint together, and this one alone was interrupted.
                     raise
                 self._save()
                 return True
@@ -860,7 +909,7 @@ class _Loop:
         return row
 
     def _is_over(self, row: Row) -> bool:
-        """Return whether public figures end the run after this row."""
+        """Return whether the losses so far, public or released with noise, end the run."""
         stopping = self.prepared.stopping
         if stopping is None or row.decisive_loss is None:
             return False
@@ -870,7 +919,8 @@ class _Loop:
     def _release_loss(self, row: Row) -> Row:
         """Return a row with a charged, noisy mean on held-out private examples.
 
-        A run that was cut off may have spent some evaluations twice; then none is left at its end.
+        A run that was cut off may have charged some evaluations twice. Once all are charged, the
+        row is returned as it is.
         """
         stopping, session = self.prepared.stopping, self.session
         if not isinstance(stopping, PrivateEarlyStopping):
@@ -884,13 +934,17 @@ class _Loop:
             return replace(row, noisy_loss=stopping.loss(session, loss_fn))
 
     def _end_early(self, row: Row) -> None:
-        """Charge the steps that are left: releases have decided the number of steps."""
+        """Charge the steps that are left.
+
+        Released weights or losses have decided when the run ends, so ε is that of the whole plan.
+        """
         self.session.forfeit_steps()
         plan = self.prepared.plan
         self.metrics.add(replace(row, epsilon=plan.curve.epsilon(plan.steps)))
         self._save()
 
     def _should_go_on(self, row: Row) -> bool:
+        """Return whether the operator's `watch` lets the run go on after this row."""
         return row.accuracy is None or self.watch is None or self.watch(row)
 
     def _set_learning_rate(self, step: int) -> None:
@@ -935,6 +989,7 @@ class _Loop:
 
 
 def _row(record: StepRecord, epsilon: float) -> Row:
+    """Return the row of a step, without an evaluation."""
     return Row(
         step=record.release,
         epsilon=epsilon,
@@ -947,9 +1002,10 @@ def _row(record: StepRecord, epsilon: float) -> Row:
     )
 
 
-def _result(
+def _make_result(
     prepared: Prepared, folder: RunFolder, session: Session, metrics: Metrics, interrupted: bool
 ) -> Result:
+    """Return the result of a run that has ended, with the figures of its last evaluation."""
     last = metrics.evaluated()[-1]
     task = prepared.recipe.task
     return Result(

@@ -1,4 +1,7 @@
-"""One recipe: data, a model, public constants and defaults."""
+"""One recipe: data, a model, public constants and defaults.
+
+The defaults of the recipe NAME are settings in NAME.toml, beside this file.
+"""
 
 from __future__ import annotations
 
@@ -412,7 +415,7 @@ class Recipe:
 
 @cache
 def read_defaults(name: str) -> Mapping[str, Any]:
-    """Return the content of the TOML of defaults of this name."""
+    """Return the defaults of a recipe: the content of NAME.toml beside this file."""
     file = resources.files("dpkfc.app.recipes").joinpath(f"{name}.toml")
     return tomllib.loads(file.read_text("utf-8"))
 

@@ -156,6 +156,17 @@ def recipe_of(config: RunConfig) -> Recipe:
     return find_recipe(config.recipe)
 
 
+def read_data(config: RunConfig) -> ExampleSet:
+    """Return the examples of a run, as `Recipe.data` of its recipe and public weights gives them.
+
+    Raises:
+        ConfigError: no such recipe, or settings that do not go together.
+        DatasetError: files are missing or damaged.
+    """
+    recipe = recipe_of(config).starting_from(config.pretrained)
+    return recipe.data(config)
+
+
 def run_config(chosen: dict[str, Any]) -> RunConfig:
     """Return the settings of a run: the recipe's defaults under what the user chose.
 

@@ -41,7 +41,7 @@ from dpkfc.app.datasets import DatasetError
 from dpkfc.app.datasets.sources import CIFAR100, load_pixels
 from dpkfc.app.datasets.text import AG_NEWS, hashed_texts, load_texts
 from dpkfc.app.pretrained import encode_tokens, minilm_tokens
-from dpkfc.app.recipes.catalogue import find_recipe, recipe_of, run_config
+from dpkfc.app.recipes.catalogue import find_recipe, read_data, run_config
 from dpkfc.app.recipes.images import CIFAR10_NORMALISATION
 from dpkfc.app.recipes.text import HEAD_LENGTH, SIZE
 from dpkfc.app.run_folder import Metrics, RunFolder, RunFolderError, placed, write_text
@@ -616,7 +616,7 @@ def _read(config: RunConfig) -> Any:
     if key not in _LAST:
         # The data before are dropped first, so that both are never in memory.
         _LAST.clear()
-        _LAST[key] = recipe_of(config).starting_from(config.pretrained).data(config)
+        _LAST[key] = read_data(config)
     return _LAST[key]
 
 
