@@ -132,7 +132,7 @@ def make_preconditioner(
     recipe_probe: RecipeProbe | None = None,
     private: Any = None,
 ) -> Preconditioner | None:
-    """Return what stands in `PrivacyConfig.preconditioner`, None for plain coordinates.
+    """Return the preconditioner of the method, None for a method without one.
 
     Args:
         config: settings.
@@ -181,6 +181,7 @@ def make_postprocess(config: RunConfig) -> tuple[PostProcess, ...]:
 
 
 def _make_filter(config: RunConfig) -> PostProcess:
+    """Return the filter that the settings name."""
     kappa = config.filter_kappa
     momentum: dict[str, Any] = {"momentum_allowed": config.filter_momentum}
     filters: dict[str, Callable[[], PostProcess]] = {
@@ -225,6 +226,9 @@ def _refine_checks(config: RunConfig) -> Iterator[tuple[object, str]]:
     )
 
 
+_NOISE_PROBES = {"pink": PinkNoise, "dead-leaves": DeadLeaves, "white": WhiteNoise}
+
+
 def _make_probe(
     config: RunConfig,
     source: str,
@@ -232,6 +236,7 @@ def _make_probe(
     recipe_probe: RecipeProbe | None,
     private: Any,
 ) -> Probe:
+    """Return the probe of a source; every kind of noise is `FeatureNoise` for inputs `[d]`."""
     if source == "tokens":
         if recipe_probe is None:
             raise ConfigError(
@@ -254,11 +259,8 @@ def _make_probe(
         )
     if len(input_shape) == 1:
         return FeatureNoise(input_shape[0])
-    if source == "dead-leaves":
-        return DeadLeaves(input_shape, **library_values(config, DeadLeaves))
-    if source == "pink":
-        return PinkNoise(input_shape, **library_values(config, PinkNoise))
-    return WhiteNoise(input_shape)
+    kind = _NOISE_PROBES[source]
+    return kind(input_shape, **library_values(config, kind))
 
 
 def read_public_data(
@@ -354,7 +356,7 @@ def make_privacy_config(
             extra.append(_bounds_release(config, private_bounds))
         if config.stops_privately:
             extra.append(_evaluation_releases(config, steps))
-        # A basis along which gradients are split has a clipping of its own.
+        # GEP splits each gradient and clips its parts separately, so it decides the clipping.
         if preconditioner is not None and preconditioner.required_clipping is not None:
             values["clipping"] = preconditioner.required_clipping
         return PrivacyConfig(
@@ -372,7 +374,11 @@ def make_privacy_config(
 
 
 def _evaluation_releases(config: RunConfig, steps: int) -> ExtraRelease:
-    """Return the evaluations that decide an early end; one after the last step decides nothing."""
+    """Return the noisy evaluations that decide an early end; none follows the last step.
+
+    Raises:
+        ConfigError: settings that a private early end needs are missing, or no step is evaluated.
+    """
     needed = {
         "patience": config.patience,
         "validation_size": config.validation_size,
@@ -449,7 +455,7 @@ _AUGMENTS = {
 
 
 def make_augment(config: RunConfig, input_shape: tuple[int, ...]) -> Augment | None:
-    """Return what changes every view of an example, None where nothing does.
+    """Return the augmentation that the settings name, None where they name none.
 
     Raises:
         ConfigError: the recipe has no images.
@@ -467,7 +473,7 @@ def make_augment(config: RunConfig, input_shape: tuple[int, ...]) -> Augment | N
 def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
     """Return SGD, or Adam with decoupled weight decay (AdamW).
 
-    Steps that post-processing makes (adam-bc, sofim) are taken by SGD without momentum.
+    With adam-bc or sofim the post-processing computes the step, and SGD without momentum takes it.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     if config.optimizer == "adam":
@@ -508,7 +514,7 @@ def learning_rate(config: RunConfig, step: int, steps: int) -> float:
 # --------------------------------------------------------------------------------------------------
 # How the settings of a run were chosen, for its card.
 
-# Settings that can be searched: all of these sections, and these of the others.
+# Settings that a search may choose: all settings of these sections, and single ones of others.
 _SEARCHED_SECTIONS = ("optimizer", "postprocess", "preconditioner")
 _SEARCHED = {
     "epochs",
@@ -525,7 +531,7 @@ _SEARCHED = {
     "pretrain_epochs",
     "pretrain_lr",
 }
-# Settings that the recipe's own settings follow from.
+# Settings on which a recipe's defaults depend.
 _KIND = (
     "recipe",
     "task",
@@ -536,13 +542,15 @@ _KIND = (
     "validation_size",
     "eval_on",
 )
+# A description begins with these settings, and lists at most so many.
 _FIRST = ("lr", "max_grad_norm", "damping")
 _MOST = 8
 
 
 def describe_choice(config: RunConfig) -> str:
-    """Return what was stated about the choice, or else which settings differ from the recipe's.
+    """Return how the settings were chosen, as a line of the card.
 
+    Without a statement of the user, the line lists the settings that differ from the recipe's.
     Budget, sampler and settings that only decide speed are left out. A learning rate that the
     recipe itself derives from other settings counts as the recipe's.
     """
@@ -566,7 +574,7 @@ def describe_choice(config: RunConfig) -> str:
 
 
 def _differing_settings(config: RunConfig, recipe_config: RunConfig) -> list[str]:
-    """Return settings that can be searched and differ from what the recipe has for this method."""
+    """Return names of settings that a search may choose, and that differ from the recipe's."""
     names = set()
     for setting in dataclasses.fields(RunConfig):
         name = setting.name
@@ -584,7 +592,7 @@ def _differing_settings(config: RunConfig, recipe_config: RunConfig) -> list[str
 
 
 def _recipe_config(config: RunConfig, names: tuple[str, ...]) -> RunConfig:
-    """Return the settings of the recipe under those of a run that are named."""
+    """Return the recipe's settings for a run in which only the named settings are given."""
     return run_config({name: getattr(config, name) for name in names})
 
 
@@ -592,16 +600,19 @@ def _recipe_config(config: RunConfig, names: tuple[str, ...]) -> RunConfig:
 # `structure = "auto"`: sides, norm methods and the interval of refreshes by what they cost on this
 # machine.
 #
-# What is measured becomes settings before the plan is made (`structure = "measured"`, with `ranks`,
-# `norm_methods` and `every`). The plan's hash then holds it, a continued run keeps it, and the
-# run's config.toml replays it anywhere.
+# The result becomes settings before the plan is made: `structure = "measured"`, with `ranks`,
+# `norm_methods` and `every`. So the plan's hash covers the result, a continued run keeps it, and
+# the run's config.toml repeats it on any machine.
 
 
 def measure_structure(config: RunConfig) -> RunConfig:
-    """Return the settings with what "auto" comes to on this machine, or as they are without it.
+    """Replace `structure = "auto"` by the choice that costs least on this machine.
 
     Only the probe and the initial weights are used. Times of layers are kept in the user's cache
     folder.
+
+    Returns:
+        The settings with the choice; unchanged for any other structure.
 
     Raises:
         ConfigError: a method without factors, curvature of private data, or a choice that was made
@@ -654,7 +665,15 @@ def _measurement_checks(config: RunConfig) -> Iterator[tuple[object, str]]:
 
 
 def undo_measurement(measured: RunConfig, config: RunConfig) -> RunConfig:
-    """Return the settings of a run without what was measured, where `config` leaves it open."""
+    """Put back `structure = "auto"`, so that a run can be compared with the command that began it.
+
+    Args:
+        measured: settings of the run.
+        config: settings of the command.
+
+    Returns:
+        The run's settings, without the measured choice if the command has `structure = "auto"`.
+    """
     if config.structure != "auto" or measured.structure != "measured":
         return measured
     return replace(
@@ -667,7 +686,7 @@ def undo_measurement(measured: RunConfig, config: RunConfig) -> RunConfig:
 
 
 def describe_structure(config: RunConfig) -> str:
-    """Return what was measured, in one line for the user; empty where nothing was."""
+    """Return the measured choice in one line for the user, "" without a measurement."""
     if config.structure != "measured":
         return ""
     ranks = (
