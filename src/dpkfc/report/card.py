@@ -52,14 +52,12 @@ if TYPE_CHECKING:
     from dpkfc.federated.server import RoundRecord, Server
 
 FORMAT = 1
-# Of the Markdown. `dpkfc ledger verify` compares the text of cards of this layout.
+# Version of the Markdown. `dpkfc ledger verify` compares the Markdown of this version alone.
 LAYOUT = 3
-WEIGHTS, LEDGER, CARD, REGISTRY = (
-    "model.safetensors",
-    "ledger.jsonl",
-    "privacy_card.json",
-    "card.json",
-)
+WEIGHTS = "model.safetensors"
+LEDGER = "ledger.jsonl"
+CARD = "privacy_card.json"
+REGISTRY = "card.json"
 _NEIGHBOURS = {
     "add_or_remove_one": "one {} added or removed",
     "replace_one": "one {} replaced by another",
@@ -75,7 +73,7 @@ _OPTIONAL_STEPS = {
 }
 _DEFAULTS: tuple[Any, ...] = (None, [], 1, "whitened")
 
-# A total may be rounded, or of another accountant, by so much.
+# A stated total may be smaller by this fraction, from rounding or from another accountant.
 _ROUNDING = 1e-3
 
 # How a computer adds noise to the sum.
@@ -115,11 +113,11 @@ class CardFacts:
         refreshes: step, digest and scale of every preconditioner that was used.
         settings: hyper-parameters of training that the plan does not hold.
         device: where the noise was drawn.
-        limited: whether the plan's steps end the run. An engine may run as long as its script.
+        limited: whether the run ends with the plan's steps. A script with an engine may take more.
         weights: "file" and "sha256" of the weights, if they lie in a file.
         receipt: what the budget of these people was charged, None without one.
         declared: what the owner says about the run.
-        start: when training began; "" where nobody knows.
+        start: when training began; "" if the ledger does not say.
         total: "epsilon", "delta" and "runs" of several runs on the same data, if it was computed.
         extra: releases beside the steps, as `describe_extra` gives them.
     """
@@ -170,11 +168,14 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
 
     Args:
         plan: of the run.
-        facts: everything else.
+        facts: what the card says beside the plan.
+
+    Returns:
+        The card, with the sections that this module lists.
 
     Raises:
         ValueError: the number of releases differs from the ledger's, or exceeds the plan's steps;
-            a total below the ε of this run alone.
+            or the total is below the ε of this run alone.
     """
     _check_releases(plan, facts)
     counts = facts.extra_counts
@@ -262,14 +263,14 @@ def _introduction(
 def check_total(
     total: Mapping[str, Any] | None, charges: Sequence[tuple[dp_accounting.DpEvent, int]]
 ) -> None:
-    """Check that the ε of several runs is not below that of one of them, at the δ of the total.
+    """Check that the total ε of several runs is at least the ε of this run alone, at the same δ.
 
     Args:
         total: "epsilon", "delta" and "runs"; None needs no check.
-        charges: event and number of the releases of this run.
+        charges: events of this run, each with the number of its releases.
 
     Raises:
-        ValueError: it is below, or holds no numbers.
+        ValueError: the total is below the ε of this run, or is no number.
     """
     if not total:
         return
@@ -332,7 +333,8 @@ def session_card(
     `Session.write_card` writes it with weights and ledger, which is what most callers want.
 
     The session supplies releases, the head of the ledger, the device of the noise, the refreshes of
-    the preconditioner and the number of units. It may be closed.
+    the preconditioner and the number of units. The session may be closed. With `weights`, all ranks
+    of a sharded model must call this function; without, one process may.
 
     Args:
         session: a `Session`, or a `PrivacyEngine` that has made a model private.
@@ -347,14 +349,16 @@ def session_card(
         declared: what only the owner knows.
         total: "epsilon", "delta" and "runs" of several runs on the same data.
 
+    Returns:
+        The card, as of `build_card`.
+
     Raises:
         TypeError: `title`, `chosen_by` or `not_private` is missing.
+        ValueError: the file holds other weights, or the total is below the ε of this run alone.
         RuntimeError: the engine has made nothing private, or a parameter was written since the last
             release.
         LedgerError: the model does not hold the weights that its ledger's releases have made.
         OSError: the weights cannot be read.
-
-    One process may call it without a file of weights; with one, all ranks of a sharded model do.
     """
     if title is None or chosen_by is None or not_private is None:
         raise TypeError(
@@ -393,7 +397,11 @@ def session_card(
 
 
 def _check_file(path: Path, state: Mapping[str, Tensor]) -> None:
-    """Check that a file holds the released weights; tied tensors may lack all names but one."""
+    """Check that a file holds the released weights; it may name a tied tensor once.
+
+    Raises:
+        ValueError: a tensor is missing, unknown or has other values.
+    """
     try:
         found = load_file(path)
     except SafetensorError as error:
@@ -421,16 +429,17 @@ def write_weights_and_card(
 ) -> dict[str, Any]:
     """Write the weights of a run, a copy of its ledger, and the card of both.
 
-    Every host writes its folder by this function. A ledger that lies there already stays.
+    Session, engine, server, estimator and `dpkfc train` write their folders by this function. If
+    the run keeps its ledger in the folder, no copy is made.
 
     Args:
         folder: made if it is missing. It may hold an earlier state of the same run.
-        state: what the host's `released_state` gives.
+        state: of `released_state` of the session, engine or server.
         ledger: of the run.
         card: of the same run, without weights.
 
     Returns:
-        The card, with the digest of the weights.
+        The card as it was written, with the digest of the weights.
 
     Raises:
         CheckpointError: the folder holds another run, or cannot be written.
@@ -446,11 +455,11 @@ def write_weights_and_card(
         "stamp": card.get("stamp") or "",
     }
     path = place / LEDGER
-    is_there = ledger.path is not None and ledger.path.resolve() == path.resolve()
-    if not is_there:
+    is_in_place = ledger.path is not None and ledger.path.resolve() == path.resolve()
+    if not is_in_place:
         _check_same_run(path, ledger)
     place_file(place / WEIGHTS, lambda part: save_file(dict(state), part, metadata=header))
-    if not is_there:
+    if not is_in_place:
         place_file(path, lambda part: part.write_bytes(ledger_bytes(ledger)))
     weights = {"file": WEIGHTS, "sha256": file_digest(place / WEIGHTS)}
     written = {**card, "ledger": {**card["ledger"], "file": LEDGER}, "weights": weights}
@@ -478,7 +487,7 @@ def to_json(content: Mapping[str, Any]) -> str:
 
 
 def ledger_bytes(ledger: Ledger) -> bytes:
-    """Return the content of a ledger's file; one in memory has the same lines."""
+    """Return the content of a ledger's file, also for a ledger that is in memory alone."""
     lines = []
     for line in (ledger.header, *ledger.releases):
         content = {name: value for name, value in line.items() if name != "hash"}
@@ -487,7 +496,11 @@ def ledger_bytes(ledger: Ledger) -> bytes:
 
 
 def _check_same_run(path: Path, ledger: Ledger) -> None:
-    """Refuse to replace the ledger of another run."""
+    """Refuse to replace the ledger of another run.
+
+    Raises:
+        CheckpointError: the file is no earlier state of this ledger.
+    """
     if not path.exists():
         return
     try:
@@ -512,7 +525,7 @@ def build_federated_card(
     declared: Declared | None = None,
     total: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Build the card of a federated run, with the parties that the guarantee protects from.
+    """Build the card of a federated run, which also names the parties that ε protects from.
 
     Args:
         server: of the run.
@@ -523,6 +536,12 @@ def build_federated_card(
         not_private: figure to the reason why ε does not protect it.
         declared: what only the owner knows.
         total: "epsilon", "delta" and "runs" of several runs on the same data.
+
+    Returns:
+        The card, with the sections that this module lists.
+
+    Raises:
+        ValueError: the total is below the ε of this run alone.
     """
     plan, privacy = server.plan, server.plan.config.privacy
     releases = server.ledger.count
@@ -572,7 +591,7 @@ def build_federated_card(
 
 
 def _guarantee(plan: Plan | FederatedPlan, epsilon: float) -> dict[str, Any]:
-    """Return what every card promises first."""
+    """Return the entries that `guarantee` has on every card."""
     return {
         "certified": plan.certified,
         "epsilon": json_number(epsilon),
@@ -682,6 +701,9 @@ def to_markdown(card: Mapping[str, Any]) -> str:
     Args:
         card: of `build_card`, `session_card` or `build_federated_card`, or read from its JSON file.
 
+    Returns:
+        The text of the page.
+
     Raises:
         KeyError: a section or an entry is missing.
     """
@@ -698,7 +720,7 @@ def to_markdown(card: Mapping[str, Any]) -> str:
 
 # -- the section that `dpkfc audit` adds -----------------------------------------------------------
 #
-# It may come from a file, so nothing in it is trusted.
+# The section may come from a file that somebody has changed, so no entry is taken for granted.
 
 _ABOUT = (
     "The rows of ledger, card and membership are about this run. All others are about its settings "

@@ -74,9 +74,9 @@ class CardError(ValueError):
 
 
 Statement = tuple[str, Any, Any]
-"""Name, stated and shown value of a figure."""
+"""Name of a figure, its value on the card, and its value by the ledger."""
 Cost = Callable[[Sequence[dict[str, Any]], float, str], float]
-"""Releases, δ and accountant to ε."""
+"""A function of releases, δ and accountant that returns ε."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class Card:
 
     @property
     def promise(self) -> Mapping[str, Any]:
-        """Section of the guarantee."""
+        """Return the section `guarantee`."""
         promise: Mapping[str, Any] = self.content["guarantee"]
         return promise
 
@@ -133,7 +133,10 @@ def read_card(ledger: Path) -> Card | None:
 
 
 def verify_history(path: Path) -> Verified:
-    """Verify a ledger's chain, and the history that card and checkpoint next to it remember.
+    """Verify a ledger's chain, and that it contains the heads that card and checkpoint remember.
+
+    Returns:
+        The verified ledger.
 
     Raises:
         LedgerError: the chain does not hold.
@@ -164,10 +167,16 @@ def _check_remembered(
 
 
 def check_copy(path: Path, ledger: Verified, head: str, releases: int) -> None:
-    """Check that a ledger passed through a head that somebody has kept.
+    """Check that a ledger contains a head that somebody has kept.
+
+    Args:
+        path: of the ledger, for messages.
+        ledger: of `verify_history`.
+        head: hexadecimal; spaces around it and capitals do not matter.
+        releases: number of releases after which the head was noted.
 
     Raises:
-        CardError: it did not.
+        CardError: the ledger has another head after that release.
     """
     if not ledger.contains(releases, head.strip().lower()):
         raise CardError(
@@ -182,10 +191,10 @@ def check_promise(card: Card, ledger: Verified, cost: Cost) -> None:
     Args:
         card: of `read_card`, whose head the ledger has.
         ledger: of `verify_history`.
-        cost: releases, δ and accountant to ε.
+        cost: returns ε of releases by δ and accountant.
 
     Raises:
-        CardError: with the first statement that differs.
+        CardError: naming the first statement that differs, or the damage.
     """
     promise, header = card.promise, ledger.header
     statements = [
@@ -228,7 +237,13 @@ def _further_statements(
     spent: float,
     cost: Cost,
 ) -> list[Statement]:
-    """Return what cards of this layout state beside the promise; older ledgers have no id."""
+    """Return what a card with a layout states beside the promise.
+
+    Cards and ledgers from before layouts and ids existed have neither.
+
+    Raises:
+        ValueError: the ledger has an id, so the card must have had a layout.
+    """
     content, releases = card.content, ledger.releases[: card.releases]
     if "layout" not in content:
         if "id" in ledger.header:
@@ -237,8 +252,9 @@ def _further_statements(
     statements = [("begin", content["dates"]["begun"], ledger.header.get("created", ""))]
     mechanism = content["mechanism"]
     steps = [release for release in releases if "purpose" not in release]
-    for name in ("noise_multiplier", "stddev", "sensitivity") if steps else ():
-        statements.append((name.replace("_", " "), mechanism.get(name), steps[-1].get(name)))
+    if steps:
+        for name in ("noise_multiplier", "stddev", "sensitivity"):
+            statements.append((name.replace("_", " "), mechanism.get(name), steps[-1].get(name)))
     extra = describe_extra(releases, card.delta)
     statements.append(("releases beside the steps", mechanism.get("extra_releases", []), extra))
     statements.append(("meaning of ε", content.get("meaning"), _explain(card, ledger, spent)))
@@ -249,7 +265,7 @@ def _further_statements(
 
 
 def _statements_of_plan(card: Card, ledger: Verified, spent: float) -> list[Statement]:
-    """Return what a card states of its plan, as far as the first line of the ledger shows it."""
+    """Return what a card states of its plan and the ledger can show."""
     header, promise, mechanism = ledger.header, card.promise, card.content["mechanism"]
     is_federated = "privacy_model" in promise
     statements: list[Statement] = []
@@ -280,13 +296,14 @@ def _statements_of_plan(card: Card, ledger: Verified, spent: float) -> list[Stat
     if rate is not None:
         shown_batch = rate * size
         statements.append(("divisor", mechanism.get("divisor"), shown_batch))
-        own = {"sample_rate": rate, "batch_size": shown_batch}
-        statements += [(name, sampler[name], own[name]) for name in own if name in sampler]
+        for name, value in (("sample_rate", rate), ("batch_size", shown_batch)):
+            if name in sampler:
+                statements.append((name, sampler[name], value))
     return statements
 
 
 def _sampling_rate(event: Mapping[str, Any]) -> float | None:
-    """Return the fraction of the units in a batch, None for an event that does not tell."""
+    """Return the expected fraction of the units in a batch, None if the event does not hold it."""
     if "sample_size" in event:
         return float(event["sample_size"] / event["source_dataset_size"])
     if event["type"] == "GaussianDpEvent":
@@ -298,7 +315,7 @@ def _sampling_rate(event: Mapping[str, Any]) -> float | None:
 def _statements_of_accountants(
     card: Card, releases: Sequence[dict[str, Any]], cost: Cost
 ) -> list[Statement]:
-    """Return ε by each accountant that a card states."""
+    """Return the names of a card's accountants, and each ε that differs from the ledger's."""
     accounting = card.content.get("accounting") or card.promise
     stated = accounting["epsilon_by"]
     statements: list[Statement] = [("set of accountants", sorted(stated), ["pld", "rdp"])]
@@ -320,8 +337,10 @@ def _explain(card: Card, ledger: Verified, spent: float) -> dict[str, Any] | Non
     releases = ledger.releases[: card.releases]
     charges = charges_of(releases)
     has_extra = any(release.get("purpose") for release in releases)
+    # Releases of several kinds have no common event.
+    has_one_event = len(charges) == 1 and not has_extra
     return explain_guarantee(
-        charges[0][0] if len(charges) == 1 and not has_extra else None,
+        charges[0][0] if has_one_event else None,
         len(releases),
         spent,
         card.delta,
@@ -344,7 +363,7 @@ def explain_ledger(card: Card) -> dict[str, Any]:
 
 
 def agrees(stated: Any, expected: Any) -> bool:
-    """Return whether two plain values are equal, fractions up to their last digits."""
+    """Return whether two plain values are equal, with floats compared up to rounding errors."""
     if isinstance(expected, Mapping):
         has_same_keys = isinstance(stated, Mapping) and {*stated} == {*expected}
         return has_same_keys and all(agrees(stated[key], expected[key]) for key in expected)
@@ -586,7 +605,7 @@ def relation_of_releases(releases: Sequence[dict[str, Any]]) -> str:
 
 
 def charges_of(releases: Sequence[dict[str, Any]]) -> list[tuple[dp_accounting.DpEvent, int]]:
-    """Return the events of the releases of a ledger, each with its number."""
+    """Return each distinct event of these releases, with the number of releases that have it."""
     counts = Counter(json.dumps(release["event"], sort_keys=True) for release in releases)
     return [(event_from_dict(json.loads(text)), count) for text, count in counts.items()]
 
@@ -613,7 +632,8 @@ def _epsilon_of_releases(
 
 
 _UNKNOWN = "not stated"
-_SHOWN = 12  # characters of a hash
+# Characters of a hash in a table.
+_SHOWN = 12
 
 
 class TotalError(ValueError):
@@ -626,11 +646,11 @@ class LedgerCost:
 
     Attributes:
         path: the file.
-        ledger: what it says.
-        unit: whom it protects.
-        neighbouring_relation: of its plan.
-        doubt: why its ε is no guarantee, "" if it is one.
-        epsilon: of its releases alone, at the δ of the total.
+        ledger: the verified content of the file.
+        unit: whom the run protects.
+        neighbouring_relation: of the plan.
+        doubt: why ε of this ledger is no guarantee, "" if it is one.
+        epsilon: of the releases of this ledger alone, at the δ of the total.
     """
 
     path: Path
@@ -668,6 +688,9 @@ def total_of_ledgers(paths: Sequence[Path], delta: float | None = None) -> Total
         paths: ledgers, run folders, or folders of run folders.
         delta: δ of the total; None takes the one that all ledgers state.
 
+    Returns:
+        The total, with the ε of each ledger alone.
+
     Raises:
         TotalError: no ledger, a ledger that is given twice, ledgers of different units or
             neighbouring relations, or no common δ.
@@ -693,8 +716,9 @@ def _find_ledgers(path: Path) -> list[Path]:
     """Return the ledger that a path names, or those of the runs in a folder."""
     if path.is_file():
         return [path]
-    if (path / "ledger.jsonl").is_file():
-        return [path / "ledger.jsonl"]
+    ledger = path / LEDGER
+    if ledger.is_file():
+        return [ledger]
     files = sorted(path.glob("*/ledger.jsonl"))
     if not files:
         raise TotalError(f"{path} is no ledger and holds none; name run folders or ledger files")
@@ -702,7 +726,13 @@ def _find_ledgers(path: Path) -> list[Path]:
 
 
 def _check_copies(ledgers: dict[Path, Verified]) -> None:
-    """Refuse a ledger whose whole history is in another one; copies that went apart both count."""
+    """Refuse a ledger whose whole history is in another one.
+
+    Two copies that have each had further releases are two ledgers, and both count.
+
+    Raises:
+        TotalError: naming the copy and the longer ledger.
+    """
     for (file, ledger), (other, longer) in itertools.permutations(ledgers.items(), 2):
         whole = len(ledger.releases), ledger.heads[-1]
         if ledger.id == longer.id and longer.contains(*whole):
@@ -710,6 +740,11 @@ def _check_copies(ledgers: dict[Path, Verified]) -> None:
 
 
 def _common_delta(ledgers: dict[Path, Verified]) -> float:
+    """Return the δ that all ledgers state.
+
+    Raises:
+        TotalError: the ledgers state several, or a ledger states none.
+    """
     stated = {ledger.header.get("delta") for ledger in ledgers.values()}
     delta = stated.pop() if len(stated) == 1 else None
     if not isinstance(delta, float):
@@ -718,6 +753,7 @@ def _common_delta(ledgers: dict[Path, Verified]) -> float:
 
 
 def _cost(file: Path, ledger: Verified, delta: float) -> LedgerCost:
+    """Return one ledger of a total, with ε of its releases alone."""
     header = ledger.header
     relation = header.get("neighbouring_relation", relation_of_releases(ledger.releases))
     return LedgerCost(
@@ -731,6 +767,11 @@ def _cost(file: Path, ledger: Verified, delta: float) -> LedgerCost:
 
 
 def _check_same(rows: Sequence[LedgerCost]) -> None:
+    """Refuse ledgers of different units or neighbouring relations.
+
+    Raises:
+        TotalError: naming two ledgers that differ.
+    """
     first = rows[0]
     for row in rows[1:]:
         pairs = [(first.neighbouring_relation, row.neighbouring_relation)]
@@ -775,8 +816,7 @@ def total_table(total: Total) -> Table:
     count = sum(len(row.ledger.releases) for row in total.rows)
     table.add_column("run", footer="total", overflow="fold")
     table.add_column("releases", footer=f"{count:,}", justify="right")
-    epsilon = rounded_up(total.epsilon)
-    table.add_column("ε", footer=epsilon, justify="right")
+    table.add_column("ε", footer=rounded_up(total.epsilon), justify="right")
     table.add_column("certified", footer="NO" if total.doubts else "yes")
     for row in total.rows:
         table.add_row(
@@ -798,11 +838,14 @@ def budget_table(
     """Return the charges of a budget, and what is left of it.
 
     Args:
-        path: of its file, begun with the following values where there is none.
+        path: the file of the budget. A missing file is created with the following values.
         epsilon: of all runs.
         delta: of all runs.
-        people: whose data it is.
-        moved: the paths of a ledger that was moved, before and now.
+        people: whose data the budget protects.
+        moved: the old and the new path of a ledger that was moved.
+
+    Returns:
+        The table, a row for each charge.
 
     Raises:
         BudgetError, ValueError: as `Budget`.
@@ -811,11 +854,9 @@ def budget_table(
     budget = Budget(path, epsilon=epsilon, delta=delta, people=people)
     if moved is not None:
         budget.move(*moved)
-    charges = budget.charges
-    spent = budget.spent
     title = f"{escape(budget.people)}: ε = {budget.epsilon:g} at δ = {budget.delta:g}"
     table = Table(title=title, header_style="bold", title_justify="left", show_footer=True)
-    left = max(0.0, budget.epsilon - spent)
+    left = max(0.0, budget.epsilon - budget.spent)
     table.add_column("charged", footer="left")
     table.add_column("ledger", overflow="fold")
     table.add_column("plan")
@@ -823,7 +864,7 @@ def budget_table(
     table.add_column("ε alone", justify="right")
     # Rounded down: a printed rest is never above the true one.
     table.add_column("total ε", footer=f"{math.floor(left * 1000) / 1000:.3f}", justify="right")
-    for charge in charges:
+    for charge in budget.charges:
         table.add_row(
             charge.when[:16].replace("T", " "),
             escape(charge.path or "in memory"),
@@ -863,13 +904,16 @@ def rate_table(
         sigma: noise multiplier.
         rate: q in (0, 1].
         epochs: expected passes over the data, or None.
-        steps: number of steps, or None; exactly one of the two is given.
+        steps: number of steps, or None. Give exactly one of `epochs` and `steps`.
         delta: δ.
+
+    Returns:
+        The table, with ε by each accountant.
 
     Raises:
         ValueError: a value outside its range; both or neither of `epochs` and `steps`.
     """
-    # The config refuses both, neither, and values that are not positive.
+    # `PrivacyConfig` refuses both, neither, and values that are not positive.
     PrivacyConfig(expected_batch_size=1, epochs=epochs, steps=steps)
     sampler = Poisson(rate, max(1, round(1 / rate)) if rate > 0 else 1)
     steps = count_steps(steps, epochs, 1, rate)
