@@ -14,7 +14,7 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.blocks import ConvBlock, Lookup, Outer, Tied
 from dpkfc.linalg.metric import Dense, Eigenbasis, Elementwise, Kronecker, Metric
-from dpkfc.linalg.norms import per_example_norms, rank_one_norms
+from dpkfc.linalg.norms import eigenbasis_norms_of_one_position, per_example_norms
 from tests.gradients.whitened import clipped, looped, matrix
 
 F64 = torch.float64
@@ -290,7 +290,9 @@ def test_squares_of_tiny_and_huge_rows_neither_vanish_nor_overflow(
     block = Outer(torch.full((2, 1, 4), small), torch.full((2, 1, 3), large))
     metric = single(entry(4, 3, turns=turns))
     exact = exact_norms(block.b.double().mT @ block.a.double(), metric)
-    torch.testing.assert_close(rank_one_norms(block, metric), exact, rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        eigenbasis_norms_of_one_position(block, metric), exact, rtol=1e-4, atol=0
+    )
     assert bool((per_example_norms(block, metric).norms >= exact * (1 - 1e-6)).all())
 
 

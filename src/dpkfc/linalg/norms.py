@@ -7,10 +7,11 @@ in chunks). A rule on the widths of a layer picks one. Whitened rows or gradient
 formed for the norm are kept. The clipped sum is taken of those very numbers.
 
 The bound of an example may not depend on other examples. A longer neighbour pads all rows of a
-micro-batch. If that moved bounds, it would move contributions too, and the sum by more than the
-sensitivity. So the method never follows T, and positions whose output gradient is zero do not enter
-the slack. Where rounding could move a norm by more than a small fraction, it is recomputed in
-float64.
+micro-batch. If it changed an example's bound, the contribution of that example would change, and
+the sum by more than the sensitivity. So the widths of a layer alone decide between Gram and
+materialised, never T. The norm of one position is rounded up as by the method for several.
+Positions whose output gradient is zero do not enter the slack. Where rounding could move a norm by
+more than a small fraction, it is recomputed in float64.
 
 In floating point a Gram norm can come out far too small when positions cancel. The norm of a
 gradient that is formed again for the sum can differ from the norm that clipped it. Explicit bounds
@@ -57,7 +58,7 @@ from dpkfc.linalg.metric import Eigenbasis, Elementwise, Entry, Identity, Kronec
 MatrixBlock = Outer | ConvBlock
 MatrixMap = Kronecker | Eigenbasis
 _IDENTITY = Kronecker()
-SURE = 2.0**-8
+MAX_ROUNDING_FRACTION = 2.0**-8
 """Fraction of a norm that rounding may move. Beyond it the norm is computed in float64."""
 
 
@@ -69,8 +70,8 @@ class LayerNorms:
         norms: upper bounds `[N]`.
         block: the block itself, its whitened rows, or the gradients formed from it.
         whitened: whether `block` is in the coordinates of the metric already.
-        recompute: computes the norms once more, from what `block` holds, where a deferred flag
-            turned out to be set.
+        recompute: returns the norms again, in float64 where that is needed. It is called if a
+            flag on a GPU that was not read in time turns out to be True.
     """
 
     norms: Tensor
@@ -115,6 +116,7 @@ def per_example_norms(
 def _compute_norms(
     block: AnyBlock, metric: Entry | None, method: str | None, cache: InputCache
 ) -> LayerNorms:
+    """Return the norms by the method of the block's kind. The arguments are the caller's."""
     if isinstance(block, PerExample):
         return LayerNorms(_elementwise_norms(block, metric), block)
     if isinstance(block, MaterializedGradients):
@@ -137,13 +139,13 @@ def _compute_norms(
 
 
 # --------------------------------------------------------------------------------------------------
-# The method: by a rule on the widths of a layer, or as it is told.
+# The method: from the widths of a layer, or as a setting names it.
 
 METHODS = ("gram", "materialised")
 """Methods that a layer with several positions can be told to use."""
-_NARROW = 32  # narrower side that is materialised
-_SMALL = 1 << 18  # entries of a convolution that is
-_SMALL_TABLE = 1 << 14  # entries of a tied table that is
+_MATERIALISED_WIDTH = 32  # of the narrower side, at most
+_SMALL = 1 << 18  # entries of a materialised convolution, at most
+_SMALL_TABLE = 1 << 14  # entries of a materialised tied table, at most
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,7 @@ def is_materialised(d_in: int, d_out: int, patches: bool) -> bool:
     """Return whether gradients of these widths (of a convolution: `patches`) are formed."""
     if patches:
         return d_in * d_out <= _SMALL
-    return min(d_in, d_out) <= _NARROW
+    return min(d_in, d_out) <= _MATERIALISED_WIDTH
 
 
 def _choose_tied_method(block: Tied, metric: Kronecker) -> Choice:
@@ -264,7 +266,7 @@ def _norms_from_rows(
     explicit = block.outer()
     rows = _whiten_rows(explicit, metric, cache)
     if method == "rank-one":
-        norms = _rank_one_norms(rows)
+        norms = _kronecker_norms_of_one_position(rows)
     else:
         norms = gram_norms(rows, cache)
     norms = _add_groups(norms, rows.groups)
@@ -301,10 +303,11 @@ def _whiten_rows(block: Outer, metric: Kronecker, cache: InputCache) -> Outer:
     return Outer(a, b, block.groups)
 
 
-def _rank_one_norms(block: Outer) -> Tensor:
+def _kronecker_norms_of_one_position(block: Outer) -> Tensor:
     """Return norms of one position.
 
-    They are rounded up as by the method that takes the layer where a neighbour has more positions.
+    They are rounded up exactly as the method for several positions would. Else a longer neighbour
+    would change the bound.
     """
     _, d_in, d_out = block.dimensions
     u = roundoff(block.b)
@@ -312,12 +315,12 @@ def _rank_one_norms(block: Outer) -> Tensor:
         fraction_lost = (1 + d_in + d_out) * u
         magnitudes, _ = _bound_row_magnitudes(block)
         return magnitudes * math.sqrt(1 + fraction_lost)
-    inputs = exact_row_norms(block.a[:, 0])
-    inputs = limit_inputs(inputs, block.a)
-    squares = inputs.square() + block.homogeneous
-    outputs = exact_row_norms(block.b[:, 0])
+    input_norms = exact_row_norms(block.a[:, 0])
+    input_norms = limit_inputs(input_norms, block.a)
+    squares = input_norms.square() + block.homogeneous
+    output_norms = exact_row_norms(block.b[:, 0])
     fraction_lost = 2 * math.sqrt(d_in * d_out) * u
-    return squares.sqrt() * outputs * (1 + fraction_lost)
+    return squares.sqrt() * output_norms * (1 + fraction_lost)
 
 
 # Squared norms through Gram matrices, each a function of its own example and correct in its first
@@ -340,12 +343,12 @@ def gram_norms(block: Outer, cache: InputCache) -> Tensor:
     bounds = [block.b.new_zeros(0, dtype=torch.float64)]
     for rows in chunks(len(block.a), positions * positions):
         part = _pick_rows(block, rows)
-        square, magnitudes, moved = _gram_squares(part, cache)
+        squares, magnitudes, position_counts = _gram_squares(part, cache)
         largest = magnitudes.square()
-        square = torch.where(moved == 1, largest, square)
-        terms = moved + (d_in + d_out)
+        squares = torch.where(position_counts == 1, largest, squares)
+        terms = position_counts + (d_in + d_out)
         rounding = terms * roundoff(block.a) * largest
-        bounds.append(_root(square, rounding))
+        bounds.append(_root(squares, rounding))
     return torch.cat(bounds)
 
 
@@ -357,48 +360,48 @@ def _pick_rows(block: Outer, rows: slice | Tensor) -> Outer:
 
 
 def _gram_squares(block: Outer, cache: InputCache) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ‖Σ_t b_t a_tᵀ‖², Σ_t ‖a_t‖‖b_t‖ and the positions with a gradient, `[n]`."""
+    """Return ‖Σ_t b_t a_tᵀ‖², Σ_t ‖a_t‖‖b_t‖ and how many b_t are not 0, `[n]`."""
     a = block.a
     ones = block.homogeneous
-    norms_a = cache.get_or_compute(a, ("norms", ones), lambda: _bound_input_norms(block))
-    products_a = cache.get_or_compute(a, ("products", ones), lambda: _input_products(block))
-    norms_b = row_norms(block.b)
-    products_b = _row_products(block.b)
-    magnitudes = (norms_a * norms_b).sum(1)
-    positions = (norms_b > 0).sum(1)
-    products = products_a * products_b
-    square = products.sum((1, 2)).double()
+    input_norms = cache.get_or_compute(a, ("norms", ones), lambda: _bound_input_norms(block))
+    input_products = cache.get_or_compute(a, ("products", ones), lambda: _input_products(block))
+    output_norms = row_norms(block.b)
+    output_products = _row_products(block.b)
+    magnitudes = (input_norms * output_norms).sum(1)
+    position_counts = (output_norms > 0).sum(1)
+    products = input_products * output_products
+    squares = products.sum((1, 2)).double()
     if block.b.dtype != torch.float32:
-        return square, magnitudes, positions
+        return squares, magnitudes, position_counts
     longest = _DEPTH + 2
-    depth_a = min(block.d_in, longest)
-    depth_b = min(block.d_out, longest)
+    input_depth = min(block.d_in, longest)
+    output_depth = min(block.d_out, longest)
     depth_sum = 2 * math.log2(a.shape[1])
-    units = depth_a + depth_b + depth_sum + 8
+    units = input_depth + output_depth + depth_sum + 8
     # Products of tiny rows may vanish, and are multiplied with those of huge rows.
     terms = units + block.d_in + block.d_out
     tiny = torch.finfo(torch.float32).tiny
-    row_sizes = norms_a.sum(1) + norms_b.sum(1) + positions
+    row_sizes = input_norms.sum(1) + output_norms.sum(1) + position_counts
     lost = terms * tiny * row_sizes.square()
     rounding = units * roundoff(block.b) * magnitudes.square()
-    unsure = _is_unsure(square, rounding, lost) & (magnitudes > 0)
+    unsure = _is_unsure(squares, rounding, lost) & (magnitudes > 0)
     if is_any_set(unsure):
-        rows = unsure.nonzero()[:, 0]
+        unsure_rows = unsure.nonzero()[:, 0]
         # Entries of one factor are off by the depth of their sums, in units of the norms that they
         # come from, which counts by the size of the other factor.
-        sizes_a = products_a[rows].abs().double()
-        sizes_b = products_b[rows].abs().double()
-        closer = depth_a * _weigh_pairs(norms_a[rows], sizes_b)
-        closer += depth_b * _weigh_pairs(norms_b[rows], sizes_a)
-        sizes = sizes_a * sizes_b
-        closer += (depth_sum + 8) * sizes.sum((1, 2))
-        closer *= roundoff(block.b)
-        unsure = _is_unsure(square[rows], closer, lost[rows])
-        rows = rows[unsure]
-        if len(rows):
-            exact = _pick_rows(block, rows).double()
-            square[rows] = _gram_squares(exact, InputCache())[0]
-    return square, magnitudes, positions
+        input_sizes = input_products[unsure_rows].abs().double()
+        output_sizes = output_products[unsure_rows].abs().double()
+        finer_bound = input_depth * _weigh_pairs(input_norms[unsure_rows], output_sizes)
+        finer_bound += output_depth * _weigh_pairs(output_norms[unsure_rows], input_sizes)
+        sizes = input_sizes * output_sizes
+        finer_bound += (depth_sum + 8) * sizes.sum((1, 2))
+        finer_bound *= roundoff(block.b)
+        unsure = _is_unsure(squares[unsure_rows], finer_bound, lost[unsure_rows])
+        unsure_rows = unsure_rows[unsure]
+        if len(unsure_rows):
+            exact = _pick_rows(block, unsure_rows).double()
+            squares[unsure_rows] = _gram_squares(exact, InputCache())[0]
+    return squares, magnitudes, position_counts
 
 
 def _input_products(block: Outer) -> Tensor:
@@ -426,10 +429,16 @@ def _weigh_pairs(norms: Tensor, sizes: Tensor) -> Tensor:
     return torch.einsum("ns,nst,nt->n", norms, sizes, norms)
 
 
-def _is_unsure(square: Tensor, rounding: Tensor, lost: Tensor, most: float = SURE) -> Tensor:
-    """Return which squares rounding, or products that vanish, may have moved too far.
+def _is_unsure(
+    square: Tensor, rounding: Tensor, lost: Tensor, most: float = MAX_ROUNDING_FRACTION
+) -> Tensor:
+    """Return which squares may be off by more than the fraction `most`.
 
-    They may move a square by the fraction `most`.
+    Args:
+        square: computed.
+        rounding: what rounding may have moved it by.
+        lost: what products that are too small for float32 may have taken from it.
+        most: fraction of the square.
     """
     # False for NaN.
     is_sure = rounding <= most * square
@@ -446,10 +455,11 @@ def _root(square: Tensor, slack: Tensor) -> Tensor:
 # --------------------------------------------------------------------------------------------------
 # Linear layers and convolutions from materialised gradients.
 
-_KEPT = 1 << 16  # entries of a gradient kept for the sum
+_MAX_KEPT_ENTRIES = 1 << 16  # of one gradient that is kept for the sum
 
 
 def _materialised_norms(block: MatrixBlock, metric: MatrixMap) -> LayerNorms:
+    """Return norms of gradients that are formed, all at once or in chunks."""
     if _is_kept(block, metric):
         return _norms_of_kept_gradients(block, metric)
     return _norms_of_chunks(block, metric)
@@ -467,7 +477,7 @@ def _is_kept(block: MatrixBlock, metric: MatrixMap) -> bool:
         rows = max(1, block.batch_size * block.groups)
         return d_in * d_out <= 2 * (activations / rows)
     if isinstance(metric, Eigenbasis):
-        return d_in * d_out <= _KEPT
+        return d_in * d_out <= _MAX_KEPT_ENTRIES
     return is_materialised(d_in, d_out, False)
 
 
@@ -481,7 +491,7 @@ def _norms_of_kept_gradients(block: MatrixBlock, metric: MatrixMap) -> LayerNorm
         for rows in chunks(len(z), 64 * size):
             metric.apply_(z[rows])
     norms = _matrix_norms(z, block.groups)
-    norms = _round_up(norms, z, plain, block, metric)
+    norms = _bound_from_above(norms, z, plain, block, metric)
     summed = MaterializedGradients(z, block.groups)
     return LayerNorms(norms, summed, whitened=True)
 
@@ -498,7 +508,7 @@ def _norms_of_chunks(block: MatrixBlock, metric: MatrixMap) -> LayerNorms:
             z = metric.apply(g)
         plain = _matrix_norms(g, block.groups)
         norms = _matrix_norms(z, block.groups)
-        return _round_up(norms, z, plain, part, metric)
+        return _bound_from_above(norms, z, plain, part, metric)
 
     norms = block.map_examples(bound, block.num_entries)
     return LayerNorms(norms, block)
@@ -511,10 +521,10 @@ def _rotate(block: MatrixBlock, metric: Eigenbasis) -> Tensor:
     way, so that an example's bound does not follow the length of others.
     """
     positions, d_in, d_out = block.dimensions
-    into = (metric.input is not None) * d_in
-    out = (metric.output is not None) * d_out
-    cost_of_rows = positions * (into**2 + out**2)
-    cost_of_gradients = d_in * d_out * (into + out)
+    input_width = (metric.input is not None) * d_in
+    output_width = (metric.output is not None) * d_out
+    cost_of_rows = positions * (input_width**2 + output_width**2)
+    cost_of_gradients = d_in * d_out * (input_width + output_width)
     if cost_of_rows >= cost_of_gradients:
         return metric.rotate(block.per_example())
     rows = block.outer().explicit()
@@ -522,19 +532,20 @@ def _rotate(block: MatrixBlock, metric: Eigenbasis) -> Tensor:
     return b.mT @ a
 
 
-def _round_up(
-    norms: Tensor, z: Tensor, plain: Tensor, block: MatrixBlock, metric: MatrixMap
+def _bound_from_above(
+    mapped_norms: Tensor, mapped: Tensor, plain_norms: Tensor, block: MatrixBlock, metric: MatrixMap
 ) -> Tensor:
     """Return upper bounds `[N]`.
 
     They count what a second pass may add, also where this batch needs no second pass: in another
-    batch the same example may be formed twice. Positions may cancel so far that the norm depends on
-    their order. Then the bound is what cancelled.
+    batch the same example may be formed twice. If positions cancel almost completely, the norm
+    depends on their order. So with T > 1 positions of an `Outer` the bound is at least
+    √T u ‖U_A‖‖U_G‖ Σ_t ‖a_t‖‖b_t‖ over `MAX_ROUNDING_FRACTION`.
 
     Args:
-        norms: ‖z‖ `[N]`, not rounded up.
-        z: the mapped gradients, for their type.
-        plain: ‖g‖ `[N]`, or an upper bound.
+        mapped_norms: norms of the mapped gradients `[N]`, not rounded up.
+        mapped: a tensor of their type.
+        plain_norms: ‖g‖ `[N]`, or an upper bound.
         block: what is summed.
         metric: its map.
     """
@@ -543,16 +554,17 @@ def _round_up(
     size = 2 * math.sqrt(d_in * d_out)
     if isinstance(metric, Eigenbasis):
         size = d_in + d_out + 8  # as with one position
-    norms = norms * (1 + size * roundoff(z))
-    # Gradients of a linear layer in a Kronecker map are kept by its widths, so in every batch.
+    norms = mapped_norms * (1 + size * roundoff(mapped))
+    # Widths alone decide whether gradients of a linear layer in a Kronecker map are kept, so the
+    # choice is the same in every batch.
     is_always_kept = isinstance(block, Outer) and isinstance(metric, Kronecker)
     if not (is_always_kept and _is_kept(block, metric)):
-        summing = _rounding_of_second_pass(block, metric, plain, magnitudes, positions)
-        mapping = _rounding_of_map(block, metric, plain, magnitudes)
+        summing = _rounding_of_second_pass(block, metric, plain_norms, magnitudes, positions)
+        mapping = _rounding_of_map(block, metric, plain_norms, magnitudes)
         norms = norms + (summing + mapping)
     if isinstance(block, ConvBlock):
         return norms  # images of one size keep the order
-    unit = roundoff(z) / SURE * metric.operator_norm
+    unit = roundoff(mapped) / MAX_ROUNDING_FRACTION * metric.operator_norm
     order = positions.double().sqrt() * unit
     least = torch.where(positions > 1, order * magnitudes, 0.0)
     return torch.maximum(norms, least)
@@ -592,11 +604,11 @@ def _rounding_of_map(
     _, d_in, d_out = block.dimensions
     if isinstance(metric, Eigenbasis):
         units = _count_rotation_units(d_out, d_in, metric)
-        moved = magnitudes
+        sizes = magnitudes
     else:
         units = 4 * (math.sqrt(d_in) + math.sqrt(d_out))
-        moved = plain
-    return units * roundoff(block.b) * metric.operator_norm * moved
+        sizes = plain
+    return units * roundoff(block.b) * metric.operator_norm * sizes
 
 
 def _matrix_norms(z: Tensor, groups: int = 1) -> Tensor:
@@ -606,6 +618,7 @@ def _matrix_norms(z: Tensor, groups: int = 1) -> Tensor:
 
 
 def _add_groups(norms: Tensor, groups: int) -> Tensor:
+    """Return the norms of examples `[N]` from those of their groups `[N * groups]`."""
     if groups == 1:
         return norms
     by_group = norms.view(-1, groups)
@@ -651,12 +664,12 @@ def _eigenbasis_norms(block: MatrixBlock, metric: Eigenbasis) -> LayerNorms:
         magnitudes, positions = bound_magnitudes(block)
         # With one position the magnitude is the norm of the gradient itself.
         slack = _rounding_of_second_pass(block, metric, magnitudes, magnitudes, positions)
-        norms = rank_one_norms(block, metric)
+        norms = eigenbasis_norms_of_one_position(block, metric)
         return LayerNorms(norms + slack, block)
     return _materialised_norms(block, metric)
 
 
-def rank_one_norms(block: Outer, metric: Eigenbasis) -> Tensor:
+def eigenbasis_norms_of_one_position(block: Outer, metric: Eigenbasis) -> Tensor:
     """Return ‖z_n‖ `[N]` in float64 of a block with one position and one group, rounded up.
 
     Rows are scaled to unit length and the scale to its largest entry first, so that squares neither
@@ -716,7 +729,7 @@ def _low_rank_norms(block: MatrixBlock, metric: Eigenbasis, rest: float) -> Laye
         norms = block.map_examples(lambda part: measure(part.per_example()), block.num_entries)
     norms = _add_groups(norms, block.groups)
     magnitudes, _ = bound_magnitudes(block)
-    norms = _round_up(norms, block.b, magnitudes, block, metric)
+    norms = _bound_from_above(norms, block.b, magnitudes, block, metric)
     return LayerNorms(norms, summed)
 
 
@@ -762,6 +775,7 @@ def _lookup_norms(block: Lookup, metric: MatrixMap) -> Tensor:
 
 
 def _eigenbasis_lookup_norms(block: Lookup, metric: Eigenbasis) -> Tensor:
+    """Return norms from rows that are scaled, with what the rotation may take."""
     norms = _lookup_norms(block.scale_rows(metric), _IDENTITY)
     if metric.output is None:
         return norms
@@ -780,7 +794,7 @@ def _lookup_squares(block: Lookup) -> tuple[Tensor, Tensor]:
     magnitudes = torch.einsum("nt,nts,ns->n", norms, same.double(), norms)
     terms = (norms > 0).sum(1) + block.d_out
     slack = terms * roundoff(b) * magnitudes
-    is_sure = (slack <= SURE * square) & (square >= TINY)
+    is_sure = (slack <= MAX_ROUNDING_FRACTION * square) & (square >= TINY)
     unsure = ~is_sure & (magnitudes > 0)
     if b.dtype == torch.float32 and is_any_set(unsure):
         exact = block.select(unsure).double()
@@ -806,7 +820,7 @@ def _lookup_squares(block: Lookup) -> tuple[Tensor, Tensor]:
 # Mary 2019) and M = Σ_s ‖c_s‖ + Σ_t ‖a_t‖‖b_t‖: the squared norm loses at most (γ_d + γ_V + 4 u)
 # M², where entries are added in float64.
 
-_CANCELS = 2.0**-3  # slack over square that needs float64
+_TIED_ROUNDING_LIMIT = 2.0**-3  # fraction of a square; beyond it the square needs float64
 
 
 def _tied_norms(block: Tied, metric: MatrixMap, method: str | None) -> LayerNorms:
@@ -847,6 +861,7 @@ def _whiten_tied(block: Tied, metric: Kronecker) -> Tied:
 
 
 def _gram_tied_norms(block: Tied) -> Tensor:
+    """Return norms by products of rows; those that nearly cancel are computed in float64."""
     s = block.lookup.ids.shape[1]
     _, t, d = block.outer.a.shape
     v = block.d_out
@@ -862,7 +877,7 @@ def _gram_tied_norms(block: Tied) -> Tensor:
         sizes = rows_together + _count_uses(part)
         lost = (d + v) * tiny * sizes.square()
         # Where positions cancel, rounding follows the shapes, and with them the other examples.
-        unsure = _is_unsure(square, slack, lost, _CANCELS)
+        unsure = _is_unsure(square, slack, lost, _TIED_ROUNDING_LIMIT)
         unsure &= magnitudes > 0
         if part.like.dtype == torch.float32 and is_any_set(unsure):
             exact = part.select(unsure).double()
@@ -888,6 +903,7 @@ def _tied_gram_squares(block: Tied) -> Tensor:
 
 
 def _sum_products(x: Tensor) -> Tensor:
+    """Return the sum of each matrix of `[n, s, t]`, in float64."""
     return x.sum((1, 2), dtype=torch.float64)
 
 
@@ -910,8 +926,8 @@ def _materialised_tied_norms(block: Tied, metric: Kronecker) -> Tensor:
         magnitudes, _ = _tied_magnitudes(part)
         positions = _count_uses(part)
         slack = positions * magnitudes + terms * plain
-        # Positions may cancel so far that the norm depends on their order.
-        order = positions.double().sqrt() / SURE * magnitudes
+        # If positions cancel almost completely, the norm depends on their order.
+        order = positions.double().sqrt() / MAX_ROUNDING_FRACTION * magnitudes
         least = torch.where(positions > 1, unit * order, 0.0)
         return torch.maximum(norms + unit * slack, least)
 
@@ -936,6 +952,8 @@ def _count_uses(block: Tied) -> Tensor:
 
 
 def _eigenbasis_tied_norms(block: Tied, metric: Eigenbasis) -> Tensor:
+    """Return norms of gradients that are formed and rotated in chunks."""
+
     def square(part: Tied) -> Tensor:
         z = metric.apply(part.per_example())
         return sum_squares(z.flatten(1))
@@ -956,6 +974,7 @@ def _eigenbasis_tied_norms(block: Tied, metric: Eigenbasis) -> Tensor:
 
 
 def _elementwise_norms(block: PerExample, metric: Entry | None) -> Tensor:
+    """Return norms over all roles, each entry times its scale."""
     if isinstance(metric, Kronecker) and not metric.is_identity:
         raise ValueError(
             "this layer needs an elementwise metric, but the preconditioner holds a Kronecker one"
@@ -1068,28 +1087,28 @@ def bound_magnitudes(block: MatrixBlock) -> tuple[Tensor, Tensor]:
     Cauchy–Schwarz.
     """
     if isinstance(block, Outer):
-        sums, moved = _bound_row_magnitudes(block)
-        by_group = moved.view(-1, block.groups)
+        sums, position_counts = _bound_row_magnitudes(block)
+        by_group = position_counts.view(-1, block.groups)
         return sum_groups(sums, block.groups), by_group.amax(1)
     positions = block.count_positions()
     by_view = (block.batch_size, block.views)
-    inputs = row_norms(rows_in_memory_order(block.x))
-    inputs = limit_inputs(inputs, block.x).view(by_view)
-    inputs = vector_norm(inputs, dim=1)
-    outputs = row_norms(rows_in_memory_order(block.b)).view(by_view)
-    outputs = vector_norm(outputs, dim=1)
+    input_norms = row_norms(rows_in_memory_order(block.x))
+    input_norms = limit_inputs(input_norms, block.x).view(by_view)
+    input_norms = vector_norm(input_norms, dim=1)
+    output_norms = row_norms(rows_in_memory_order(block.b)).view(by_view)
+    output_norms = vector_norm(output_norms, dim=1)
     copies = math.prod(block.kernel)
-    squares = inputs.square() * copies * block.weight
+    squares = input_norms.square() * copies * block.weight
     if block.bias:
         squares += positions
-    return squares.sqrt() * outputs, positions
+    return squares.sqrt() * output_norms, positions
 
 
 def _bound_row_magnitudes(block: Outer) -> tuple[Tensor, Tensor]:
     """Return upper bounds of Σ_t ‖a_t‖‖b_t‖ and how many b_t are not 0, `[N * groups]`."""
-    outputs = row_norms(block.b)
-    products = _bound_input_norms(block) * outputs
-    has_gradient = outputs > 0
+    output_norms = row_norms(block.b)
+    products = _bound_input_norms(block) * output_norms
+    has_gradient = output_norms > 0
     return products.sum(1), has_gradient.sum(1)
 
 
