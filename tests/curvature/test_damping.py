@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, IsotropicFactor, eigen_of_rows
 from dpkfc.curvature.kfac import Damping, condition_numbers, damp_side, elementwise_scale
 from dpkfc.linalg.metric import Dense, Diagonal, Identity, Kronecker, LowRank
+from tests.curvature.toys import dense_matrix
 
 F64 = torch.float64
 
@@ -32,7 +33,7 @@ def _matrix(side, d: int) -> torch.Tensor:
 def test_a_side_is_the_root_of_the_damped_factor(p, n):
     factor, d = _eigen(10, n), 10
     damping = Damping(value=0.1, exponent=p, rank_tolerance=0.0)
-    exact = _power(factor.dense() + 0.1 * factor.mean * torch.eye(d, dtype=F64), -p)
+    exact = _power(dense_matrix(factor) + 0.1 * factor.mean * torch.eye(d, dtype=F64), -p)
     side = damp_side(factor, damping, F64)
     assert isinstance(side, LowRank if n == 3 else Dense)
     assert torch.allclose(_matrix(side, d), exact, atol=1e-10)
@@ -100,7 +101,7 @@ def test_pairs_that_were_never_computed_count_by_their_mean():
     shift = 0.1 * float(values.mean())
     assert isinstance(dense, Dense)
     assert torch.allclose(
-        _matrix(dense, d), _power(held.dense() + shift * torch.eye(d, dtype=F64), -0.5)
+        _matrix(dense, d), _power(dense_matrix(held) + shift * torch.eye(d, dtype=F64), -0.5)
     )
     floor = float(values[15:].mean())
     assert condition_numbers(held, damping) == (
@@ -134,8 +135,8 @@ def test_whitening_is_the_product_of_explicit_roots():
     damping = Damping(value=0.3, rank_tolerance=0.0)
     metric = Kronecker(damp_side(a, damping, F64), damp_side(g, damping, F64))
     gradient = torch.randn(3, 4, 5, dtype=F64)
-    u_a = _power(a.dense() + 0.3 * a.mean * torch.eye(5, dtype=F64), -0.5)
-    u_g = _power(g.dense() + 0.3 * g.mean * torch.eye(4, dtype=F64), -0.5)
+    u_a = _power(dense_matrix(a) + 0.3 * a.mean * torch.eye(5, dtype=F64), -0.5)
+    u_g = _power(dense_matrix(g) + 0.3 * g.mean * torch.eye(4, dtype=F64), -0.5)
     assert torch.allclose(metric.apply(gradient), u_g @ gradient @ u_a, atol=1e-10)
 
 
@@ -156,7 +157,8 @@ def test_absolute_damping_is_that_of_the_paper():
         factor, Damping(value=1e-2, gamma=3e-2, mode="absolute", rank_tolerance=0.0), F64
     )
     exact = _power(
-        (factor.dense() + 1e-2 * torch.eye(6, dtype=F64)) + 3e-2 * torch.eye(6, dtype=F64), -0.5
+        (dense_matrix(factor) + 1e-2 * torch.eye(6, dtype=F64)) + 3e-2 * torch.eye(6, dtype=F64),
+        -0.5,
     )
     assert torch.allclose(_matrix(side, 6), exact, atol=1e-10)
     empty = Eigen(torch.zeros(6, 0, dtype=F64), torch.zeros(0, dtype=F64))

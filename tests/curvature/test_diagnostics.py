@@ -18,7 +18,7 @@ from dpkfc.curvature.layer_factors import probe_norms
 from dpkfc.curvature.refresh import run_probe
 from dpkfc.linalg.blocks import Lookup, MaterializedGradients, Outer, PerExample, Tied
 from dpkfc.linalg.metric import Dense, Diagonal, Elementwise, Identity, Kronecker
-from tests.curvature.toys import capture, mlp
+from tests.curvature.toys import capture, dense_matrix, mlp
 
 F64 = torch.float64
 
@@ -100,7 +100,7 @@ def _factor(kind: str, d: int = 5):
         values = torch.rand(d, dtype=F64)
         return DiagonalFactor(values), torch.diag(values)
     eigen = eigen_of_rows(torch.randn(3, d, dtype=F64), 3)
-    return eigen, eigen.dense()
+    return eigen, dense_matrix(eigen)
 
 
 @pytest.mark.parametrize("first", ["full", "diagonal", "isotropic"])
@@ -115,9 +115,9 @@ def test_inner_products_of_truncated_factors_are_those_of_their_matrices():
     values = torch.tensor([5.0, 3.0, 1.0], dtype=F64)
     first, second = (Eigen(q[:, :3], values + i, rest=2.0 + i) for i, q in enumerate(basis))
     diagonal = DiagonalFactor(torch.rand(7, dtype=F64))
-    pairs = [(first, second.dense(), second), (first, torch.diag(diagonal.values), diagonal)]
+    pairs = [(first, dense_matrix(second), second), (first, torch.diag(diagonal.values), diagonal)]
     for one, matrix, other in pairs:
-        exact = float((one.dense() @ matrix).trace())
+        exact = float((dense_matrix(one) @ matrix).trace())
         assert inner_product(one, other) == pytest.approx(exact) == inner_product(other, one)
 
 

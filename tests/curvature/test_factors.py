@@ -14,7 +14,7 @@ from dpkfc.curvature.factors import (
 )
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator
 from dpkfc.linalg.blocks import Lookup, Outer, PerExample
-from tests.curvature.toys import kronecker_factors
+from tests.curvature.toys import dense_matrix, kronecker_factors
 
 
 def _outer(n: int = 5, t: int = 3, d_in: int = 4, d_out: int = 6, groups: int = 1) -> Outer:
@@ -61,8 +61,8 @@ def test_streamed_factors_equal_the_sum_written_out(sharing, n, t, d_in, d_out, 
     for dense, exact in zip(kronecker_factors(block, sharing), (a_exact, g_exact), strict=True):
         assert torch.allclose(dense, exact, atol=1e-12)
     sides = _factors(block, FactorOptions(sharing=sharing)).sides
-    assert torch.allclose(sides["input"].dense(), a_exact, atol=1e-9)
-    assert torch.allclose(sides["output"].dense(), g_exact, atol=1e-9)
+    assert torch.allclose(dense_matrix(sides["input"]), a_exact, atol=1e-9)
+    assert torch.allclose(dense_matrix(sides["output"]), g_exact, atol=1e-9)
 
 
 @pytest.mark.parametrize("sharing", ["expand", "reduce"])
@@ -74,7 +74,9 @@ def test_any_split_into_micro_batches_gives_the_same_factors(sharing, cut):
     layer.add(Outer(block.a[cut:], block.b[cut:]))
     whole, parts = _factors(block, FactorOptions(sharing=sharing)), layer.result()
     for side in ("input", "output"):
-        assert torch.allclose(whole.sides[side].dense(), parts.sides[side].dense(), atol=1e-12)
+        assert torch.allclose(
+            dense_matrix(whole.sides[side]), dense_matrix(parts.sides[side]), atol=1e-12
+        )
 
 
 def test_the_homogeneous_coordinate_stays_one_under_reduce():
@@ -113,7 +115,7 @@ def test_an_embedding_has_the_expected_row_counts(sharing):
     exact = (exact + exact.sum() / 6) * 6 / (6 + 6)
     assert torch.allclose(factors.sides["input"].values, exact)
     b = block.b.flatten(0, 1) if sharing == "expand" else block.b.sum(1)
-    assert torch.allclose(factors.sides["output"].dense(), b.T @ b / b.shape[0], atol=1e-5)
+    assert torch.allclose(dense_matrix(factors.sides["output"]), b.T @ b / b.shape[0], atol=1e-5)
     assert factors.kind == "lookup" and factors.shapes == {"input": (6,), "output": (5,)}
 
 
@@ -143,7 +145,10 @@ def test_a_later_larger_chunk_is_added_in_the_same_scale():
         accumulator.add(piece, 6)
     exact = sum(r.double().T @ r.double() for r in rows) / 18
     assert torch.allclose(
-        accumulator.result().dense().double(), exact, rtol=1e-4, atol=1e-4 * float(exact.max())
+        dense_matrix(accumulator.result()).double(),
+        exact,
+        rtol=1e-4,
+        atol=1e-4 * float(exact.max()),
     )
 
 

@@ -16,7 +16,7 @@ from dpkfc.curvature.factors import DiagonalFactor, Eigen
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.blocks import Block
-from tests.curvature.toys import CNN_SHAPE, cnn
+from tests.curvature.toys import CNN_SHAPE, cnn, dense_matrix
 
 SIZE, LAST = 100, 64
 
@@ -84,7 +84,7 @@ class Watched:
 
 
 def dense(factor: Any) -> Tensor:
-    return factor.dense() if isinstance(factor, Eigen) else factor.values
+    return dense_matrix(factor) if isinstance(factor, Eigen) else factor.values
 
 
 @pytest.mark.parametrize("chunk", [7, 64, 100])

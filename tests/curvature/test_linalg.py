@@ -14,6 +14,7 @@ from dpkfc.curvature.factors import (
     eigh,
     gram,
 )
+from tests.curvature.toys import dense_matrix
 
 
 def _psd(d: int, rank: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -100,7 +101,7 @@ def test_float64_takes_over_where_float32_fails(monkeypatch):
     matrix = _psd(4, 6)
     eigen = eigh(matrix)
     assert seen == [torch.float32, torch.float64, torch.float64]
-    assert torch.allclose(eigen.dense(), matrix, atol=1e-5)
+    assert torch.allclose(dense_matrix(eigen), matrix, atol=1e-5)
 
 
 def test_a_decomposition_that_never_succeeds_is_an_error(monkeypatch):
@@ -156,7 +157,9 @@ def test_zero_rows_have_no_eigenvalue():
 def test_eigen_counts_and_scales():
     eigen = Eigen(torch.eye(4)[:, :2], torch.tensor([3.0, 1.0], dtype=torch.float64))
     assert (eigen.dim, eigen.rank, eigen.trace, eigen.mean) == (4, 2, 4.0, 1.0)
-    assert torch.equal(eigen.scaled(2.0).dense(), torch.diag(torch.tensor([6.0, 2.0, 0.0, 0.0])))
+    assert torch.equal(
+        dense_matrix(eigen.scaled(2.0)), torch.diag(torch.tensor([6.0, 2.0, 0.0, 0.0]))
+    )
 
 
 @pytest.mark.parametrize("divisor", [0, -1, float("nan")])
@@ -254,7 +257,8 @@ def test_what_is_left_out_counts_in_trace_matrix_and_spectrum():
     )
     assert (eigen.trace, eigen.mean, eigen.floor, eigen.rank) == (6.5, 1.3, 0.5, 2)
     assert torch.equal(
-        eigen.scaled(2.0).dense(), torch.diag(torch.tensor([6.0, 4, 1, 1, 1], dtype=torch.float64))
+        dense_matrix(eigen.scaled(2.0)),
+        torch.diag(torch.tensor([6.0, 4, 1, 1, 1], dtype=torch.float64)),
     )
     assert eigen.spectrum.tolist() == [3.0, 2.0, 0.5, 0.5, 0.5]
 

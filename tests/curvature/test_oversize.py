@@ -15,7 +15,7 @@ from dpkfc.curvature.factors import Eigen, FactorAccumulator
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, RowSubsampler
 from dpkfc.linalg.blocks import Block, Lookup, Outer, Tied
 from dpkfc.linalg.metric import Diagonal, LowRank
-from tests.curvature.toys import CNN_SHAPE, capture, cnn, mlp, rules_of
+from tests.curvature.toys import CNN_SHAPE, capture, cnn, dense_matrix, mlp, rules_of
 
 F64 = torch.float64
 WIDE, CAP = 9, 7
@@ -75,7 +75,10 @@ def test_never_more_rows_than_may_be_kept_and_each_split_the_same(
         parts = accumulated(block, structure(sharing=sharing), cuts=cuts)
         for side, factor in parts.result().sides.items():
             torch.testing.assert_close(
-                factor.dense(), whole.result().sides[side].dense(), rtol=1e-10, atol=1e-12
+                dense_matrix(factor),
+                dense_matrix(whole.result().sides[side]),
+                rtol=1e-10,
+                atol=1e-12,
             )
 
 
@@ -109,10 +112,13 @@ def test_the_drawn_rows_in_a_loop(n: int, t: int, groups: int, masked: bool) -> 
     assert all(count in (0, min(each, int(lengths[i // groups]))) for i, count in enumerate(counts))
     sides = accumulated(block, structure(), mask=mask if masked else None).result().sides
     torch.testing.assert_close(
-        sides["input"].dense(), total_a / (n * groups), rtol=1e-10, atol=1e-12
+        dense_matrix(sides["input"]), total_a / (n * groups), rtol=1e-10, atol=1e-12
     )
     torch.testing.assert_close(
-        sides["output"].dense(), total_g / (int(lengths.sum()) * groups), rtol=1e-10, atol=1e-12
+        dense_matrix(sides["output"]),
+        total_g / (int(lengths.sum()) * groups),
+        rtol=1e-10,
+        atol=1e-12,
     )
     for side, matrix in (
         ("input", total_a / (n * groups)),
@@ -166,7 +172,7 @@ def test_what_is_drawn_is_unbiased(kind: str, n: int, t: int, masked: bool, shar
     exact, draws = _exact(block, lengths, sharing), 500
     how, total = structure(sharing=sharing), torch.zeros(WIDE, WIDE, dtype=F64)
     for seed in range(draws):
-        found = accumulated(block, how, seed, mask).result().sides["input"].dense()
+        found = dense_matrix(accumulated(block, how, seed, mask).result().sides["input"])
         total += found / draws
     assert torch.allclose(total, exact, atol=0.05 * float(exact.trace()))
     if not (sharing == "reduce" and n <= CAP // (2 if kind == "tied" else 1) and groups == 1):
@@ -185,7 +191,7 @@ def sums(rows: Tensor, cap: int = 24) -> FactorAccumulator:
 def matrix(found: FactorAccumulator) -> Tensor:
     factor = found.result()
     assert isinstance(factor, Eigen)
-    return factor.dense()
+    return dense_matrix(factor)
 
 
 def test_an_average_keeps_first_directions_and_every_trace() -> None:

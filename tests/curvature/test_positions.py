@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dpkfc.curvature import layer_factors
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, RowSubsampler
 from dpkfc.linalg.blocks import Lookup, Outer, Tied
-from tests.curvature.toys import kronecker_factors
+from tests.curvature.toys import dense_matrix, kronecker_factors
 
 F64 = torch.float64
 
@@ -64,7 +64,7 @@ def test_without_sampling_the_factors_are_exact(n, t, d, groups, homogeneous):
         for side, exact in zip(
             ("input", "output"), kronecker_factors(block.explicit()), strict=True
         ):
-            assert torch.allclose(sides[side].dense(), exact, atol=1e-10)
+            assert torch.allclose(dense_matrix(sides[side]), exact, atol=1e-10)
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -83,11 +83,11 @@ def test_a_sampled_factor_is_unbiased(masked):
     for seed in range(draws):
         held = _positions(n, 2.5 if masked else 3.0, seed)
         sides = _dense(block, held, mask=mask if masked else None)
-        total_a += sides["input"].dense() / draws
-        total_g += sides["output"].dense() / draws
+        total_a += dense_matrix(sides["input"]) / draws
+        total_g += dense_matrix(sides["output"]) / draws
     assert torch.allclose(total_a, exact_a, atol=0.05 * float(exact_a.trace()))
     assert torch.allclose(total_g, exact_g, atol=0.05 * float(exact_g.trace()))
-    assert not torch.allclose(sides["input"].dense(), exact_a, atol=1e-3)  # it was sampled
+    assert not torch.allclose(dense_matrix(sides["input"]), exact_a, atol=1e-3)  # it was sampled
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -106,7 +106,7 @@ def test_a_sampled_factor_of_a_tied_table_is_unbiased(masked):
         block = Tied(Lookup(ids, c, v), Outer(a, b))
         layer = LayerAccumulator(block, FactorOptions(), None, held)
         layer.add(block)
-        found = layer.result().sides["input"].dense()
+        found = dense_matrix(layer.result().sides["input"])
         total += found / draws
     assert torch.allclose(total, exact, atol=0.05 * float(exact.trace())) and not torch.allclose(
         found, exact, atol=1e-3
@@ -123,7 +123,7 @@ def test_the_layout_of_a_block_in_memory_changes_nothing(masked):
     mask = torch.arange(9) < torch.tensor([9, 1, 5, 2]).unsqueeze(1) if masked else None
     one, other = (_dense(x, _positions(4, 3.0), (1,), mask) for x in (block, turned))
     for side in ("input", "output"):
-        assert torch.allclose(one[side].dense(), other[side].dense(), atol=1e-12)
+        assert torch.allclose(dense_matrix(one[side]), dense_matrix(other[side]), atol=1e-12)
 
 
 @given(cut=st.integers(1, 10), groups=st.integers(1, 2), masked=st.booleans())
@@ -134,7 +134,7 @@ def test_the_positions_do_not_depend_on_the_micro_batch(cut, groups, masked):
     whole = _dense(block, _positions(11, 3.0), mask=mask)
     parts = _dense(block, _positions(11, 3.0), (cut,), mask)
     for side in ("input", "output"):
-        assert torch.allclose(whole[side].dense(), parts[side].dense(), atol=1e-12)
+        assert torch.allclose(dense_matrix(whole[side]), dense_matrix(parts[side]), atol=1e-12)
 
 
 def test_about_as_many_rows_are_read_as_were_asked_for(monkeypatch):
@@ -176,9 +176,9 @@ def test_padding_changes_no_factor(sharing, homogeneous):
     one = _dense(short, _positions(4, None), mask=inside, sharing=sharing)
     two = _dense(long, _positions(4, None), mask=wide, sharing=sharing)
     for side in ("input", "output"):
-        assert torch.allclose(one[side].dense(), two[side].dense(), atol=1e-12)
+        assert torch.allclose(dense_matrix(one[side]), dense_matrix(two[side]), atol=1e-12)
     plain = _dense(long, _positions(4, None), sharing=sharing)
-    assert not torch.allclose(plain["input"].dense(), two["input"].dense(), atol=1e-3)
+    assert not torch.allclose(dense_matrix(plain["input"]), dense_matrix(two["input"]), atol=1e-3)
 
 
 def test_padding_is_not_counted_as_a_read_of_its_row():

@@ -15,7 +15,7 @@ from dpkfc.curvature import KFAC, FeatureNoise, PreconditionerState, PublicData
 from dpkfc.curvature.factors import Eigen, FactorAccumulator, decompose_leading, eigen_of_covariance
 from dpkfc.curvature.layer_factors import probe_norms
 from dpkfc.curvature.refresh import history_from_state, history_state, measure_drift, run_probe
-from tests.curvature.toys import Text, capture, mlp, rules_of
+from tests.curvature.toys import Text, capture, dense_matrix, mlp, rules_of
 from tests.test_session import kfac, loss_fn, net, plan, session, weights
 
 STEPS = 7
@@ -31,7 +31,7 @@ def rows(n: int, d: int = 6, seed: int = 0) -> Tensor:
 def matrix_of(sums: FactorAccumulator) -> Tensor:
     found = sums.result()
     return (
-        found.dense()
+        dense_matrix(found)
         if isinstance(found, Eigen)
         else torch.diag(found.values.double().expand(found.dim))
     )
@@ -136,7 +136,7 @@ def test_a_refresh_averages_with_the_ones_before():
         built = kfac.build(model, capture, step, previous=built)
         dense.append(
             {
-                n: {s: x.dense() for s, x in f.sides.items()}
+                n: {s: dense_matrix(x) for s, x in f.sides.items()}
                 for n, f in plain.factors(model, capture, step).items()
             }
         )
@@ -163,7 +163,7 @@ def test_later_refreshes_may_look_at_fewer_examples():
     )
     dense = [
         {
-            n: {s: x.dense() for s, x in f.sides.items()}
+            n: {s: dense_matrix(x) for s, x in f.sides.items()}
             for n, f in of.factors(model, capture, step).items()
         }
         for of, step in ((whole, 0), (few, 50))
@@ -220,12 +220,12 @@ def test_smaller_probes_that_are_averaged_are_as_good_as_a_large_one():
     small = _kfac(probe_size=8).factors(model, capture, 40)
 
     def wrong(matrix: Tensor, name: str) -> float:
-        of = truth[name].sides["input"].dense()
+        of = dense_matrix(truth[name].sides["input"])
         return float(torch.linalg.matrix_norm(matrix / matrix.trace() - of / of.trace()))
 
     for name in truth:
-        kept = past.running[0][name]["input"].result().dense()
-        assert wrong(kept, name) < 0.5 * wrong(small[name].sides["input"].dense(), name)
+        kept = dense_matrix(past.running[0][name]["input"].result())
+        assert wrong(kept, name) < 0.5 * wrong(dense_matrix(small[name].sides["input"]), name)
 
 
 def test_what_has_not_moved_is_kept():

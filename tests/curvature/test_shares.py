@@ -15,6 +15,7 @@ from dpkfc.curvature.refresh import (
     rows_of_process,
 )
 from dpkfc.linalg.blocks import Lookup, Outer, PerExample
+from tests.curvature.toys import dense_matrix
 
 
 class Member:
@@ -32,7 +33,7 @@ def rows(n: int, d: int, scale: float = 1.0) -> Tensor:
 
 def matrix_of(accumulator: FactorAccumulator) -> Tensor:
     found = accumulator.result()
-    return found.dense() if isinstance(found, Eigen) else found.values.double()
+    return dense_matrix(found) if isinstance(found, Eigen) else found.values.double()
 
 
 @pytest.mark.parametrize("first", [0, 3])

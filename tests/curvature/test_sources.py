@@ -16,7 +16,7 @@ from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.factors import Eigen
 from dpkfc.linalg.metric import Dense, Kronecker, LowRank
 from dpkfc.report.card import CardFacts, build_card, stamp, to_markdown
-from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of
+from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, dense_matrix, mlp, rules_of
 
 
 def net() -> nn.Module:
@@ -53,7 +53,7 @@ def test_a_hybrid_takes_a_from_one_probe_and_g_from_the_other() -> None:
 
 
 def _distance(one: Eigen, other: Eigen) -> float:
-    return float((one.dense() - other.dense()).norm() / one.dense().norm())
+    return float((dense_matrix(one) - dense_matrix(other)).norm() / dense_matrix(one).norm())
 
 
 def test_a_hybrid_of_text_takes_gradients_from_the_second_probe() -> None:

@@ -27,7 +27,16 @@ from dpkfc.linalg.metric import (
     LowRank,
     mismatch,
 )
-from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of, shapes_of
+from tests.curvature.toys import (
+    CNN_SHAPE,
+    Text,
+    capture,
+    cnn,
+    dense_matrix,
+    mlp,
+    rules_of,
+    shapes_of,
+)
 
 
 def _kfac(**fields) -> KFAC:
@@ -354,7 +363,7 @@ def test_inputs_that_differ_in_a_later_micro_batch_are_told_apart():
     y = torch.cat([torch.where(x[:, :1] > 1.0, -2 * x[:, :4], x[:, :4]), torch.ones(40, 1)], 1)
     for name, rows in (("first", x), ("second", y)):
         assert torch.allclose(
-            factors[name].sides["input"].dense(), (rows.T @ rows / 40).double(), atol=1e-9
+            dense_matrix(factors[name].sides["input"]), (rows.T @ rows / 40).double(), atol=1e-9
         )
 
 

@@ -19,6 +19,7 @@ from dpkfc.gradients import clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.blocks import Lookup, MaterializedGradients, Outer, Tied
 from dpkfc.linalg.metric import Diagonal, Identity, Kronecker
+from tests.curvature.toys import dense_matrix
 
 F64 = torch.float64
 PROBE = TokenNoise(11, 6, cls_id=1, sep_id=2, pad_id=0)
@@ -108,8 +109,8 @@ def test_factors_on_padded_texts_are_those_of_a_loop_over_unpadded_ones(pooled):
     factors = _build(model, kfac, factors=True)
     for name in ("query", "key", "value", "head"):
         a, g = _loop(model, kfac, name)
-        assert torch.allclose(factors[name].sides["input"].dense(), a, atol=1e-10), name
-        assert torch.allclose(factors[name].sides["output"].dense(), g, atol=1e-10), name
+        assert torch.allclose(dense_matrix(factors[name].sides["input"]), a, atol=1e-10), name
+        assert torch.allclose(dense_matrix(factors[name].sides["output"]), g, atol=1e-10), name
 
 
 @pytest.mark.parametrize("rows_per_dim", [None, 1.0])
@@ -257,7 +258,7 @@ def test_a_tied_weight_has_one_factor_of_both_uses(sharing):
             ) / n
     factors = layer.result()
     assert factors.kind == "tied" and factors.shapes == {"input": (d,), "output": (v,)}
-    assert torch.allclose(factors.sides["input"].dense(), exact, atol=1e-10)
+    assert torch.allclose(dense_matrix(factors.sides["input"]), exact, atol=1e-10)
     # so that both traces multiply to E‖g‖²
     assert factors.sides["output"].trace == pytest.approx(1.0)
 

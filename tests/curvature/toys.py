@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpkfc.curvature.factors import Eigen
 from dpkfc.linalg.blocks import Block, Lookup, Outer, PerExample
 
 RULES = {nn.Linear: "linear", nn.Conv2d: "conv", nn.Embedding: "embedding", nn.LayerNorm: "norm"}
@@ -126,3 +127,12 @@ def kronecker_factors(block: Outer, sharing: str = "expand") -> tuple[Tensor, Te
         a, b = a.mean(1, keepdim=True), b.sum(1, keepdim=True)
     rows, columns = a.flatten(0, 1), b.flatten(0, 1)
     return rows.T @ rows / a.shape[0], columns.T @ columns / columns.shape[0]
+
+
+def dense_matrix(factor: Eigen) -> Tensor:
+    """The matrix `[d, d]` in the dtype of the vectors."""
+    above = factor.values - factor.floor
+    above = above.to(factor.vectors.dtype)
+    matrix = (factor.vectors * above) @ factor.vectors.T
+    matrix.diagonal().add_(factor.floor)
+    return matrix

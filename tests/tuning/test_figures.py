@@ -30,6 +30,7 @@ from dpkfc_papers.measurements import (
     realised,
     tracked,
 )
+from tests.curvature.toys import dense_matrix
 
 
 def covariance(dim, seed, rows=64):
@@ -81,7 +82,7 @@ def test_equal_undamped_factors_are_alike_in_all_that_is_measured():
 
 def test_numbers_are_those_of_dense_matrices_and_of_their_kronecker_product():
     first, second = layer_factors(0)["0"], layer_factors(5, std=2.0)["0"]
-    a, b = ({s: f.sides[s].dense() for s in ("input", "output")} for f in (first, second))
+    a, b = ({s: dense_matrix(f.sides[s]) for s in ("input", "output")} for f in (first, second))
     found = tracked(first, second, UNDAMPED, 64)
     pairs = {"A": (a["input"], b["input"]), "G": (a["output"], b["output"])}
     pairs["F"] = (torch.kron(a["input"], a["output"]), torch.kron(b["input"], b["output"]))
@@ -106,7 +107,7 @@ def test_the_added_identity_makes_random_directions_look_alike():
 def test_the_authors_sums_are_those_of_a_mean_loss_and_an_added_identity():
     first, second = layer_factors(0)["2"], layer_factors(5)["2"]
     x, y = (
-        f.sides["output"].dense() / 64**2 + 1e-5 * torch.eye(10, dtype=torch.float64)
+        dense_matrix(f.sides["output"]) / 64**2 + 1e-5 * torch.eye(10, dtype=torch.float64)
         for f in (first, second)
     )
     found = tracked(first, second, AUTHORS, 64)["G"]

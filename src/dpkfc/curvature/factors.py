@@ -132,14 +132,6 @@ class Eigen(_FactorForm):
         """Return the matrix times a factor that is not negative."""
         return replace(self, values=self.values * factor, rest=self.rest * factor)
 
-    def dense(self) -> Tensor:
-        """Return the matrix `[d, d]` in the dtype of the vectors."""
-        above = self.values - self.floor
-        above = above.to(self.vectors.dtype)
-        matrix = (self.vectors * above) @ self.vectors.T
-        matrix.diagonal().add_(self.floor)
-        return matrix
-
 
 def eigh(matrix: Tensor) -> Eigen:
     """Return the eigenpairs of a symmetric positive semi-definite matrix.
