@@ -356,24 +356,24 @@ class ProbePreconditioner(Preconditioner):
     def _describe(self, name: str, **more: Any) -> dict[str, Any]:
         """Return a description: the fields, the source of curvature and whether it is private."""
         probes = self.probes
-        own: dict[str, Any] = {"name": name}
+        description: dict[str, Any] = {"name": name}
         for f in fields(self):  # type: ignore[arg-type]
             if f.name not in (*probes, "loss"):
-                own[f.name] = getattr(self, f.name)
-        own["probe_size"] = probe_examples(self.probe, self.probe_size)
-        own |= more
-        if own["labels"] == "given":
-            own["labels_that_do_not_fit"] = "drawn from the model"
+                description[f.name] = getattr(self, f.name)
+        description["probe_size"] = probe_examples(self.probe, self.probe_size)
+        description |= more
+        if description["labels"] == "given":
+            description["labels_that_do_not_fit"] = "drawn from the model"
         descriptions = {role: probe.describe() for role, probe in probes.items()}
-        own |= descriptions
-        own["loss"] = None if self.loss is None else _qualified_name(self.loss)
+        description |= descriptions
+        description["loss"] = None if self.loss is None else _qualified_name(self.loss)
         source, *others = map(_source, descriptions.values())
         if others:
             source = f"A from {source}; G from {others[0]}"
-        own["curvature_source"] = source
+        description["curvature_source"] = source
         is_private = [d.get("uses_private_data", False) for d in descriptions.values()]
-        own["uses_private_data"] = any(is_private)
-        return own
+        description["uses_private_data"] = any(is_private)
+        return description
 
 
 def check_probe(probe: Any, name: str = "probe") -> None:

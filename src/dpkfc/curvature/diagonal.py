@@ -135,11 +135,11 @@ class AdaDPS(ProbePreconditioner):
         name = "adadps"
         if self.as_released is not None:
             name = f"adadps as released by {self.as_released}"
-        own = self._describe(name, probe_size=spec.size, labels=spec.labels)
+        description = self._describe(name, probe_size=spec.size, labels=spec.labels)
         # Older plans have no such setting and keep their hash.
-        if own["chunk"] == 64:
-            del own["chunk"]
-        return own
+        if description["chunk"] == 64:
+            del description["chunk"]
+        return description
 
     def is_due(self, step: int) -> bool:
         """Return whether the metric is to be rebuilt before this step (from 0)."""
@@ -374,11 +374,11 @@ class DP2(Preconditioner):
 
     def describe(self) -> dict[str, Any]:
         """Return plain values for the plan's hash and the privacy card."""
-        own: dict[str, Any] = {"name": "dp2", **asdict(self)}
-        own["probe"] = dict(_PROBE)
-        own["curvature_source"] = _PROBE["source"]
-        own["uses_private_data"] = False
-        return own
+        description: dict[str, Any] = {"name": "dp2", **asdict(self)}
+        description["probe"] = dict(_PROBE)
+        description["curvature_source"] = _PROBE["source"]
+        description["uses_private_data"] = False
+        return description
 
     def is_adaptive(self, step: int) -> bool:
         """Return whether a step (from 0) lies in an adaptive phase."""

@@ -173,8 +173,8 @@ def damp_side(
         damping: the number to add and the root to take.
         dtype: of the resulting side.
         widest_dense: no d×d matrix is formed for a wider side.
-        rank: eigenpairs kept of this side, 0 for all, whatever its width and `max_rank`; None for
-            the rule of `max_rank`.
+        rank: eigenpairs kept of this side whatever its width, 0 for all. With None, `max_rank`
+            decides.
     """
     shift = damping.shift(factor)
     if shift == 0.0:
@@ -277,14 +277,14 @@ def condition_numbers(factor: Factor, damping: Damping) -> tuple[float, float]:
 # Eigenpairs that single sides keep, whatever their width: `{"conv1.A": 32, "head.G": 0}`, 0 for
 # all.
 #
-# They change the map that the metric is, as `max_rank` does, and never the guarantee under it.
+# They change the metric, as `max_rank` does. The privacy guarantee holds for every metric.
 
-SHORT = {"input": "A", "output": "G"}
+FACTOR_LETTERS = {"input": "A", "output": "G"}
 
 
 def side_name(layer: str, side: str) -> str:
     """Return for example `conv1.A` for the input factor of conv1."""
-    return f"{layer}.{SHORT.get(side, side)}"
+    return f"{layer}.{FACTOR_LETTERS.get(side, side)}"
 
 
 def check_ranks(ranks: Mapping[str, int]) -> dict[str, int]:
@@ -293,15 +293,15 @@ def check_ranks(ranks: Mapping[str, int]) -> dict[str, int]:
     Raises:
         ValueError: naming a key that is not a side, or a number that is negative or not whole.
     """
-    own = dict(ranks)
-    for side, rank in own.items():
+    checked = dict(ranks)
+    for side, rank in checked.items():
         is_side = isinstance(side, str) and side.endswith((".A", ".G"))
         if not is_side or type(rank) is not int or rank < 0:
             raise ValueError(
                 "ranks maps sides, such as 'conv1.A', to the pairs they keep, 0 for all; "
                 f"got {side!r}: {rank!r}"
             )
-    return own
+    return checked
 
 
 def check_sides(ranks: Mapping[str, int], layers: Mapping[str, Iterable[str]]) -> None:
@@ -316,7 +316,7 @@ def check_sides(ranks: Mapping[str, int], layers: Mapping[str, Iterable[str]]) -
     """
     known: set[str] = set()
     for layer, sides in layers.items():
-        known |= {side_name(layer, side) for side in sides if side in SHORT}
+        known |= {side_name(layer, side) for side in sides if side in FACTOR_LETTERS}
     unknown = sorted(set(ranks) - known)
     if unknown:
         raise ValueError(
@@ -376,7 +376,7 @@ def form_metric(
     layers: Factors,
     damping: Damping,
     widest: int,
-    rank: Callable[[str, str], int | None],
+    rank_override: Callable[[str, str], int | None],
 ) -> Metric:
     """Return the damped roots of all layers; layers with the same eigenpairs share a side.
 
@@ -384,21 +384,18 @@ def form_metric(
         layers: factors.
         damping: the number that is added, and the root.
         widest: no matrix is formed for a wider side.
-        rank: maps layer and side to the eigenpairs kept of the side, 0 for all; None for the rule
-            of `damping`.
+        rank_override: maps layer and side to the `rank` of `damp_side`.
     """
     known: dict[Any, Side] = {}
 
     def make_side(name: str, side: str, factors: LayerFactors) -> Side:
         factor = factors.sides[side]
-        own_rank = rank(name, side)
+        rank = rank_override(name, side)
         key: Any = id(factor)
         if isinstance(factor, Eigen):
-            key = (id(factor.vectors), factor.trace, own_rank)
+            key = (id(factor.vectors), factor.trace, rank)
         if key not in known:
-            known[key] = damp_side(
-                factor, damping, factors.dtype, widest_dense=widest, rank=own_rank
-            )
+            known[key] = damp_side(factor, damping, factors.dtype, widest_dense=widest, rank=rank)
         return known[key]
 
     metric: dict[str, Kronecker | Elementwise] = {}
@@ -455,7 +452,7 @@ def describe_shapes(model: nn.Module, name: str, factors: LayerFactors) -> dict[
 # The settings, and one refresh.
 
 RULES = ("linear", "conv", "embedding", "tied", "norm", "recurrent", "computed", "fallback")
-_CHOICES = {
+_ALLOWED_VALUES = {
     "sides": ("both", "input", "output"),
     "damping_mode": ("relative", "absolute"),
     "scale": ("probe", "trace", "balanced", "raw"),
@@ -463,8 +460,8 @@ _CHOICES = {
     "oversize": ("diagonal", "identity", "low_rank"),
     "control": ("none", "random"),
 }
-# The description leaves out these values, so that older plans keep their hash.
-_LEFT_OUT: tuple[tuple[str, Any], ...] = (
+# `describe` leaves out settings with these values, so that older plans keep their hash.
+_DEFAULTS_OMITTED_FROM_HASH: tuple[tuple[str, Any], ...] = (
     ("control", "none"),
     ("output_probe", None),
     ("tail_mass", 0.0),
@@ -519,7 +516,7 @@ class KFAC(ProbePreconditioner):
             side with None. The mean of the dropped eigenvalues is kept, so the trace stays.
             Eigenvalues far below the first few are sampling noise of the probe.
         ranks: side, such as `conv1.A`, to the eigenpairs it keeps, 0 for all. It overrides
-            `max_rank`; see `report.structure`.
+            `max_rank`. `report.doctor.measure_structure` finds ranks that save time.
         tail_mass: fraction of a factor's trace that may be dropped, 0 for none. A side keeps the
             fewest eigenpairs that hold the rest, at most `max_rank` of a wide side.
         decay: weight β in [0, 1) of the past in factors that are averaged over refreshes. About
@@ -527,8 +524,9 @@ class KFAC(ProbePreconditioner):
             newest probe alone; see `refresh`.
         later_probe_size: examples of every refresh after the first, at most `probe_size`, with
             averaged factors. None takes `probe_size` throughout.
-        drift: a refresh keeps the metric in force and skips the eigenproblems if the factors have
-            moved less than this since; see `refresh.measure_drift`. 0 always builds a new one.
+        drift: if the factors have changed by less than this since the metric was built, a refresh
+            keeps that metric and skips the eigenproblems. 0 always builds a new metric; see
+            `refresh.measure_drift`.
         rows_per_dim: with `sharing="expand"`, a factor of size d is formed from about this many
             times d positions (4096 or more) if the probe has more. A public stream samples a few
             of every example, with weights that keep the estimate unbiased. None takes all.
@@ -573,7 +571,7 @@ class KFAC(ProbePreconditioner):
     takes_team = True
 
     def __post_init__(self) -> None:
-        self._check(**_CHOICES)
+        self._check(**_ALLOWED_VALUES)
         if self.output_probe is not None:
             check_probe(self.output_probe, "output_probe")
         object.__setattr__(self, "ranks", check_ranks(self.ranks))
@@ -604,10 +602,11 @@ class KFAC(ProbePreconditioner):
 
     def describe(self) -> dict[str, Any]:
         """Return plain values for the plan's hash and the privacy card."""
-        own = self._describe(self.name)
+        description = self._describe(self.name)
         if self.layer_rules is not None:
-            own["layer_rules"] = list(self.layer_rules)
-        return {name: value for name, value in own.items() if (name, value) not in _LEFT_OUT}
+            description["layer_rules"] = list(self.layer_rules)
+        omitted = _DEFAULTS_OMITTED_FROM_HASH
+        return {name: value for name, value in description.items() if (name, value) not in omitted}
 
     def probe_spec(self, step: int, *, later: bool = False) -> ProbeSpec:
         """Return what a refresh runs on `probe`; `later` if it continues from an earlier one."""
@@ -655,10 +654,15 @@ class KFAC(ProbePreconditioner):
         Raises:
             ValueError: as `build`.
         """
+
+        def keep_all_pairs(layer: str, side: str) -> None:
+            return None
+
         with preserve_model(model), torch.no_grad():
             statistics = self._measure(model, capture, self.probe_specs(step), rules)
-            sums = [own.layers for own in statistics]
-            factors, _ = self._decompose(sums, [{}] * len(sums), model, rank=lambda *_: None)
+            sums = [each.layers for each in statistics]
+            no_history: list[History] = [{} for _ in sums]
+            factors, _ = self._decompose(sums, no_history, model, keep_all_pairs)
             return dict(factors)
 
     def _measure(
@@ -721,7 +725,7 @@ class KFAC(ProbePreconditioner):
             past = () if previous is None else previous.running
             specs = self.probe_specs(step, later=any(past))
             statistics = self._measure(model, capture, specs, rules, team)
-            sums = [gather_layers(own.layers, model, team) for own in statistics]
+            sums = [gather_layers(each.layers, model, team) for each in statistics]
             drift = None
             if self.drift > 0 and any(past):
                 pairs = zip(sums, past, strict=True)
@@ -729,12 +733,14 @@ class KFAC(ProbePreconditioner):
                 if previous is not None and drift < self.drift:
                     return replace(previous, step=step, drift=drift)
             past = past or ({},) * len(sums)
-            factors, histories = self._decompose(sums, past, model, self._wanted_rank, team)
+            factors, histories = self._decompose(
+                sums, past, model, self._max_pairs_to_compute, team
+            )
             used = self._prepare(factors)
             damping = self._damping()
             sides_of = {name: layer.sides for name, layer in used.items()}
             check_sides(self.ranks, sides_of)
-            metric = form_metric(used, damping, self.max_factor_size, self._own_rank)
+            metric = form_metric(used, damping, self.max_factor_size, self._rank_override)
             scale = 1.0
             if self.scale in ("probe", "balanced"):
                 last = statistics[0].last
@@ -747,7 +753,7 @@ class KFAC(ProbePreconditioner):
             report += layer_rows(name, layer, used[name], metric[name], damping)
             spectrum = {}
             for side, factor in layer.sides.items():
-                spectrum[SHORT.get(side, side)] = factor.spectrum.cpu()
+                spectrum[FACTOR_LETTERS.get(side, side)] = factor.spectrum.cpu()
             spectra[name] = spectrum
             shapes[name] = describe_shapes(model, name, layer)
         report += report_identity_layers(metric, statistics[0].unknown, rules or {})
@@ -768,16 +774,19 @@ class KFAC(ProbePreconditioner):
         sums: Sequence[Mapping[str, LayerAccumulator]],
         past: Sequence[History],
         model: nn.Module,
-        rank: Callable[[str, str], int | None],
+        max_pairs: Callable[[str, str], int | None],
         team: RefreshGroup | None = None,
     ) -> tuple[Factors, tuple[History, ...]]:
-        """Return the factors of all layers, and what the next refresh needs of each probe."""
+        """Return the factors of all layers, and what the next refresh needs of each probe.
+
+        `max_pairs` maps layer and side to the eigenpairs to compute of a wide side, None for all.
+        """
         by_probe = []
         histories = []
         for layers, history in zip(sums, past, strict=True):
             factors, kept = decompose_layers(
                 layers,
-                rank,
+                max_pairs,
                 model,
                 team,
                 past=history,
@@ -791,19 +800,19 @@ class KFAC(ProbePreconditioner):
     def _prepare(self, factors: Factors) -> Factors:
         """Return the factors to damp: scaled, none empty, and randomised for the control."""
         if self.scale in ("trace", "balanced"):
-            factors = {name: of_layer.normalised() for name, of_layer in factors.items()}
+            factors = {name: layer.normalised() for name, layer in factors.items()}
         if self.damping_mode == "relative":
             factors = fill_empty_sides(factors)
         if self.control == "random":
             factors = randomize_directions(factors, self.seed)
         return factors
 
-    def _own_rank(self, layer: str, side: str) -> int | None:
-        """Return the eigenpairs that `ranks` gives this side, 0 for all; None if not named."""
+    def _rank_override(self, layer: str, side: str) -> int | None:
+        """Return the eigenpairs that `ranks` keeps of a side, 0 for all; None if not named."""
         return self.ranks.get(side_name(layer, side))
 
-    def _wanted_rank(self, layer: str, side: str) -> int | None:
-        """Return the eigenpairs wanted of a wide side, None for all."""
+    def _max_pairs_to_compute(self, layer: str, side: str) -> int | None:
+        """Return the eigenpairs to compute of a wide side, None for all."""
         rank = self.ranks.get(side_name(layer, side), self.max_rank)
         return rank or None
 

@@ -1,7 +1,8 @@
 """Probes: sources of the inputs that curvature is measured on. `PrivateOracle` alone is private.
 
 A probe derives from `Probe`: a frozen value with `sample(n, generator)`, which returns CPU tensors,
-and `describe()`, which goes into the plan's hash and onto the privacy card.
+and `describe()`, which goes into the plan's hash and onto the privacy card. The command line lists
+its probes in `SOURCES` of `app/settings.py` and makes them in `app/assembly.py`.
 """
 
 from __future__ import annotations
@@ -287,10 +288,10 @@ class _SyntheticProbe(Probe):
 
     def describe(self) -> dict[str, Any]:
         """Return plain values: the fields of the probe."""
-        own: dict[str, Any] = {"kind": type(self).__name__, "source": "synthetic"}
+        description: dict[str, Any] = {"kind": type(self).__name__, "source": "synthetic"}
         for name, value in asdict(self).items():  # type: ignore[call-overload]
-            own[name] = list(value) if isinstance(value, tuple) else value
-        return own
+            description[name] = list(value) if isinstance(value, tuple) else value
+        return description
 
 
 def _draw_channels(

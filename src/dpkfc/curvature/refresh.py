@@ -1,6 +1,7 @@
-"""One refresh: a pass over a probe, its factors, and the one number that scales the metric.
+"""Run one refresh: a pass over a probe, its factors, and the one number that scales the metric.
 
-The model is left exactly as it was.
+The model is left exactly as it was. `private_step.PreconditionerManager.refresh` decides that a
+refresh is due and calls `kfac.KFAC.build`, which calls the functions here.
 """
 
 from __future__ import annotations
@@ -1087,7 +1088,7 @@ def gather_layers(
 
 def decompose_layers(
     layers: Mapping[str, LayerAccumulator],
-    rank: Callable[[str, str], int | None],
+    max_pairs: Callable[[str, str], int | None],
     model: nn.Module,
     team: RefreshGroup | None = None,
     *,
@@ -1101,8 +1102,8 @@ def decompose_layers(
 
     Args:
         layers: sums of the probe; of several processes, the layers that this one owns.
-        rank: maps layer and side to the eigenpairs wanted of a wide side, None for all. The trace
-            of the others is kept.
+        max_pairs: maps layer and side to the eigenpairs to compute of a wide side, None for all.
+            The trace of the others is kept.
         model: on whose device the factors are wanted.
         team: the processes that share the refresh.
         past: sums of earlier refreshes, of all layers.
@@ -1114,7 +1115,7 @@ def decompose_layers(
         results = {}
         for name, layer in layers.items():
             total = layer.merge_history(past.get(name, {}), share)
-            own_factors = total.result(partial(rank, name))
+            own_factors = total.result(partial(max_pairs, name))
             kept = keep_history(total, own_factors) if is_kept else {}
             results[name] = (own_factors, kept)
         return results
