@@ -83,18 +83,16 @@ def check_optional_integer(name: str, value: Any, least: int) -> None:
         check_integer(name, value, least)
 
 
-def refuse(checks: Iterable[tuple[bool, str]]) -> None:
-    """Raise the message of the first check that applies.
+def refuse(checks: Iterable[tuple[object, str]], error: type[Exception] = ValueError) -> None:
+    """Raise an error with the message of the first check that applies.
 
     Args:
-        checks: whether each applies, and its message.
-
-    Raises:
-        ValueError: with that message.
+        checks: what is true, or not empty, if the check applies; and its message.
+        error: class of the error.
     """
     for applies, message in checks:
         if applies:
-            raise ValueError(message)
+            raise error(message)
 
 
 def is_number(value: Any) -> bool:

@@ -15,11 +15,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from dpkfc._checks import refuse
 from dpkfc.app.datasets import Examples, ExampleSet, first_line
 from dpkfc.app.owndata.schema import norm_of
 from dpkfc.app.recipes import Recipe
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
-from dpkfc.app.settings import RECIPE_DEFAULTS, ConfigError, RunConfig, library_values, refuse
+from dpkfc.app.settings import RECIPE_DEFAULTS, ConfigError, RunConfig, library_values
 from dpkfc.callbacks import NORM, PURPOSE, EarlyStopping, PrivateEarlyStopping
 from dpkfc.config import Plan, PrivacyConfig, count_steps
 from dpkfc.curvature.base import Preconditioner
@@ -206,7 +207,7 @@ def _main_probe(
     probe = _make_probe(config, config.source, input_shape, recipe_probe, private)
     if not config.refine:
         return probe
-    refuse(_refine_checks(config))
+    refuse(_refine_checks(config), ConfigError)
     return Refined(probe, steps=config.refine)
 
 
@@ -620,7 +621,7 @@ def measure_structure(config: RunConfig) -> RunConfig:
     """
     if config.structure != "auto":
         return config
-    refuse(_measurement_checks(config))
+    refuse(_measurement_checks(config), ConfigError)
     if config.threads:
         torch.set_num_threads(config.threads)
     recipe = recipe_of(config).starting_from(config.pretrained)

@@ -15,6 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from dpkfc._checks import refuse
 from dpkfc.config import SAMPLERS, PrivacyConfig
 from dpkfc.curvature.diagonal import DP2, AdaDPS
 from dpkfc.curvature.gep import GEP
@@ -61,20 +62,6 @@ SECTIONS = ("run", "data", "model", "privacy", "preconditioner", "postprocess", 
 
 class ConfigError(ValueError):
     """A setting that does not exist, has the wrong type, or lies outside its range."""
-
-
-def refuse(checks: Iterable[tuple[object, str]]) -> None:
-    """Raise the message of the first check that has found something wrong.
-
-    Args:
-        checks: what is true, or not empty, where something is wrong; and the message.
-
-    Raises:
-        ConfigError: with that message.
-    """
-    for is_wrong, message in checks:
-        if is_wrong:
-            raise ConfigError(message)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -603,7 +590,7 @@ class RunConfig:
             value = _checked_value(setting, getattr(self, setting.name))
             object.__setattr__(self, setting.name, value)
         self._resolve_optimizer()
-        refuse(self._checks())
+        refuse(self._checks(), ConfigError)
         for name in ("ranks", "norm_methods"):
             parse_pairs(name, getattr(self, name))
         # A card shows these, so they must be fit to be shown before anything is trained.

@@ -23,18 +23,6 @@ from dpkfc.session import Session
 Checks = Iterator[tuple[bool, str]]
 
 
-def refuse(checks: Checks, kind: type[Exception] = ValueError) -> None:
-    """Raise an error with the message of the first check that applies.
-
-    Args:
-        checks: whether each applies, and its message.
-        kind: of the error.
-    """
-    for applies, message in checks:
-        if applies:
-            raise kind(message)
-
-
 def refuse_unreleased_steps(session: Session, guarded: Optimizer | None = None) -> RemovableHandle:
     """Make every `optimizer.step()` that is not the session's own an error.
 

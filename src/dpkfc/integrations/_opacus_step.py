@@ -31,6 +31,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
+from dpkfc._checks import refuse
 from dpkfc.checkpoint import copy_tensors
 from dpkfc.config import Plan
 from dpkfc.distributed import trainable_tensors
@@ -49,7 +50,7 @@ from dpkfc.gradients.state import (
     restored_state,
 )
 from dpkfc.gradients.tape import Hook
-from dpkfc.integrations import Checks, refuse
+from dpkfc.integrations import Checks
 from dpkfc.integrations._opacus_batch import (
     BatchRecording,
     PhysicalBatch,

@@ -12,7 +12,8 @@ from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
-from dpkfc.integrations import Checks, refuse, refuse_unreleased_steps
+from dpkfc._checks import refuse
+from dpkfc.integrations import Checks, refuse_unreleased_steps
 from dpkfc.session import Session
 
 __all__ = ["guard"]

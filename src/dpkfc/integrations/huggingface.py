@@ -37,13 +37,13 @@ from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
+from dpkfc._checks import refuse
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, check_plan
 from dpkfc.data.loading import Collate, check_held_out
 from dpkfc.gradients.state import make_stateless, refuse_gradient_hooks
 from dpkfc.integrations import (
     Checks,
-    refuse,
     refuse_unreleased_steps,
     steps_per_epoch,
     write_card,

@@ -29,12 +29,12 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 
+from dpkfc._checks import refuse
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, check_plan
 from dpkfc.gradients.state import loss_state_restored, refuse_gradient_hooks
 from dpkfc.integrations import (
     Checks,
-    refuse,
     refuse_unreleased_steps,
     steps_per_epoch,
     write_card,

@@ -61,14 +61,14 @@ from torch.utils.data import (
 )
 
 from dpkfc import checkpoint
-from dpkfc._checks import check_integer, check_positive, is_number
+from dpkfc._checks import check_integer, check_positive, is_number, refuse
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.data.loading import Collate, check_once, split
 from dpkfc.distributed import DistributedContext
 from dpkfc.gradients.clipped_sum import CLIPPINGS
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.integrations import Checks, refuse
+from dpkfc.integrations import Checks
 from dpkfc.integrations._opacus_batch import Indices, PhysicalBatch
 from dpkfc.integrations._opacus_step import PrivateStep, StepHook
 from dpkfc.privacy import accounting

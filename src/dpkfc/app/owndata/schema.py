@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dpkfc._checks import refuse
 from dpkfc.app.datasets import Examples
 from dpkfc.app.datasets.text import hashed_texts
 from dpkfc.app.owndata import UNKNOWN, Figures
 from dpkfc.app.recipes import CLASSIFICATION, Judged, Task, model_outputs, squared_error
-from dpkfc.app.settings import ConfigError, nearest, read_toml, refuse
+from dpkfc.app.settings import ConfigError, nearest, read_toml
 from dpkfc.curvature.probes import Probe, Sample
 
 KINDS = ("number", "category", "flag", "text", "ignore", "unit")
@@ -212,7 +213,7 @@ class Column:
         Raises:
             ConfigError: naming the column and the fix.
         """
-        refuse(self._checks(name, f"{where}: column {name!r}", may_be_open))
+        refuse(self._checks(name, f"{where}: column {name!r}", may_be_open), ConfigError)
 
     def _checks(self, name: str, start: str, may_be_open: bool) -> Iterator[tuple[object, str]]:
         yield (
@@ -576,8 +577,8 @@ def check_schema(schema: Schema, where: str, *, may_be_open: bool = False) -> Sc
         columns[name] = dataclasses.replace(column, missing=missing)
         if column.kind == "unit":
             units.append(name)
-    refuse(_schema_checks(schema, units, where))
-    refuse(_form_checks(schema.images, schema.text, where))
+    refuse(_schema_checks(schema, units, where), ConfigError)
+    refuse(_form_checks(schema.images, schema.text, where), ConfigError)
     unit = units[0] if units else ""
     return dataclasses.replace(schema, columns=columns, unit=unit)
 
