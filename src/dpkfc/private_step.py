@@ -40,7 +40,14 @@ from dpkfc.linalg.metric import Metric
 from dpkfc.memory import MicroBatchSize
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.privacy.ledger import Ledger
-from dpkfc.privacy.mechanism import ClippedSum, MechanismPlan, NamedTensors, Released, release
+from dpkfc.privacy.mechanism import (
+    ClippedSum,
+    MechanismPlan,
+    NamedTensors,
+    Released,
+    ReleaseLedger,
+    release,
+)
 from dpkfc.privacy.rng import NoiseStream
 from dpkfc.rng_state import device_of
 
@@ -285,7 +292,9 @@ class ReleasePipeline:
         self.postprocess = postprocess
         self._ranks = ranks
 
-    def release(self, clipped: ClippedSum, step: int, *, ledger: Ledger | None = None) -> Released:
+    def release(
+        self, clipped: ClippedSum, step: int, *, ledger: ReleaseLedger | None = None
+    ) -> Released:
         """Charge the ledger and add noise, on the first process; the others receive the release.
 
         Args:

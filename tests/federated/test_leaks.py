@@ -96,24 +96,24 @@ def check_federation(plan, clients) -> dict[str, Finding]:
 class Silent(Client):
     """Skips the noise."""
 
-    def _released(self, sums, step):
+    def _release(self, sums, step):
         return sums
 
 
 class Faint(Client):
     """Adds 15 % too little."""
 
-    def _released(self, sums, step):
-        noisy = super()._released(sums, step)
+    def _release(self, sums, step):
+        noisy = super()._release(sums, step)
         return {n: sums[n] + 0.85 * (x - sums[n]) for n, x in noisy.items()}
 
 
 class Frozen(Client):
     """Repeats its noise in every round."""
 
-    def _released(self, sums, step):
+    def _release(self, sums, step):
         self._pipeline.noise = NoiseStream.repeatable(1)
-        clipped = super()._released(sums, 0)
+        clipped = super()._release(sums, 0)
         return clipped
 
 
@@ -171,18 +171,18 @@ class MeanFirst(Client):
     records.
     """
 
-    def _noisy(self, number, extra, made):
+    def _make_noisy_sum(self, number, extra, made):
         n = len(self.records)
         g = clip_as_one(self.local.mean_gradient(self.records), self.plan.config.max_grad_norm)
-        return self._released({name: n * x for name, x in g.items()}, number)
+        return self._release({name: n * x for name, x in g.items()}, number)
 
 
 class Unclipped(Client):
     """Sums gradients as they are."""
 
-    def _noisy(self, number, extra, made):
+    def _make_noisy_sum(self, number, extra, made):
         n = len(self.records)
-        return self._released(
+        return self._release(
             {name: n * x for name, x in self.local.mean_gradient(self.records).items()}, number
         )
 

@@ -1,6 +1,6 @@
-"""A client: its records, its noise, its own ledger, and one answer to a round.
+"""Answer the rounds of a server as one client, with its own records, noise and ledger.
 
-Nothing else leaves the client.
+Nothing but its messages leaves the client.
 
 A client does not rely on the server for its budget. It charges its own ledger before its noise
 exists, answers every round once, and refuses rounds beyond the plan. A refusal carries a constant
@@ -377,7 +377,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Refusal(Exception):
-    """A round that is not answered, for one of the listed reasons."""
+    """Refuses a round, with one of the constant reasons in `messages`."""
 
 
 class Client:
@@ -392,8 +392,8 @@ class Client:
         collate_fn: maps a list of examples to a batch.
         ledger_path: file of the client's own ledger; None keeps the ledger in memory.
         channel: private key of the client's channels to the others, 32 bytes, for secure
-            aggregation; None makes one. A key goes with one ledger: with a second ledger it could
-            mask two messages of a round alike.
+            aggregation; None makes one. Use a key with one ledger only: with a second ledger it
+            could mask two messages of a round alike.
         verify: check model and loss on public rows before the first round; no value of a record
             decides. "strict" refuses operations without a batch rule.
 
@@ -532,7 +532,7 @@ class Client:
         self._work = GuardedLocalWork(self.local, self.records)
         extra = select_prefix(message, "extra")
         extra_round = int(message.get("extra_round", -1))
-        sums = self._noisy(number, extra, extra_round)
+        sums = self._make_noisy_sum(number, extra, extra_round)
         noisy = {name: x.cpu() for name, x in sums.items()}
         self._report_failures(number)
         if self._masked:
@@ -561,7 +561,7 @@ class Client:
     def _cohort(self, message: Received) -> list[int]:
         """Return the clients to mask a message with; refuse fewer than the plan needs.
 
-        Fewer clients are too few masks, and too little noise.
+        With fewer clients there would be too few masks and too little noise.
         """
         cohort: list[int] = message["cohort"].tolist()
         are_registered = {self.number} <= set(cohort) <= set(range(self._config.clients))
@@ -589,7 +589,7 @@ class Client:
         }
 
     def _pair_keys(self, message: Received, number: int) -> dict[int, bytes]:
-        """Agree with the other clients on pair masks, before a charge: by mask or channel keys."""
+        """Return the key of the mask shared with each other client, before anything is charged."""
         if "mask_keys" in message:
             return self._take_shares(message, number)
         # No share of a round without recovery is ever revealed.
@@ -605,7 +605,7 @@ class Client:
         )
 
     def _take_shares(self, message: Received, number: int) -> dict[int, bytes]:
-        """Open what the others sealed for this client, and agree on pair masks with them."""
+        """Open the shares sealed for this client; return its mask key with each other client."""
         keys = self._keys
         cohort = self._cohort(message)
         public = split_rows(message["mask_keys"], cohort)
@@ -672,9 +672,9 @@ class Client:
 
     # -- private sums ------------------------------------------------------------------------------
 
-    def _released(self, sums: Tensors, step: int) -> Tensors:
-        """Return a clipped sum with this client's noise, charged to the ledger first."""
-        if self._config.privacy.masked:  # float32 is coarser than the grid
+    def _release(self, sums: Tensors, step: int) -> Tensors:
+        """Charge the ledger, then return the clipped sum with this client's noise."""
+        if self._masked:  # float32 is coarser than the grid
             sums = {name: x.double() for name, x in sums.items()}
         clipped = ClippedSum(sums, self._config.max_grad_norm)
         return self._pipeline.release(clipped, step).gradients
@@ -687,12 +687,12 @@ class Client:
             return self.records.all
         return Poisson(rate, size).indices(step, self._sampling.generator(step))
 
-    def _noisy(self, number: int, extra: Tensors, extra_round: int) -> Tensors:
+    def _make_noisy_sum(self, number: int, extra: Tensors, extra_round: int) -> Tensors:
         """Return the noisy sum of a round.
 
         Args:
             number: of the round.
-            extra: what the rule shares.
+            extra: tensors that the server's rule sends to all clients.
             extra_round: the round that `extra` was made in.
         """
         work = self._config.local
@@ -713,7 +713,7 @@ class Client:
                 )
             else:
                 sums = self._work.sum_examples(indices)
-        return self._released(sums, first)
+        return self._release(sums, first)
 
     def _correction(self, work: LocalSteps, extra: Tensors) -> Tensors:
         """Return the difference c − c_i of control variates; nothing without control variates."""
@@ -729,7 +729,7 @@ class Client:
     def _walk(
         self, work: LocalSteps, correction: Tensors, gradient: Callable[[int], Tensors]
     ) -> Tensors:
-        """Return θ₀ − θ_K of K steps along a gradient."""
+        """Return θ₀ − θ_K after K steps; `gradient(k)` returns the gradient of step k."""
         parameters = self.local.parameters
         start = {name: p.detach().clone() for name, p in parameters.items()}
         with swap_parameters(self.local.layers, start):
@@ -767,7 +767,7 @@ class Client:
 
         def gradient(k: int) -> Tensors:
             sums = self._work.sum_examples(self._sample(first + k))
-            return {name: x / divisor for name, x in self._released(sums, first + k).items()}
+            return {name: x / divisor for name, x in self._release(sums, first + k).items()}
 
         sent = self._walk(work, correction, gradient)
         self._update_control(work, correction, sent)
@@ -809,7 +809,7 @@ class Client:
     # -- state -------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """PRIVATE: return the state next to the ledger, for this client's own disk only."""
+        """PRIVATE: return the state that a client saves beside its ledger, on its own disk only."""
         return {
             "control": dict(self._control),
             "last": dict(self._last),

@@ -1,15 +1,15 @@
-"""The server: a round is charged before it is sent, and closed before its sum is computed.
+"""Charge each round before it is sent, add up the answers, and release their noisy mean.
 
     request_keys    sample the cohort and request its keys, under secure aggregation; nothing is
                     charged yet. Without this call the round has one exchange and no recovery: a
                     lost client costs the round (`secure_aggregation`)
     open_round      charge (on the disk), sample the cohort, build the preconditioner, return
                     messages for the clients
-    receive         one answer: accepted, or rejected and counted
-    fix_survivors   no later answer counts; return requests for the survivors' shares, under secure
-                    aggregation
-    close_round     the sum of the survivors, noise where the server adds it, / public divisor,
-                    filters, rule
+    receive         accept one answer, or reject and count it
+    fix_survivors   let no later answer count; return requests for the survivors' shares, under
+                    secure aggregation
+    close_round     add up the survivors' messages, add noise if the server does so, divide by the
+                    public divisor, apply filters and rule
 
 A round with fewer than `min_survivors` answers ends without a release and stays charged. Messages
 of single clients are dropped with the round: no attribute, log or checkpoint holds them.
@@ -94,7 +94,7 @@ class RoundRecord:
 
 
 class RoundCharge:
-    """A charge that was made before its round was sent out; one release uses it."""
+    """Stands for the ledger in the one release of a round that was charged before it was sent."""
 
     def __init__(self, plan_hash: str, number: int) -> None:
         self.plan_hash = plan_hash
@@ -128,9 +128,9 @@ class OpenRound:
     Attributes:
         number: of the round.
         cohort: clients that the round was sent to.
-        ticket: the charge that its release uses.
-        started: time of `perf_counter`.
-        control: norm of the control variate that was sent out.
+        round_charge: the charge that its release uses.
+        start_time: of `perf_counter`.
+        control_norm: norm of the control variate that was sent out.
         recovers: whether the sum survives lost clients, under secure aggregation.
         keys: public mask key of each client.
         rejected: number of invalid messages, by reason.
@@ -142,9 +142,9 @@ class OpenRound:
 
     number: int
     cohort: tuple[int, ...]
-    ticket: RoundCharge
-    started: float
-    control: float
+    round_charge: RoundCharge
+    start_time: float
+    control_norm: float
     recovers: bool
     keys: dict[int, bytes]
     rejected: Counter[str]
@@ -238,7 +238,7 @@ class MetricDelivery:
         return message
 
     def note_answer(self, client: int, current: PreconditionerState | None) -> None:
-        """Note that a client answered with the preconditioner in force."""
+        """Note that a client answered, so it has the current preconditioner."""
         self._digests[client] = self._digest(current)
 
     def note_failure(self, client: int, reason: Any) -> None:
@@ -265,16 +265,16 @@ logger = logging.getLogger(__name__)
 
 
 class Server(PartyModel):
-    """Holds the model, the ledger and the state of filters and rule. Engines carry its messages.
+    """Holds the model, the ledger and the state of filters and rule; engines carry its messages.
 
     Args:
         plan: of the run.
         model: any module that a `Session` takes; trained in place.
         ledger_path: file of the ledger; None keeps it in memory.
-        budget: of the people in all clients, which the whole plan is charged to once.
+        budget: of all people whose records the clients have; the whole plan is charged to it.
 
     Attributes:
-        receipt: what the budget was charged, None without one.
+        receipt: ε of the people before and after the charge; None without a budget.
 
     Raises:
         ValueError: a model that the gradient engine does not cover.
@@ -282,8 +282,8 @@ class Server(PartyModel):
         BudgetExhausted: the plan does not fit into the budget.
 
     Guarantee:
-        What leaves the server are functions of `plan.releases` releases at most. Each is in the
-        ledger before its round is sent.
+        All that leaves the server is computed from at most `plan.releases` releases. Each is in
+        the ledger before its round is sent.
     """
 
     def __init__(
@@ -356,8 +356,7 @@ class Server(PartyModel):
 
         Raises:
             BudgetExhausted: every release of the plan is spent.
-            RuntimeError: the round before was not closed, or fewer clients are enrolled than the
-                plan needs.
+            RuntimeError: a round is in progress, or fewer clients are enrolled than the plan needs.
         """
         self._check_ready()
         if not self._config.privacy.masked:
@@ -374,7 +373,7 @@ class Server(PartyModel):
         Raises:
             BudgetExhausted: every release of the plan is spent; nothing was charged, nothing may be
                 sent.
-            RuntimeError: the round before was not closed, or too few clients are enrolled.
+            RuntimeError: a round is in progress, or too few clients are enrolled.
             TooFewKeys: fewer clients have keys than the plan needs; nothing was charged, nothing
                 may be sent.
             LedgerError: the charge could not be written; nothing may be sent.
@@ -385,14 +384,14 @@ class Server(PartyModel):
         cohort = exchange.select_cohort(self._config.survivors)
         self._pipeline.preconditioning.refresh(number)
         extra = self._config.rule.broadcast(self._state)
-        control = sum(float(x.double().square().sum()) for x in extra.values()) ** 0.5
-        ticket = RoundCharge.write(self.ledger, self.plan, number)
+        squares = [float(x.double().square().sum()) for x in extra.values()]
+        round_charge = RoundCharge.write(self.ledger, self.plan, number)
         self._open = OpenRound(
             number=number,
             cohort=cohort,
-            ticket=ticket,
-            started=time.perf_counter(),
-            control=control,
+            round_charge=round_charge,
+            start_time=time.perf_counter(),
+            control_norm=sum(squares) ** 0.5,
             recovers=exchange.recovers,
             keys=exchange.keys,
             rejected=exchange.rejected,
@@ -448,18 +447,18 @@ class Server(PartyModel):
         Raises:
             RuntimeError: no round is open.
         """
-        round_ = self._current_round()
-        if round_.survivors is None:
-            round_.survivors = tuple(sorted(round_.sums))
-        if not round_.recovers or len(round_.survivors) < self._config.survivors:
+        this_round = self._current_round()
+        if this_round.survivors is None:
+            this_round.survivors = tuple(sorted(this_round.sums))
+        if not this_round.recovers or len(this_round.survivors) < self._config.survivors:
             return {}
         request: Message = {
             "kind": "unmask",
-            "round": round_.number,
+            "round": this_round.number,
             "contract": self.contract,
-            "survivors": torch.tensor(round_.survivors, dtype=torch.int64),
+            "survivors": torch.tensor(this_round.survivors, dtype=torch.int64),
         }
-        return dict.fromkeys(round_.survivors, request)
+        return dict.fromkeys(this_round.survivors, request)
 
     def close_round(self) -> RoundRecord:
         """Release the sum of the survivors and step, or drop the round.
@@ -468,22 +467,24 @@ class Server(PartyModel):
             RuntimeError: no round is open.
         """
         self.fix_survivors()
-        round_ = self._current_round()
+        this_round = self._current_round()
         # Whatever happens below, no message outlives the round.
         self._open = None
-        survivors = cast(tuple[int, ...], round_.survivors)
-        summed = self._sum_survivors(round_, survivors)
+        survivors = this_round.survivors or ()
+        count = len(survivors)
+        summed = self._sum_survivors(this_round, survivors)
         notes: Mapping[str, float] = {}
         if summed is not None:
-            notes = self._step(self._released(round_, summed, len(survivors)), len(survivors))
-            self._last_release = round_.number
+            released = self._make_release(this_round, summed, count)
+            notes = self._apply_release(released, count)
+            self._last_release = this_round.number
         record = RoundRecord(
-            round=round_.number,
-            cohort=len(round_.cohort),
-            survivors=len(survivors),
+            round=this_round.number,
+            cohort=len(this_round.cohort),
+            survivors=count,
             dropped=summed is None,
-            rejected=dict(round_.rejected),
-            seconds=time.perf_counter() - round_.started,
+            rejected=dict(this_round.rejected),
+            seconds=time.perf_counter() - this_round.start_time,
             notes=notes,
         )
         if self._config.samples_clients_secretly:
@@ -536,7 +537,7 @@ class Server(PartyModel):
 
     def _find_problem(self, message: Received, stage: KeyExchange | OpenRound) -> str | None:
         """Return why an answer does not count; None if it counts."""
-        control = stage.control if isinstance(stage, OpenRound) else 0.0
+        control = stage.control_norm if isinstance(stage, OpenRound) else 0.0
         reason = find_problem(
             message,
             self.shapes,
@@ -547,53 +548,53 @@ class Server(PartyModel):
         )
         return reason or stage.find_problem(message, self.enrolled)
 
-    def _sum_survivors(self, round_: OpenRound, survivors: Sequence[int]) -> Tensors | None:
+    def _sum_survivors(self, this_round: OpenRound, survivors: Sequence[int]) -> Tensors | None:
         """Return the sum of the survivors' messages; None for too few, or wrong shares."""
         needed = self._config.survivors
         if len(survivors) < needed:
             return None
         if not self._config.privacy.masked:
-            return round_.sum_survivors(self.parameters)
+            return this_round.sum_survivors(self.parameters)
         try:
-            integers = round_.unmask_survivors(needed, self.contract)
+            integers = this_round.unmask_survivors(needed, self.contract)
         except ValueError as error:
             logger.error(
                 "round %d: %s. The round ends without a release and stays charged",
-                round_.number,
+                this_round.number,
                 error,
             )
-            self._reject("wrong-shares", round_)
+            self._reject("wrong-shares", this_round)
             return None
         if integers is None:
             return None
         summed = decode(integers, self.plan.grid(self.numbers), self.parameters)
         # A larger sum is not a sum of honest messages: a client sent a wrong message or share.
-        largest = self.plan.largest_message(self.numbers, round_.control)
+        largest = self.plan.largest_message(self.numbers, this_round.control_norm)
         if total_norm(summed) > len(survivors) * largest:
-            self._reject("oversized", round_)
+            self._reject("oversized", this_round)
             return None
         return summed
 
-    def _released(self, open_: OpenRound, added: Tensors, survivors: int) -> Released:
+    def _make_release(self, this_round: OpenRound, summed: Tensors, survivors: int) -> Released:
         """Return the noisy mean over the public divisor.
 
         A trusted server adds its noise here. Elsewhere the messages carry the noise.
         """
         plan, divisor = self.plan, self._config.divisor
-        step = open_.number * plan.per_round
+        step = this_round.number * plan.per_round
         if plan.config.privacy.noise_by == "server":
-            clipped = ClippedSum(added, plan.config.max_grad_norm)
-            return self._pipeline.release(clipped, step, ledger=cast(Ledger, open_.ticket))
-        number = open_.ticket.charge(step, plan.event)
+            clipped = ClippedSum(summed, plan.config.max_grad_norm)
+            return self._pipeline.release(clipped, step, ledger=this_round.round_charge)
+        number = this_round.round_charge.charge(step, plan.event)
         mean = {
             name: x.div_(divisor).to(accumulation_dtype(self.parameters[name]))
-            for name, x in added.items()
+            for name, x in summed.items()
         }
         return Released(
             gradients=mean, noise_variance=plan.mean_variance(survivors), step=step, release=number
         )
 
-    def _step(self, released: Released, survivors: int) -> Mapping[str, float]:
+    def _apply_release(self, released: Released, survivors: int) -> Mapping[str, float]:
         """Filter a release and move the parameters; return public numbers of filters and rule."""
         config = self._config
         direction = self._pipeline.make_update(released, in_place=True)
@@ -638,7 +639,7 @@ class Server(PartyModel):
 
     @property
     def preconditioner(self) -> PreconditionerState | None:
-        """Return the preconditioner in force."""
+        """Return the preconditioner that the clients use now; None without one."""
         return self.coordinates.current
 
     def write_card(
@@ -648,7 +649,7 @@ class Server(PartyModel):
 
         Args:
             folder: made if it is missing.
-            records: of the rounds.
+            records: what `close_round` returned, one of each round.
             statements: `title`, `chosen_by`, `results`, `not_private`, `declared` and `total` of
                 `dpkfc.report.card.build_federated_card`.
 
@@ -676,8 +677,8 @@ class Server(PartyModel):
     def save(self, folder: StrPath, extra: Any = None) -> None:
         """Write a checkpoint between rounds.
 
-        The checkpoint holds released parameters, states of filters and rule, and the
-        preconditioner; no message.
+        The checkpoint holds released parameters, the states of filters and rule, and the
+        preconditioner. It holds no message.
 
         Raises:
             RuntimeError: a round is open.

@@ -318,6 +318,16 @@ class MechanismPlan(Protocol):
     def hash(self) -> str: ...  # noqa: D102
 
 
+class ReleaseLedger(Protocol):
+    """What a release needs of a ledger; a charge that was made before can stand for one."""
+
+    @property
+    def plan_hash(self) -> str: ...  # noqa: D102
+    def charge(  # noqa: D102
+        self, step: int, event: DpEvent, noise: float, stddev: float, sensitivity: float, /
+    ) -> int: ...
+
+
 @dataclass(frozen=True)
 class ClippedSum:
     """PRIVATE: the sum of per-example gradients of a batch, each clipped over all tensors.
@@ -379,7 +389,7 @@ class Released:
 
 
 def release(
-    clipped: ClippedSum, plan: MechanismPlan, noise: NoiseStream, ledger: Ledger, step: int
+    clipped: ClippedSum, plan: MechanismPlan, noise: NoiseStream, ledger: ReleaseLedger, step: int
 ) -> Released:
     """Charge the ledger, add N(0, stddev²) to the sum, divide by the expected batch size.
 
@@ -692,7 +702,7 @@ def _normal(noise: NoiseStream, step: int, device: torch.device, numbers: int) -
 
 
 def _check(
-    clipped: ClippedSum, plan: MechanismPlan, noise: NoiseStream, ledger: Ledger, step: int
+    clipped: ClippedSum, plan: MechanismPlan, noise: NoiseStream, ledger: ReleaseLedger, step: int
 ) -> None:
     """Refuse a release that would cost more than the plan states, before it is charged."""
     if step < 0:
