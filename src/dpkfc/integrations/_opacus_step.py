@@ -12,8 +12,8 @@
 
 The release stays in `p.grad` until the loader yields the next batch, or the script clears it.
 
-`PendingBatchGuard` knows which batch has to be stepped next. The last part is what scripts read of
-the models and optimizers that Opacus wraps.
+`PendingBatchGuard` knows which batch has to be stepped next. The last part gives model and
+optimizer the attributes that scripts read from the wrappers of Opacus.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class PrivateStep:
         self._pending_batch = PendingBatchGuard()
         self._released = ReleasedWeights(model)
         self._has_released = False  # in the optimizer's step that runs now
-        # Ends with a forward pass: checks what the pass has left in the model.
+        # Closed after each forward pass: restores the state that the pass has changed.
         self._guards = ExitStack()
         self._attributes: AttributeSnapshot | None = None
         self._is_running_model = False
@@ -391,7 +391,7 @@ class PrivateStep:
         self._restore_attributes()
 
     def _check_call(self, args: Arguments, kwargs: Keywords) -> None:
-        """Check how `optimizer.step()` was called, and that a release is left."""
+        """Check how `optimizer.step()` was called, and that the plan has a release left."""
         # Accelerate passes closure=None on.
         has_closure = any(x is not None for x in (*args[1:], *kwargs.values()))
         if has_closure:
@@ -481,15 +481,15 @@ class PrivateStep:
             )
 
     def _attach_step_hook(self, hook: StepHook | None) -> None:
-        """Call a function of the optimizer after each release and before the step on it.
+        """Store a function that is called with the optimizer between a release and its step.
 
-        The last function that was attached is called, as in Opacus. The releases are counted by the
-        ledger, whatever it does.
+        It replaces an earlier function, as in Opacus. The ledger counts the releases, whatever the
+        function does.
         """
         self._step_hook = hook
 
     def _call_step_hook(self, hook: StepHook) -> None:
-        """Show a release to a hook, and keep it as it is.
+        """Call the hook on a release, which it may read and not change.
 
         Raises:
             RuntimeError: the hook has changed a gradient, which might not be a release any more.
@@ -518,7 +518,7 @@ class PrivateStep:
         return self._pipeline.preconditioning.current
 
     def check_released(self) -> None:
-        """Raise unless the model holds what was released last, as a card needs it.
+        """Check that the model holds the weights of the last release, as a card needs.
 
         Raises:
             RuntimeError: nothing was released, or a tensor differs, by its name.
@@ -546,7 +546,7 @@ class PrivateStep:
     def _untracked_gradients(self) -> list[str]:
         """Return covered parameters with a gradient that autograd itself has computed.
 
-        The tape keeps autograd from computing one in the pass of the parameter's own layer.
+        In the pass of a parameter's own layer, the tape prevents such a gradient.
         """
         untracked = []
         for layer in self.layers:
@@ -746,13 +746,13 @@ class PendingBatchGuard:
 
 
 # --------------------------------------------------------------------------------------------------
-# What scripts read of the models and optimizers that Opacus wraps. Here nothing is wrapped: a
-# private model is the model itself. Names of the wrappers that mean something here work, and each
-# of the others is one error that names the line to write.
+# Scripts read attributes of the wrappers that Opacus puts around model and optimizer. Here nothing
+# is wrapped. Attributes that have a meaning here work, and every other one raises an error that
+# names the line to write.
 
 
 class Refusal:
-    """Stands for a part that Opacus has and this library has not; using it is one error.
+    """Stands for an attribute that only Opacus has; every use of it raises an error.
 
     Args:
         message: what to write in its place.
@@ -769,7 +769,7 @@ class Refusal:
 
 
 class WrapperMethod:
-    """A method of Opacus's wrapper, on the model itself. Copies and pickles of it do no action.
+    """A method of Opacus's wrapper, on the model itself. A copy or pickle of it has no action.
 
     Args:
         model: the model, which every call returns.
@@ -795,7 +795,7 @@ _ONE_STEP = (
 
 
 def wrapper_attributes(model: nn.Module, close: Callable[[], None]) -> dict[str, Any]:
-    """Return what scripts read of Opacus's `GradSampleModule`, for a model.
+    """Return the attributes of Opacus's `GradSampleModule` that scripts read, by name.
 
     Args:
         model: the model.
@@ -828,7 +828,9 @@ def optimizer_attributes(
     reduction: str,
     attach_step_hook: Callable[[StepHook | None], None],
 ) -> dict[str, Any]:
-    """Return what scripts read of Opacus's `DPOptimizer`, beside the numbers of the plan.
+    """Return the attributes of Opacus's `DPOptimizer` that scripts read, by name.
+
+    The settings of the plan (`SHOWN`) are not among them.
 
     Args:
         optimizer: the script's own.

@@ -15,20 +15,20 @@ How the lines of a script make a private step, and where to read it:
         optimizer.step()      `_opacus_step`, `PrivateStep`: clips, charges and adds noise; then
                               the optimizer itself steps on the release in `p.grad`
 
-Behind them stand the keywords of `make_private`, the accountant, the validator of models, and the
-names of Opacus that a script must not import.
+The rest of this file holds the keywords of `make_private`, the accountant, the validator of models,
+and the names of Opacus that a script must not import.
 
 Visible differences:
 
 * The preconditioner: `preconditioner=KFAC(...)`, with `readout="natural"` for the natural-gradient
   step.
-* q = batch_size / len(dataset) and the divisor is batch_size. Opacus rounds through
-  len(data_loader).
+* q = batch_size / len(dataset), and the divisor is batch_size. Opacus computes both from
+  len(data_loader), which is rounded.
 * Noise and sampling are keyed by the operating system, and no generator reaches them.
   `test_mode_seed` makes a run repeatable and not private.
 * The accountant is PLD by default ("prv" names the same numerical composition and selects it).
-* Some programs are errors: a model or loss that mixes examples, a skipped batch, two backward
-  passes before a step, a penalty on weights.
+* These raise an error: a model or loss that mixes examples, a skipped batch, two backward passes
+  before a step, a penalty on weights.
 """
 
 from __future__ import annotations
@@ -88,9 +88,8 @@ class PrivacyEngine:
 
     Args:
         accountant: "pld" (default), "prv" (the same) or "rdp".
-        secure_mode: only False. On a CPU the noise comes from a cipher in every mode; what Opacus
-            does beyond that under this name, against attacks on the rounding of floating-point
-            numbers, a `Session` does with `noise="rounded"`.
+        secure_mode: must be False. For protection against floating-point attacks use a `Session`
+            with `noise="rounded"`. On a CPU the noise comes from a cipher without it.
         budget: of the people in the dataset. `make_private_with_epsilon` charges its whole plan to
             it, once for each ledger.
 
@@ -128,8 +127,8 @@ class PrivacyEngine:
     ) -> tuple[Any, ...]:
         """Make training private with a given noise; steps have no limit, and ε grows with each.
 
-        The plan behind it is that of ONE pass over the loader, at a δ of its own choice: both only
-        describe the run in the ledger. `get_epsilon(delta)` counts what was released, at any δ.
+        The plan in the ledger is that of ONE pass over the loader, and its δ is only descriptive.
+        `get_epsilon(delta)` counts what was released, at any δ.
 
         Args:
             module: the model.
@@ -137,22 +136,22 @@ class PrivacyEngine:
             data_loader: a torch DataLoader with a batch_size over a map-style dataset.
             noise_multiplier: standard deviation of the noise over max_grad_norm; 0 is no noise and
                 no privacy.
-            max_grad_norm: C, in the coordinates of the preconditioner.
+            max_grad_norm: clipping norm C, measured in the coordinates of the preconditioner.
             options: see `Options`.
 
         Returns:
-            The same module, the same optimizer and a private loader; with grad_sample_mode="ghost"
-            the criterion before the loader.
+            The same module, the same optimizer and a private loader. With grad_sample_mode="ghost"
+            the criterion comes before the loader.
 
         Raises:
-            ValueError: what cannot be made private, naming the fix; nothing has been changed then.
+            ValueError: a part cannot be made private, naming the fix; nothing has been changed.
             LedgerError: the ledger cannot be written or belongs to another run.
         """
         parts = (module, optimizer, find_source(data_loader))
         chosen = self._parse(options)
         config, size = make_config(chosen, self.accountant.name, parts, max_grad_norm, 1.0)
-        delta = min(1e-5, 0.1 / max(1, size))
-        plan = config.with_noise(noise_multiplier, delta, size)
+        ledger_delta = min(1e-5, 0.1 / max(1, size))
+        plan = config.with_noise(noise_multiplier, ledger_delta, size)
         return self._attach(plan, parts, chosen, None)
 
     def make_private_with_epsilon(
@@ -203,10 +202,10 @@ class PrivacyEngine:
         return Options.parse(options)
 
     def _attach(
-        self, plan: Plan, parts: Parts, options: Options, limit: int | None
+        self, plan: Plan, parts: Parts, options: Options, max_releases: int | None
     ) -> tuple[Any, ...]:
         module, optimizer, _ = parts
-        self._step, loader = attach(plan, parts, options, limit, self._budget)
+        self._step, loader = attach(plan, parts, options, max_releases, self._budget)
         self.accountant.attach(plan, self._step.ledger)
         if options.grad_sample_mode == "ghost":
             criterion = options.criterion or nn.CrossEntropyLoss(reduction=options.loss_reduction)
@@ -269,7 +268,7 @@ class PrivacyEngine:
         module_state_dict_kwargs: Mapping[str, Any] | None = None,
         torch_save_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write a checkpoint into the FOLDER `path`, without pickle. The ledger is no part of it.
+        """Write a checkpoint without the ledger into the FOLDER `path`, without pickle.
 
         Args:
             path: a folder of its own; an earlier checkpoint in it is replaced.
@@ -279,7 +278,7 @@ class PrivacyEngine:
             grad_clip_scheduler: only None.
             checkpoint_dict: further plain values and tensors, which `load_checkpoint` returns.
             module_state_dict_kwargs: of `module.state_dict`.
-            torch_save_kwargs: taken and not used.
+            torch_save_kwargs: accepted and ignored.
 
         Raises:
             CheckpointError: the folder cannot be written or holds other files.
@@ -321,7 +320,7 @@ class PrivacyEngine:
             noise_scheduler: only None.
             grad_clip_scheduler: only None.
             module_load_dict_kwargs: of `module.load_state_dict`.
-            torch_load_kwargs: taken and not used.
+            torch_load_kwargs: accepted and ignored.
 
         Returns:
             The checkpoint without the state of the optimizer.
@@ -364,8 +363,8 @@ class PrivacyEngine:
 
 
 # --------------------------------------------------------------------------------------------------
-# What an Opacus-shaped script asks for, as a plan; and a plan put on its model, optimizer and
-# loader, all or nothing.
+# From the keywords of a script to a configuration, and from a plan to hooks on model and optimizer.
+# If a part is refused, nothing has been changed.
 
 Parts = tuple[nn.Module, Optimizer, DataLoader[Any]]
 """Model, optimizer and loader of a script."""
@@ -377,8 +376,7 @@ def make_config(
     """Return the configuration behind a call and the number of examples.
 
     Raises:
-        ValueError: parts that cannot be made private, one bound for each layer, a senseless number
-            of passes.
+        ValueError: a part cannot be made private, there is one bound per layer, or epochs <= 0.
     """
     module, optimizer, source = parts
     refuse(_find_wrong_parts(module, optimizer))
@@ -394,7 +392,7 @@ def make_config(
     check_positive("max_grad_norm", max_grad_norm)
     config = PrivacyConfig(
         expected_batch_size=cast(int, source.batch_size),
-        steps=math.ceil(epochs * _length(options, source, size)),
+        steps=math.ceil(epochs * _batches_per_pass(options, source, size)),
         max_grad_norm=float(max_grad_norm),
         clipping=options.clipping,
         sampler="poisson" if options.poisson_sampling else "shuffle",
@@ -408,20 +406,30 @@ def make_config(
 
 
 def attach(
-    plan: Plan, parts: Parts, options: Options, limit: int | None, budget: Budget | None
+    plan: Plan, parts: Parts, options: Options, max_releases: int | None, budget: Budget | None
 ) -> tuple[PrivateStep, PrivateLoader]:
     """Open the ledger, register the hooks and charge the budget.
 
+    Args:
+        plan: for the dataset of the loader.
+        parts: model, optimizer and the script's own loader.
+        options: keywords of `make_private`.
+        max_releases: most steps in the ledger, None for no limit.
+        budget: charged with the whole plan; None for no budget.
+
+    Returns:
+        The step behind `optimizer.step()`, and the private loader.
+
     Raises:
-        ValueError: what cannot be made private.
+        ValueError: a part cannot be made private.
         LedgerError: the ledger cannot be written or belongs to another run.
         BudgetExhausted: the ledger has spent the plan, or the plan does not fit into the budget.
     """
     plan.check_accounting()
     module, optimizer, source = parts
-    header = {**plan.ledger_header, "steps": limit}
+    header = {**plan.ledger_header, "steps": max_releases}
     with ExitStack() as undo:
-        ledger = Ledger.open(options.ledger_path, plan.hash, header, limit)
+        ledger = Ledger.open(options.ledger_path, plan.hash, header, max_releases)
         undo.callback(ledger.abandon)
         _check_resumed(ledger, options.resume)
         step = PrivateStep(
@@ -434,18 +442,18 @@ def attach(
             source=source,
         )
         undo.callback(step.close)
-        length = _length(options, source, plan.dataset_size)
+        length = _batches_per_pass(options, source, plan.dataset_size)
         loader = PrivateLoader(source, LogicalBatchSampler(plan, length), step)
-        # Every script gets it: a message that depends on records would tell of them.
-        warnings.warn(_NO_MESSAGE, UserWarning, stacklevel=4)
+        # Every script gets this warning: one that depended on records would tell of them.
+        warnings.warn(_NAN_WARNING, UserWarning, stacklevel=4)
         if budget is not None:
             step.receipt = budget.charge(plan, ledger)
         undo.pop_all()
-    _warn_of_earlier_run(source.dataset, ledger, counted=budget is not None)
+    _warn_of_earlier_run(source.dataset, ledger, has_budget=budget is not None)
     return step, loader
 
 
-_NO_MESSAGE = (
+_NAN_WARNING = (
     "a record whose gradient is not finite (NaN) adds nothing, and no message tells of it: look"
     " for missing values in the data"
 )
@@ -454,13 +462,13 @@ _NO_MESSAGE = (
 _runs: list[tuple[weakref.ref[Any], Ledger]] = []
 
 
-def _warn_of_earlier_run(dataset: Any, ledger: Ledger, *, counted: bool) -> None:
-    """Warn that the ε of a second run is not the total, where no file and no budget counts it."""
+def _warn_of_earlier_run(dataset: Any, ledger: Ledger, *, has_budget: bool) -> None:
+    """Warn that the ε of a second run is not the total, unless a file or a budget counts it."""
     _runs[:] = [run for run in _runs if run[0]() is not None]
-    earlier = sum(book.count for known, book in _runs if known() is dataset)
+    earlier = sum(book.count for reference, book in _runs if reference() is dataset)
     with contextlib.suppress(TypeError):  # a list or a tuple has no weak reference
         _runs.append((weakref.ref(dataset), ledger))
-    if earlier and ledger.path is None and not counted:
+    if earlier and ledger.path is None and not has_budget:
         warnings.warn(
             f"engines have made {earlier} releases of this dataset before: the ε of all runs add"
             " up. Name one Budget for them, or keep their ledgers and run dpkfc total",
@@ -472,8 +480,8 @@ def _check_resumed(ledger: Ledger, resume: bool) -> None:
     """Refuse the ledger of an earlier run, unless the script says that it goes on with it.
 
     Raises:
-        BudgetExhausted: nothing of the plan is left.
-        LedgerError: something is left.
+        BudgetExhausted: the ledger has no release left.
+        LedgerError: the ledger holds releases, and more may follow.
     """
     if resume or not ledger.count:
         return
@@ -524,10 +532,10 @@ def _find_wrong_parts(module: Any, optimizer: Any) -> Checks:
     )
 
 
-def _length(options: Options, data_loader: DataLoader[Any], size: int) -> int:
-    """Return the logical batches of one pass, as many as the script's own loader has.
+def _batches_per_pass(options: Options, data_loader: DataLoader[Any], size: int) -> int:
+    """Return the number of logical batches in one pass, that of the script's own loader.
 
-    Shuffled batches must be whole, so a smaller last one does not count.
+    Shuffled batches must be whole, so a smaller last batch does not count.
     """
     length = len(data_loader)
     if not options.poisson_sampling:
@@ -536,9 +544,9 @@ def _length(options: Options, data_loader: DataLoader[Any], size: int) -> int:
 
 
 def _refuse_schedules(noise_scheduler: Any, grad_clip_scheduler: Any) -> None:
-    """Refuse the state of a schedule that no plan has."""
+    """Refuse schedules of noise and clipping norm, since a plan fixes both."""
     if noise_scheduler is not None or grad_clip_scheduler is not None:
-        raise ValueError(f"schedulers in a checkpoint are not supported: {_PLANNED}")
+        raise ValueError(f"schedulers in a checkpoint are not supported: {_FIXED_BY_PLAN}")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -554,10 +562,11 @@ class LogicalBatchSampler:
 
     Args:
         plan: sampler and streams.
-        length: logical batches a pass.
+        length: number of logical batches in one pass.
 
     Attributes:
-        pending: the indices of a logical batch that the next pass begins with and counts.
+        pending: the indices of an unfinished logical batch. The next pass begins with it,
+            and counts it among its own.
     """
 
     def __init__(self, plan: Plan, length: int) -> None:
@@ -568,7 +577,7 @@ class LogicalBatchSampler:
         self.pending: Indices | None = None
 
     def __iter__(self) -> Iterator[Indices]:
-        """Yield the indices of one pass. A shuffled order begins anew."""
+        """Yield the indices of one pass. Shuffling starts a new order in each pass."""
         period = self.plan.sampler.steps_per_draw
         self._next = -(-self._next // period) * period
         pending, self.pending = self.pending, None
@@ -599,18 +608,18 @@ class _PhysicalBatchSampler:
                 yield part.tolist()
 
     def __len__(self) -> int:
-        """Return the batches of a pass; the expected number where batches are cut."""
+        """Return the number of batches in one pass, an expected number if batches are cut."""
         size = self.logical.plan.expected_batch_size
         return self.logical.length * -(-size // (self.bound or size))
 
 
 @dataclass(frozen=True)
-class _EmptyAware:
-    """A collate function that also makes the batch of no example.
+class _CollateWithEmpty:
+    """A collate function that can also make an empty batch.
 
-    After each batch the global generators go on from numbers of the operating system, also in a
-    worker process. Otherwise the numbers of one seed would last for the whole life of a worker, and
-    a snapshot of memory would reveal them.
+    After each batch the operating system seeds the global generators anew, also in a worker.
+    Otherwise one seed would last for the whole life of a worker, and a snapshot of its memory would
+    reveal all its numbers.
     """
 
     collate: Collate
@@ -654,7 +663,7 @@ class PrivateLoader(DataLoader[Any]):
         super().__init__(
             source.dataset,
             batch_sampler=self.physical,
-            collate_fn=_EmptyAware(collate, empty, self._is_repeatable),
+            collate_fn=_CollateWithEmpty(collate, empty, self._is_repeatable),
             num_workers=source.num_workers,
             pin_memory=source.pin_memory,
             timeout=source.timeout,
@@ -679,7 +688,7 @@ class PrivateLoader(DataLoader[Any]):
         self.step.finish_pass(token)
 
     def _fetch(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches, each after a renewal of the global generators.
+        """Yield the batches; seed the global generators anew before each.
 
         Nobody can then learn what the dataset, the collate function and dropout draw for a batch.
         """
@@ -729,7 +738,7 @@ def check_loader(loader: Any) -> None:
     try:
         check_once(loader.dataset)
     except ValueError as error:
-        # The fix of a Session, units=, is not one of an engine.
+        # The message proposes units=, which a Session takes and an engine does not.
         reason = str(error).split(":")[0]
         raise ValueError(f"{reason}; leave repeats out. Units need a Session") from None
 
@@ -773,10 +782,10 @@ def _find_wrong_loader(loader: Any) -> Checks:
 
 
 def _make_empty(batch: Any) -> Any:
-    """Return a batch of no example with the structure of a batch of one.
+    """Return an empty batch with the structure of a batch of one example.
 
     Raises:
-        ValueError: a part whose batch axis is unknown.
+        ValueError: the batch axis of a part is unknown.
     """
     if batch is None:
         return None
@@ -798,7 +807,7 @@ def _make_empty(batch: Any) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------
-# Physical batches of an Opacus-shaped script.
+# Split logical batches into physical batches.
 
 
 class BatchMemoryManager:
@@ -846,14 +855,16 @@ class BatchMemoryManager:
 # --------------------------------------------------------------------------------------------------
 # The keywords of `make_private`: what is taken, and what is refused with its fix.
 
-# Ways of Opacus to take gradients of single examples; those of this library give the same values.
+# How Opacus computes gradients of single examples. Here every mode gives the same values.
 GRADIENT_MODES = ("hooks", "functorch", "ew", "ghost")
 
-_ADAPTIVE = (
+_NO_ADAPTIVE_CLIPPING = (
     "adaptive clipping spends a budget on norms; write clipping='automatic', which needs no bound"
 )
-_UNITS = "an engine protects examples; take a Session: PrivacyConfig(unit=, max_records_per_unit=)"
-_PLANNED = "noise, clip and batch size are fixed for the whole run; leave it out"
+_UNITS_NEED_SESSION = (
+    "an engine protects examples; take a Session: PrivacyConfig(unit=, max_records_per_unit=)"
+)
+_FIXED_BY_PLAN = "noise, clip and batch size are fixed for the whole run; leave it out"
 
 
 def _index_by_name(names_by_fix: Mapping[str, Sequence[str]]) -> dict[str, str]:
@@ -861,17 +872,17 @@ def _index_by_name(names_by_fix: Mapping[str, Sequence[str]]) -> dict[str, str]:
     return {name: fix for fix, names in names_by_fix.items() for name in names}
 
 
-_ELSEWHERE = _index_by_name(
+_UNSUPPORTED_KEYWORDS = _index_by_name(
     {
-        _ADAPTIVE: (
+        _NO_ADAPTIVE_CLIPPING: (
             "target_unclipped_quantile",
             "clipbound_learning_rate",
             "unclipped_num_std",
             "min_clipbound",
             "max_clipbound",
         ),
-        _UNITS: ("unit", "units", "max_records_per_unit"),
-        _PLANNED: ("noise_scheduler", "grad_clip_scheduler", "noise_multiplier_schedule"),
+        _UNITS_NEED_SESSION: ("unit", "units", "max_records_per_unit"),
+        _FIXED_BY_PLAN: ("noise_scheduler", "grad_clip_scheduler", "noise_multiplier_schedule"),
         "give it to BatchMemoryManager(data_loader=, max_physical_batch_size=, optimizer=)": (
             "max_physical_batch_size",
         ),
@@ -909,14 +920,15 @@ class Options:
         noise_generator: only None.
         grad_sample_mode: "hooks", "functorch", "ew", or "ghost" for the four return values of such
             a script; all compute the same.
-        wrap_model: taken as Opacus takes it; the module itself is returned in both cases.
+        wrap_model: ignored; the module itself is always returned.
         rand_on_empty: only False; an empty batch has a leading axis of size 0.
         preconditioner: for example `curvature.KFAC(probe=PinkNoise((1, 28, 28)))`; None is plain
             DP-SGD.
-        readout: from the preconditioner's coordinates to the step, as in `PrivacyConfig`.
+        readout: how a release becomes a step, "whitened", "natural" or "inverse", as in
+            `PrivacyConfig`.
         ledger_path: file of the privacy ledger; None keeps it in memory.
         resume: go on with a ledger that holds releases, after the script has loaded the weights of
-            its last checkpoint. Where the plan is spent, only evaluation is left.
+            its last checkpoint. If the plan is spent, only evaluation is left.
         uncertified: accept shuffled batches, whose ε is no guarantee.
         test_mode_seed: repeatable noise and sampling; NOT PRIVATE.
         verify: check on public rows, at the first call of the model, that examples do not mix.
@@ -924,7 +936,7 @@ class Options:
             either way.
 
     Raises:
-        ValueError: a value that this library does not take, naming the fix.
+        ValueError: a value is not supported, naming the fix.
     """
 
     criterion: nn.Module | None = None
@@ -949,14 +961,16 @@ class Options:
         """Return the options of a call.
 
         Raises:
-            ValueError: an unknown keyword, naming the nearest known one or what there is in its
-                place; a value that is not taken.
+            ValueError: an unknown keyword, naming the nearest known one or its replacement; a value
+                that is not supported.
         """
         known = [field.name for field in fields(cls)]
         for name in keywords:
             if name not in known:
-                if name in _ELSEWHERE:
-                    raise ValueError(f"keyword {name!r} is not supported: {_ELSEWHERE[name]}")
+                if name in _UNSUPPORTED_KEYWORDS:
+                    raise ValueError(
+                        f"keyword {name!r} is not supported: {_UNSUPPORTED_KEYWORDS[name]}"
+                    )
                 near = difflib.get_close_matches(name, known, 1)
                 hint = "the known ones are the attributes of dpkfc.integrations.opacus.Options"
                 if near:
@@ -969,6 +983,7 @@ class Options:
 
 
 def _find_wrong_options(options: Options) -> Checks:
+    """Yield whether an option is not supported, and the fix."""
     yield (
         not options.batch_first,
         "batch_first=False is not supported; put the batch on the leading axis",
@@ -977,7 +992,10 @@ def _find_wrong_options(options: Options) -> Checks:
         options.loss_reduction not in ("mean", "sum"),
         f"loss_reduction must be 'mean' or 'sum', got {options.loss_reduction!r}",
     )
-    yield (options.clipping == "adaptive", f"clipping='adaptive' is not supported: {_ADAPTIVE}")
+    yield (
+        options.clipping == "adaptive",
+        f"clipping='adaptive' is not supported: {_NO_ADAPTIVE_CLIPPING}",
+    )
     yield (
         options.clipping not in CLIPPINGS,
         f"clipping={options.clipping!r} is not supported; choose one of {', '.join(CLIPPINGS)}",
@@ -1021,7 +1039,7 @@ def _find_wrong_options(options: Options) -> Checks:
 
 
 # --------------------------------------------------------------------------------------------------
-# ε of an engine's releases, under the name and the methods of an Opacus accountant.
+# Report ε of an engine's releases, with the methods of an Opacus accountant.
 
 _ACCOUNTANTS = {"pld": "pld", "prv": "pld", "rdp": "rdp"}
 
@@ -1057,9 +1075,9 @@ class Accountant:
         valid.
 
         Args:
-            delta: any δ in (0, 1), not only the one a plan was made for.
-            alphas: taken as Opacus takes it; the orders of this library are used.
-            eps_error: taken as Opacus takes it; the precision of this library is used.
+            delta: any δ in (0, 1), not only that of the plan.
+            alphas: ignored; this library chooses its own orders.
+            eps_error: ignored; this library has a precision of its own.
             delta_error: as `eps_error`.
 
         Raises:
@@ -1080,7 +1098,7 @@ class Accountant:
 
     @property
     def history(self) -> list[tuple[float, float, int]]:
-        """Return noise multiplier, sample rate and number of all releases; nothing before them."""
+        """Return one (noise multiplier, sample rate, releases); no entry before the first."""
         if self._run is None or not len(self):
             return []
         plan, ledger = self._run
@@ -1088,16 +1106,16 @@ class Accountant:
         return [(plan.noise_multiplier, rate, ledger.count)]
 
     def state_dict(self, destination: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the history and the name of the accountant; the ledger stays what counts."""
+        """Return the history and the name of the accountant; ε is read from the ledger alone."""
         state = {} if destination is None else destination
         state |= {"history": self.history, "mechanism": self.mechanism()}
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Check that the ledger holds what a state says was spent; the ledger alone is counted.
+        """Check that the ledger holds all releases that a state lists; change nothing.
 
         Raises:
-            ValueError: no such state, or releases that the ledger does not hold.
+            ValueError: the state lists no releases, or some that the ledger does not hold.
         """
         if not state_dict or "history" not in state_dict:
             raise ValueError("state_dict has no 'history'; pass what accountant.state_dict() gave")
@@ -1144,7 +1162,7 @@ class Accountant:
 
 
 # --------------------------------------------------------------------------------------------------
-# Models that can be trained, under the name and the methods of Opacus's validator.
+# Check models for private training, with the methods of Opacus's validator.
 
 
 class ModuleValidator:
@@ -1152,10 +1170,10 @@ class ModuleValidator:
 
     @staticmethod
     def validate(module: nn.Module, *, strict: bool = False) -> list[ValueError]:
-        """Return what keeps a model from being trained privately; an empty list where it can be.
+        """Return the error that keeps a model from private training; an empty list without one.
 
         Raises:
-            ValueError: the first of these errors, where `strict` is true.
+            ValueError: this error, if `strict` is true.
         """
         try:
             find_layers(module)
@@ -1172,10 +1190,10 @@ class ModuleValidator:
 
     @staticmethod
     def fix(module: nn.Module) -> nn.Module:
-        """Return a copy with GroupNorm for BatchNorm and instance norms without statistics.
+        """Return a copy with GroupNorm for every BatchNorm, and instance norms without statistics.
 
         A model that needs neither is returned itself. Frozen BatchNorm in eval mode stays. New
-        norms have new weights; make the optimizer afterwards.
+        norms have new weights, so make the optimizer afterwards.
         """
         replaced = {}
         for name, part in module.named_modules():
@@ -1204,7 +1222,7 @@ class ModuleValidator:
 
 
 def _replacement(part: nn.Module) -> nn.Module | None:
-    """Return what stands for a norm that cannot be trained; None for any other module."""
+    """Return the norm that replaces one that mixes examples; None for any other module."""
     if not isinstance(part, _NormBase):
         return None
     is_instance_norm = isinstance(part, nn.modules.instancenorm._InstanceNorm)
@@ -1225,7 +1243,7 @@ def _replacement(part: nn.Module) -> nn.Module | None:
 # --------------------------------------------------------------------------------------------------
 # Names that scripts import from Opacus beside its engine.
 
-# What a script writes, and the names of Opacus in whose place it stands.
+# The line to write, and the names of Opacus that it replaces.
 _IMPORTS_BY_FIX: dict[str, tuple[str, ...]] = {
     "pass the plain model to make_private, which returns it": (
         "GradSampleModule",
@@ -1295,11 +1313,11 @@ _IMPORTS_BY_FIX: dict[str, tuple[str, ...]] = {
 IMPORTS = _index_by_name(_IMPORTS_BY_FIX)
 for _layer in ("LSTM", "GRU", "RNN", "MultiheadAttention"):
     IMPORTS[f"DP{_layer}"] = f"write: from torch.nn import {_layer} as DP{_layer}"
-"""A name of Opacus to what a script writes in its place."""
+"""For each name of Opacus, the line to write in its place."""
 
 
 def __getattr__(name: str) -> NoReturn:
-    """Refuse an import of a name that only Opacus has, naming what to write.
+    """Refuse an import of a name that only Opacus has, naming the line to write.
 
     Raises:
         ImportError: a name of Opacus.
