@@ -57,6 +57,11 @@ def test_loss_scaling_is_refused(tmp_path) -> None:
         )
 
 
+def test_a_trainer_without_arguments_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"args is a NoneType; pass TrainingArguments\(output_dir"):
+        PrivateTrainer(model_of("sequence"), None, plan=plan_of())
+
+
 def test_arguments_that_say_the_same_as_the_plan_are_taken(tmp_path) -> None:
     settings = {
         "per_device_train_batch_size": B,

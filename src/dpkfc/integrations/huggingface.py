@@ -8,7 +8,7 @@
     )
     trainer.train()
 
-The session samples, clips, adds noise and writes the ledger. The Trainer's own step is closed,
+The session samples, clips, adds noise and writes the ledger. The Trainer's own step is refused,
 because it would pass the gradient of a batch to the optimizer. Evaluation, metrics, callbacks, the
 learning rate schedule, `save_model` and adapters of peft work as usual. The logs hold ε, the number
 of releases and the learning rate. The training loss is computed from private data without noise, so
@@ -108,7 +108,7 @@ def _find_overrides(kind: Any, has_loss: bool) -> Checks:
 
 
 def _find_wrong_schedule(optimizer: Any, schedule: Any) -> Checks:
-    """Yield whether an optimizer has modes, or a schedule reads more than releases."""
+    """Yield whether optimizer or schedule does not fit private training, and the fix."""
     yield (
         callable(getattr(optimizer, "train", None)),
         f"{type(optimizer).__name__} exchanges the weights between training and evaluation,"
@@ -124,6 +124,10 @@ def _find_wrong_schedule(optimizer: Any, schedule: Any) -> Checks:
 
 def _find_wrong_arguments(args: Any, plan: Plan) -> Checks:
     """Yield whether an argument would be ignored, or would let private data out, and the fix."""
+    yield (
+        not isinstance(args, TrainingArguments),
+        f"args is a {type(args).__name__}; pass TrainingArguments(output_dir)",
+    )
     logical, physical = plan.expected_batch_size, plan.config.max_physical_batch_size
     size = args.per_device_train_batch_size
     yield (
@@ -292,10 +296,10 @@ class ModelLoss:
         """Return the losses `[N]` of a batch.
 
         Raises:
-            ValueError: no labels or logits, or shapes of no known task.
+            ValueError: labels or logits are missing, or their shapes fit no known task.
         """
         labels = inputs.get("labels")
-        # An encoder-decoder model makes its decoder's inputs of the labels.
+        # An encoder-decoder model makes its decoder's inputs from the labels.
         given = {name: x for name, x in inputs.items() if name != "labels" or self._encoder_decoder}
         logits = None if labels is None else _part(model(**given), "logits")
         if labels is None or logits is None:
@@ -340,9 +344,8 @@ class ModelLoss:
                 decides.
 
         Raises:
-            ValueError: the model computes another loss, so the default is not what it is trained
-                with elsewhere; a model of sequences computes none; or none of the batches fits the
-                model.
+            ValueError: the model's own loss is not the default one, a model of sequences computes
+                none, or the model takes none of the batches.
         """
         logits: Tensor | None = None
         failed: Exception | None = None
@@ -395,13 +398,13 @@ class ModelLoss:
 
 
 def _part(outputs: Any, name: str) -> Tensor | None:
+    """Return a tensor of a model's outputs by name; None if there is none."""
     part = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
     return part if isinstance(part, Tensor) else None
 
 
 # --------------------------------------------------------------------------------------------------
-# How a run of a `PrivateTrainer` begins: the loss is checked, the session opened, a checkpoint
-# restored.
+# How a run of a `PrivateTrainer` begins: check the loss, open the session, restore a checkpoint.
 
 _log = logging.getLogger(__name__)
 
@@ -421,7 +424,7 @@ def frozen_statistics(model: nn.Module) -> list[nn.Module]:
 
 
 def set_training_mode(trainer: PrivateTrainer) -> None:
-    """Put the model into training mode, without modules that had frozen statistics at the start."""
+    """Put the model into training mode, except modules with frozen statistics."""
     trainer.model.train()
     for module in trainer.frozen:
         module.eval()
@@ -431,12 +434,12 @@ def open_session(trainer: PrivateTrainer, resume: str | bool | None) -> Session:
     """Return the session of a run; set optimizer, schedule and state of the trainer.
 
     Args:
-        trainer: before its run.
+        trainer: one that has not begun its run.
         resume: folder of a checkpoint, True for the last one.
 
     Raises:
-        ValueError: a ledger that holds an earlier run, no checkpoint to resume, a loss that mixes
-            examples.
+        ValueError: the ledger holds an earlier run, there is no checkpoint to resume, or the loss
+            mixes examples.
         CheckpointError: a checkpoint of another run.
     """
     folder = get_last_checkpoint(trainer.args.output_dir) if resume is True else resume or None
@@ -446,10 +449,10 @@ def open_session(trainer: PrivateTrainer, resume: str | bool | None) -> Session:
             " where releases were made "
             "before the first checkpoint begin anew in another output_dir"
         )
-    # for its dataset without unused columns, and its collate function
+    # The loader has the collate function, and the dataset without unused columns.
     loader: Any = trainer.get_train_dataloader()
     collate = AsDict(loader.collate_fn)
-    # spares memory where most layers are frozen, as with adapters
+    # Saves memory if most layers are frozen, as with adapters.
     if trainer.args.activation_checkpointing:
         trainer.model.activation_checkpointing_enable()
     _verify_default_loss(trainer, loader.dataset, collate)
@@ -497,6 +500,7 @@ def _singles_of(attempts: Attempts) -> Iterator[dict[str, Any]]:
 
 
 def _begin(trainer: PrivateTrainer, session: Session, folder: str | None) -> None:
+    """Set the state that callbacks read; restore the checkpoint in `folder` if it is not None."""
     if folder is None and session.steps_done:
         raise ValueError(
             f"the ledger {trainer.ledger_path} holds {session.steps_done} releases of an earlier"
@@ -516,7 +520,7 @@ def _begin(trainer: PrivateTrainer, session: Session, folder: str | None) -> Non
     epoch = steps_per_epoch(plan)
     passes = math.ceil(plan.steps / epoch)
     epochs = trainer.args.num_train_epochs
-    # the default, or given as such
+    # Only the default number of epochs can differ from the plan here.
     if trainer.args.max_steps <= 0 and round(epochs * epoch) != plan.steps:
         _log.warning(
             "the plan makes %d releases, about %.3g passes over the data; num_train_epochs=%g"
@@ -550,7 +554,7 @@ class PrivateTrainer(Trainer):
             cross-entropy of logits and labels, averaged over each example's own labelled positions.
         units: as of `Session`; a name is that of a column of `train_dataset`.
         ledger_path: file of the privacy ledger; default: `ledger.jsonl` in the output folder.
-        budget: of the people in the dataset, which the whole plan is charged to.
+        budget: of the people in the dataset; the whole plan is charged to it.
         log_private_loss: also log the mean training loss, which ε does NOT protect.
         settings: as of `transformers.Trainer`.
 
@@ -566,12 +570,13 @@ class PrivateTrainer(Trainer):
         exists.
     """
 
-    model: Any  # set by the Trainer, which leaves them open
+    model: Any  # The Trainer sets these four, without types.
     optimizer: Any
     lr_scheduler: Any
     train_dataset: Any
     session: Session | None = None
-    _compared_datasets: Sequence[Any] = ()  # data sets that were compared with the private one
+    # Datasets that were compared with the private one, and have no record of it.
+    _compared_datasets: Sequence[Any] = ()
 
     def __init__(
         self,
@@ -635,8 +640,8 @@ class PrivateTrainer(Trainer):
             Steps and metrics; its training loss is NaN, since that is private.
 
         Raises:
-            ValueError: a ledger of an earlier run without `resume_from_checkpoint`; a loss that the
-                default is not.
+            ValueError: the ledger holds an earlier run and `resume_from_checkpoint` is missing, or
+                the model's own loss is not the default one.
             CheckpointError: a checkpoint of another run.
         """
         if trial is not None:
@@ -674,7 +679,7 @@ class PrivateTrainer(Trainer):
             set_training_mode(self)
             refuse_gradient_hooks(self.model)
             record = session.step(batch, self.per_example_loss)
-            # those before are of the check of the first step
+            # Earlier losses belong to the check before the first step.
             if self._losses and record.batch_size:
                 self._private_loss = float(torch.cat(self._losses)[-record.batch_size :].mean())
                 self._losses.clear()
@@ -722,7 +727,7 @@ class PrivateTrainer(Trainer):
             self._losses.append(losses.detach())
         return losses
 
-    # -- closed ------------------------------------------------------------------------------------
+    # -- methods that are refused or restricted ----------------------------------------------------
 
     def training_step(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse to step without noise.
@@ -779,7 +784,7 @@ class PrivateTrainer(Trainer):
     def _save_rng_state(self, output_dir: str) -> None:
         """Save no random state: a restored stream on other batches could reveal private data."""
 
-    # -- what it leaves ----------------------------------------------------------------------------
+    # -- reports and checkpoints -------------------------------------------------------------------
 
     def report_budget(self) -> dict[str, float]:
         """Return ε and the number of releases so far."""
@@ -802,7 +807,7 @@ class PrivateTrainer(Trainer):
         """Write weights, a copy of the ledger and the privacy card, as `Session.write_card` does.
 
         Raises:
-            RuntimeError: as there, or nothing was trained.
+            RuntimeError: as in `Session.write_card`, or nothing was trained.
         """
         return write_card(self.session, folder, **statements)
 
