@@ -29,7 +29,7 @@ from dpkfc.privacy import accounting
 from dpkfc.privacy.accounting import ACCOUNTANTS, NEGLIGIBLE_NOISE, EpsilonCurve
 from dpkfc.privacy.calibration import PlanBase, calibrate_noise_multiplier, check_target
 from dpkfc.privacy.ledger import Ledger
-from dpkfc.privacy.mechanism import GAUSSIAN, NOISES, ROUNDED, ExtraRelease, widened
+from dpkfc.privacy.mechanism import GAUSSIAN, NOISES, ROUNDED, ExtraRelease, widen_sensitivity
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Plan(PlanBase):
         """
         bound = contribution_bound(self.clipping, self.max_grad_norm)
         sensitivity = self.sampler.sensitivity(bound)
-        return widened(sensitivity) if self.noise == ROUNDED else sensitivity
+        return widen_sensitivity(sensitivity) if self.noise == ROUNDED else sensitivity
 
     @cached_property
     def noise(self) -> str:

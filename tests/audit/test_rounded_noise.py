@@ -31,7 +31,7 @@ from dpkfc.privacy.mechanism import (
     grid_of,
     release,
     rounded_release,
-    widened,
+    widen_sensitivity,
 )
 from dpkfc.privacy.rng import NoiseStream
 from dpkfc.report.card import CardFacts, build_card, to_markdown
@@ -63,7 +63,7 @@ def test_the_grid_is_the_largest_power_of_two_that_keeps_the_sensitivity(
     """In exact numbers: C + s √d is at most the sensitivity of the plan, and twice that grid would
     be too wide.
     """
-    stated = widened(c)
+    stated = widen_sensitivity(c)
     grid = Fraction(grid_of(stated, numbers))
     assert math.frexp(float(grid))[0] == 0.5
     assert grid**2 * numbers <= (Fraction(stated) - Fraction(c)) ** 2
@@ -99,7 +99,7 @@ def test_what_is_released_lies_on_the_grid_and_is_a_translate(dtype: torch.dtype
 
     So is no law of floating-point noise: the same identity fails there for most numbers.
     """
-    numbers, grid = 6_000, grid_of(widened(1.0), 6_000)
+    numbers, grid = 6_000, grid_of(widen_sensitivity(1.0), 6_000)
     normal = normal_of(1)
     generator = torch.Generator().manual_seed(0)
     for scale in (0.0, 1e-12, 1e-3, 1.0, 37.0, 1e4):
@@ -125,7 +125,7 @@ def test_rounding_keeps_to_the_widened_sensitivity_and_needs_it() -> None:
     """
     worst = 0.0
     for numbers in (1, 10, 1000, 100_000):
-        c, stated = 1.0, widened(1.0)
+        c, stated = 1.0, widen_sensitivity(1.0)
         grid = grid_of(stated, numbers)
         generator = np.random.default_rng(numbers)
         for _ in range(size(20, 200)):
@@ -145,7 +145,7 @@ def test_rounding_keeps_to_the_widened_sensitivity_and_needs_it() -> None:
 
 
 def test_entries_beyond_all_steps_stay_finite_and_no_farther_apart() -> None:
-    grid = grid_of(widened(1.0), 3)
+    grid = grid_of(widen_sensitivity(1.0), 3)
     x = torch.tensor([1e300, -1e300, 2 * MOST_STEPS * grid], dtype=torch.float64)
     y = rounded_release({"w": x}, 1.0, 1.0, normal_of(0), grid)["w"]
     assert bool(torch.isfinite(y).all()) and on_grid(y, grid)
@@ -156,7 +156,7 @@ def test_zero_has_one_sign_whatever_the_sum_was() -> None:
     """Otherwise −0, which only −0 and −0 add up to, would say that a sum was slightly below
     zero.
     """
-    grid = grid_of(widened(1.0), 4)
+    grid = grid_of(widen_sensitivity(1.0), 4)
     x = torch.tensor([-1e-12, 1e-12, -0.0, 0.0], dtype=torch.float64)
     for z in (-1e-12, 1e-12, -0.0):
         y = rounded_release(
@@ -249,7 +249,7 @@ def outputs(kind: str, dtype: torch.dtype, x: float, trials: int, numbers: int =
 
     if kind == "gaussian":
         return gaussian_release(tensors, 1.0, 8.0, normal)["w"].double() * 8
-    stated = widened(1.0)
+    stated = widen_sensitivity(1.0)
     return rounded_release(tensors, stated, 8.0, normal, grid_of(stated, numbers))["w"].double() * 8
 
 
@@ -281,7 +281,7 @@ def test_low_bits_of_floating_point_noise_tell_two_sums_apart_and_those_of_round
     assert found["rounded", 0.0] == found["rounded", 1.0] == 0
     # the same question asked of every low bit of rounded numbers: multiples of 2, 4, ... steps near
     # 0 in both worlds
-    grid, tested = grid_of(widened(1.0), 1), []
+    grid, tested = grid_of(widen_sensitivity(1.0), 1), []
     near = {
         x: y[y.abs() < 0.25] for x in (0.0, 1.0) for y in [outputs("rounded", dtype, x, trials)]
     }

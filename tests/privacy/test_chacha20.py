@@ -169,7 +169,7 @@ def test_a_large_draw_on_a_gpu_is_chacha20_under_a_fresh_key(monkeypatch) -> Non
     drawn = []
     monkeypatch.setattr(mechanism, "draw_normal", lambda *given: drawn.append(given))
     stream, gpu = NoiseStream.secure(), torch.device("cuda")
-    normal = mechanism._normal(stream, 0, gpu, rng.CHUNK + 1)
+    normal = mechanism._choose_source(stream, 0, gpu, rng.CHUNK + 1)
     for _ in range(2):
         normal(rng.CHUNK + 1, torch.float32)
     (one, *first), (other, *second) = drawn
@@ -180,7 +180,9 @@ def test_a_large_draw_on_a_gpu_is_chacha20_under_a_fresh_key(monkeypatch) -> Non
 
 def test_a_small_draw_and_one_for_another_device_are_copied_from_the_stream() -> None:
     stream, device = NoiseStream.secure(), torch.device("meta")
-    numbers = mechanism._normal(stream, 0, device, rng.CHUNK + 1)(rng.CHUNK + 1, torch.float64)
+    numbers = mechanism._choose_source(stream, 0, device, rng.CHUNK + 1)(
+        rng.CHUNK + 1, torch.float64
+    )
     assert (
         numbers.device == device
         and numbers.shape == (rng.CHUNK + 1,)

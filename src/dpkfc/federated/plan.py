@@ -43,7 +43,7 @@ from dpkfc.privacy import accounting
 from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.calibration import calibrate_noise_multiplier, check_target
 from dpkfc.privacy.ledger import Ledger
-from dpkfc.privacy.mechanism import GAUSSIAN, NOISES, ROUNDED, grid_of, widened
+from dpkfc.privacy.mechanism import GAUSSIAN, NOISES, ROUNDED, grid_of, widen_sensitivity
 from dpkfc.report import json_number
 
 if TYPE_CHECKING:
@@ -1068,7 +1068,7 @@ class FederatedConfig:
         # A contribution that is clipped as one has the bound 2 C already.
         if self.adjacency == REPLACE_ONE and bound <= self.max_grad_norm:
             bound *= 2
-        return widened(bound) if self.noise == ROUNDED else bound
+        return widen_sensitivity(bound) if self.noise == ROUNDED else bound
 
     @property
     def rate(self) -> float:

@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 # so that y is a rounding, hence a post-processing, of the ideal Gaussian mechanism on x̂, whose
 # sensitivity is at most C + s √d. Every y lies on the same grid, whatever the data are.
 
-GAUSSIAN, ROUNDED = NOISES = ("gaussian", "rounded")
+GAUSSIAN = "gaussian"
+ROUNDED = "rounded"
+NOISES = (GAUSSIAN, ROUNDED)
 # Bound of sum and noise each, in steps of the grid. Float64 then holds their total exactly.
 MOST_STEPS = 2.0**51
 # Rounding the sum may widen its sensitivity by a fraction of 2⁻²⁰.
@@ -51,8 +53,12 @@ _WIDENING_BITS = 20
 _MAX_DEVIATIONS = 16.0
 
 
-def widened(sensitivity: float) -> float:
-    """Bound a sensitivity after rounding to the grid: at least 1 + 2⁻²⁰ times as large."""
+def widen_sensitivity(sensitivity: float) -> float:
+    """Return C · (1 + 2⁻²⁰), rounded up: an upper bound of the sensitivity of the rounded sum.
+
+    Args:
+        sensitivity: C, of the sum before it is rounded.
+    """
     wide = sensitivity * (1 + 2.0**-_WIDENING_BITS)
     return math.nextafter(wide, math.inf)
 
@@ -61,12 +67,12 @@ def grid_of(sensitivity: float, numbers: int, stddev: float = 0.0) -> float:
     """Return the largest power of two s for which rounding stays within the widened sensitivity.
 
     Args:
-        sensitivity: `widened`, of the rounded sum.
-        numbers: d, released numbers, >= 1.
-        stddev: of the noise.
+        sensitivity: the result of `widen_sensitivity(C)`.
+        numbers: d, the number of released numbers, >= 1.
+        stddev: the standard deviation of the noise.
 
     Returns:
-        s with C + s √d <= sensitivity for every C whose widened value it is.
+        The step s of the grid: C + s √d <= sensitivity.
 
     Raises:
         ValueError: there is no such power of two, or float64 cannot hold the noise in multiples of
@@ -335,7 +341,7 @@ class ClippedSum:
     Attributes:
         tensors: parameter name to its part of the sum, in the space of the clip.
         max_grad_norm: C of the clip.
-        clipping: "flat", "normalised" or "automatic".
+        clipping: one that `gradients.clipped_sum.contribution_bound` knows.
     """
 
     tensors: Tensors
@@ -421,7 +427,7 @@ def release(
         grid = grid_of(plan.sensitivity, max(1, numbers), stddev)
     number = ledger.charge(step, plan.event, plan.noise_multiplier, stddev, plan.sensitivity)
     device = next(iter(tensors.values())).device
-    normal = _normal(noise, step, device, numbers)
+    normal = _choose_source(noise, step, device, numbers)
     if grid:
         gradients = rounded_release(tensors, stddev, divisor, normal, grid)
     else:
@@ -451,7 +457,7 @@ class ExtraRelease:
     Attributes:
         purpose: what it is for, such as "bounds"; its name in a ledger.
         noise_multiplier: standard deviation of the noise over `sensitivity`.
-        norm: most that one record (unit), added or removed, changes the vector, in the L2 norm.
+        norm: the largest L2 change of the vector when one record (unit) is added or removed.
         count: how many a plan allows.
 
     Raises:
@@ -473,7 +479,7 @@ class ExtraRelease:
     @property
     def sensitivity(self) -> float:
         """Return the largest change of the rounded vector between neighbouring datasets."""
-        return widened(self.norm)
+        return widen_sensitivity(self.norm)
 
     @property
     def stddev(self) -> float:
@@ -528,7 +534,7 @@ def release_vector(
     noise = plan.noise_stream()
     grid = grid_of(kind.sensitivity, size, kind.stddev)
     charge_extra(ledger, kind, draw)
-    normal = _normal(noise, draw, torch.device("cpu"), size)
+    normal = _choose_source(noise, draw, torch.device("cpu"), size)
     tensors = {"vector": torch.from_numpy(vector)}
     noisy = rounded_release(tensors, kind.stddev, 1.0, normal, grid)
     return noisy["vector"].numpy()
@@ -666,27 +672,27 @@ def _check_scale(stddev: float, divisor: float) -> None:
         raise ValueError(f"divisor must be positive and finite, got {divisor}")
 
 
-def _normal(noise: NoiseStream, step: int, device: torch.device, numbers: int) -> Normal:
-    """Choose the source of the normal numbers of one release.
+def _choose_source(noise: NoiseStream, step: int, device: torch.device, numbers: int) -> Normal:
+    """Return a function (size, dtype) → N(0, 1) numbers: the source of the noise of one release.
 
     On a CPU the source is the stream. All `numbers` of the release are one draw of the stream, at
     once, or in pieces where the caller asks for fewer. On a CUDA device the source is ChaCha20
     under a fresh key. Small draws, and draws for other devices, are copied from the stream. In test
     mode a device uses its own generator, seeded with the step.
     """
-    pieces: list[Iterator[NDArray[Any]]] = []
+    pieces: Iterator[NDArray[Any]] | None = None
     generator = None
     if device.type != "cpu" and not noise.is_secure:
         generator = torch.Generator(device=device).manual_seed(noise.device_seed(step))
 
     def draw_from_stream(size: int, dtype: torch.dtype) -> Tensor:
+        nonlocal pieces
         kind = str(dtype).removeprefix("torch.")
         if size == numbers or numbers <= LARGE:
             return torch.from_numpy(noise.normal(size, step, kind))
-        if not pieces:
-            pieces.append(noise.pieces(numbers, step, kind))
-        piece = next(pieces[0])
-        return torch.from_numpy(piece)
+        if pieces is None:
+            pieces = noise.pieces(numbers, step, kind)
+        return torch.from_numpy(next(pieces))
 
     def draw_for_device(size: int, dtype: torch.dtype) -> Tensor:
         if device.type == "mps" and dtype == torch.float64:
