@@ -122,7 +122,7 @@ def session_with(setting: Setting, name: str, preconditioner: Any) -> Contender:
     def refresh(of: Any = preconditioner, **more: Any) -> Any:
         rules = {layer.name: layer.rule for layer in session.layers}
         # As many examples at once as the session's own refresh.
-        rows = refresh_microbatch_size(of, config.refresh_rows()[0])
+        rows = refresh_microbatch_size(of, config.refresh_rows().most)
         of = replace(of, chunk=rows or of.chunk)
         return of.build(
             model, lambda m, loss: capture(m, session.layers, loss), 0, rules=rules, **more

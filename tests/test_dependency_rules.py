@@ -44,7 +44,7 @@ ALLOWED = {
     "postprocess": {"linalg", "privacy", "gradients"},
     "callbacks": {"gradients", "curvature", "distributed"},  # the last two for types only
     "private_step": MACHINE | {"linalg", "privacy", "gradients", "curvature", "postprocess"},
-    "config": {"linalg", "data", "gradients", "curvature", "postprocess", "privacy"},
+    "config": {"linalg", "data", "gradients", "curvature", "postprocess", "privacy", "memory"},
     "session": LIBRARY | {"report"},  # `write_card` imports it when it is called
     "": LIBRARY,  # dpkfc/__init__.py
     "integrations": LIBRARY | {"report"},

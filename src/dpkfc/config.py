@@ -24,6 +24,7 @@ from dpkfc.curvature.base import Preconditioner
 from dpkfc.data.sampling import FixedSize, Poisson, Sampler, Shuffle, TruncatedPoisson
 from dpkfc.gradients.clipped_sum import SPLIT, Clip, contribution_bound
 from dpkfc.linalg.norms import check_methods
+from dpkfc.memory import RowLimit
 from dpkfc.postprocess.pipeline import PostProcess, WeightEMA, check_fields, check_pipeline
 from dpkfc.privacy import accounting
 from dpkfc.privacy.accounting import ACCOUNTANTS, NEGLIGIBLE_NOISE, EpsilonCurve
@@ -567,14 +568,11 @@ class PrivacyConfig:
             )
 
     @property
-    def micro_batch(self) -> tuple[int | None, bool, int]:
-        """Micro-batches in rows: (most rows or None, is the bound found by trying, least rows).
-
-        The least rows are never divided.
-        """
+    def micro_batch(self) -> RowLimit:
+        """The limit of a micro-batch in rows."""
         most = self.max_physical_batch_size
         bound = most if isinstance(most, int) else None
-        return bound, most == "auto", self._round_rows(1)
+        return RowLimit(bound, most == "auto", self._round_rows(1))
 
     def _round_rows(self, units: int) -> int:
         """Return the rows of so many units, every view of every record, rounded up by padding."""
@@ -590,16 +588,16 @@ class PrivacyConfig:
         """
         return self._round_rows(self.expected_batch_size)
 
-    def refresh_rows(self, processes: int = 1) -> tuple[int, bool]:
-        """Return (the probe examples that a refresh runs at once, whether fewer are tried).
+    def refresh_rows(self, processes: int = 1) -> RowLimit:
+        """Return the limit of the probe examples that a refresh runs at once.
 
-        Fewer examples are tried if memory runs out. A refresh runs as many examples as a step holds
+        A refresh runs as many examples as a step holds
         on each process, so it needs no more memory than a step. Only public settings decide the
         number. `KFAC.chunk` bounds it further.
         """
-        most, automatic, _ = self.micro_batch
+        limit = self.micro_batch
         batch = -(-self.expected_batch_size * self.augmentations // processes)
-        return min(batch, most or batch), automatic
+        return RowLimit(min(batch, limit.most or batch), limit.automatic)
 
     def _check_sampler(self) -> None:
         check_one_of("sampler", self.sampler, SAMPLERS)

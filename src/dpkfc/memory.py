@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -56,6 +56,20 @@ T = TypeVar("T")
 _FRACTION = 0.5  # rows of other shapes may need more memory
 _FIRST_ROWS = 4
 _ROUNDS, _GROWTH = 3, 8  # further measurements, of more rows
+
+
+class RowLimit(NamedTuple):
+    """How many rows of a batch run at once.
+
+    Attributes:
+        most: the most rows; None for all.
+        automatic: whether fewer rows are tried when memory runs out.
+        least: rows that are never divided.
+    """
+
+    most: int | None = None
+    automatic: bool = False
+    least: int = 1
 
 
 @dataclass

@@ -37,7 +37,7 @@ from dpkfc.distributed import (
 from dpkfc.gradients.clipped_sum import capture, diagonal_metric
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.metric import Metric
-from dpkfc.memory import MicroBatchSize
+from dpkfc.memory import MicroBatchSize, RowLimit
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import (
@@ -52,6 +52,7 @@ from dpkfc.privacy.rng import NoiseStream
 from dpkfc.rng_state import device_of
 
 _SINGLE_PROCESS = DistributedContext()
+_NO_LIMIT = RowLimit()
 
 # --------------------------------------------------------------------------------------------------
 # Probe examples in one forward pass of a refresh: no more than a step of the run holds.
@@ -93,9 +94,8 @@ class PreconditionerManager:
         config: the preconditioner; None is the identity.
         model, layers: the model and its layers.
         ranks: the processes that share a refresh.
-        rows: the probe examples that a refresh may run at once, and whether it tries fewer when
-            memory runs out; see `PrivacyConfig.refresh_rows`. The default leaves the number of the
-            preconditioner.
+        probe_limit: the probe examples that a refresh may run at once, from
+            `PrivacyConfig.refresh_rows`. By default the preconditioner decides.
     """
 
     def __init__(
@@ -104,15 +104,15 @@ class PreconditionerManager:
         model: nn.Module,
         layers: Sequence[Layer],
         ranks: DistributedContext = _SINGLE_PROCESS,
-        rows: tuple[int | None, bool] = (None, False),
+        probe_limit: RowLimit = _NO_LIMIT,
     ) -> None:
         self._config = config
         self._model = model
         self._layers = layers
         self._ranks = ranks
-        self._most_rows, automatic = rows
+        self._most_rows = probe_limit.most
         # The probe micro-batch size of all refreshes.
-        self._size = MicroBatchSize(automatic=automatic, what="probe example")
+        self._size = MicroBatchSize(automatic=probe_limit.automatic, what="probe example")
         self.current: PreconditionerState | None = None
         self.past: NamedTensors = {}
         self.refreshed: list[int] = []
@@ -152,8 +152,9 @@ class PreconditionerManager:
         if ranks.world_size == 1:
             return self._build(config, step, _SINGLE_PROCESS, **arguments)
         if is_divided(self._model):
-            # All processes make the same passes through a sharded model. None of them could see
-            # that another has a different probe: the difference would be taken for rounding.
+            # All processes make the same passes through a sharded model. A process cannot notice
+            # that another drew a different probe: the difference looks like rounding. So the
+            # hashes of the probes are compared first.
             specs = config.probe_specs(step)
             digests = ranks.all_gather(ranks.run_on_all(partial(digest_of_probes, specs)))
             check_same_probe(digests)
@@ -214,7 +215,8 @@ class PreconditionerManager:
                         microbatch.blocks[name].explicit()
 
         size.measure(run_examples, rows, device_of(self._layers))
-        size.bound = min(ranks.all_gather(min(rows, size.bound or rows)))
+        own_bound = min(rows, size.bound or rows)
+        size.bound = min(ranks.all_gather(own_bound))
 
     def _capture(self, model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Mapping[str, Any]:
         return capture(model, self._layers, loss)

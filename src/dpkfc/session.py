@@ -374,7 +374,8 @@ class Session:
             },
         )
         world_size = self._ranks.world_size
-        self._is_sharded = distributed.prepare(model, world_size, automatic=config.micro_batch[1])
+        limit = config.micro_batch
+        self._is_sharded = distributed.prepare(model, world_size, automatic=limit.automatic)
         self.layers: list[Layer] = find_layers(model)
         distributed.refuse_layers(self.layers)
         self._parameters: Tensors = {
@@ -385,19 +386,19 @@ class Session:
         self._augment = augment
         self._units = make_units(config, dataset, units, len(self._loader), plan.dataset_size)
         check_with_optimizer(config.postprocess, optimizer)
-        self._size = MicroBatchSize(*config.micro_batch)
+        self._size = MicroBatchSize(limit.most, limit.automatic, limit.least)
         self._clip = config.clip(layer.name for layer in self.layers)
         noise = plan.noise_stream()
         self._sampling = plan.sampling_stream()
         self.ledger = open_shared_ledger(plan, ledger_path, self._ranks)
-        rows = config.refresh_rows(world_size)
+        probe_limit = config.refresh_rows(world_size)
         self._pipeline = ReleasePipeline(
             plan,
             noise,
             self.ledger,
             layers=self.layers,
             preconditioning=PreconditionerManager(
-                config.preconditioner, model, self.layers, self._ranks, rows
+                config.preconditioner, model, self.layers, self._ranks, probe_limit
             ),
             postprocess=PostprocessPipeline(config.postprocess, config.readout),
             ranks=self._ranks,

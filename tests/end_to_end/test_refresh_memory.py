@@ -128,7 +128,8 @@ def test_the_number_is_a_public_one() -> None:
         ({"max_physical_batch_size": "auto"}, 1, (12, True)),
     ):
         config = PrivacyConfig(expected_batch_size=12, steps=1, **settings)
-        assert config.refresh_rows(processes) == expected
+        limit = config.refresh_rows(processes)
+        assert (limit.most, limit.automatic) == expected
 
 
 def test_half_as_many_where_the_examples_of_the_scale_run_a_second_time_anyway() -> None:

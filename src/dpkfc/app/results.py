@@ -265,7 +265,7 @@ def _plot_curvature(prepared: Prepared, folder: RunFolder, session: Session) -> 
 
     kfac, probe = _choose_factors(prepared)
     # Take the probe in pieces as small as those of the run.
-    rows = refresh_microbatch_size(kfac, plan.config.refresh_rows()[0])
+    rows = refresh_microbatch_size(kfac, plan.config.refresh_rows().most)
     kfac = dataclasses.replace(kfac, chunk=rows or kfac.chunk)
     rules = {layer.name: layer.rule for layer in layers}
     state = kfac.build(model, capture_layers, session.steps_done, rules=rules)

@@ -296,7 +296,7 @@ class Subject:
     @property
     def fewest_rows(self) -> int:
         """Smallest micro-batch that the plan allows, of two rows or more."""
-        return max(2, self.plan.config.micro_batch[2])
+        return max(2, self.plan.config.micro_batch.least)
 
     @property
     def records_of_a_unit(self) -> int:
@@ -409,7 +409,7 @@ class WatchedSession(Session):
         if keep_metric:
             config = plan.config
             self._pipeline.preconditioning = _FirstMetric(
-                config.preconditioner, model, self.layers, rows=config.refresh_rows(1)
+                config.preconditioner, model, self.layers, probe_limit=config.refresh_rows(1)
             )
 
     def take(self) -> Released:

@@ -109,8 +109,9 @@ class PrivateStep:
         self.optimizer = optimizer
         self.ledger = ledger
         self.layers = find_layers(model)
+        config = plan.config
         preconditioning = PreconditionerManager(
-            plan.config.preconditioner, model, self.layers, rows=plan.config.refresh_rows()
+            config.preconditioner, model, self.layers, probe_limit=config.refresh_rows()
         )
         self._pipeline = ReleasePipeline(
             plan,
