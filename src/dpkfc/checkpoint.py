@@ -489,7 +489,7 @@ _RECORD_FORMAT = 1
 def digest_tensors(weights: Values) -> dict[str, str]:
     """Return the SHA-256 of type, shape and bytes of each tensor, whatever file it lies in.
 
-    Sparse tensors, for which no file of ours has a form, and other values are left out.
+    Values that are no tensors are left out, and so are sparse tensors: no checkpoint can hold them.
     """
     digests = {}
     for name, tensor in weights.items():

@@ -19,7 +19,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -33,7 +32,6 @@ from dpkfc.data.sampling import make_units
 from dpkfc.distributed import DistributedContext, check_alike, check_in_step
 from dpkfc.gradients.clipped_sum import EvaluationPoint, LossFn, Proof, clipped_sum
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.state import (
     ReleasedWeights,
     WeightGuard,
@@ -46,6 +44,7 @@ from dpkfc.gradients.state import (
 from dpkfc.memory import MicroBatchSize
 from dpkfc.postprocess.pipeline import PostprocessPipeline, WeightAverage, check_with_optimizer
 from dpkfc.privacy.budget import Budget, Receipt
+from dpkfc.privacy.integration import Floats
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
 from dpkfc.privacy.mechanism import ClippedSum, Released, charge_extra, release_vector
 from dpkfc.private_step import PreconditionerManager, ReleasePipeline, set_gradients
@@ -61,7 +60,6 @@ from dpkfc.verification import (
 # --------------------------------------------------------------------------------------------------
 # What a step takes and what it reports.
 
-Floats = NDArray[np.float64]
 _log = logging.getLogger(__name__)
 # The fields of a StepRecord that ε does not protect. The time of a step follows its batch size.
 PRIVATE_FIGURES = (
@@ -186,8 +184,7 @@ def check_dataset(dataset: Any) -> None:
             f"a {kind} is indexed by its columns, not by its records; pass a tuple of tensors, each"
             " torch.as_tensor(frame[columns].to_numpy())"
         )
-    is_mapping = isinstance(dataset, Mapping)
-    if is_mapping and not all(isinstance(key, int) for key in dataset):
+    if isinstance(dataset, Mapping) and not all(isinstance(key, int) for key in dataset):
         raise ValueError(
             f"a {kind} of columns is indexed by their names, not by records; pass a tuple of"
             " tensors, tuple(columns.values()), or a list with a dict for each record"
@@ -195,15 +192,15 @@ def check_dataset(dataset: Any) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# One ledger for all processes of a run. Rank 0 writes it, and no process may know of releases that
-# it does not hold.
+# One ledger for all processes of a run. Rank 0 writes it. If another process finds a file with
+# releases that the ledger lacks, the run is refused: the budget would be spent twice.
 
 
 def open_shared_ledger(plan: Plan, path: StrPath | None, ranks: DistributedContext) -> Ledger:
     """Open the ledger on rank 0, and one in memory on the others.
 
     After a restart another host may be rank 0, and find no file where its predecessor had written.
-    The budget would be spent again. So what any process finds there must be a part of the ledger.
+    So every process looks for a file, and the ledger must hold all releases that any finds.
 
     Raises:
         LedgerError: another process finds releases under this path that rank 0 does not hold.
@@ -215,9 +212,10 @@ def open_shared_ledger(plan: Plan, path: StrPath | None, ranks: DistributedConte
         return ledger
 
     def read_own_file() -> tuple[int, str]:
-        if path is None or ranks.is_rank0 or not Path(path).is_file():
+        if path is None or ranks.is_rank0:
             return 0, ""
-        if not Path(path).stat().st_size:
+        own_file = Path(path)
+        if not own_file.is_file() or not own_file.stat().st_size:
             return 0, ""
         found = verify(path)
         return len(found.releases), found.heads[-1]
@@ -376,7 +374,7 @@ class Session:
         world_size = self._ranks.world_size
         limit = config.micro_batch
         self._is_sharded = distributed.prepare(model, world_size, automatic=limit.automatic)
-        self.layers: list[Layer] = find_layers(model)
+        self.layers = find_layers(model)
         distributed.refuse_layers(self.layers)
         self._parameters: Tensors = {
             name: p for name, p in model.named_parameters() if p.requires_grad
@@ -417,9 +415,11 @@ class Session:
         self._weights = WeightGuard(self._parameters)
         self._released = ReleasedWeights(model)
         self._is_first_step = True
-        self._other_releases = self.ledger.steps  # neither made nor restored by this session
+        # Releases of earlier runs in the ledger; 0 after `restore`.
+        self._unrestored_releases = self.ledger.steps
         self._resume = resume
-        self._latest_weights = False  # whether the weights are of the last release in the ledger
+        # Whether the model holds the weights of the last release in the ledger.
+        self._has_latest_weights = False
         self.receipt = self._begin(budget)
 
     def _begin(self, budget: Budget | None) -> Receipt | None:
@@ -430,7 +430,7 @@ class Session:
             BudgetError: the budget cannot count this plan.
         """
         try:
-            if self._other_releases >= self.plan.steps and not self._resume:
+            if self._unrestored_releases >= self.plan.steps and not self._resume:
                 raise BudgetExhausted(
                     f"all {self.plan.steps} releases of the plan are spent in"
                     f" {self.ledger.name}: take another ledger_path, or resume=True to evaluate"
@@ -450,9 +450,9 @@ class Session:
         Raises:
             LedgerError: nothing was restored, and `resume` is False.
         """
-        if self._other_releases and not self._resume:
+        if self._unrestored_releases and not self._resume:
             raise LedgerError(
-                f"{self.ledger.name} holds {self._other_releases} releases of an earlier run:"
+                f"{self.ledger.name} holds {self._unrestored_releases} releases of an earlier run:"
                 " session.restore() its checkpoint, or take another ledger_path"
             )
 
@@ -541,7 +541,7 @@ class Session:
         self._released.record()
         record = step_record(batch, update, norms, self._clip.max_grad_norm, started)
         self._step += 1
-        self._latest_weights = True
+        self._has_latest_weights = True
         if self._callbacks.active:
             self._call_back(record)
         return record
@@ -573,12 +573,12 @@ class Session:
             self._weights.check()
 
         self._ranks.run_on_all(check)
-        if self._is_first_step and self._ranks.is_rank0 and self._other_releases:
+        if self._is_first_step and self._ranks.is_rank0 and self._unrestored_releases:
             # A script that crashed and was started again begins at new weights.
             warnings.warn(
-                f"the ledger holds {self._other_releases} releases from before; this session begins"
-                f" at new weights and has {self.ledger.remaining} left. Go on from a checkpoint"
-                " with session.restore(), or take a new ledger: then both ε add up",
+                f"the ledger holds {self._unrestored_releases} releases from before; this session"
+                f" begins at new weights and has {self.ledger.remaining} left. Go on from a"
+                " checkpoint with session.restore(), or take a new ledger: then both ε add up",
                 stacklevel=3,  # the caller of Session.step
             )
 
@@ -598,25 +598,28 @@ class Session:
         if self._size.automatic:
 
             def measure(number: int) -> None:
-                some_records = records[: -(-number // views)]
+                num_records = math.ceil(number / views)
                 # Later steps may need more evaluation points than this one.
-                points = points_of(self._parameters, later_steps=True)
-                self._try_clipped_sum(loss_fn, some_records, [], points, None, None)
+                points = points_of(self._parameters, for_later_steps=True)
+                self._try_clipped_sum(loss_fn, records[:num_records], bound=None, points=points)
 
             self._size.measure(measure, count, device_of(self.layers))
-        # Processes that gather parameters must make equally many passes. Rows of all ranks show how
-        # many that are.
-        rows_of_ranks = self._ranks.shards(batch.rows) if self._is_sharded else []
-        # A micro-batch of one row would take another path than larger ones, and all processes that
-        # gather parameters must take the same path.
-        multiple = config.pad_to_multiple or (2 if self._is_sharded else None)
+        multiple = config.pad_to_multiple
+        rows_of_ranks = []
+        if self._is_sharded:
+            # Processes that gather parameters must make equally many passes. Rows of all ranks show
+            # how many that are.
+            rows_of_ranks = self._ranks.shards(batch.rows)
+            # These processes must also take the same path, and a micro-batch of one row would take
+            # another path than larger ones. So there are at least two rows.
+            multiple = multiple or 2
         attempt = partial(
             self._try_clipped_sum,
             loss_fn,
             rows,
-            rows_of_ranks,
-            points_of(self._parameters),
-            multiple,
+            points=points_of(self._parameters),
+            rows_of_ranks=rows_of_ranks,
+            multiple=multiple,
         )
         return self._size.fit(attempt, count)
 
@@ -624,10 +627,11 @@ class Session:
         self,
         loss_fn: LossFn,
         rows: Any,
-        rows_of_ranks: Sequence[Any],
-        points: Sequence[EvaluationPoint],
-        multiple: int | None,
         bound: int | None,
+        *,
+        points: Sequence[EvaluationPoint],
+        rows_of_ranks: Sequence[Any] = (),
+        multiple: int | None = None,
     ) -> tuple[Tensors, Tensor]:
         """Return clipped sum and norms at one size of micro-batches; keep nothing on failure."""
         config = self.plan.config
@@ -637,8 +641,9 @@ class Session:
 
         parts = cut(rows)
         own_count = len(parts)
-        longest = max(map(cut, rows_of_ranks), key=len, default=[])
-        parts = parts + longest[own_count:]
+        # Fill up with passes that are not summed, until all processes make equally many.
+        most_parts = max(map(cut, rows_of_ranks), key=len, default=[])
+        parts = parts + most_parts[own_count:]
         loaded = self._loader.load([part.records for part in parts])
         return clipped_sum(
             self.model,
@@ -696,9 +701,12 @@ class Session:
         given = self._public_records
         collate = self._loader.collate
         if given is not None:
-            return [
-                lambda count: PublicRows([given[i % len(given)] for i in range(count)], collate)
-            ]
+
+            def repeat_given(count: int) -> PublicRows:
+                rows = [given[i % len(given)] for i in range(count)]
+                return PublicRows(rows, collate)
+
+            return [repeat_given]
         return attempts_like(self._loader.example(), collate, device_of(self.layers))
 
     @property
@@ -767,7 +775,7 @@ class Session:
         Args:
             purpose: of a kind in `PrivacyConfig.extra_releases`.
             vector: finite float64 `[n]`.
-            norm: most that one record more or less changes the vector, in the L2 norm.
+            norm: the largest L2 change of the vector when one record (unit) is added or removed.
 
         Returns:
             The noisy vector `[n]`, which is public.
@@ -824,14 +832,13 @@ class Session:
     def write_card(self, folder: StrPath, **statements: Any) -> dict[str, Any]:
         """Write released weights, a copy of the ledger and the privacy card into a folder.
 
-        `dpkfc ledger verify`, `audit`, `card` and `report` take the folder.
+        `dpkfc ledger verify`, `audit`, `card` and `report` take the folder. All processes call this
+        method, and rank 0 writes.
 
         Args:
             folder: made if it is missing. It may hold an earlier state of the same run.
             statements: `title`, `chosen_by`, `not_private`, `results`, `settings`, `declared`
                 and `total` of `dpkfc.report.card.session_card`.
-
-        All processes call this method, and rank 0 writes.
 
         Returns:
             The card.
@@ -898,7 +905,7 @@ class Session:
             LedgerError: the ledger holds an earlier run, and nothing of it was restored.
         """
         self._check_begun()
-        if self._resume and self._other_releases and self._step == 0:
+        if self._resume and self._unrestored_releases and self._step == 0:
             raise LedgerError(
                 f"the model holds no weights of {self.ledger.name}: restore its checkpoint, or make"
                 " a step, before session.save()"
@@ -906,7 +913,9 @@ class Session:
         check_in_step(self._ranks, self._parameters, "save")
         self._ranks.run_on_all(self._weights.check)
         self._ranks.broadcast_from_rank0(
-            lambda: checkpoint.keep_of_others(folder, self._other_releases, self.ledger.contains)
+            lambda: checkpoint.keep_of_others(
+                folder, self._unrestored_releases, self.ledger.contains
+            )
         )
         state = (self._checkpoint_tensors(), self._checkpoint_meta(extra))
         tensors, meta = distributed.whole(state, keep=self._ranks.is_rank0)
@@ -1017,8 +1026,8 @@ class Session:
         self._released.record()
         preconditioning.current = preconditioner
         self._step = meta["step"]  # a batch that was drawn for this step stays pending
-        self._other_releases = 0
-        self._latest_weights = meta["ledger_count"] == self.ledger.count
+        self._unrestored_releases = 0
+        self._has_latest_weights = meta["ledger_count"] == self.ledger.count
 
     def _place(self, state: NamedTensors) -> Tensors:
         """Return a state on the device and in the sharding of the model."""
@@ -1028,8 +1037,8 @@ class Session:
 
     def close(self) -> None:
         """Record the weights next to the ledger and close it; no step can follow."""
-        if self._latest_weights and self._ranks.is_rank0 and not self._is_sharded:
-            self._latest_weights = False
+        if self._has_latest_weights and self._ranks.is_rank0 and not self._is_sharded:
+            self._has_latest_weights = False
             self._record_weights()
         self._callbacks.end(self)
         self.ledger.close()

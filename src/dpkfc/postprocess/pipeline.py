@@ -1,4 +1,7 @@
-"""What becomes of a release: the read-out, each step in order, and an average of the weights."""
+"""Turn a noisy release into the gradient for the optimizer: the read-out, then each step in order.
+
+The average of the weights, which is for evaluation only, is here too.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from dpkfc.linalg.metric import EMBEDDING, Entry, Metric, Subspace
 from dpkfc.privacy.mechanism import NamedTensors, Released, Tensors
 
 # --------------------------------------------------------------------------------------------------
-# The protocol of a step: a frozen value that maps a release and a state to the next of both.
+# The protocol of a step. It takes (release, state), and returns a new release and a new state.
 
 State = NamedTensors  # such as "v/conv1.weight"
 
@@ -80,6 +83,7 @@ class PostProcess(Protocol):
         return self.apply(released, state)
 
 
+# The public name for subclasses.
 PostProcessBase = PostProcess
 
 
@@ -149,10 +153,17 @@ READOUTS = ("whitened", "natural", "inverse")
 
 @dataclass(frozen=True)
 class CachedReadout:
-    """The map of one entry of a metric, with the variance of each number for one noise variance."""
+    """The map of one entry of a metric, with the variance of each number for one noise variance.
+
+    Attributes:
+        entry: P, the entry of the metric.
+        map_to_step: maps a released gradient to the step: P or P⁻¹.
+        noise_variance: the variance of the noise in every number of a release.
+        variances: parameter name to the variance of the noise in each number of the step.
+    """
 
     entry: Entry
-    change: Entry
+    map_to_step: Entry
     noise_variance: float
     variances: NamedTensors
 
@@ -194,11 +205,11 @@ def read_out(
             continue
         cached = cache.get(layer.name)
         if cached is None or cached.entry is not entry or cached.noise_variance != variance:
-            change = entry if how == "natural" else entry.inverse()
-            changed = _variances(layer, gradients, change, variance)
-            cached = CachedReadout(entry, change, variance, changed)
+            map_to_step = entry if how == "natural" else entry.inverse()
+            layer_variances = _variances(layer, gradients, map_to_step, variance)
+            cached = CachedReadout(entry, map_to_step, variance, layer_variances)
             cache[layer.name] = cached
-        gradients.update(_apply_entry(layer, gradients, cached.change))
+        gradients.update(_apply_entry(layer, gradients, cached.map_to_step))
         variances.update(cached.variances)
     return replace(released, gradients=gradients, noise_variance=variances)
 
@@ -235,10 +246,18 @@ def _map_matrix(
 
 # --------------------------------------------------------------------------------------------------
 
-_MOMENTUM_HINT = "set momentum_allowed=True in the filter if you want both"
 # Options of torch's optimizers that divide by second moments or signs, and of the line search.
-_ADAPTIVE = {"betas", "alpha", "lr_decay", "rho", "etas"}
-_ADAPTIVE |= {"beta2_decay", "ns_steps", "ns_coefficients", "max_iter"}
+_ADAPTIVE_OPTIONS = {
+    "betas",
+    "alpha",
+    "lr_decay",
+    "rho",
+    "etas",
+    "beta2_decay",
+    "ns_steps",
+    "ns_coefficients",
+    "max_iter",
+}
 
 
 class PostprocessPipeline:
@@ -269,7 +288,7 @@ class PostprocessPipeline:
         self.has_lookahead = self._points != AT_PARAMETERS
 
     def evaluation_points(
-        self, parameters: NamedTensors, *, later_steps: bool = False
+        self, parameters: NamedTensors, *, for_later_steps: bool = False
     ) -> list[GradientPoint]:
         """Return the points at which this step takes gradients.
 
@@ -277,10 +296,10 @@ class PostprocessPipeline:
 
         Args:
             parameters: θ, by name.
-            later_steps: return the points of all steps but the first.
+            for_later_steps: return the points of all steps but the first.
         """
         previous = self._previous_parameters
-        if previous is None and not later_steps:
+        if previous is None and not for_later_steps:
             return [HERE]
         points = []
         for point in self._points:
@@ -424,13 +443,13 @@ def check_with_optimizer(steps: Sequence[PostProcess], optimizer: Any) -> None:
     """
     groups: list[dict[str, Any]] = list(getattr(optimizer, "param_groups", []))
     has_momentum = any(group.get("momentum", 0) for group in groups)
-    is_adaptive = any(_ADAPTIVE & set(group) for group in groups)
+    is_adaptive = any(_ADAPTIVE_OPTIONS & set(group) for group in groups)
     for step in steps:
         name = step.describe()["name"]
         if step.is_filter and has_momentum and not step.momentum_allowed:
             raise ValueError(
                 f"momentum on top of the filter {name} doubles the lag: use an optimizer without"
-                f" momentum, or {_MOMENTUM_HINT}"
+                " momentum, or set momentum_allowed=True in the filter if you want both"
             )
         if step.is_optimizer_step and (has_momentum or is_adaptive):
             effect = "rescales it once more" if is_adaptive else "averages it once more"
