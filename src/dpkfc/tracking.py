@@ -1,4 +1,6 @@
-"""Follow the batch axis through every operation of a forward pass: states, rules, tracker.
+"""Prove that every gradient belongs to one example: states, rules, tracker.
+
+The tracker follows the batch axis through every operation of a forward pass.
 
 A rule gets an `Operation`. None of its operands is unknown, and at least one has a batch axis. The
 rule returns the state of every output: one state for all of them, or a list. A rule that cannot
