@@ -22,7 +22,7 @@ from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import PinkNoise
 from dpkfc.data.loading import layout
 from dpkfc.gradients import clipped_sum as micro
-from dpkfc.gradients.clipped_sum import HERE, Clip, EvaluationPoint, clipped_sum
+from dpkfc.gradients.clipped_sum import AT_MODEL_PARAMETERS, Clip, EvaluationPoint, clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import augmented
 from dpkfc.session import Session
@@ -474,7 +474,7 @@ def test_dropout_draws_for_every_view_and_both_points_see_the_same() -> None:
         Clip(1.0),
         loss_fn=lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none"),
         micro_batches=[((x[part.records], y[part.records]), part)],
-        points=[HERE, EvaluationPoint(weight=0.5)],
+        points=[AT_MODEL_PARAMETERS, EvaluationPoint(weight=0.5)],
         augment=noisy,
     )
     assert len(seen) == 2 and torch.equal(*seen)

@@ -10,7 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.data.loading import Part
-from dpkfc.gradients.clipped_sum import HERE, Clip, EvaluationPoint, Proof, clipped_sum
+from dpkfc.gradients.clipped_sum import (
+    AT_MODEL_PARAMETERS,
+    Clip,
+    EvaluationPoint,
+    Proof,
+    clipped_sum,
+)
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.tracking import Unknown
 from tests.recording import Heard
@@ -76,7 +82,7 @@ def test_both_points_of_a_row_see_the_same_dropout() -> None:
         micro_batches=[((x,), part_of(None, 1))],
         one_record=lambda i: (x[i : i + 1],),
         proof=Proof(operation=ALONE),
-        points=[HERE, EvaluationPoint(weight=0.5)],
+        points=[AT_MODEL_PARAMETERS, EvaluationPoint(weight=0.5)],
     )
     assert len(seen) == 2 * N
     assert all(torch.equal(seen[i], seen[i + 1]) for i in range(0, 2 * N, 2))
@@ -103,7 +109,7 @@ def test_no_point_sees_what_a_pass_at_another_wrote_into_the_batch(
         micro_batches=[(batch_of(x), part_of(None, 1))],
         one_record=lambda i: batch_of(x[i : i + 1]),
         proof=Proof(operation=operation),
-        points=[HERE, EvaluationPoint(weight=0.5), EvaluationPoint(weight=0.25)],
+        points=[AT_MODEL_PARAMETERS, EvaluationPoint(weight=0.5), EvaluationPoint(weight=0.25)],
     )
     losses = 1.75 * loss_fn(model, (2 * x,))
     expected = torch.autograd.grad(losses.sum(), list(model.parameters()))

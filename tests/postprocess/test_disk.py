@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.data.loading import layout
-from dpkfc.gradients.clipped_sum import HERE, Clip, EvaluationPoint, clipped_sum
+from dpkfc.gradients.clipped_sum import AT_MODEL_PARAMETERS, Clip, EvaluationPoint, clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.postprocess import EMA, DiSK
 from dpkfc.postprocess.pipeline import AT_PARAMETERS
@@ -113,7 +113,7 @@ def test_on_a_quadratic_the_combination_is_the_gradient_plus_hessian_times_d_for
         for e in DiSK(kappa, gamma).evaluations
     ]
     results = []
-    for at in (points, (HERE,)):
+    for at in (points, (AT_MODEL_PARAMETERS,)):
         total, _ = clipped_sum(
             model,
             find_layers(model),
@@ -174,7 +174,10 @@ def test_both_points_see_the_same_random_numbers() -> None:
     batch = (torch.randn(7, 6).double(), torch.randint(0, 3, (7,)))
     same = {name: p.detach().clone() for name, p in model.named_parameters()}
     results = []
-    for points in ((HERE,), (EvaluationPoint(same, -9.0), EvaluationPoint(None, 10.0))):
+    for points in (
+        (AT_MODEL_PARAMETERS,),
+        (EvaluationPoint(same, -9.0), EvaluationPoint(None, 10.0)),
+    ):
         torch.manual_seed(3)
         micro = [
             ((batch[0][rows], batch[1][rows]), part)

@@ -158,7 +158,7 @@ def clip_factors(
 # second term appears only where the gradient is formed once more for the sum.
 
 
-def split_for(metric: Metric, clipping: str) -> Split | None:
+def subspace_clipper_of(metric: Metric, clipping: str) -> SubspaceClipper | None:
     """Return what splits gradients along the basis of a metric, or None for a metric without one.
 
     Raises:
@@ -176,10 +176,10 @@ def split_for(metric: Metric, clipping: str) -> Split | None:
         raise ValueError(
             f"this basis is clipped with clipping='{metric.clipping}', not '{clipping}'"
         )
-    return Split(metric)
+    return SubspaceClipper(metric)
 
 
-class Split:
+class SubspaceClipper:
     """The two clips and sums of ONE logical batch.
 
     Args:
@@ -193,7 +193,7 @@ class Split:
         # The sum of w with the factors of the residual `[K]`.
         self._removed: Tensor | float = 0.0
 
-    def clip(
+    def clip_and_add(
         self, results: Mapping[str, LayerNorms], layer_norms: NamedTensors, norms: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Add the clipped embeddings of one micro-batch, and return the factors of its gradients.
@@ -246,7 +246,7 @@ class Split:
         """Return the stacked clipped sum: the embedding under its own name, and the residuals.
 
         Args:
-            sums: parameter name to the sum of gradients with the factors of `clip`.
+            sums: parameter name to the sum of gradients with the factors of `clip_and_add`.
             layers: of the model.
         """
         like = next(iter(sums.values()))
@@ -384,7 +384,7 @@ class ClippedSummer:
         self._layers = tuple(layers)
         self._metric = metric
         self._clip = clip
-        self._split = split_for(metric, clip.clipping)
+        self._subspace_clipper = subspace_clipper_of(metric, clip.clipping)
         # Keys: (layer, whether the sum is whitened already).
         self._sums: dict[tuple[str, bool], Any] = {}
 
@@ -409,10 +409,10 @@ class ClippedSummer:
         results, layer_norms, all_finite = self._norms(calls, batch_size, groups)
         squares = [x.square() for x in layer_norms.values()]
         norms = torch.stack(squares).sum(0).sqrt()
-        if self._split is None:
+        if self._subspace_clipper is None:
             factors = self._factors(layer_norms, norms)
         else:
-            norms, factor = self._split.clip(results, layer_norms, norms)
+            norms, factor = self._subspace_clipper.clip_and_add(results, layer_norms, norms)
             factors = dict.fromkeys(layer_norms, factor)
             all_finite = False
         excluded = None
@@ -420,7 +420,7 @@ class ClippedSummer:
             wrong = ~norms.isfinite()
             if bool(wrong.any()):
                 excluded = wrong
-        if self._split is None or self._split.keeps_residual:
+        if self._subspace_clipper is None or self._subspace_clipper.keeps_residual:
             for name in list(results):
                 # Each block is freed before the sum of the next one is taken.
                 result = results.pop(name)
@@ -494,9 +494,9 @@ class ClippedSummer:
                 parts = split_sum(layer, total)
             for name in layer.parameters.values():
                 sums[name] = parts[name]
-        if self._split is None:
+        if self._subspace_clipper is None:
             return sums
-        return self._split.result(sums, self._layers)
+        return self._subspace_clipper.result(sums, self._layers)
 
     def _layer_sum(self, layer: Layer) -> Any:
         """Return the whitened sum of a layer, None where no gradient came."""
@@ -788,7 +788,7 @@ class EvaluationPoint:
     weight: float = 1.0
 
 
-HERE = EvaluationPoint()
+AT_MODEL_PARAMETERS = EvaluationPoint()
 
 
 @contextmanager
@@ -846,7 +846,7 @@ def clipped_sum(
     micro_batches: Iterable[tuple[Any, Rows]],
     one_record: Callable[[int], Any] | None = None,
     proof: Proof | None = None,
-    points: Sequence[EvaluationPoint] = (HERE,),
+    points: Sequence[EvaluationPoint] = (AT_MODEL_PARAMETERS,),
     augment: Augmentation | None = None,
     counted: int | None = None,
     repeatable: bool = False,

@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from dpkfc._checks import check_in_range, check_one_of
-from dpkfc.gradients.clipped_sum import HERE, map_groups, matrix_of, split_sum, spread
+from dpkfc.gradients.clipped_sum import (
+    AT_MODEL_PARAMETERS,
+    map_groups,
+    matrix_of,
+    split_sum,
+    spread,
+)
 from dpkfc.gradients.clipped_sum import EvaluationPoint as GradientPoint
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.metric import EMBEDDING, Entry, Metric, Subspace
@@ -300,7 +306,7 @@ class PostprocessPipeline:
         """
         previous = self._previous_parameters
         if previous is None and not for_later_steps:
-            return [HERE]
+            return [AT_MODEL_PARAMETERS]
         points = []
         for point in self._points:
             moved = None
