@@ -84,7 +84,9 @@ def measure(case: Any, rounds: int) -> dict[str, float]:
     step = statistics.median(steady)
     passes = -(-case.batch_size // (case.micro_batch or case.batch_size))
     added = tracking_seconds(case, session.model, rounds) * passes
-    session._proof.operation = Unknown("benchmark", "examples are differentiated one at a time")
+    session._gradient_mode.unproved_operation = Unknown(
+        "benchmark", "examples are differentiated one at a time"
+    )
     alone = statistics.median(steps_of(case, session, 2))
     return {
         "step_ms": round(1e3 * step, 2),

@@ -30,7 +30,7 @@ from dpkfc.curvature.base import PreconditionerState
 from dpkfc.data.loading import Collate, MicroBatches, Part, layout
 from dpkfc.data.sampling import make_units
 from dpkfc.distributed import DistributedContext, check_alike, check_in_step
-from dpkfc.gradients.clipped_sum import EvaluationPoint, LossFn, Proof, clipped_sum
+from dpkfc.gradients.clipped_sum import EvaluationPoint, GradientMode, LossFn, clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import (
     ReleasedWeights,
@@ -409,7 +409,7 @@ class Session:
         self._pending: Batch | None = None
         self._verify = check_verify_setting(verify)
         self._public_records = public_records
-        self._proof = Proof()
+        self._gradient_mode = GradientMode()
         self._verified: set[Any] = set()
         self._unverified_reason = ""
         self._weights = WeightGuard(self._parameters)
@@ -653,10 +653,10 @@ class Session:
             loss_fn=loss_fn,
             micro_batches=zip(loaded, parts, strict=True),
             one_record=self._loader.alone,
-            proof=self._proof,
+            mode=self._gradient_mode,
             points=points,
             augment=self._augment,
-            counted=own_count,
+            num_summed=own_count,
             repeatable=self.plan.test_mode,
         )
 
@@ -665,8 +665,8 @@ class Session:
         program = identify_program(loss_fn)
         if not self._verify or program in self._verified:
             return
-        self._proof.operation = None
-        self._proof.is_checked = False
+        self._gradient_mode.unproved_operation = None
+        self._gradient_mode.is_checked = False
         verdict = check_on_public_rows(
             self.model,
             self.layers,
@@ -684,8 +684,8 @@ class Session:
                 " needs a proved batch axis: register_batch_rule"
             )
         self._verified.add(program)
-        self._proof.operation = unproved
-        self._proof.is_checked = not verdict.unchecked
+        self._gradient_mode.unproved_operation = unproved
+        self._gradient_mode.is_checked = not verdict.unchecked
         if unproved is not None:
             _log.warning("%s", self.gradients)
         self._unverified_reason = ""
@@ -712,7 +712,7 @@ class Session:
     @property
     def unproved_operation(self) -> str:
         """The operation that forces one pass for each example; "" if the batch axis is proved."""
-        operation = self._proof.operation
+        operation = self._gradient_mode.unproved_operation
         return "" if operation is None else operation.operation
 
     @property
@@ -721,7 +721,7 @@ class Session:
         checked = ""
         if not self._verified or self._unverified_reason:
             checked = f"; not checked on public rows{self._unverified_reason}"
-        unproved = self._proof.operation
+        unproved = self._gradient_mode.unproved_operation
         if unproved is None:
             return f"whole micro-batches, with a proved batch axis{checked}"
         return (

@@ -14,7 +14,7 @@ from dpkfc.gradients.clipped_sum import (
     AT_MODEL_PARAMETERS,
     Clip,
     EvaluationPoint,
-    Proof,
+    GradientMode,
     clipped_sum,
 )
 from dpkfc.gradients.discovery import find_layers
@@ -43,7 +43,7 @@ def test_the_weighted_sum_equals_a_loop(
 ) -> None:
     torch.manual_seed(0)
     model, x = nn.Linear(3, 2).double(), torch.randn(N, 3, dtype=torch.float64)
-    proof = Proof(operation=ALONE if alone else None)
+    mode = GradientMode(unproved_operation=ALONE if alone else None)
     found, norms = clipped_sum(
         model,
         find_layers(model),
@@ -52,7 +52,7 @@ def test_the_weighted_sum_equals_a_loop(
         loss_fn=loss_fn,
         micro_batches=[((x,), part_of(weights, group))],
         one_record=lambda i: (x[i : i + 1],),
-        proof=proof,
+        mode=mode,
     )
     rows = []
     for i, weight in enumerate(weights or [1.0] * N):
@@ -81,7 +81,7 @@ def test_both_points_of_a_row_see_the_same_dropout() -> None:
         loss_fn=loss_fn,
         micro_batches=[((x,), part_of(None, 1))],
         one_record=lambda i: (x[i : i + 1],),
-        proof=Proof(operation=ALONE),
+        mode=GradientMode(unproved_operation=ALONE),
         points=[AT_MODEL_PARAMETERS, EvaluationPoint(weight=0.5)],
     )
     assert len(seen) == 2 * N
@@ -108,7 +108,7 @@ def test_no_point_sees_what_a_pass_at_another_wrote_into_the_batch(
         loss_fn=loss_that_writes,
         micro_batches=[(batch_of(x), part_of(None, 1))],
         one_record=lambda i: batch_of(x[i : i + 1]),
-        proof=Proof(operation=operation),
+        mode=GradientMode(unproved_operation=operation),
         points=[AT_MODEL_PARAMETERS, EvaluationPoint(weight=0.5), EvaluationPoint(weight=0.25)],
     )
     losses = 1.75 * loss_fn(model, (2 * x,))
@@ -123,7 +123,7 @@ def test_micro_batches_after_the_counted_ones_are_not_summed() -> None:
     layers = find_layers(model)
     expected, norms = clipped_sum(model, layers, {}, Clip(1.0), micro_batches=[one], **settings)
     found, counted = clipped_sum(
-        model, layers, {}, Clip(1.0), micro_batches=[one, one], counted=1, **settings
+        model, layers, {}, Clip(1.0), micro_batches=[one, one], num_summed=1, **settings
     )
     assert torch.equal(counted, norms)
     assert all(torch.equal(found[name], value) for name, value in expected.items())

@@ -108,8 +108,8 @@ def test_an_audit_takes_the_way_that_training_takes(name: str) -> None:
     everyone = [0, 1, *range(subject.size, subject.size + len(canaries.names))]
     with World(subject, canaries, [everyone]) as world:
         world.session.step(next(world.batches), world.loss)
-        proof = world.session._proof
-    assert (proof.exact_rows, proof.private_operation) == (0, None)
+        mode = world.session._gradient_mode
+    assert (mode.exact_rows, mode.unproved_on_private_rows) == (0, None)
 
 
 @pytest.mark.skipif(not FULL, reason="in the long run: two processes")

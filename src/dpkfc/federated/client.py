@@ -70,8 +70,8 @@ from dpkfc.federated.secure_aggregation import (
 )
 from dpkfc.gradients.clipped_sum import (
     Clip,
+    GradientMode,
     LossFn,
-    Proof,
     clip_factors,
     clipped_sum,
     move_batch,
@@ -153,7 +153,7 @@ class LocalModel(PartyModel):
         self.loss_fn = make_stateless(loss_fn)
         self.digest = ""
         self._clip = Clip(plan.config.max_grad_norm)
-        self._proof = Proof()
+        self._gradient_mode = GradientMode()
         self._is_verified = False
         if isinstance(plan.config.local, FedNewStep) and self.numbers > _MAX_FISHER:
             raise ValueError(
@@ -236,8 +236,8 @@ class LocalModel(PartyModel):
             strict=strict,
         )
         verdict.warn(stacklevel=4)
-        self._proof.operation = verdict.operation
-        self._proof.is_checked = not verdict.unchecked
+        self._gradient_mode.unproved_operation = verdict.operation
+        self._gradient_mode.is_checked = not verdict.unchecked
         self._is_verified = True
 
     def clipped_sum(self, records: Records, indices: Indices, *, together: bool = False) -> Tensors:
@@ -257,7 +257,7 @@ class LocalModel(PartyModel):
             loss_fn=self.loss_fn,
             micro_batches=records.micro_batches(table, self._config.max_physical_batch_size),
             one_record=records.loader.alone,
-            proof=self._proof,
+            mode=self._gradient_mode,
             repeatable=self.plan.test_mode,
         )
         return sums

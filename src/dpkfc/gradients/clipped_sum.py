@@ -159,7 +159,7 @@ def clip_factors(
 
 
 def subspace_clipper_of(metric: Metric, clipping: str) -> SubspaceClipper | None:
-    """Return what splits gradients along the basis of a metric, or None for a metric without one.
+    """Return the clipper of gradients along the basis of a metric, None for one without a basis.
 
     Raises:
         ValueError: metric and clipping do not belong together, so that the plan's sensitivity would
@@ -180,7 +180,7 @@ def subspace_clipper_of(metric: Metric, clipping: str) -> SubspaceClipper | None
 
 
 class SubspaceClipper:
-    """The two clips and sums of ONE logical batch.
+    """The two clips and sums, of embedding and residual, of ONE logical batch.
 
     Args:
         basis: along which gradients are split.
@@ -196,7 +196,7 @@ class SubspaceClipper:
     def clip_and_add(
         self, results: Mapping[str, LayerNorms], layer_norms: NamedTensors, norms: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Add the clipped embeddings of one micro-batch, and return the factors of its gradients.
+        """Clip and add the embeddings of one micro-batch; return the factors of its gradients.
 
         Args:
             results: layer name to the block that its clipped sum will be taken of.
@@ -204,8 +204,8 @@ class SubspaceClipper:
             norms: of the whole gradient.
 
         Returns:
-            (the larger of ‖w‖ / S₁ and ‖r‖ / S₂ `[N]`, NaN where a gradient is not finite; factors
-            of the gradients `[N]`, zero where the residual is dropped).
+            First the larger of ‖w‖ / S₁ and ‖r‖ / S₂ `[N]`, NaN where a gradient is not finite.
+            Then the factors of the gradients `[N]`, zero where the residual is dropped.
         """
         basis = self._basis
         norms = norms.double()
@@ -298,11 +298,12 @@ class Groups:
     """Rows of a batch that are ONE example of the mechanism: one gradient, one norm, one clip.
 
     A privacy unit with k records, or one example in k augmented views, is k consecutive rows whose
-    losses carry weights. Any rows after the first `count · size` are padding.
+    losses carry weights. Any rows after the first `count · size` are padding. The groups of a
+    convolution, `Layer.groups`, are something else.
 
     Attributes:
-        count: groups U.
-        size: rows a group k.
+        count: number of groups U.
+        size: rows of each group k.
     """
 
     count: int
@@ -393,7 +394,7 @@ class ClippedSummer:
         """Clip and add one micro-batch; the recorded calls are consumed.
 
         Args:
-            calls: from `Tape.backward`.
+            calls: from `Tape.backward` or `Tape.gradients`, or blocks of `blocks_of_one`.
             batch_size: rows in the micro-batch.
             groups: rows that are clipped together as one example, and padding. None: each row is
                 one example.
@@ -418,7 +419,7 @@ class ClippedSummer:
         excluded = None
         if not all_finite:
             wrong = ~norms.isfinite()
-            if bool(wrong.any()):
+            if wrong.any():
                 excluded = wrong
         if self._subspace_clipper is None or self._subspace_clipper.keeps_residual:
             for name in list(results):
@@ -447,7 +448,8 @@ class ClippedSummer:
                 del block
         if not results:
             raise ValueError("no layer of the model was called by loss_fn")
-        return results, *_resolve_flags(results, flags)
+        norms, all_finite = _resolve_flags(results, flags)
+        return results, norms, all_finite
 
     def _factors(self, layer_norms: NamedTensors, norms: Tensor) -> NamedTensors:
         """Return clip factors `[N]` of each layer, zero where the whole gradient is not finite."""
@@ -458,10 +460,7 @@ class ClippedSummer:
             return dict.fromkeys(layer_norms, common)
         bound = bound / math.sqrt(len(self._layers))
         is_finite = norms.isfinite()
-        factors = {}
-        for name, x in layer_norms.items():
-            factors[name] = clip_factors(x, bound) * is_finite
-        return factors
+        return {name: clip_factors(x, bound) * is_finite for name, x in layer_norms.items()}
 
     def _add(self, key: tuple[str, bool], value: Any) -> None:
         total = self._sums.get(key)
@@ -540,9 +539,10 @@ def _resolve_flags(
 
 
 def map_groups(layer: Layer, matrix: Tensor, work: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply a function of `[..., d_out, d_in]` to a layer's matrix.
+    """Apply `work` to the `[d_out, d_in]` matrix of each group of a layer.
 
-    An embedding's matrix is transposed, and groups of a convolution are apart.
+    `work` gets all of them at once, `[..., d_out, d_in]`. An embedding has one, the transpose of
+    `matrix`. The results are stacked in the shape of `matrix`.
     """
     if layer.rule == "embedding":
         return work(matrix.T).T
@@ -664,7 +664,8 @@ def capture(
 
     Returns:
         Layer name to block, formed on access. `Patched.explicit` writes out the patches of
-        a convolution. `b` is the gradient of each example's own loss, whatever N is.
+        a convolution. `b` holds gradients of the summed losses: row n is that of example n, not
+        divided by N.
 
     Raises:
         ValueError: as `Tape.backward`.
@@ -763,7 +764,7 @@ def unknown_row(model: nn.Module, error: BaseException) -> str | None:
 
 
 class Rows(Protocol):
-    """The rows of a micro-batch, their groups and their weights; see `data.layout.Part`."""
+    """The rows of a micro-batch, their groups and their weights; see `data.loading.Part`."""
 
     @property
     def records(self) -> NDArray[np.int64]: ...  # noqa: D102
@@ -817,23 +818,23 @@ def _write(parameters: NamedTensors, values: Mapping[str, Tensor]) -> None:
 
 
 @dataclass
-class Proof:
-    """What is known of how the gradients of a run can be computed.
+class GradientMode:
+    """The way in which a run computes the gradients of its examples, and why.
 
     Attributes:
-        operation: why examples are computed one at a time, None where whole micro-batches are
-            proved. Public: found on public rows.
+        unproved_operation: why examples are computed one at a time, None where whole micro-batches
+            are proved. Public: found on public rows.
         is_checked: the loss has accepted public rows. Then an example whose values torch refuses
             adds nothing, as one with a NaN, and does not end the run.
         exact_rows: rows of private micro-batches that were computed one at a time. PRIVATE.
-        private_operation: the first operation that a private micro-batch could not be proved for,
-            though public rows could. PRIVATE: control flow may have led there.
+        unproved_on_private_rows: the first operation that the tracker could not follow on private
+            rows, though it could on public rows. PRIVATE: control flow may have led there.
     """
 
-    operation: Unknown | None = None
+    unproved_operation: Unknown | None = None
     is_checked: bool = False
     exact_rows: int = 0
-    private_operation: Unknown | None = None
+    unproved_on_private_rows: Unknown | None = None
 
 
 def clipped_sum(
@@ -845,10 +846,10 @@ def clipped_sum(
     loss_fn: LossFn,
     micro_batches: Iterable[tuple[Any, Rows]],
     one_record: Callable[[int], Any] | None = None,
-    proof: Proof | None = None,
+    mode: GradientMode | None = None,
     points: Sequence[EvaluationPoint] = (AT_MODEL_PARAMETERS,),
     augment: Augmentation | None = None,
-    counted: int | None = None,
+    num_summed: int | None = None,
     repeatable: bool = False,
 ) -> tuple[NamedTensors, Tensor]:
     """Return the clipped sum of one logical batch; PRIVATE until noise has been added.
@@ -859,19 +860,19 @@ def clipped_sum(
 
     Args:
         model: what is differentiated.
-        layers: its layers.
+        layers: from `find_layers`.
         metric: the coordinates in which units are clipped and summed.
-        clip: how.
+        clip: clipping rule, its norm C, and the norm method of each layer.
         loss_fn: maps model and micro-batch to one loss a row `[n]`.
         micro_batches: batches with their rows, in any order; none for an empty logical batch.
         one_record: number of a record to a batch of that record alone. None where every micro-batch
             is proved or has one row.
-        proof: what public rows have shown, and where to note what private ones needed.
+        mode: the way that was found on public rows. What private rows needed is noted in it.
         points: where each example's gradient is taken. The weighted sum over all points is clipped
             as ONE gradient, and every point sees the same random numbers (dropout).
         augment: maps a batch to one with as many rows, each changed at random on its own.
-        counted: micro-batches that are summed. Those after them are only passes, which keep
-            processes in step that gather parameters together. None for all.
+        num_summed: only the first `num_summed` micro-batches enter the sum; None for all. The rest
+            only run, so that all ranks of a sharded model make equally many passes.
         repeatable: dropout and `augment` take the numbers of the global generators as they stand,
             which a seed makes known. TEST MODE, NOT PRIVATE. Otherwise the numbers come from the
             operating system, and the generators are restored.
@@ -885,19 +886,19 @@ def clipped_sum(
     check_finite(layers)
     # Weights cast for an earlier step would be stale under an autocast around the loop.
     torch.clear_autocast_cache()
-    proof = proof or Proof()
-    passes = _Passes(model, layers, loss_fn, points, augment, one_record, proof)
+    mode = mode or GradientMode()
+    passes = _Passes(model, layers, loss_fn, points, augment, one_record, mode)
     summer = ClippedSummer(layers, metric, clip)
     norms: list[Tensor] = []
     with randomize_generators(repeatable):
         for i, (loaded, rows) in enumerate(micro_batches):
-            is_counted = counted is None or i < counted
+            is_summed = num_summed is None or i < num_summed
             target = summer
-            if not is_counted:
+            if not is_summed:
                 target = ClippedSummer(layers, metric, clip)
             for calls, batch_size, groups in passes.contributions(loaded, rows):
                 part = target.add(calls, batch_size, groups).detach()
-                if is_counted:
+                if is_summed:
                     norms.append(part)
     if not norms:
         return summer.result(), torch.zeros(0)
@@ -915,18 +916,18 @@ class _Passes:
     points: Sequence[EvaluationPoint]
     augment: Augmentation | None
     one_record: Callable[[int], Any] | None
-    proof: Proof
+    mode: GradientMode
 
     def contributions(self, loaded: Any, rows: Rows) -> Iterator[tuple[Calls, int, Groups]]:
         """Yield calls or blocks, the number of their rows, and which rows are clipped together."""
         n = len(rows.records)
-        if self.proof.operation is None and n > 1:
+        if self.mode.unproved_operation is None and n > 1:
             calls = None
             try:
                 calls = self._together(loaded, rows)
             except (RuntimeError, ValueError, ArithmeticError) as error:
                 # One example may have caused it.
-                if not self.proof.is_checked or is_out_of_memory(error):
+                if not self.mode.is_checked or is_out_of_memory(error):
                     raise
             if calls is not None:
                 yield calls, n, Groups(rows.units, rows.group)
@@ -935,7 +936,10 @@ class _Passes:
             yield self._unit_alone(loaded, rows, unit), 1, Groups(1)
 
     def _together(self, loaded: Any, rows: Rows) -> Calls | None:
-        """Return the calls of a whole micro-batch, or None where its examples cannot be proved."""
+        """Return the calls of a whole micro-batch, or None where its examples cannot be proved.
+
+        With several points, as the two of DiSK, their calls are joined: an example is clipped once.
+        """
         n = len(rows.records)
         batch = move_batch(loaded, device_of(self.layers))
         batch, tracker = follow_augmentation(self.augment, self.model, batch, n)
@@ -949,7 +953,7 @@ class _Passes:
                     if len(self.points) > 1 or point.parameters is not None:
                         # Whatever depends on the parameters is computed at this point.
                         calls = copy_inputs(self.layers, settled(self.layers, calls, n))
-                # Moved: a call that two dictionaries hold is not freed when the sum has used it.
+                # Pop each entry: the memory of a call is freed only when no dictionary holds it.
                 for name in list(calls):
                     all_calls.setdefault(name, []).extend(calls.pop(name))
         return all_calls
@@ -964,7 +968,7 @@ class _Passes:
                 # All examples of this micro-batch may have a constant loss.
                 failure = Unknown("loss", "it depends on no trainable layer")
             if failure is not None:
-                self.proof.private_operation = self.proof.private_operation or failure
+                self.mode.unproved_on_private_rows = self.mode.unproved_on_private_rows or failure
                 return None
             if rows.weights is not None:
                 losses = losses * torch.from_numpy(rows.weights).to(losses)
@@ -983,7 +987,7 @@ class _Passes:
                 weight = float(rows.weights[row])
             if weight == 0.0:
                 continue
-            self.proof.exact_rows += 1
+            self.mode.exact_rows += 1
             record = loaded
             if len(rows.records) > 1:
                 record = self._record(int(rows.records[row]))
@@ -1008,7 +1012,7 @@ class _Passes:
                     try:
                         gradients = example_gradient(self.model, self.loss_fn, own_batch, factor)
                     except (RuntimeError, ValueError, ArithmeticError) as error:
-                        if not self.proof.is_checked or not _is_refused_by_torch(error):
+                        if not self.mode.is_checked or not _is_refused_by_torch(error):
                             raise
                         gradients = {}
                         for name, p in named_tensors(self.layers).items():
@@ -1036,7 +1040,7 @@ class _Passes:
     def _record(self, index: int) -> Any:
         if self.one_record is None:
             what = "the micro-batch"
-            failure = self.proof.operation or self.proof.private_operation
+            failure = self.mode.unproved_operation or self.mode.unproved_on_private_rows
             if failure is not None:
                 what = failure.operation
             raise ValueError(
@@ -1097,7 +1101,7 @@ def follow_pass(
     Args:
         loss_fn: maps model and batch to losses.
         model: the model.
-        layers: its layers.
+        layers: whose calls the tape records.
         batch: the batch.
         tracker: on which the batch is declared.
 
