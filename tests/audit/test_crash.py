@@ -457,7 +457,7 @@ def test_a_clock_that_jumps_changes_nothing(
     jumps = iter(range(10**9))
     monkeypatch.setattr(time, "time", lambda: now + (-1) ** next(jumps) * 3e8)
     monkeypatch.setattr(chain.datetime, "datetime", Jumping)
-    monkeypatch.setattr(train_module, "datetime", Jumping)
+    monkeypatch.setattr("dpkfc.app.run_folder.datetime", Jumping)
     folder = _run_until(tmp_path / "run", 3)
     for file in folder.rglob("*"):
         os.utime(file, (0, 0) if file.suffix == ".jsonl" else (4e9, 4e9))

@@ -29,6 +29,7 @@ from dpkfc.session import Session
 from dpkfc.tracking import Tracker
 from tests.gradients.cases import CASES, Case, build, loss_fn
 from tests.gradients.whitened import whiten
+from tests.recording import Heard
 from tests.test_session import N, data, net, plan, session, train, weights
 
 K = 3
@@ -461,7 +462,7 @@ def test_dropout_draws_for_every_view_and_both_points_see_the_same() -> None:
     The random numbers are new in every run: in rows this wide no two masks leave out all numbers,
     which would make them equal.
     """
-    seen: list[Tensor] = []
+    seen = Heard()
 
     model = nn.Sequential(nn.Dropout(0.5), nn.Linear(40, 3)).double()
     model[1].register_forward_pre_hook(lambda module, args: seen.append(args[0].detach().clone()))
