@@ -96,24 +96,24 @@ def check_federation(plan, clients) -> dict[str, Finding]:
 class Silent(Client):
     """Skips the noise."""
 
-    def _release(self, sums, step):
+    def _released(self, sums, step):
         return sums
 
 
 class Faint(Client):
     """Adds 15 % too little."""
 
-    def _release(self, sums, step):
-        noisy = super()._release(sums, step)
+    def _released(self, sums, step):
+        noisy = super()._released(sums, step)
         return {n: sums[n] + 0.85 * (x - sums[n]) for n, x in noisy.items()}
 
 
 class Frozen(Client):
     """Repeats its noise in every round."""
 
-    def _release(self, sums, step):
+    def _released(self, sums, step):
         self._pipeline.noise = NoiseStream.repeatable(1)
-        clipped = super()._release(sums, 0)
+        clipped = super()._released(sums, 0)
         return clipped
 
 
@@ -174,7 +174,7 @@ class MeanFirst(Client):
     def _make_noisy_sum(self, number, extra, made):
         n = len(self.records)
         g = clip_as_one(self.local.mean_gradient(self.records), self.plan.config.max_grad_norm)
-        return self._release({name: n * x for name, x in g.items()}, number)
+        return self._released({name: n * x for name, x in g.items()}, number)
 
 
 class Unclipped(Client):
@@ -182,7 +182,7 @@ class Unclipped(Client):
 
     def _make_noisy_sum(self, number, extra, made):
         n = len(self.records)
-        return self._release(
+        return self._released(
             {name: n * x for name, x in self.local.mean_gradient(self.records).items()}, number
         )
 
@@ -214,18 +214,18 @@ def test_every_record_weighs_the_same_against_the_noise(alpha: float):
     cut = parts(data, dirichlet(data[1], CLIENTS, alpha, seed=3))
     plan = plan_of(privacy=TrustedServer(), expected_records=60, rounds=1)
     moved = []
-    whole = _release(plan, cut)
+    whole = _released(plan, cut)
     for client, (x, y) in enumerate(cut):
         if len(x) > 1:
             worst = int(loss_fn(head(), (x, y)).argmax())  # of a gradient far above C
             rest = [i for i in range(len(x)) if i != worst]
             without = [*cut[:client], (x[rest], y[rest]), *cut[client + 1 :]]
-            moved.append(float((whole - _release(plan, without)).norm()) * plan.config.divisor)
+            moved.append(float((whole - _released(plan, without)).norm()) * plan.config.divisor)
     factors = [plan.stddev / m / plan.noise_multiplier for m in moved]
     assert all(f == pytest.approx(1.0, rel=1e-6) for f in factors)
 
 
-def _release(plan, cut) -> torch.Tensor:
+def _released(plan, cut) -> torch.Tensor:
     server, clients = world(plan, cut)
     before = vector(server.parameters)
     run_round(server, clients)
