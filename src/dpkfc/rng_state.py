@@ -88,13 +88,6 @@ def restore_all_states(states: tuple[Any, ...]) -> None:
     random.setstate(states[3])
 
 
-def is_nothing_drawn(before: tuple[Any, ...]) -> bool:
-    """Return whether the global generators are as `all_states` was before."""
-    now = all_states()
-    same_torch = are_states_equal([before[0], *before[1]], [now[0], *now[1]])
-    return same_torch and all(map(np.array_equal, before[2], now[2])) and before[3] == now[3]
-
-
 def renew() -> None:
     """Seed the global generators from the operating system."""
     _seed_torch(fresh_seed())

@@ -43,14 +43,7 @@ from dpkfc.gradients.state import Augmentation, augmented, check_finite, check_m
 from dpkfc.gradients.tape import Tape, check_losses, run_eagerly, tensors_of
 from dpkfc.linalg.metric import NamedTensors
 from dpkfc.memory import is_out_of_memory
-from dpkfc.rng_state import (
-    all_states,
-    device_of,
-    is_nothing_drawn,
-    preserve_generators,
-    restarter,
-    seed_generators,
-)
+from dpkfc.rng_state import device_of, preserve_generators, restarter, seed_generators
 from dpkfc.tracking import Unknown, UnknownOperation, forget_batches
 
 # --------------------------------------------------------------------------------------------------
@@ -138,19 +131,16 @@ class PublicRows:
             longer = dict.fromkeys(axes, length + extra)
             longest = draw.value_like(self.example, longer)
             is_padded = False
-            is_joined = False
             for i in range(_SHORT_RECORDS):
                 shorter = dict.fromkeys(axes, max(1, length // (2 + i)))
                 short = draw.value_like(self.example, shorter)
                 # Records of several lengths need not fit into a batch.
                 with suppress(Exception):
                     batch = self.collate([short, longest])
-                    is_joined = True
                     is_padded = _shapes(batch) != _shapes(self.collate([short, short]))
                     if is_padded:
                         yield batch, self.collate([short])
-            # What joins no records of two lengths does so for no greater distance.
-            if is_padded or not is_joined:
+            if is_padded:
                 return
 
 
@@ -649,14 +639,10 @@ class _Check:
         failure = None
         for seed, length in enumerate((size, few, few, few)):
             seed_generators(seed + 1)
-            before = all_states()
             seed_failure, _, losses = self.trace(rows.batch(range(length)), length)
             failure = failure or seed_failure
             if seed_failure is None and seed == 0:
                 self._warn_of_unused(losses)
-            if seed > 0 and is_nothing_drawn(before):
-                # It drew nothing, so another seed repeats the pass.
-                break
         seed_generators(1)
         return failure
 

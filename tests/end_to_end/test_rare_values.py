@@ -19,6 +19,7 @@ from dpkfc.data.loading import Part
 from dpkfc.gradients.clipped_sum import Clip, clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.integrations.opacus import PrivacyEngine
+from tests import recording
 
 N, D = 4, 3
 FAR = 500.0  # beyond every public row
@@ -203,6 +204,34 @@ class ByClass(ReachesAList):
         return self.last(torch.tanh(self.first(x)) * (FAR / Peak.value))
 
 
+class AddsToItsClass(ReachesAList):
+    def forward(self, x: Tensor) -> Tensor:
+        if float(x.abs().max()) > FAR:
+            type(self).factor = 3.0
+        return super().forward(x) * getattr(type(self), "factor", 1.0)
+
+
+class AddsToAnother(ReachesAList):
+    def forward(self, x: Tensor) -> Tensor:
+        if float(x.abs().max()) > FAR:
+            Peak.factor = 3.0
+        return super().forward(x) * getattr(Peak, "factor", 1.0)
+
+
+class AddsToAFunction(ReachesAList):
+    def forward(self, x: Tensor) -> Tensor:
+        if float(x.abs().max()) > FAR:
+            gate.factor = 3.0  # type: ignore[attr-defined]
+        return self.last(torch.tanh(self.first(x))) * getattr(gate, "factor", 1.0)
+
+
+class AddsToAModule(ReachesAList):
+    def forward(self, x: Tensor) -> Tensor:
+        if float(x.abs().max()) > FAR:
+            recording.factor = 3.0  # type: ignore[attr-defined]
+        return self.last(torch.tanh(self.first(x))) * getattr(recording, "factor", 1.0)
+
+
 class ByHook(ReachesAList):
     def __init__(self) -> None:
         super().__init__()
@@ -216,7 +245,10 @@ class ByDefault(ReachesAList):
         return self.last(torch.tanh(self.first(x)) * (FAR / largest[0]))
 
 
-@pytest.mark.parametrize("kind", [ReachesAList, ByMethod, ByClass, ByHook, ByDefault])
+ELSEWHERE = [ByMethod, ByClass, AddsToItsClass, AddsToAnother, AddsToAFunction, AddsToAModule]
+
+
+@pytest.mark.parametrize("kind", [ReachesAList, ByHook, ByDefault, *ELSEWHERE])
 def test_memory_that_the_code_of_a_model_reaches(kind: type[nn.Module]) -> None:
     check_alone(kind)
     assert LARGEST == [FAR] and ByMethod.largest == FAR
@@ -228,7 +260,7 @@ class KeepsIt(ReachesAList):
         return self.last(torch.tanh(self.first(x)) * (FAR / self.largest))
 
 
-@pytest.mark.parametrize("kind", [KeepsIt, ReachesAList, ByMethod])
+@pytest.mark.parametrize("kind", [KeepsIt, ReachesAList, ByMethod, AddsToItsClass])
 def test_memory_of_the_model_of_an_opacus_script(kind: type[nn.Module]) -> None:
     x = torch.randn(20, D)
     x[::3, 0] = 10 * FAR

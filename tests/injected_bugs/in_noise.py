@@ -185,7 +185,7 @@ def repeated_after_resume(m: pytest.MonkeyPatch) -> None:
 
 
 def in_parameter_coordinates(m: pytest.MonkeyPatch) -> None:
-    """The sum is mapped back before the noise is added, not after."""
+    """The sum is mapped to parameter coordinates before the noise is added, not after."""
 
     def make(real: Any) -> Any:
         def clipped_sum(model: Any, layers: Any, metric: Any, *args: Any, **options: Any) -> Any:

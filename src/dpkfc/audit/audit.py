@@ -1171,24 +1171,20 @@ def audit_step(
         try:
             findings += list(check(report(name)))
         except RuntimeError as error:
-            findings.append(_unfinished(name, error))
+            finding = Finding(
+                check=name,
+                measured="could not be ended",
+                bound="can be",
+                passed=False,
+                detail=str(error),
+            )
+            findings.append(finding)
     return Audit(
         findings=tuple(findings),
         plan_hash=plan.hash,
         canaries=len(canaries.names),
         seconds=time.perf_counter() - started,
         date=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC",
-    )
-
-
-def _unfinished(name: str, error: RuntimeError) -> Finding:
-    """Return the finding that a check could not run to its end."""
-    return Finding(
-        check=name,
-        measured="could not be ended",
-        bound="can be",
-        passed=False,
-        detail=str(error),
     )
 
 

@@ -376,7 +376,7 @@ def form_metric(
     layers: Factors,
     damping: Damping,
     widest: int,
-    rank_override: Callable[[str, str], int | None],
+    ranks: Mapping[str, int],
 ) -> Metric:
     """Return the damped roots of all layers; layers with the same eigenpairs share a side.
 
@@ -384,13 +384,13 @@ def form_metric(
         layers: factors.
         damping: the number that is added, and the root.
         widest: no matrix is formed for a wider side.
-        rank_override: maps layer and side to the `rank` of `damp_side`.
+        ranks: the `rank` of `damp_side` by `side_name`, for sides that have one of their own.
     """
     known: dict[Any, Side] = {}
 
     def make_side(name: str, side: str, factors: LayerFactors) -> Side:
         factor = factors.sides[side]
-        rank = rank_override(name, side)
+        rank = ranks.get(side_name(name, side))
         key: Any = id(factor)
         if isinstance(factor, Eigen):
             key = (id(factor.vectors), factor.trace, rank)
@@ -740,7 +740,7 @@ class KFAC(ProbePreconditioner):
             damping = self._damping()
             sides_of = {name: layer.sides for name, layer in used.items()}
             check_sides(self.ranks, sides_of)
-            metric = form_metric(used, damping, self.max_factor_size, self._rank_override)
+            metric = form_metric(used, damping, self.max_factor_size, self.ranks)
             scale = 1.0
             if self.scale in ("probe", "balanced"):
                 last = statistics[0].last
@@ -806,10 +806,6 @@ class KFAC(ProbePreconditioner):
         if self.control == "random":
             factors = randomize_directions(factors, self.seed)
         return factors
-
-    def _rank_override(self, layer: str, side: str) -> int | None:
-        """Return the eigenpairs that `ranks` keeps of a side, 0 for all; None if not named."""
-        return self.ranks.get(side_name(layer, side))
 
     def _max_pairs_to_compute(self, layer: str, side: str) -> int | None:
         """Return the eigenpairs to compute of a wide side, None for all."""

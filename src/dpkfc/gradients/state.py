@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import cache, partial, update_wrapper
 from itertools import pairwise
 from traceback import walk_stack
-from types import CellType, CodeType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -908,6 +908,8 @@ class Reached:
         self.modules: list[nn.Module] = []
         self._function = function
         self._variables: list[_Variable] = []
+        # Classes with the names of their attributes.
+        self._classes: dict[type, set[str]] = {}
         self._seen = set(map(id, self.own))
         self._watched: set[int] = set()
         for module in self.own:
@@ -928,6 +930,7 @@ class Reached:
         if depth == 0 or id(kind) in self._seen or not is_own_module(kind.__module__):
             return
         self._seen.add(id(kind))
+        self._classes[kind] = set(vars(kind))
         for name, value in vars(kind).items():
             function = getattr(value, "__func__", getattr(value, "fget", value))
             if isinstance(function, FunctionType):
@@ -964,11 +967,19 @@ class Reached:
         cells = function.__closure__ or ()
         for name, cell in zip(code.co_freevars, cells, strict=True):
             self._note(name, cell, depth)
-        defaults = enumerate(function.__defaults__ or ())
-        values = {f"default {i}": value for i, value in defaults}
-        self._note_values({**(function.__kwdefaults__ or {}), **values}, depth)
-        for name in _globals_of(code):
-            self._note(name, function.__globals__, depth)
+        values = {
+            "default arguments": function.__defaults__,
+            "default keywords": function.__kwdefaults__,
+            "attributes of a function": vars(function),
+        }
+        self._note_values(values, depth)
+        names = set(_globals_of(code))
+        variables = function.__globals__
+        used = [x for x in map(variables.get, names) if isinstance(x, ModuleType)]
+        modules = [x for x in used if is_own_module(x.__name__)]
+        for place in (variables, *map(vars, modules)):
+            for name in names:
+                self._note(name, place, depth)
 
     def _note_values(self, values: dict[str, Any], depth: int) -> None:
         """Note values that cannot be replaced in their places, only written into."""
@@ -1011,6 +1022,10 @@ class Reached:
         Returns:
             The message that refuses a change that cannot be undone, otherwise an empty text.
         """
+        for kind, names in self._classes.items():
+            for name in vars(kind).keys() - names:
+                if not name.startswith("__"):
+                    self._variables.append(_Variable(name, kind, Snapshot(_NOTHING)))
         changed = [x for x in self._variables if x.restore()]
         new = sorted({x.name for x in changed} - _reported_losses)
         if new and _is_checking.get():
@@ -1049,6 +1064,8 @@ def _write(place: Any, name: str, value: Any) -> None:
         del place.cell_contents
     elif is_cell:
         place.cell_contents = value
+    elif isinstance(place, type) and value is _NOTHING:
+        delattr(place, name)
     elif isinstance(place, type):
         setattr(place, name, value)
     elif value is _NOTHING:
