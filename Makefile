@@ -18,7 +18,7 @@ FILES  := $(firstword $(TMPDIR) $(ROOMY))
 SPHINX := $(BIN)/sphinx-build -q --keep-going -j auto -d build/doctrees
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-federated test test-bench lint style docs docs-links bench bench-scale assurance results stats picture clean
+.PHONY: help install demo demo-federated test test-bench coverage lint style docs docs-links bench bench-scale assurance results stats picture clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -41,6 +41,10 @@ test: style ## lint, types and tests
 
 test-bench: $(TOOLS) ## the benchmarks themselves, at a small size
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m bench
+
+coverage: $(TOOLS) ## lines and branches of the source that the tests reach in their own processes
+	@mkdir -p build
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not bench" --cov --cov-report=term
 
 lint: style ## ruff and mypy
 	$(BIN)/mypy
