@@ -19,9 +19,11 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.spectral_norm import SpectralNorm
 
+from dpkfc._checks import refuse
+from dpkfc.distributed import trainable_tensors
 from dpkfc.gradients.fallback import has_computed_weight
 from dpkfc.gradients.internals import IN, OUT, is_attention
-from dpkfc.gradients.layers import MATRICES, Layer
+from dpkfc.gradients.layers import MATRICES, Layer, class_forward, join_names
 from dpkfc.gradients.rules import has_layer_rule
 from dpkfc.linalg.metric import NamedTensors
 
@@ -36,19 +38,9 @@ _PLAIN = {"weight", "bias"}
 _CELL = {"weight_ih", "weight_hh", "bias_ih", "bias_hh"}
 
 
-def _class_forward(module: nn.Module) -> Any:
-    """Return the forward function of a module's class, None where the module has its own.
-
-    A scripted module has. A forward function may be replaced on one object alone.
-    """
-    if isinstance(module, torch.jit.ScriptModule) or "forward" in vars(module):
-        return None
-    return type(module).forward
-
-
 def is_called(module: nn.Module) -> bool:
     """Return whether a module has a forward function. ParameterList, for example, has none."""
-    return _class_forward(module) is not nn.Module.forward
+    return class_forward(module) is not nn.Module.forward
 
 
 def owned_parameters(module: nn.Module) -> tuple[NamedTensors, set[nn.Module]]:
@@ -95,26 +87,6 @@ def weights_are_computed(module: nn.Module, roles: Iterable[str]) -> bool:
     return is_parametrized(module) or not set(roles) <= plain
 
 
-def refuse_power_iteration(name: str, module: nn.Module) -> None:
-    """Refuse a spectral norm that moves its estimate in every forward pass.
-
-    The number of passes of a step depends on the sampled batch. Gradients of single examples would
-    be taken of other weights than those of the batch.
-
-    Raises:
-        ValueError: naming the module and the fix.
-    """
-    if not module.training:
-        return
-    hooks = module._forward_pre_hooks.values()
-    is_iterated = isinstance(module, parametrizations._SpectralNorm) and hasattr(module, "_u")
-    if is_iterated or any(isinstance(x, SpectralNorm) for x in hooks):
-        raise ValueError(
-            f"module '{name}' ({type(module).__name__}) takes a step of its power iteration in "
-            "every forward pass; call its eval() before training"
-        )
-
-
 # --------------------------------------------------------------------------------------------------
 
 _NORMS = (
@@ -129,6 +101,13 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _ALONE = ("fallback", "computed", "custom")  # share no parameter
 _RECURRENT = (nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell)
+_RULES: dict[type[nn.Module], str] = {
+    nn.Linear: "linear",
+    nn.Embedding: "embedding",
+    **dict.fromkeys(_CONVS, "conv"),
+    **dict.fromkeys(_NORMS + _BATCH_NORMS, "norm"),
+    **dict.fromkeys(_RECURRENT, "recurrent"),
+}
 
 
 def find_layers(model: nn.Module) -> list[Layer]:
@@ -153,19 +132,16 @@ def find_layers(model: nn.Module) -> list[Layer]:
         for p in owner.trainable.values():
             users.setdefault(p, []).append(owner)
     layers: dict[str, Layer] = {}
-    covered: set[Tensor] = set()
     for owner in owners:
         groups: dict[tuple[_Owner, ...], list[str]] = {}
         for role, p in owner.trainable.items():
-            if p not in covered:
-                groups.setdefault(_sharers(users[p]), []).append(role)
+            sharers = _sharers(users[p])
+            if owner is sharers[0]:
+                groups.setdefault(sharers, []).append(role)
         for sharers, roles in groups.items():
-            # An owner that is no sharer only holds what one of its children uses.
-            if owner in sharers:
-                layer = _layer(owner, sharers, roles, names, used_names=layers)
-                _refuse_empty(layer)
-                layers[layer.name] = layer
-                covered.update(owner.trainable[role] for role in roles)
+            layer = _layer(sharers, roles, names, used_names=layers)
+            _refuse_empty(layer)
+            layers[layer.name] = layer
     _check_partition(model, layers.values())
     return list(layers.values())
 
@@ -188,13 +164,23 @@ class _Owner:
         """Return the trainable parameters by role."""
         return {role: p for role, p in self.parameters.items() if p.requires_grad}
 
+    def identify(self, roles: Iterable[str]) -> tuple[Any, ...]:
+        """Return what modules have in common whose gradients of some roles have one form.
+
+        It is the paths, the orientation and the parameters. Tensors are identified by their ids,
+        since they have no truth value of their own.
+        """
+        if self.rule in ("conv", "recurrent"):
+            roles = self.trainable
+        parameters = {role: id(self.parameters.get(role)) for role in roles}
+        return self.paths, _is_transposed(self.module), parameters
+
 
 def _owners(model: nn.Module) -> Iterator[_Owner]:
     """Yield every owner of trainable parameters. A parameter may have several owners."""
     answered: set[nn.Module] = set()
     for name, module in model.named_modules(remove_duplicate=True):
-        refuse_mixing(name, module)
-        refuse_power_iteration(name, module)
+        refuse(_find_faults(name, module))
         if module in answered:
             continue
         parameters, below = owned_parameters(module)
@@ -203,12 +189,10 @@ def _owners(model: nn.Module) -> Iterator[_Owner]:
         if not roles:
             continue
         if not is_called(module):
-            path = roles[0]
-            if name:
-                path = f"{name}.{path}"
             raise ValueError(
-                f"parameter '{path}' is held by {type(module).__name__}, and never used. Give the"
-                " model a forward function that uses it, or freeze it (docs/errors.md#not-covered)"
+                f"parameter '{join_names(name, roles[0])}' is held by {type(module).__name__}, and "
+                "never used. Give the model a forward function that uses it, or freeze it "
+                "(docs/errors.md#not-covered)"
             )
         if is_attention(module):
             yield from _attention_owners(name, module, parameters)
@@ -217,92 +201,67 @@ def _owners(model: nn.Module) -> Iterator[_Owner]:
 
 
 def _attention_owners(name: str, module: nn.Module, parameters: NamedTensors) -> Iterator[_Owner]:
-    output_name = "out_proj"
-    if name:
-        output_name = f"{name}.out_proj"
-    for paths, own_name in ((IN, name), (OUT, output_name)):
+    for paths, own_name in ((IN, name), (OUT, join_names(name, "out_proj"))):
         own = {}
         for role, path in paths.items():
             if path in parameters:
                 own[role] = parameters[path]
-        owner = _Owner(own_name, module, "linear", own, paths)
-        if owner.trainable:
-            yield owner
+        yield _Owner(own_name, module, "linear", own, paths)
 
 
 def _sharers(users: list[_Owner]) -> tuple[_Owner, ...]:
-    """Return the owners that use one parameter, embeddings first.
+    """Return the owners that use one parameter.
 
-    The rule of the first owner holds for all where they agree.
+    A module without a rule that holds the parameter of a child (the bias of a BERT or RoBERTa head)
+    does not use it.
     """
-    ruled = [owner.module for owner in users if owner.rule not in _ALONE]
+    ruled = {owner.module for owner in users if owner.rule not in _ALONE}
     using = []
     for owner in users:
-        # A module without a rule that holds the parameter of a child (the bias of a BERT or RoBERTa
-        # head) does not use it.
-        only_holds = False
-        if owner.rule in _ALONE:
-            below = set(owner.module.modules())
-            only_holds = any(module in below for module in ruled)
-        if not only_holds:
+        if owner.rule not in _ALONE or ruled.isdisjoint(owner.module.modules()):
             using.append(owner)
-    return tuple(sorted(using, key=lambda owner: owner.rule != "embedding"))
+    return tuple(using)
 
 
 def _shared_rule(sharers: Sequence[_Owner], roles: Sequence[str]) -> str:
-    """Return the rule for parameters of several owners.
+    """Return the rule for parameters of one or several owners.
 
     It is fallback where their gradients have no common form.
     """
-    first = sharers[0]
     rules = {owner.rule for owner in sharers}
     if len(sharers) == 1:
-        return first.rule
-    if rules & set(_ALONE) or not all(_is_alike(owner, first, roles) for owner in sharers):
+        return sharers[0].rule
+    forms = [owner.identify(roles) for owner in sharers]
+    if forms.count(forms[0]) < len(forms) or not rules.isdisjoint(_ALONE):
         return "fallback"
+    if len(rules) == 1:
+        return sharers[0].rule
     if rules == {"embedding", "linear"} and list(roles) == ["weight"]:
         return "tied"
-    if len(rules) > 1:
-        return "fallback"
-    if first.rule not in ("conv", "recurrent"):
-        return first.rule
-    # Tensors are compared by their ids: they have no truth value of their own.
-    trained = [{role: id(p) for role, p in owner.trainable.items()} for owner in sharers]
-    if all(ids == trained[0] for ids in trained):
-        return first.rule
     return "fallback"
 
 
-def _is_alike(owner: _Owner, first: _Owner, roles: Sequence[str]) -> bool:
-    """Return whether two owners use the same parameters in the same roles and orientation."""
-    if owner.paths != first.paths:
-        return False
-    if _is_transposed(owner.module) != _is_transposed(first.module):
-        return False
-    return all(owner.parameters.get(role) is first.parameters[role] for role in roles)
-
-
 def _layer(
-    owner: _Owner,
     sharers: Sequence[_Owner],
     roles: Sequence[str],
     names: dict[Tensor, str],
     used_names: Iterable[str],
 ) -> Layer:
     rule = _shared_rule(sharers, roles)
-    first = owner if rule == "fallback" else sharers[0]
+    if rule == "tied":
+        # Embeddings are first.
+        sharers = sorted(sharers, key=lambda owner: owner.rule)
+    first = sharers[0]
     name = first.name
     if name in used_names:
         # A module whose weight is shared and whose bias is its own belongs to two layers.
-        parts = [name, *roles]
-        name = ".".join(filter(None, parts))
-    others = [sharer.module for sharer in sharers if sharer is not first]
+        name = join_names(name, *roles)
     is_hooked = rule != "fallback"
     if len(sharers) == 1 and _is_leaf(first.module, roles):
         is_hooked = True
     return Layer(
         name=name,
-        modules=(first.module, *others),
+        modules=tuple(sharer.module for sharer in sharers),
         rule=rule,
         parameters={role: names[first.parameters[role]] for role in roles},
         frozen=tuple(role for role, p in first.parameters.items() if not p.requires_grad),
@@ -319,8 +278,7 @@ def _is_leaf(module: nn.Module, roles: Sequence[str]) -> bool:
     """
     if isinstance(module, torch.jit.ScriptModule):
         return False
-    below = {id(p) for p in module.parameters() if p.requires_grad}
-    return len(below) == len(roles)
+    return len(trainable_tensors(module)) == len(roles)
 
 
 def _rule_of(module: nn.Module, roles: list[str]) -> str:
@@ -337,19 +295,12 @@ def _rule(module: nn.Module) -> str:
 
     A subclass with its own forward function takes the fallback.
     """
-    forward = _class_forward(module)
-    if forward is None:
-        return "fallback"
-    if forward is nn.Linear.forward or _is_transposed(module):
+    if _is_transposed(module):
         return "linear"
-    if forward is nn.Embedding.forward:
-        return "embedding"
-    for kind in _CONVS:
-        if isinstance(module, kind) and forward is kind.forward:
-            if type(module)._conv_forward is kind._conv_forward:
-                return "conv"
-    for rule, kinds in (("norm", _NORMS + _BATCH_NORMS), ("recurrent", _RECURRENT)):
-        if any(isinstance(module, kind) and forward is kind.forward for kind in kinds):
+    code = (class_forward(module), getattr(type(module), "_conv_forward", None))
+    for kind, rule in _RULES.items():
+        known = (kind.forward, getattr(kind, "_conv_forward", None))
+        if isinstance(module, kind) and code == known:
             return rule
     return "fallback"
 
@@ -359,39 +310,47 @@ def _is_transposed(module: nn.Module) -> bool:
     loaded = sys.modules.get("transformers.pytorch_utils")
     kind = getattr(loaded, "Conv1D", nn.Module)
     forward = kind.forward
-    return forward is not nn.Module.forward and forward is _class_forward(module)
+    return forward is not nn.Module.forward and forward is class_forward(module)
 
 
-def refuse_mixing(name: str, module: nn.Module) -> None:
-    """Refuse modules that mix examples or store statistics of private data.
+def _find_faults(name: str, module: nn.Module) -> Iterator[tuple[object, str]]:
+    """Yield how a module may mix examples, store statistics of private data or move its weights.
 
-    Raises:
-        ValueError: naming the module and the ways out.
+    The number of passes of a step depends on the sampled batch. Gradients of single examples would
+    be taken of other weights than those of the batch, where every pass moves a spectral norm.
     """
     where = f"module '{name}' ({type(module).__name__})"
-    if isinstance(module, _BATCH_NORMS) and (module.training or not module.track_running_stats):
-        raise ValueError(
-            f"{where} mixes the examples of a batch; replace it by nn.GroupNorm, or freeze its "
-            "statistics with .eval() (docs/errors.md#mixes-examples)"
-        )
+    is_batch_norm = isinstance(module, _BATCH_NORMS)
+    yield (
+        is_batch_norm and (module.training or not module.track_running_stats),
+        f"{where} mixes the examples of a batch; replace it by nn.GroupNorm, or freeze its "
+        "statistics with .eval() (docs/errors.md#mixes-examples)",
+    )
     is_instance_norm = isinstance(module, nn.modules.instancenorm._InstanceNorm)
-    if is_instance_norm and module.track_running_stats and module.training:
-        raise ValueError(
-            f"{where} would write running statistics of private data into a buffer; use "
-            "track_running_stats=False or .eval()"
-        )
-    if not isinstance(module, nn.Embedding):
-        return
-    if module.max_norm is not None:
-        raise ValueError(
+    yield (
+        is_instance_norm and module.track_running_stats and module.training,
+        f"{where} would write running statistics of private data into a buffer; use "
+        "track_running_stats=False or .eval()",
+    )
+    if isinstance(module, nn.Embedding):
+        yield (
+            module.max_norm is not None,
             f"{where}: max_norm rewrites rows chosen by private data outside the mechanism; use "
-            "max_norm=None"
+            "max_norm=None",
         )
-    if module.scale_grad_by_freq and module.weight.requires_grad:
-        raise ValueError(
+        yield (
+            module.scale_grad_by_freq and module.weight.requires_grad,
             f"{where}: scale_grad_by_freq mixes the examples of a batch; use "
-            "scale_grad_by_freq=False"
+            "scale_grad_by_freq=False",
         )
+    hooks = module._forward_pre_hooks.values()
+    is_iterated = isinstance(module, parametrizations._SpectralNorm) and hasattr(module, "_u")
+    is_iterated = is_iterated or any(isinstance(x, SpectralNorm) for x in hooks)
+    yield (
+        is_iterated and module.training,
+        f"{where} takes a step of its power iteration in every forward pass; call its eval() "
+        "before training",
+    )
 
 
 def _refuse_lazy(model: nn.Module) -> None:
@@ -416,15 +375,15 @@ def _refuse_empty(layer: Layer) -> None:
 
 def _check_partition(model: nn.Module, layers: Iterable[Layer]) -> None:
     """Raise unless the layers' parameters are exactly the trainable parameters of the model."""
-    expected = {name for name, p in model.named_parameters() if p.requires_grad}
+    expected = trainable_tensors(model)
     if not expected:
         raise ValueError("the model has no trainable parameter: every requires_grad is False")
     covered: list[str] = []
     for layer in layers:
         covered += layer.parameters.values()
-    differing = expected ^ set(covered)
-    if differing or len(covered) != len(set(covered)):
-        names = ", ".join(sorted(differing)) or "a parameter counted twice"
+    if sorted(covered) != sorted(expected):
+        differing = sorted(expected.keys() ^ set(covered))
+        names = ", ".join(differing) or "a parameter counted twice"
         raise ValueError(
             f"not covered by any rule: {names}; freeze them or move them into a module of their own"
             " (docs/errors.md#not-covered)"

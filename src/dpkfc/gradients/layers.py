@@ -81,6 +81,21 @@ def named_tensors(layers: Sequence[Layer]) -> NamedTensors:
     return tensors
 
 
+def join_names(*names: str) -> str:
+    """Return the path that names make up; an empty one is that of the model itself."""
+    return ".".join(name for name in names if name)
+
+
+def class_forward(module: nn.Module) -> Any:
+    """Return the forward function of a module's class, None where the module has its own.
+
+    A scripted module has. A forward function may be replaced on one object alone.
+    """
+    if isinstance(module, torch.jit.ScriptModule) or "forward" in vars(module):
+        return None
+    return type(module).forward
+
+
 # --------------------------------------------------------------------------------------------------
 # A recorded call of a module, as the rules of its layers read it.
 
