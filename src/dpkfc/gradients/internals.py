@@ -18,10 +18,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import is_parametrized
+from torch.utils._pytree import tree_map_only
 
 from dpkfc.gradients.fallback import differentiate
-from dpkfc.gradients.layers import Arguments, Call, Keywords, Layer, name_arguments
+from dpkfc.gradients.layers import (
+    Arguments,
+    Call,
+    Keywords,
+    Layer,
+    class_forward,
+    name_arguments,
+)
 from dpkfc.linalg.blocks import raise_precision
 from dpkfc.linalg.metric import NamedTensors
 from dpkfc.rng_state import random_states, restore_states
@@ -46,20 +53,15 @@ def is_attention(module: nn.Module) -> bool:
     """Return whether a module is torch's attention with one weight for queries, keys and values."""
     if not isinstance(module, nn.MultiheadAttention):
         return False
-    has_own_forward = type(module).forward is not nn.MultiheadAttention.forward
-    if has_own_forward or "forward" in vars(module):
-        return False
-    if is_parametrized(module) or is_parametrized(module.out_proj):
-        return False
+    # Parametrizations hold parameters of other names.
     names = dict(module.named_parameters()).keys()
-    is_plain = names <= {*IN.values(), *OUT.values()}
-    return is_plain and module.in_proj_weight is not None
+    is_plain = names <= {*IN.values(), *OUT.values()} and module.in_proj_weight is not None
+    return is_plain and class_forward(module) is nn.MultiheadAttention.forward
 
 
 def expected_axis(module: nn.Module) -> BatchAxis:
-    """Return where attention or a recurrent module takes the batch to be in its first input."""
-    is_first = isinstance(module, nn.RNNCellBase) or module.batch_first
-    return BatchAxis(0 if is_first else 1)
+    """Return where attention or a recurrent layer takes the batch to be in its first input."""
+    return BatchAxis(0 if module.batch_first else 1)
 
 
 class AttentionCall:
@@ -71,7 +73,7 @@ class AttentionCall:
         states: of the random generators at the beginning, where the call draws random numbers.
 
     Attributes:
-        gradients: at the outputs, once they are known.
+        gradients: at the outputs and at the weights of attention, once they are known.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class AttentionCall:
     ) -> None:
         self.module = module
         self.arguments = arguments
-        self.gradients: Sequence[Tensor | None] = ()
+        self.gradients: Sequence[Tensor | None] = (None, None)
         self._states = states
         self._training = module.training
         device = arguments["query"].device.type
@@ -97,10 +99,8 @@ class AttentionCall:
         if not is_attention(module):
             return None
         assert isinstance(module, nn.MultiheadAttention)
-        arguments = name_arguments(ARGUMENTS, args, kwargs)
-        for name, x in arguments.items():
-            if isinstance(x, Tensor):
-                arguments[name] = x.detach()
+        given = name_arguments(ARGUMENTS, args, kwargs)
+        arguments = tree_map_only(Tensor, Tensor.detach, given)
         states = None
         if module.training and module.dropout > 0:
             states = random_states(module.in_proj_weight.device)
@@ -120,36 +120,29 @@ class AttentionCall:
             a, b = self._projections()
         else:
             a = self._differentiated[1]
-            b = torch.zeros_like(a)
-            if self.gradients and self.gradients[0] is not None:
-                b = self.gradients[0]
+            arrived = self.gradients[0]
+            b = torch.zeros_like(a) if arrived is None else arrived
         if expected_axis(self.module).dim == 1:
             return a.transpose(0, 1), b.transpose(0, 1)
         return a, b
 
-    def _distinct_inputs(self) -> list[tuple[Tensor, list[int]]]:
-        """Return the distinct inputs, with their uses as queries (0), keys (1), values (2)."""
-        distinct: list[tuple[Tensor, list[int]]] = []
-        for i, name in enumerate(INPUTS):
-            x = self.arguments[name]
-            for other, places in distinct:
-                if _is_same_memory(x, other):
-                    places.append(i)
-                    break
-            else:
-                distinct.append((x, [i]))
-        return distinct
-
     def _projections(self) -> tuple[Tensor, Tensor]:
         time = 1 - expected_axis(self.module).dim
         gradients = self._differentiated[0]
+        # Where each distinct input is used: as queries (0), keys (1), values (2).
+        uses: dict[Any, list[int]] = {}
+        for i, name in enumerate(INPUTS):
+            x = self.arguments[name]
+            memory = (x.data_ptr(), x.shape, x.stride())
+            uses.setdefault(memory, []).append(i)
         inputs = []
         rows = []
-        for x, places in self._distinct_inputs():
-            columns = [torch.zeros_like(gradients[places[0]])] * 3
+        for places in uses.values():
+            first = places[0]
+            columns = [torch.zeros_like(gradients[first])] * 3
             for i in places:
                 columns[i] = gradients[i]
-            inputs.append(x)
+            inputs.append(self.arguments[INPUTS[first]])
             rows.append(torch.cat(columns, -1))
         return torch.cat(inputs, time), torch.cat(rows, time)
 
@@ -169,19 +162,18 @@ class AttentionCall:
                 x.requires_grad_(has_gradient)
                 projected.append(x)
             mixed, attention_weights = self._attend(*projected)
-        outputs = [mixed]
-        gradients: list[Tensor | None] = [None]
-        if self.gradients and self.gradients[0] is not None:
-            gradient = self.gradients[0].to(mixed.dtype)
+        gradient, of_weights = self.gradients
+        if gradient is not None:
             weight = m.out_proj.weight.detach()
-            gradients = [gradient @ weight.to(mixed.dtype)]
-        if attention_weights is not None and len(self.gradients) > 1:
-            outputs.append(attention_weights)
-            gradients.append(self.gradients[1])
-        return differentiate(outputs, gradients, projected), mixed.detach()
+            gradient = gradient.to(mixed.dtype) @ weight.to(mixed.dtype)
+        outputs = (mixed, attention_weights)
+        return differentiate(outputs, (gradient, of_weights), projected), mixed.detach()
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return attention by torch's own function, with identities for the four projections."""
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Any]:
+        """Return attention and its weights by torch's own function, the weights if asked for.
+
+        The four projections are identities.
+        """
         m = self.module
         if m.batch_first:
             q, k, v = (x.transpose(0, 1) for x in (q, k, v))
@@ -228,12 +220,6 @@ class AttentionCall:
             restore_states(device, now)
 
 
-def _is_same_memory(x: Tensor, y: Tensor) -> bool:
-    if x.data_ptr() != y.data_ptr():
-        return False
-    return x.shape == y.shape and x.stride() == y.stride()
-
-
 # --------------------------------------------------------------------------------------------------
 # Recurrent layers: the recurrence runs again with plain operations.
 #
@@ -275,6 +261,13 @@ class _MatrixUse:
     sums: list[Tensor] = field(default_factory=list)
 
 
+def expected_places(module: nn.Module) -> tuple[BatchAxis, BatchAxis, int]:
+    """Return the axes of inputs and states of a recurrent module, and the rank of its inputs."""
+    if isinstance(module, nn.RNNCellBase):
+        return BatchAxis(0), BatchAxis(0), 2
+    return expected_axis(module), BatchAxis(1), 3
+
+
 def has_batch_in_place(call: Call, batch_size: int) -> bool:
     """Return whether a call of a recurrent module has the batch where the module takes it.
 
@@ -285,8 +278,7 @@ def has_batch_in_place(call: Call, batch_size: int) -> bool:
         batch_size: examples N. The tape names no axis in a batch of one, so the size decides there.
     """
     x = call.input
-    axis = expected_axis(call.module)
-    rank = 2 if isinstance(call.module, nn.RNNCellBase) else 3
+    axis, _, rank = expected_places(call.module)
     if not isinstance(x, Tensor) or x.dim() != rank:
         return False
     if batch_size == 1:
@@ -309,12 +301,10 @@ def recurrent_gradients(layer: Layer, calls: Sequence[Call]) -> NamedTensors:
     for call in calls:
         uses, gradients_of_sums = _differentiate(call.module, _read(call))
         for use, gradient in zip(uses, gradients_of_sums, strict=True):
-            if use.weight in layer.parameters:
-                rows = torch.stack([*use.inputs], 1)
-                inputs.setdefault(use.weight, []).append(rows)
+            rows = torch.stack(use.inputs, 1)
+            inputs.setdefault(use.weight, []).append(rows)
             for role in (use.weight, use.bias):
-                if role in layer.parameters:
-                    gradients.setdefault(role, []).append(gradient)
+                gradients.setdefault(role, []).append(gradient)
     result = {}
     for role in layer.parameters:
         b = torch.cat(gradients[role], 1)
@@ -334,30 +324,28 @@ def _read(call: Call) -> _Sequence:
     arguments = name_arguments(("input", "hx"), call.args, call.kwargs)
     x = raise_precision(arguments["input"])
     given = tensors_in((arguments.get("hx"),))
-    state = tuple(s.to(x.dtype) for s in given)
-    gradients = [raise_precision(g) for g in call.output_gradients if g is not None]
+    state = [s.to(x.dtype) for s in given]
+    gradients: list[Any] = [raise_precision(g) for g in call.output_gradients if g is not None]
     if isinstance(module, nn.RNNCellBase):
         x = x.unsqueeze(1)
-        state = tuple(s.unsqueeze(0) for s in state)
+        state = [s.unsqueeze(0) for s in state]
         # A cell has no outputs next to its states.
-        of_states = [g.unsqueeze(0) for g in gradients]
-        return _Sequence(x, state or _zero_state(module, x), [None, *of_states])
-    if not module.batch_first:
+        gradients = [None, *(g.unsqueeze(0) for g in gradients)]
+    elif not module.batch_first:
         x = x.transpose(0, 1)
         gradients[0] = gradients[0].transpose(0, 1)
-    return _Sequence(x, state or _zero_state(module, x), [*gradients])
+    return _Sequence(x, tuple(state) or _zero_state(module, x), gradients)
 
 
-def _zero_state(module: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+def _zero_state(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return zeros for h and c, which an LSTM alone reads."""
     count = 1
     hidden: Any = module.hidden_size
-    widths = [hidden]
-    if _is_lstm(module):
-        widths.append(hidden)
+    width = hidden
     if isinstance(module, nn.RNNBase):
         count = module.num_layers * (1 + module.bidirectional)
-        widths[0] = module.proj_size or hidden
-    return tuple(x.new_zeros(count, len(x), width) for width in widths)
+        width = module.proj_size or hidden
+    return x.new_zeros(count, len(x), width), x.new_zeros(count, len(x), hidden)
 
 
 def _is_lstm(module: nn.Module) -> bool:
@@ -387,17 +375,17 @@ def _run_recurrence(module: nn.Module, sequence: _Sequence, uses: list[_MatrixUs
     """
     x = sequence.x
     final: list[tuple[Tensor, ...]] = []
-    layers = [[""]]
+    layers = [""]
+    directions = [""]
     if isinstance(module, nn.RNNBase):
-        layers = [[f"_l{index}"] for index in range(module.num_layers)]
+        layers = [f"_l{index}" for index in range(module.num_layers)]
         if module.bidirectional:
-            for suffixes in layers:
-                suffixes.append(f"{suffixes[0]}_reverse")
-    for suffixes in layers:
+            directions.append("_reverse")
+    for layer in layers:
         outputs = []
-        for suffix in suffixes:
+        for direction in directions:
             state = tuple(s[len(final)] for s in sequence.state)
-            output, state = _run_direction(module, suffix, x, state, uses)
+            output, state = _run_direction(module, layer + direction, x, state, uses)
             outputs.append(output)
             final.append(state)
         x = torch.cat(outputs, 2)
@@ -421,11 +409,10 @@ def _run_direction(
     input_use.sums.extend(of_inputs)
     hidden_use = _MatrixUse(f"weight_hh{suffix}", f"bias_hh{suffix}")
     projection_use = _MatrixUse(f"weight_hr{suffix}", "")
-    outputs: list[Tensor] = []
-    is_reverse = suffix.endswith("_reverse")
     times = list(range(x.shape[1]))
-    if is_reverse:
+    if suffix.endswith("_reverse"):
         times.reverse()
+    outputs: list[Any] = [None] * len(times)
     for t in times:
         h = state[0]
         of_hidden = _add_inputs(h, w_hh, b_hh)
@@ -438,12 +425,10 @@ def _run_direction(
             h = F.linear(h, w_hr)
             projection_use.sums.append(h)
             state = (h, *state[1:])
-        outputs.append(h)
+        outputs[t] = h
     uses += [input_use, hidden_use]
     if w_hr is not None:
         uses.append(projection_use)
-    if is_reverse:
-        outputs.reverse()
     return torch.stack(outputs, 1), state
 
 

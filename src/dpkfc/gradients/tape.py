@@ -21,7 +21,13 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dpkfc.distributed import find_graph_tensor, trainable_tensors
 from dpkfc.gradients.fallback import add_blocks, blocks_of_one, gradient_of
-from dpkfc.gradients.internals import ARGUMENTS, INPUTS, AttentionCall, expected_axis
+from dpkfc.gradients.internals import (
+    ARGUMENTS,
+    INPUTS,
+    AttentionCall,
+    expected_axis,
+    expected_places,
+)
 from dpkfc.gradients.layers import Arguments, Axes, Call, Calls, Keywords, Layer, name_arguments
 from dpkfc.linalg.blocks import Lookup
 from dpkfc.linalg.metric import NamedTensors
@@ -30,6 +36,8 @@ from dpkfc.rng_state import are_states_equal, random_states
 from dpkfc.tracking import (
     PARAMETRIC,
     BatchAxis,
+    Parametric,
+    State,
     Tracker,
     Unknown,
     are_places_equal,
@@ -103,7 +111,6 @@ class _Record:
     outputs: list[tuple[torch.Size, torch.dtype, torch.device]]
     edges: list[GradientEdge | None]
     versions: list[tuple[Tensor, int]]
-
     is_public: bool
 
 
@@ -148,7 +155,8 @@ class Tape:
         batch_size: examples N. None takes the leading axis of the first tensor that the model is
             called with.
         tracker: of a pass that is followed from outside, with the batch declared. None makes a
-            tracker of the tape's own, which takes the inputs of the model for the batch.
+            tracker of the tape's own, which takes the inputs of the model for the batch. It follows
+            no batch of one.
         lenient: use the leading axis as the batch where the tracker cannot tell. Only for public
             probes: nothing proves which example the rows belong to.
 
@@ -167,7 +175,7 @@ class Tape:
     ) -> None:
         self.model = model
         self.layers = layers
-        self.tracker = tracker
+        self.tracker = tracker or Tracker(0)
         self.lenient = lenient
         self._given_size = batch_size or 0
         self.size = self._given_size
@@ -187,7 +195,7 @@ class Tape:
         torch.clear_autocast_cache()
         self._stack.enter_context(run_eagerly())
         if self._own_tracker:
-            self.tracker, self.size = None, self._given_size
+            self.size = self._given_size
             self._begin_tracker()
             handle = self.model.register_forward_pre_hook(self._declare_inputs, with_kwargs=True)
             self._stack.callback(handle.remove)
@@ -230,9 +238,10 @@ class Tape:
 
     def _begin_tracker(self) -> None:
         """Follow the pass from here on, as soon as it is known to have several examples."""
-        if self.size < 2:
-            return
         self.tracker = Tracker(self.size, self.model.buffers(), trusts_public_rows=True)
+        if self.size < 2:
+            self.tracker.fail("pass", "no operation was followed")
+            return
         parameters = trainable_tensors(self.model)
         self.tracker.declare_parameters(parameters.values())
         self._share_parameters()
@@ -240,8 +249,6 @@ class Tape:
 
     def _share_parameters(self) -> None:
         tracker = self.tracker
-        if tracker is None:
-            return
         names = {id(p): name for name, p in trainable_tensors(self.model).items()}
         shared = SharedUses(tracker, names)
         self._meetings = shared.meetings
@@ -253,13 +260,12 @@ class Tape:
         """Take the inputs of the model for the batch, where the tape follows a pass of its own."""
         tensors = tensors_of((args, kwargs))
         if not self.size:
-            lengths = [len(x) for x in tensors if x.dim()]
-            self.size = next(iter(lengths), 0)
+            self.size = next((len(x) for x in tensors if x.dim()), 0)
             self._begin_tracker()
-        if self.tracker is None:
+        if self.size < 2:
             return
         for x in tensors:
-            has_rows = x.dim() > 0 and x.shape[0] == self.size
+            has_rows = x.shape[:1] == (self.size,)
             if has_rows and not self.tracker.is_declared(x):
                 self.tracker.set_state(x, BatchAxis(0))
 
@@ -282,20 +288,18 @@ class Tape:
             torch.clear_autocast_cache()
         self._called |= keys
         tensors = tensors_of((args, kwargs))
-        call = _OpenCall(parameters, tensors, [self._axis(x) for x in tensors])
+        axes = [self._axis(x) for x in tensors]
+        kinds = {type(self.tracker.state(x)) for x in tensors}
+        call = _OpenCall(parameters, tensors, axes, kinds)
         if layers[0].paths:
             call.attention = AttentionCall.record(module, args, kwargs)
-        if self.tracker is not None:
-            states = [self.tracker.state(x) for x in tensors]
-            call.parametric = any(state is PARAMETRIC for state in states)
-            call.unknown = any(isinstance(state, Unknown) for state in states)
-            self.tracker.cover(parameters)
-            if isinstance(module, _RECURRENT) and module.forward.__module__ == _RNN_MODULE:
-                self.tracker.pause()
-                call.paused = True
-            if isinstance(module, nn.EmbeddingBag) and tensors and tensors[0].dim() == 1:
-                why = "its offsets count from the beginning of the batch"
-                self.tracker.fail("EmbeddingBag", why)
+        self.tracker.cover(parameters)
+        if isinstance(module, _RECURRENT) and module.forward.__module__ == _RNN_MODULE:
+            self.tracker.pause()
+            call.paused = True
+        if isinstance(module, nn.EmbeddingBag) and tensors and tensors[0].dim() == 1:
+            why = "its offsets count from the beginning of the batch"
+            self.tracker.fail("EmbeddingBag", why)
         if layers[0].rule in ("fallback", "custom"):
             call.states = random_states(parameters[0].device)
         self._calls.append((module, call))
@@ -304,21 +308,17 @@ class Tape:
         """Return the batch axis of an input or an output."""
         if self.size == 1 and x.dim():
             return BatchAxis(0, 1, max(1, x.shape[0]))
-        is_unknown = True
-        if self.tracker is not None:
-            state = self.tracker.state(x)
-            if isinstance(state, BatchAxis):
-                return state
-            is_unknown = isinstance(state, Unknown)
-        if self.lenient and is_unknown and self.size:
+        state = self.tracker.state(x)
+        if isinstance(state, BatchAxis):
+            return state
+        if self.lenient and isinstance(state, Unknown) and self.size:
             return _guessed_axis(x, self.size)
         return None
 
     def _end_call(self, call: _OpenCall, outputs: Sequence[Tensor] = ()) -> None:
-        if self.tracker is not None:
-            self.tracker.uncover(call.parameters, outputs)
-            if call.paused:
-                self.tracker.resume()
+        self.tracker.uncover(call.parameters, outputs)
+        if call.paused:
+            self.tracker.resume()
 
     def _finish_call(
         self,
@@ -352,22 +352,19 @@ class Tape:
         self, module: nn.Module, call: _OpenCall, outputs: Sequence[Tensor]
     ) -> None:
         """Declare where the outputs of a recurrent layer have the batch, from its inputs."""
-        if self.tracker is None:
-            return
-        sequence_axis = expected_axis(module)
-        state_axis = BatchAxis(0 if isinstance(module, nn.RNNCellBase) else 1)
-        if _has_recurrent_batch(self.tracker, module, call, sequence_axis, state_axis):
-            for i, x in enumerate(outputs):
-                self.tracker.set_state(x, state_axis if i else sequence_axis)
-            return
-        is_public = all(axis is None for axis in call.axes) and not call.unknown
         lost = Unknown(
             type(module).__name__,
             "its input is packed, has the batch in another place, or dropout is drawn between "
             "layers",
         )
-        for x in outputs:
-            self.tracker.set_state(x, PARAMETRIC if is_public else lost)
+        states: list[State] = [lost] * len(outputs)
+        if _has_recurrent_batch(self.tracker, module, call):
+            sequence_axis, state_axis, _ = expected_places(module)
+            states = [sequence_axis, state_axis, state_axis]
+        elif not any(call.axes) and Unknown not in call.kinds:
+            states = [PARAMETRIC] * len(outputs)
+        for x, state in zip(outputs, states, strict=False):
+            self.tracker.set_state(x, state)
 
     def _record(
         self,
@@ -377,18 +374,16 @@ class Tape:
         outputs: Sequence[Tensor],
         call: _OpenCall,
     ) -> None:
-        output_axes = [self._axis(x) for x in outputs]
-        if self.tracker is not None:
-            output_axes = self._declare_outputs(self.tracker, layers[0], call, outputs, output_axes)
-            if call.states is not None:
-                now = random_states(call.parameters[0].device)
-                if len(now) != len(call.states) or not are_states_equal(call.states, now):
-                    why = "it holds parameters and draws random numbers"
-                    self.tracker.fail(type(module).__name__, why)
+        output_axes = self._declare_outputs(layers[0], call, outputs)
+        if call.states is not None:
+            now = random_states(call.parameters[0].device)
+            if len(now) != len(call.states) or not are_states_equal(call.states, now):
+                why = "it holds parameters and draws random numbers"
+                self.tracker.fail(type(module).__name__, why)
         if call.attention is not None and not self._check_attention(module, given):
             return
-        is_public = all(axis is None for axis in output_axes)
-        if is_public and self.tracker is not None and layers[0].rule not in _SINGLE_OUTPUT:
+        is_public = not any(output_axes)
+        if is_public and layers[0].rule not in _SINGLE_OUTPUT:
             return
         args, kwargs = tree_map_only(Tensor, Tensor.detach, given)
         # No tracker need see how the tape looks at the graph.
@@ -405,21 +400,16 @@ class Tape:
             )
         )
 
-    def _declare_outputs(
-        self,
-        tracker: Tracker,
-        layer: Layer,
-        call: _OpenCall,
-        outputs: Sequence[Tensor],
-        axes: Axes,
-    ) -> Axes:
+    def _declare_outputs(self, layer: Layer, call: _OpenCall, outputs: Sequence[Tensor]) -> Axes:
         """Declare outputs that the tracker takes for public, and return the axes of all outputs."""
-        is_public = all(axis is None for axis in (*call.axes, *axes))
+        tracker = self.tracker
+        axes = [self._axis(x) for x in outputs]
+        is_public = not any((*call.axes, *axes))
         if is_public and _has_public_rows(tracker, layer, call, outputs):
             # The rows are followed from here.
             for i, x in enumerate(call.tensors):
-                has_rows = x.dim() > 0 and x.shape[0] == tracker.size
-                call.axes[i] = BatchAxis(0) if has_rows else None
+                if x.shape[:1] == (tracker.size,):
+                    call.axes[i] = BatchAxis(0)
             for x in outputs:
                 tracker.set_state(x, BatchAxis(0))
             return [BatchAxis(0)] * len(outputs)
@@ -429,16 +419,15 @@ class Tape:
                 tracker.set_state(x, PARAMETRIC)
                 if layer.rule not in _SINGLE_OUTPUT:
                     # Their gradients come through the graph.
-                    tracker.read.update(id(p) for p in call.parameters)
+                    tracker.read.update(map(id, call.parameters))
         return axes
 
     def _check_attention(self, module: nn.Module, given: tuple[Arguments, Keywords]) -> bool:
         """Return whether queries, keys and values have the batch where attention takes it to be."""
         named = name_arguments(ARGUMENTS, *given)
         expected = expected_axis(module)
-        inputs = [named[name] for name in INPUTS]
-        fits = all(self._axis(x) == expected for x in inputs)
-        if not fits and self.tracker is not None:
+        fits = all(self._axis(named[name]) == expected for name in INPUTS)
+        if not fits:
             why = "queries, keys or values have the batch in another place than it takes"
             self.tracker.fail(type(module).__name__, why)
         return fits
@@ -449,12 +438,9 @@ class Tape:
         Args:
             losses: `[N]`, from the pass that was recorded.
         """
-        tracker = self.tracker
-        if tracker is None:
-            return Unknown("pass", "no operation was followed")
-        if tracker.failure is not None:
-            return tracker.failure
-        state = tracker.state(losses)
+        if self.tracker.failure is not None:
+            return self.tracker.failure
+        state = self.tracker.state(losses)
         if isinstance(state, Unknown):
             return state
         if state != BatchAxis(0):
@@ -464,15 +450,18 @@ class Tape:
 
     def _find_hidden_layer(self) -> Unknown | None:
         """Return the first layer that was called only with gradients disabled, or None."""
-        recorded = [layer.name for record in self._records for layer in record.layers]
-        for name, layer in self._hidden.items():
-            if name not in recorded:
-                return Unknown(
-                    f"layer '{layer.display_name}'",
-                    "it is called with gradients disabled; checkpoints need use_reentrant=False "
-                    "(in transformers by gradient_checkpointing_kwargs)",
-                )
-        return None
+        hidden = dict(self._hidden)
+        for record in self._records:
+            for layer in record.layers:
+                hidden.pop(layer.name, None)
+        if not hidden:
+            return None
+        first = next(iter(hidden.values()))
+        return Unknown(
+            f"layer '{first.display_name}'",
+            "it is called with gradients disabled; checkpoints need use_reentrant=False "
+            "(in transformers by gradient_checkpointing_kwargs)",
+        )
 
     def check_enabled(self) -> None:
         """Raise where a layer was called only with gradients disabled: only noise would train it.
@@ -500,10 +489,9 @@ class Tape:
             if any(x._version != version for x, version in record.versions):
                 why = "its input was changed in place after it had read it"
                 return Unknown(record.layers[0].display_name, why)
-        if self._meetings and self.tracker is not None:
-            if self._covered_parameters() & self.tracker.read:
-                why = "a parameter is used by its layer and outside of it"
-                return Unknown("parameter", why)
+        if self._meetings and self._covered_parameters() & self.tracker.read:
+            why = "a parameter is used by its layer and outside of it"
+            return Unknown("parameter", why)
         return custom_function(losses)
 
     def _covered_parameters(self) -> set[int]:
@@ -545,10 +533,11 @@ class Tape:
             return blocks_of_one(self.layers, gradient_of(self.model, total))
         batched = [record for record in records if not record.is_public]
         all_edges = [edge for record in batched for edge in record.edges]
-        all_edges += [meeting.edge for meeting in self._meetings]
-        all_edges += [use.edge for use in self._weights]
-        edges = [edge for edge in dict.fromkeys(all_edges) if edge is not None]
-        gradients: dict[Any, Tensor | None] = {}
+        uses: list[Any] = [*self._meetings, *self._weights]
+        all_edges += [use.edge for use in uses]
+        gradients: dict[Any, Tensor | None] = dict.fromkeys(all_edges)
+        gradients.pop(None, None)
+        edges = list(gradients)
         if edges:
             keeps_graph = bool(self._meetings)
             arrived = torch.autograd.grad(total, edges, allow_unused=True, retain_graph=keeps_graph)
@@ -568,11 +557,7 @@ class Tape:
         calls: Calls = {}
         size = self.size or 1
         for record in records:
-            zeros: list[Tensor | None] = []
-            for shape, dtype, device in record.outputs:
-                zero = torch.zeros((), dtype=dtype, device=device)
-                zeros.append(zero.expand(shape))
-            call = replace(record.call, output_gradients=zeros)
+            call = _call(record, [None] * len(record.outputs))
             if record.is_public:
                 rows = call.gradient.expand(size, *record.outputs[0][0])
                 call = _shared_call(record, rows, size)
@@ -597,19 +582,13 @@ class Tape:
         Calls that no loss depends on are left out where the layer has another call.
         """
         calls: Calls = {}
-        unused = []
+        unused: Calls = {}
         for record in records:
             arrived = [gradients.get(edge) for edge in record.edges]
-            call = _call(record, arrived)
-            if any(gradient is not None for gradient in arrived):
-                _add_call(calls, record, call)
-            else:
-                unused.append((record, call))
-        used = set(calls)
-        for record, call in unused:
-            for layer in record.layers:
-                if layer.name not in used:
-                    calls.setdefault(layer.name, []).append(call)
+            is_used = any(gradient is not None for gradient in arrived)
+            _add_call(calls if is_used else unused, record, _call(record, arrived))
+        for name, several in unused.items():
+            calls.setdefault(name, several)
         return calls
 
     def _add_shared(
@@ -619,26 +598,20 @@ class Tape:
         calls: Calls,
     ) -> None:
         """Add the gradients of parameters that all examples share to the calls."""
-        assert self.tracker is not None
-        public: list[_Record] = []
-        targets: list[Any] = []
-        for record in records:
-            # A public record has one output.
-            for edge in record.edges:
-                if record.is_public and edge is not None:
-                    public.append(record)
-                    targets.append(edge)
-        names = []
+        # A public record has one output.
+        public = {record.edges[0]: record for record in records if record.is_public}
+        public.pop(None, None)
+        parameters: NamedTensors = {}
         for name, p in trainable_tensors(self.model).items():
             if id(p) in self.tracker.read:
-                names.append(name)
-                targets.append(p)
+                parameters[name] = p
+        targets: list[Any] = [*public, *parameters.values()]
         gradients = pulled_back(self._meetings, arrived, targets, self.size)
-        for record, gradient in zip(public, gradients, strict=False):
+        for record, gradient in zip(public.values(), gradients, strict=False):
             if gradient is not None:
                 rows = gradient.reshape(self.size, *record.outputs[0][0])
                 _add_call(calls, record, _shared_call(record, rows, self.size))
-        pairs = zip(names, gradients[len(public) :], strict=True)
+        pairs = zip(parameters, gradients[len(public) :], strict=True)
         own = {name: gradient for name, gradient in pairs if gradient is not None}
         add_blocks(self.layers, own, calls)
 
@@ -651,7 +624,7 @@ class _OpenCall:
         parameters: those that it covers.
         tensors: its tensor inputs.
         axes: batch axis of each.
-        parametric, unknown: whether an input is.
+        kinds: of states that the inputs have.
         paused: whether the tracker is.
         states: of the random generators when it began.
     """
@@ -659,8 +632,7 @@ class _OpenCall:
     parameters: list[Tensor]
     tensors: list[Tensor]
     axes: Axes
-    parametric: bool = False
-    unknown: bool = False
+    kinds: set[type]
     paused: bool = False
     states: Sequence[Tensor] | None = None
     attention: AttentionCall | None = None
@@ -673,11 +645,13 @@ def _call(record: _Record, arrived: Sequence[Tensor | None]) -> Call:
         if gradient is not None:
             gradients.append(gradient.reshape(shape))
         elif dtype.is_floating_point:
-            gradients.append(torch.zeros(shape, dtype=dtype, device=device))
+            zero = torch.zeros((), dtype=dtype, device=device)
+            gradients.append(zero.expand(shape))
         else:
             gradients.append(None)
     if record.call.attention is not None:
-        record.call.attention.gradients = arrived
+        # The weights of attention are returned where they are asked for.
+        record.call.attention.gradients = (*arrived, None)[:2]
     return replace(record.call, output_gradients=gradients)
 
 
@@ -712,26 +686,25 @@ def _edge(x: Tensor, module: nn.Module) -> GradientEdge | None:
     return get_gradient_edge(x)
 
 
-def _has_recurrent_batch(
-    tracker: Tracker,
-    module: nn.Module,
-    call: _OpenCall,
-    sequence_axis: BatchAxis,
-    state_axis: BatchAxis,
-) -> bool:
+def _has_recurrent_batch(tracker: Tracker, module: nn.Module, call: _OpenCall) -> bool:
     """Return whether the inputs of a recurrent layer have the batch where the layer takes it."""
     if module.training and getattr(module, "num_layers", 1) > 1 and module.dropout:
         return False  # dropout is drawn between layers
-    if call.unknown or call.parametric or call.axes[:1] != [sequence_axis]:
+    sequence_axis, state_axis, rank = expected_places(module)
+    if call.kinds & {Parametric, Unknown} or call.axes[:1] != [sequence_axis]:
         return False
     x, *states = call.tensors
     for state, axis in zip(states, call.axes[1:], strict=True):
         if axis not in (None, state_axis):
             return False
-        if axis is None and not tracker.trusts_public_rows:
-            if not are_places_equal(state, state_axis, tracker.size):
-                return False
-    return x.dim() == (2 if isinstance(module, nn.RNNCellBase) else 3)
+        if axis is None and not _has_equal_places(tracker, state, state_axis):
+            return False
+    return x.dim() == rank
+
+
+def _has_equal_places(tracker: Tracker, x: Tensor, axis: BatchAxis) -> bool:
+    """Return whether a public tensor is equal for all examples, or may hold undeclared ones."""
+    return tracker.trusts_public_rows or are_places_equal(x, axis, tracker.size)
 
 
 def _parameters_of(module: nn.Module, layers: Sequence[Layer]) -> list[Tensor] | None:
@@ -780,15 +753,12 @@ def _has_public_rows(
     Position ids `[N, T]` have. Where the rows may be those of undeclared examples, their number
     decides.
     """
-    if layer.rule not in _SINGLE_OUTPUT or layer.paths:
+    if layer.rule not in _SINGLE_OUTPUT or layer.paths or call.kinds & {Parametric, Unknown}:
         return False
-    if not call.tensors or not outputs or call.parametric or call.unknown:
-        return False
-    size = tracker.size
     x = call.tensors[0]
-    if not all(y.dim() > 1 and y.shape[0] == size for y in (x, outputs[0])):
+    if not all(y.dim() > 1 and len(y) == tracker.size for y in (x, outputs[0])):
         return False
-    return tracker.trusts_public_rows or are_places_equal(x, BatchAxis(0), size)
+    return _has_equal_places(tracker, x, BatchAxis(0))
 
 
 def _guessed_axis(x: Tensor, size: int) -> BatchAxis | None:
@@ -822,17 +792,14 @@ def nodes_of(losses: Tensor, ends: Sequence[Tensor] = ()) -> Iterator[Any]:
     """Yield all nodes of the graph of some losses, down to those of `ends`, which are left out."""
     with torch._C.DisableTorchFunction():
         first, *excluded = [x.grad_fn for x in (losses, *ends)]
-    if first in excluded:
-        return
-    waiting: list[Any] = [first]
-    seen = {first, *excluded}
+    seen: set[Any] = {None, *excluded}
+    waiting: list[Any] = list({first} - seen)
+    seen.add(first)
     while waiting:
         node = waiting.pop()
-        if node is None:
-            continue
         yield node
         for following, _ in node.next_functions:
-            if following is not None and following not in seen:
+            if following not in seen:
                 seen.add(following)
                 waiting.append(following)
 
@@ -864,7 +831,7 @@ def check_losses(losses: Tensor, batch_size: int | None = None) -> None:
         )
     if not losses.is_floating_point():
         raise ValueError(f"losses must be floating point, got {losses.dtype}")
-    if batch_size is not None and losses.shape[0] != batch_size:
+    if batch_size not in (None, losses.shape[0]):
         raise ValueError(
             f"loss_fn returned {losses.shape[0]} losses for {batch_size} examples; the leading "
             "axis must be the batch"
@@ -890,6 +857,8 @@ _ELEMENTWISE = split_names(
 )
 _BATCHED_PRODUCTS = split_names("matmul imatmul rmatmul bmm scaled_dot_product_attention")
 _SPREADING = split_names("expand expand_as broadcast_to repeat tile repeat_interleave")
+# How many trailing dimensions do not broadcast.
+_TRAILING = {**dict.fromkeys(_ELEMENTWISE, 0), **dict.fromkeys(_BATCHED_PRODUCTS, 2)}
 _TRANSPOSING = split_names("t T mT transpose swapaxes permute")
 
 
@@ -1020,10 +989,8 @@ class SharedUses:
             used = self._weight(function, name, args, kwargs)
             if used is not None:
                 return used
-        if name in _ELEMENTWISE:
-            args, kwargs = self._expand_rows(args, kwargs, 0)
-        elif name in _BATCHED_PRODUCTS:
-            args, kwargs = self._expand_rows(args, kwargs, 2)
+        if name in _TRAILING:
+            args, kwargs = self._expand_rows(args, kwargs, _TRAILING[name])
         result = function(*args, **kwargs)
         if name in _TRANSPOSING:
             source = args[0]
@@ -1044,12 +1011,10 @@ class SharedUses:
         if result.dim() < source.dim():
             # It is flattened: its first axis holds entries of the parameter.
             return result
-        before = _broadcast_shape(source, result.dim())
-        changed = [dim for dim, length in enumerate(before) if length != result.shape[dim]]
-        if len(changed) != 1:
-            return result
-        dim = changed[0]
-        if before[dim] == 1 and result.shape[dim] == self.tracker.size:
+        lengths = zip(_broadcast_shape(source, result.dim()), result.shape, strict=True)
+        changed = {dim: pair for dim, pair in enumerate(lengths) if pair[0] != pair[1]}
+        if list(changed.values()) == [(1, self.tracker.size)]:
+            (dim,) = changed
             self._add(source, result, BatchAxis(dim))
         return result
 
@@ -1068,8 +1033,8 @@ class SharedUses:
 
         The `trailing` dimensions do not broadcast.
         """
-        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-        rank = max((x.dim() for x in tensors), default=0)
+        tensors = tensors_of((args, kwargs))
+        rank = max(x.dim() for x in tensors)
         axes = set()
         for x in tensors:
             own = self.tracker.axis(x)
