@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial, update_wrapper
-from itertools import pairwise
+from itertools import chain, pairwise
 from traceback import walk_stack
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -35,8 +35,9 @@ from torch import Tensor, nn
 from torch.nn.modules import module as _every_module
 from torch.utils._pytree import tree_leaves
 
+from dpkfc._checks import refuse
 from dpkfc.distributed import is_divided, local, reshard
-from dpkfc.gradients.layers import Layer, named_tensors
+from dpkfc.gradients.layers import Layer, join_names, named_tensors
 from dpkfc.linalg.metric import NamedTensors
 from dpkfc.linalg.norms import is_on_accelerator
 from dpkfc.rng_state import restarter
@@ -92,7 +93,7 @@ class Snapshot:
 
     @classmethod
     def take(
-        cls, x: Any, watched: set[int] | None = None, depth: int = _DEPTH, most: float = math.inf
+        cls, x: Any, watched: set[int], depth: int = _DEPTH, most: float = math.inf
     ) -> Snapshot:
         """Return the snapshot of a value as it is now.
 
@@ -103,7 +104,6 @@ class Snapshot:
             depth: of nested containers.
             most: bytes of a tensor or an array that is copied.
         """
-        watched = set() if watched is None else watched
         if isinstance(x, Tensor):
             return cls._take_tensor(x, watched, most)
         if isinstance(x, np.ndarray):
@@ -203,9 +203,10 @@ class AttributeSnapshot:
     """
 
     def __init__(self, model: nn.Module, without: Collection[nn.Module] = ()) -> None:
-        modules = [m for m in paths_of(model) if m not in without]
-        tensors = (x for m in modules for x in (*m._parameters.values(), *m._buffers.values()))
-        watched = set(map(id, tensors))
+        modules = paths_of(model, without)
+        watched: set[int] = set()
+        for m in modules:
+            watched.update(map(id, (*m._parameters.values(), *m._buffers.values())))
         self._tensors = frozenset(watched)
         self._before = {}
         for m in modules:
@@ -269,9 +270,14 @@ class AttributeSnapshot:
         return changed
 
 
-def paths_of(model: nn.Module) -> dict[nn.Module, str]:
-    """Return every module of a model with its path, in the order of `named_modules`."""
-    return {module: path for path, module in model.named_modules()}
+def paths_of(model: nn.Module, without: Collection[nn.Module] = ()) -> dict[nn.Module, str]:
+    """Return every module of a model with its path, in the order of `named_modules`.
+
+    Args:
+        model: whose modules.
+        without: modules that are left out, with all that is below them.
+    """
+    return {module: path for path, module in model.named_modules(set(without))}
 
 
 def _is_container(kind: Any) -> bool:
@@ -284,7 +290,7 @@ def is_own(kind: Any) -> bool:
 
     Then no other code watches its objects.
     """
-    names = [x.__module__ for x in kind.__mro__]
+    names = {x.__module__ for x in kind.__mro__}
     own = [name for name in names if name.partition(".")[0] not in _COMMON]
     if not own or not all(map(is_own_module, own)):
         return False
@@ -310,7 +316,7 @@ def same_values(one: Any, other: Any) -> bool:
     """Return whether two tensors, arrays or plain values are equal. NaN equals NaN."""
     if isinstance(one, Tensor):
         other = other.to(one.device)
-        if one.shape != other.shape or one.dtype != other.dtype or one.layout != other.layout:
+        if _form(one) != _form(other):
             return False
         if one.layout != torch.strided:
             one, other = one.to_dense(), other.to_dense()
@@ -325,6 +331,10 @@ def same_values(one: Any, other: Any) -> bool:
     if one == other:
         return True
     return isinstance(one, float | complex) and cmath.isnan(one) and cmath.isnan(other)
+
+
+def _form(x: Tensor) -> tuple[Any, ...]:
+    return x.shape, x.dtype, x.layout
 
 
 def equal_or_nan(one: Tensor, other: Tensor) -> Tensor:
@@ -406,9 +416,7 @@ class PassState:
     ) -> None:
         reshard(model)
         self._model = model
-        self._paths = paths_of(model)
-        for m in without:
-            self._paths.pop(m, None)
+        self._paths = paths_of(model, without)
         self._buffers: dict[_Place, tuple[Tensor, Tensor]] = {}
         self._parameters: dict[_Place, tuple[Any, int, Tensor | bytes | None]] = {}
         self._extra: dict[nn.Module, Snapshot] = {}
@@ -442,7 +450,7 @@ class PassState:
         extra = list(self._changed_extra())
         buffers = list(self._changed_buffers())
         faults = [*extra, *(buffers if _is_checking.get() else ()), *self._changed_parameters()]
-        return faults[0] if faults else ""
+        return next(iter(faults), "")
 
     def _changed_extra(self) -> Iterator[str]:
         for module, before in self._extra.items():
@@ -495,10 +503,7 @@ class PassState:
 
     def _name(self, module: nn.Module, leaf: str) -> str:
         self.written.append(module)
-        path = self._paths[module]
-        if path:
-            return f"{path}.{leaf}"
-        return leaf
+        return join_names(self._paths[module], leaf)
 
 
 _PUT_BACK = "It has been put back"
@@ -536,7 +541,7 @@ def _are_same(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
     """Return whether all tensors equal their copies, in one question to their GPU."""
     flags: list[Tensor] = []
     for x, copy in pairs:
-        if x.shape != copy.shape or x.dtype != copy.dtype:
+        if _form(x) != _form(copy):
             return False
         flags.append(equal_or_nan(x, copy).all().to(pairs[0][0].device))
     if not flags:
@@ -594,7 +599,7 @@ def _extra_state(module: nn.Module) -> Snapshot:
     state: Any = module.get_extra_state()
     if isinstance(state, io.BytesIO):
         state = state.getvalue()
-    return Snapshot.take(state)
+    return Snapshot.take(state, set())
 
 
 @contextmanager
@@ -757,13 +762,13 @@ def check_memory(
     if not dependent:
         return
     for earlier, later in pairwise(tested):
-        for is_evaluation in (False, True):
+        for mode in (nullcontext, partial(evaluation_mode, model)):
             results = []
             for past in ((), (earlier,)):
                 before.undo(by_value=True)
                 for batch in past:
                     run(batch)
-                with evaluation_mode(model) if is_evaluation else nullcontext():
+                with mode():
                     results.append(run(later).detach())
             alone, after = results
             if not torch.allclose(alone, after, rtol=1e-5, atol=1e-6, equal_nan=True):
@@ -773,10 +778,7 @@ def check_memory(
 def _find_dependent(runs: Sequence[_Copies], again: _Copies) -> _Names:
     """Return attributes whose values depended on the input. Record the others as caches."""
     dependent: _Names = {}
-    modules: dict[nn.Module, None] = {}
-    for values in runs:
-        modules |= dict.fromkeys(values)
-    for module in modules:
+    for module in dict.fromkeys(chain(*runs)):
         first, *others = [values.get(module, {}) for values in runs]
         last = again.get(module, {})
         names = frozenset(first).union(*others)
@@ -975,9 +977,11 @@ class Reached:
         self._note_values(values, depth)
         names = set(_globals_of(code))
         variables = function.__globals__
-        used = [x for x in map(variables.get, names) if isinstance(x, ModuleType)]
-        modules = [x for x in used if is_own_module(x.__name__)]
-        for place in (variables, *map(vars, modules)):
+        places = [variables]
+        for x in map(variables.get, names):
+            if isinstance(x, ModuleType) and is_own_module(x.__name__):
+                places.append(vars(x))
+        for place in places:
             for name in names:
                 self._note(name, place, depth)
 
@@ -1059,19 +1063,16 @@ def _read(place: Any, name: str) -> Any:
 
 def _write(place: Any, name: str, value: Any) -> None:
     """Set a variable, or remove its value."""
-    is_cell = isinstance(place, CellType)
-    if is_cell and value is _NOTHING:
-        del place.cell_contents
-    elif is_cell:
-        place.cell_contents = value
-    elif isinstance(place, type) and value is _NOTHING:
-        delattr(place, name)
-    elif isinstance(place, type):
-        setattr(place, name, value)
-    elif value is _NOTHING:
+    if isinstance(place, CellType):
+        name = "cell_contents"
+    if isinstance(place, dict) and value is _NOTHING:
         place.pop(name, None)
-    else:
+    elif isinstance(place, dict):
         place[name] = value
+    elif value is _NOTHING:
+        delattr(place, name)
+    else:
+        setattr(place, name, value)
 
 
 def _globals_of(code: CodeType) -> Iterator[str]:
@@ -1152,53 +1153,51 @@ def check_optimizer(optimizer: Any, parameters: NamedTensors) -> None:
             private gradients; an optimizer whose step needs a closure, which would ask for
             gradients without noise, or that takes sparse gradients only; a complex parameter.
     """
-    _check_kind(optimizer)
+    refuse(_find_wrong_kind(optimizer))
+    in_optimizer: set[Tensor] = set()
+    for group in optimizer.param_groups:
+        in_optimizer.update(group["params"])
     for name, p in parameters.items():
         if p.is_complex():
             raise ValueError(
                 f"parameter '{name}' is complex, which is not supported; freeze it, or hold a real "
                 "one with a last axis of 2 (torch.view_as_complex)"
             )
-    in_optimizer: set[Tensor] = set()
-    for group in optimizer.param_groups:
-        in_optimizer.update(group["params"])
-    for name, p in parameters.items():
         if p not in in_optimizer:
             raise ValueError(
                 f"the optimizer does not hold trainable parameter '{name}'; pass it to the "
                 "optimizer or freeze it with requires_grad_(False)"
             )
-    in_model = set(parameters.values())
-    for p in in_optimizer:
-        if p.requires_grad and p not in in_model:
+    for p in in_optimizer.difference(parameters.values()):
+        if p.requires_grad:
             raise ValueError(
                 f"the optimizer holds a trainable parameter of shape {tuple(p.shape)} that is not "
                 "in the model and would get no private gradient; remove it"
             )
 
 
-def _check_kind(optimizer: Any) -> None:
-    """Refuse an optimizer that would ask for gradients without noise, or is none."""
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError(
-            f"{type(optimizer).__name__} steps with a closure that asks for gradients without "
-            "noise; use an optimizer that takes one gradient a step, such as SGD or Adam"
-        )
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        raise ValueError(
-            "SparseAdam takes sparse gradients alone, and a release is dense: rows without noise "
-            "would reveal the tokens of private texts; use Adam"
-        )
+def _find_wrong_kind(optimizer: Any) -> Iterator[tuple[object, str]]:
+    """Yield why an optimizer would ask for gradients without noise, or is none."""
+    kind = type(optimizer).__name__
+    yield (
+        isinstance(optimizer, torch.optim.LBFGS),
+        f"{kind} steps with a closure that asks for gradients without noise; use an optimizer that "
+        "takes one gradient a step, such as SGD or Adam",
+    )
+    yield (
+        isinstance(optimizer, torch.optim.SparseAdam),
+        "SparseAdam takes sparse gradients alone, and a release is dense: rows without noise "
+        "would reveal the tokens of private texts; use Adam",
+    )
     # The optimizer of accelerate has a scaler under float16.
     scaler = getattr(optimizer, "scaler", None)
-    if isinstance(optimizer, torch.amp.GradScaler) or scaler is not None:
-        raise ValueError(
-            "a GradScaler cannot step a private run: its scale follows private gradients without "
-            "noise; use bfloat16, and pass the torch optimizer itself"
-        )
-    if not hasattr(optimizer, "param_groups"):
-        kind = type(optimizer).__name__
-        raise ValueError(f"the optimizer must be a torch.optim.Optimizer, got {kind}")
+    yield (
+        isinstance(optimizer, torch.amp.GradScaler) or scaler is not None,
+        "a GradScaler cannot step a private run: its scale follows private gradients without "
+        "noise; use bfloat16, and pass the torch optimizer itself",
+    )
+    is_optimizer = hasattr(optimizer, "param_groups")
+    yield not is_optimizer, f"the optimizer must be a torch.optim.Optimizer, got {kind}"
 
 
 def check_unchanged(
@@ -1282,13 +1281,13 @@ def check_finite(layers: Sequence[Layer]) -> None:
         return
     # One question to the GPU for all parameters.
     device = next(iter(flags.values())).device
-    if bool(torch.stack([flag.to(device) for flag in flags.values()]).all()):
-        return
-    name = next(name for name, flag in flags.items() if not bool(flag))
-    raise ValueError(
-        f"parameter '{name}' holds NaN or infinity, so that every release would be noise alone; "
-        "nothing was released. Start again with a smaller learning rate"
-    )
+    answers = torch.stack([flag.to(device) for flag in flags.values()])
+    for name, is_finite in zip(flags, answers.tolist(), strict=True):
+        if not is_finite:
+            raise ValueError(
+                f"parameter '{name}' holds NaN or infinity, so that every release would be noise "
+                "alone; nothing was released. Start again with a smaller learning rate"
+            )
 
 
 def refuse_gradient_hooks(model: nn.Module) -> None:
@@ -1439,15 +1438,14 @@ class WeightGuard:
         inner: Any = optimizer
         while inner is not None and "_optimizer_step_pre_hooks" not in vars(inner):
             inner = vars(inner).get("optimizer")
-        handle = None
+        handle: AbstractContextManager[Any] = nullcontext()
         if inner is not None:
             handle = inner.register_step_pre_hook(check)
-        try:
-            optimizer.step()
-        finally:
-            self.accept()
-            if handle is not None:
-                handle.remove()
+        with handle:
+            try:
+                optimizer.step()
+            finally:
+                self.accept()
 
 
 # What torch puts around the step of each class of optimizers, to run the hooks.
@@ -1528,10 +1526,7 @@ class ReleasedWeights:
         known = set(dict(self._model.named_parameters(remove_duplicate=False)))
         for path, module in self._model.named_modules(remove_duplicate=False):
             saved = module._buffers.keys() - module._non_persistent_buffers_set
-            prefix = ""
-            if path:
-                prefix = f"{path}."
-            known |= {prefix + name for name in saved}
+            known |= {join_names(path, name) for name in saved}
         # torch saves the weights of a checkpointed module without the name of its wrapper.
         known |= {name.replace("_checkpoint_wrapped_module.", "") for name in known}
         other = sorted(set(names) - known)
