@@ -289,7 +289,7 @@ class Tape:
         self._called |= keys
         tensors = tensors_of((args, kwargs))
         axes = [self._axis(x) for x in tensors]
-        kinds = {type(self.tracker.state(x)) for x in tensors}
+        kinds = set(map(type, map(self.tracker.state, tensors)))
         call = _OpenCall(parameters, tensors, axes, kinds)
         if layers[0].paths:
             call.attention = AttentionCall.record(module, args, kwargs)
