@@ -26,6 +26,8 @@ class Direct(nn.Module):
         rows = 6 if use == "embedding" else 3
         columns = D if use in ("linear", "linear without bias", "transposed") else 3
         shape = (D, 3) if use in ("matmul", "rmatmul") else (rows, columns)
+        if use == "permuted":
+            shape = (3, 3)
         self.matrix = nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64))
         self.bias = nn.Parameter(torch.randn(3, generator=generator, dtype=torch.float64))
         self.head = nn.Linear(3, 2, dtype=torch.float64)
@@ -40,6 +42,8 @@ class Direct(nn.Module):
             x = F.linear(F.linear(x, self.matrix, self.bias).tanh(), self.matrix, bias=self.bias)
         elif self.use == "transposed":
             x = x @ self.matrix.T + self.bias
+        elif self.use == "permuted":
+            x = x @ self.matrix.permute(0, 1) + self.bias
         elif self.use == "embedding":
             x = F.embedding(x, self.matrix, padding_idx=0) + self.bias
         else:
@@ -53,14 +57,15 @@ def squares(model: nn.Module, batch: tuple[Tensor]) -> Tensor:
 
 @pytest.mark.parametrize("positions", [(), (7,), (2, 3)])
 @pytest.mark.parametrize(
-    "use", ["linear", "linear without bias", "twice", "transposed", "embedding", "matmul"]
+    "use",
+    ["linear", "linear without bias", "twice", "transposed", "permuted", "embedding", "matmul"],
 )
 def test_a_weight_and_a_bias_that_a_function_reads(use: str, positions: tuple[int, ...]) -> None:
     generator = torch.Generator().manual_seed(1)
     if use == "embedding":
         x = torch.randint(0, 6, (N, *positions), generator=generator)
     else:
-        width = 3 if use == "twice" else D
+        width = 3 if use in ("twice", "permuted") else D
         x = torch.randn(N, *positions, width, generator=generator, dtype=torch.float64)
     assert_equals_a_loop(Direct(use), squares, (x,), examples((x,), N))
 

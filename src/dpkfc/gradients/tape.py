@@ -375,11 +375,9 @@ class Tape:
         call: _OpenCall,
     ) -> None:
         output_axes = self._declare_outputs(layers[0], call, outputs)
-        if call.states is not None:
-            now = random_states(call.parameters[0].device)
-            if len(now) != len(call.states) or not are_states_equal(call.states, now):
-                why = "it holds parameters and draws random numbers"
-                self.tracker.fail(type(module).__name__, why)
+        if call.states is not None and _has_drawn(call.states, call.parameters[0].device):
+            why = "it holds parameters and draws random numbers"
+            self.tracker.fail(type(module).__name__, why)
         if call.attention is not None and not self._check_attention(module, given):
             return
         is_public = not any(output_axes)
@@ -668,6 +666,12 @@ def is_differentiable(x: Any) -> bool:
 
 def _view_of_output(x: Tensor) -> Tensor:
     return x.view_as(x) if x.requires_grad else x
+
+
+def _has_drawn(before: Sequence[Tensor], device: torch.device) -> bool:
+    """Return whether random numbers were drawn since the generators had some states."""
+    now = random_states(device)
+    return len(now) != len(before) or not are_states_equal(before, now)
 
 
 def _edge(x: Tensor, module: nn.Module) -> GradientEdge | None:
@@ -979,23 +983,27 @@ class SharedUses:
         if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
             # Inside a checkpoint the pass is repeated without this.
             return function(*args, **kwargs)
-        name = getattr(function, "__name__", "").strip("_")
-        if name == "get":
-            attribute = getattr(function, "__self__", None)
-            name = getattr(attribute, "__name__", "")
+        name = _name_of(function)
         if name in _SPREADING:
             return self._spread(function, args, kwargs)
+        if name in _TRANSPOSING:
+            return self._transpose(function, args, kwargs)
         if name in ("linear", "embedding", "matmul", "rmatmul"):
             used = self._weight(function, name, args, kwargs)
             if used is not None:
                 return used
         if name in _TRAILING:
             args, kwargs = self._expand_rows(args, kwargs, _TRAILING[name])
+        return function(*args, **kwargs)
+
+    def _transpose(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Call `permute` or a relative, and note which trainable matrix it has transposed."""
         result = function(*args, **kwargs)
-        if name in _TRANSPOSING:
-            source = args[0]
-            is_matrix = id(source) in self.names and source.dim() == 2
-            if is_matrix and result.shape == source.T.shape:
+        source = args[0]
+        if id(source) in self.names and source.dim() == 2:
+            expected = source.T
+            # A permutation may leave a square matrix as it is.
+            if (result.shape, result.stride()) == (expected.shape, expected.stride()):
                 self._transposed[id(result)] = (result, source)
         return result
 
@@ -1107,6 +1115,15 @@ class SharedUses:
         if not isinstance(x, Tensor) or weight.dim() > 2:
             return None
         return _Product(x, weight, given=(matrix,), crosswise=weight is matrix)
+
+
+def _name_of(function: Any) -> str:
+    """Return the name of a function of torch, and that of the attribute for one that reads it."""
+    name: str = getattr(function, "__name__", "").strip("_")
+    if name == "get":
+        attribute = getattr(function, "__self__", None)
+        name = getattr(attribute, "__name__", "")
+    return name
 
 
 def _broadcast_shape(x: Tensor, rank: int) -> tuple[int, ...]:
