@@ -26,6 +26,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from dpkfc._checks import refuse
+
 StrPath = str | os.PathLike[str]
 # Tensors by name.
 Tensors = dict[str, Tensor]
@@ -41,6 +43,7 @@ Groups = dict[str, Tensors]
 # Nothing is pickled, so reading a file runs no code of the file's author.
 
 _MARKS = ("!tensor", "!tuple", "!dict")
+_PLAIN = (int, float, str, type(None))
 
 
 def pack(value: Any, where: str, tensors: Tensors) -> Any:
@@ -54,7 +57,7 @@ def pack(value: Any, where: str, tensors: Tensors) -> Any:
     """
     if isinstance(value, np.generic):
         return value.item()
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if isinstance(value, _PLAIN):
         return value
     if isinstance(value, Tensor):
         while where in tensors:
@@ -76,8 +79,7 @@ def _pack_mapping(value: Mapping[Any, Any], where: str, tensors: Tensors) -> Any
     has_plain_keys = all(isinstance(key, str) and key not in _MARKS for key in value)
     pairs = []
     for key, item in value.items():
-        packed_key = key if has_plain_keys else pack(key, where, tensors)
-        pairs.append([packed_key, pack(item, f"{where}.{key}", tensors)])
+        pairs.append([pack(key, where, tensors), pack(item, f"{where}.{key}", tensors)])
     return dict(pairs) if has_plain_keys else {"!dict": pairs}
 
 
@@ -87,9 +89,9 @@ def unpack(value: Any, tensors: NamedTensors) -> Any:
         case {"!tensor": name}:
             return tensors[name]
         case {"!tuple": items}:
-            return tuple(unpack(item, tensors) for item in items)
+            return tuple(unpack(items, tensors))
         case {"!dict": pairs}:
-            return {unpack(key, tensors): unpack(item, tensors) for key, item in pairs}
+            return dict(unpack(pairs, tensors))
         case dict():
             return {key: unpack(item, tensors) for key, item in value.items()}
         case list():
@@ -153,8 +155,8 @@ def write(
         groups = dict(tensors)
         if meta_tensors:
             groups[_STATE] = meta_tensors
-        for place in (target, fresh, old):
-            _check_replaceable(place, whole=place == target)
+        for place, part in ((target, _PART), (fresh, _UNFINISHED_PART), (old, _UNFINISHED_PART)):
+            _check_replaceable(place, part)
         _bring_back(target, old)
         shutil.rmtree(fresh, ignore_errors=True)
         _write_files(fresh, groups, packed_meta, private)
@@ -201,12 +203,12 @@ def _write_synced(path: Path, write: Callable[[Path], object], private: bool) ->
     _sync(path)
 
 
-def _check_replaceable(place: Path, *, whole: bool) -> None:
+def _check_replaceable(place: Path, part: re.Pattern[str]) -> None:
     """Refuse to replace a folder that holds anything but a checkpoint.
 
     Args:
         place: the folder.
-        whole: whether it must be a complete checkpoint. Otherwise parts of one will do.
+        part: the names of files in it. Those of `_PART` must be a complete checkpoint.
 
     Raises:
         CheckpointError: naming a file that would be deleted.
@@ -215,9 +217,8 @@ def _check_replaceable(place: Path, *, whole: bool) -> None:
         return
     files = list(place.iterdir())
     names = [x.name for x in files]
-    part = _PART if whole else _UNFINISHED_PART
     foreign = [x.name for x in files if x.is_dir() or not part.fullmatch(x.name)]
-    if whole and "manifest.json" not in names:
+    if part is _PART and "manifest.json" not in names:
         foreign = foreign or names
     if foreign:
         raise CheckpointError(
@@ -361,33 +362,31 @@ def read_session(folder: StrPath) -> tuple[Groups, dict[str, Any]]:
     """
     tensors, meta = read(folder)
     meta.setdefault("world_size", 1)  # older checkpoints do not have it
-    wrong = _find_misfit(tensors, meta)
-    if wrong is not None:
-        raise CheckpointError(
-            f"checkpoint {Path(folder)} was not saved by a session: {wrong} does not fit; {_ADVICE}"
-        )
+    text = f"checkpoint {Path(folder)} was not saved by a session"
+    misfits = _find_misfits(tensors, meta)
+    refuse(
+        ((wrong, f"{text}: {name} does not fit; {_ADVICE}") for wrong, name in misfits),
+        CheckpointError,
+    )
     return tensors, meta
 
 
-def _find_misfit(tensors: Values, meta: Values) -> str | None:
-    """Return the name of a value that a session would not have written; None without one."""
+def _find_misfits(tensors: Values, meta: Values) -> Iterator[tuple[bool, str]]:
+    """Yield whether a session would not have written a value, and its name."""
     for name, kind in _SESSION.items():
-        if not isinstance(meta.get(name), kind):
-            return name
+        yield not isinstance(meta.get(name), kind), name
+    yield "extra" not in meta, "extra"
+    yield "model" not in tensors, "model"
+    yield not 0 <= meta["step"] <= meta["ledger_count"], "step"
+    yield not meta["plan"].isprintable(), "plan"
     processes = meta["world_size"]
-    takers = meta.get("takers", [])
+    yield processes < 1, "world_size"
     state = meta.get("torch_rng", _NO_STATE)
-    is_state = isinstance(state, Tensor) and state.dtype == torch.uint8
-    fits = {
-        "extra": "extra" in meta,
-        "model": "model" in tensors,
-        "step": 0 <= meta["step"] <= meta["ledger_count"],
-        "plan": meta["plan"].isprintable(),
-        "world_size": processes >= 1,
-        "torch_rng": is_state and state.numel() % max(1, processes) == 0,
-        "takers": isinstance(takers, list) and all(isinstance(x, str) for x in takers),
-    }
-    return next((name for name, is_right in fits.items() if not is_right), None)
+    yield not isinstance(state, Tensor) or state.dtype != torch.uint8, "torch_rng"
+    yield state.numel() % processes != 0, "torch_rng"
+    takers = meta.get("takers", [])
+    yield not isinstance(takers, list), "takers"
+    yield not all(isinstance(x, str) for x in takers), "takers"
 
 
 def check_run(
@@ -407,18 +406,21 @@ def check_run(
     Raises:
         CheckpointError: with the fix.
     """
-    if meta["plan"] != plan_hash:
-        raise CheckpointError(
-            f"the checkpoint {Path(folder)} belongs to plan {meta['plan'][:12]}…, this is plan "
-            f"{plan_hash[:12]}…; resume with the configuration that wrote it"
-        )
     before = meta["world_size"]
-    if world_size is not None and before != world_size:
-        noun = "process" if before == 1 else "processes"
-        raise CheckpointError(
-            f"{Path(folder)} was written by {before} {noun}, this run has {world_size}; use"
-            f" --nproc-per-node={before}, or any_world_size=True (--any-world-size)"
-        )
+    noun = "process" if before == 1 else "processes"
+    other_plan = (
+        f"the checkpoint {Path(folder)} belongs to plan {meta['plan'][:12]}…, this is plan "
+        f"{plan_hash[:12]}…; resume with the configuration that wrote it"
+    )
+    other_size = (
+        f"{Path(folder)} was written by {before} {noun}, this run has {world_size}; use"
+        f" --nproc-per-node={before}, or any_world_size=True (--any-world-size)"
+    )
+    checks = (
+        (meta["plan"] != plan_hash, other_plan),
+        (world_size not in (None, before), other_size),
+    )
+    refuse(checks, CheckpointError)
 
 
 @contextlib.contextmanager

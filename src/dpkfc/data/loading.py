@@ -22,6 +22,8 @@ from torch.utils.data import (
     default_collate,
 )
 
+from dpkfc._checks import refuse
+
 Collate = Callable[[list[Any]], Any]
 Indices = NDArray[np.int64]
 
@@ -37,10 +39,14 @@ def split(indices: ArrayLike, max_physical_batch_size: int | None) -> list[Indic
         ValueError: indices that are not a vector, or a bound below 1.
     """
     array = np.asarray(indices)
-    if array.ndim != 1:
-        raise ValueError(f"indices must be a vector, got an array of shape {array.shape}")
-    if max_physical_batch_size is not None and max_physical_batch_size < 1:
-        raise ValueError(f"max_physical_batch_size must be >= 1, got {max_physical_batch_size}")
+    checks = (
+        (array.ndim != 1, f"indices must be a vector, got an array of shape {array.shape}"),
+        (
+            max_physical_batch_size is not None and max_physical_batch_size < 1,
+            f"max_physical_batch_size must be >= 1, got {max_physical_batch_size}",
+        ),
+    )
+    refuse(checks)
     if array.size == 0:
         return []
     array = array.astype(np.int64, casting="same_kind")
@@ -205,12 +211,17 @@ class Rows(Dataset[Any]):
         return tuple(x[index] for x in self._tensors)
 
 
-def tensors_of(source: Any) -> tuple[Tensor, ...] | None:
-    """Return the tensors of a dataset with a common first axis, None for another dataset."""
+def tensors_of(source: Any, kinds: Any = Tensor) -> tuple[Any, ...] | None:
+    """Return the tensors of a dataset with a common first axis, None for another dataset.
+
+    Args:
+        source: the dataset.
+        kinds: classes of tensors.
+    """
     if type(source) is TensorDataset:
         return tuple(source.tensors)
     if isinstance(source, (tuple, list)) and source:
-        if all(isinstance(x, Tensor) for x in source):
+        if all(isinstance(x, kinds) for x in source):
             return tuple(source)
     return None
 
@@ -224,17 +235,24 @@ def _length(source: Any) -> int:
                 f"the tensors of a dataset must have one length, got {sorted(lengths)}"
             )
         return lengths.pop()
-    if isinstance(source, tuple) and any(isinstance(x, np.ndarray) for x in source):
-        raise ValueError(
+    checks = (
+        (
+            isinstance(source, tuple) and any(isinstance(x, np.ndarray) for x in source),
             "a tuple with NumPy arrays is no dataset; make tensors of them:"
-            " tuple(torch.as_tensor(x) for x in arrays)"
-        )
-    if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
-        raise ValueError(
+            " tuple(torch.as_tensor(x) for x in arrays)",
+        ),
+        (
+            not _is_map_style(source),
             f"{type(source).__name__} has no length or no indices; private sampling needs a"
-            " map-style dataset"
-        )
+            " map-style dataset",
+        ),
+    )
+    refuse(checks)
     return len(source)
+
+
+def _is_map_style(source: Any) -> bool:
+    return hasattr(source, "__len__") and hasattr(source, "__getitem__")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -280,20 +298,15 @@ def layout(
         Parts that hold every unit once; none for an empty batch.
     """
     table = np.asarray(drawn, dtype=np.int64)
-    if views > 1:
-        if table.ndim == 1:
-            table = table[:, None]
-        table = np.repeat(table, views, axis=1)
     # A row alone takes another path than rows together. So it is alone in every batch, or in none.
     least = 2
     if bound == 1:
         least = 1
-    if table.ndim == 1:
-        if multiple is None:
-            runs = split(table, bound)
-            return [_part(run[:, None], multiple, least, reduction, views) for run in runs]
-        # Full micro-batches, and a smaller last one.
-        table = table[:, None]
+    if table.ndim == 1 and views == 1 and multiple is None:
+        runs = split(table, bound)
+        return [_part(run[:, None], multiple, least, reduction, views) for run in runs]
+    # Otherwise full micro-batches, and a smaller last one.
+    table = np.repeat(np.atleast_2d(table.T).T, views, axis=1)
     counts = (table >= 0).sum(1)
     # Units of similar size lie together, so that fewer rows fill short units.
     order = np.argsort(-counts, kind="stable")
@@ -393,15 +406,11 @@ def check_disjoint(public: Any, private: Any, name: str = "the public data") -> 
 
 def _inputs(data: Any) -> Iterator[Any]:
     """Yield the input of every example."""
-    if type(data) is TensorDataset:
-        data = data.tensors
-    is_sequence = isinstance(data, tuple | list) and len(data) > 0
-    if is_sequence and all(isinstance(x, Tensor | np.ndarray) for x in data):
+    tensors = tensors_of(data, Tensor | np.ndarray)
+    if tensors is not None:
         # The columns of a dataset, of which the first is the input.
-        data = data[0]
-    if isinstance(data, Tensor | np.ndarray):
-        yield from data
-    elif isinstance(data, Mapping):
+        data = tensors[0]
+    if isinstance(data, Mapping):
         columns = _input_of(data)
         size = len(next(iter(columns.values())))
         for i in range(size):
@@ -503,9 +512,8 @@ def check_held_out(held_out: Any, private: Any, name: str) -> None:
     Raises:
         ValueError: naming the fix.
     """
-    for data in (held_out, private):
-        if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
-            return
+    if not (_is_map_style(held_out) and _is_map_style(private)):
+        return
     if held_out is private or _has_common_rows(held_out, private):
         raise ValueError(
             f"{name} holds records of the train_dataset, and ε does not cover metrics without noise"
@@ -544,13 +552,10 @@ def _locate(dataset: Any, rows: Indices) -> Iterator[tuple[Any, Indices]]:
         return
     inner, indices = _find_inner(dataset)
     if inner is not None:
-        if indices is not None:
-            inner_rows = np.where(indices < 0, indices + len(inner), indices)
-            rows = inner_rows[rows]
-        yield from _locate(inner, rows)
+        inner_rows = np.where(indices < 0, indices + len(inner), indices)
+        yield from _locate(inner, inner_rows[rows])
     elif type(dataset) in (list, tuple) and tensors_of(dataset) is None:
-        items = [dataset[i] for i in rows.tolist()]
-        objects = [id(x) for x in items if not isinstance(x, _ATOMS)]
+        objects = [id(dataset[i]) for i in rows.tolist() if not isinstance(dataset[i], _ATOMS)]
         yield "objects", np.array(objects, dtype=np.int64)
     elif hasattr(dataset, "_indices") and hasattr(dataset, "_data"):
         yield from _locate_in_table(dataset, rows)
@@ -558,8 +563,8 @@ def _locate(dataset: Any, rows: Indices) -> Iterator[tuple[Any, Indices]]:
         yield id(dataset), rows
 
 
-def _find_inner(dataset: Any) -> tuple[Any, Indices | None]:
-    """Return the dataset that a view shows, and its indices; None for all rows in order."""
+def _find_inner(dataset: Any) -> tuple[Any, Indices]:
+    """Return the dataset that a view shows, and its indices; None for no view."""
     attributes = getattr(dataset, "__dict__", {})
     inner = attributes.get("dataset")
     indices = attributes.get("indices")
@@ -571,8 +576,8 @@ def _find_inner(dataset: Any) -> tuple[Any, Indices | None]:
         if value is not inner and not is_view:
             continue
         if hasattr(value, "__len__") and len(value) == len(dataset):
-            return value, None
-    return None, None
+            return value, np.arange(len(dataset))
+    return None, np.arange(0)
 
 
 def _locate_in_table(dataset: Any, rows: Indices) -> Iterator[tuple[Any, Indices]]:
@@ -583,18 +588,15 @@ def _locate_in_table(dataset: Any, rows: Indices) -> Iterator[tuple[Any, Indices
     if dataset._indices is not None:
         selected = dataset._indices.column(0).to_numpy()
         rows = np.asarray(selected, dtype=np.int64)[rows]
-    columns = []
     table = dataset._data
-    for k in range(table.num_columns):
-        chunks = table.column(k).chunks
-        columns.append([_describe_chunk(chunk) for chunk in chunks])
+    columns = [map(_describe_chunk, table.column(k).chunks) for k in range(table.num_columns)]
     start = 0
     for parts in zip(*columns, strict=False):
-        if len({(offset, size) for _, offset, size in parts}) != 1:
+        storage, places = zip(*parts, strict=True)
+        if len(set(places)) != 1:
             # Columns that are cut in different ways are not compared.
             break
-        _, offset, size = parts[0]
-        storage = tuple(addresses for addresses, _, _ in parts)
+        offset, size = places[0]
         end = start + size
         own = rows[(rows >= start) & (rows < end)]
         yield storage, own - start + offset
@@ -602,8 +604,7 @@ def _locate_in_table(dataset: Any, rows: Indices) -> Iterator[tuple[Any, Indices
     yield id(dataset), rows[rows >= start]
 
 
-def _describe_chunk(chunk: Any) -> tuple[tuple[int, ...], int, int]:
-    """Return the addresses of a chunk's buffers, its offset in them and its length."""
-    buffers = [x for x in chunk.buffers() if x is not None]
-    addresses = tuple(x.address for x in buffers)
-    return addresses, chunk.offset, len(chunk)
+def _describe_chunk(chunk: Any) -> tuple[tuple[int, ...], tuple[int, int]]:
+    """Return the addresses of a chunk's buffers, and its offset in them with its length."""
+    addresses = tuple(x.address for x in chunk.buffers() if x is not None)
+    return addresses, (chunk.offset, len(chunk))
