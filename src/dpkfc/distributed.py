@@ -26,6 +26,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
+from dpkfc._checks import refuse
+
 if TYPE_CHECKING:
     from dpkfc.gradients.layers import Layer
 
@@ -38,14 +40,19 @@ def is_launched() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
+def _read_number(name: str, default: int) -> int:
+    """Return a number that torchrun has set; the default without torchrun."""
+    return int(os.environ.get(name, default)) if is_launched() else default
+
+
 def processes_on_this_host() -> int:
     """Return the number of processes that share the memory of this host; 1 without torchrun."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if is_launched() else 1
+    return _read_number("LOCAL_WORLD_SIZE", 1)
 
 
 def is_first() -> bool:
     """Return whether this process speaks for the run: alone, or the first of torchrun's."""
-    return not is_launched() or os.environ.get("RANK", "0") == "0"
+    return _read_number("RANK", 0) == 0
 
 
 def check_single(command: Sequence[str]) -> None:
@@ -113,7 +120,7 @@ class DistributedContext:
         """
         if dist.is_available() and dist.is_initialized():
             return cls(dist.get_rank(), dist.get_world_size())
-        started = int(os.environ.get("WORLD_SIZE", "1")) if is_launched() else 1
+        started = _read_number("WORLD_SIZE", 1)
         if started > 1:
             raise RuntimeError(
                 f"{started} processes would spend {started} times the budget; call "
@@ -182,16 +189,17 @@ class DistributedContext:
             return work()
         result: list[T] = []
         error: Exception | None = None
+        own_text = ""
         try:
             result.append(work())
         except Exception as failure:
             error = failure
-        if self.any(error is not None):
-            own_text = None if error is None else f"{type(error).__name__}: {error}"
+            own_text = f"{type(failure).__name__}: {failure}"
+        if self.any(bool(own_text)):
             texts = self.all_gather(own_text)
             if error is not None:
                 raise error
-            rank, text = next(item for item in enumerate(texts) if item[1] is not None)
+            rank, text = next(item for item in enumerate(texts) if item[1])
             raise RuntimeError(
                 f"another process failed, rank {rank}, so nothing was released. It says: {text}"
             )
@@ -447,11 +455,11 @@ def check_alike(
     if ranks.world_size == 1:
         return
     digests = ranks.all_gather(ranks.run_on_all(lambda: _digest_records(record, records)))
-    random_fields = set()
+    compared = dict(digests[ranks.rank])
     for fields in digests:
-        random_fields |= {name for name, digest in fields.items() if not digest}
-    own_fields = digests[ranks.rank].items()
-    compared = {name: digest for name, digest in own_fields if name not in random_fields}
+        for name, digest in fields.items():
+            if not digest:  # random on some process
+                compared.pop(name, None)
     counts: Description = {}
     if is_divided(model):
         counts = {name: (repr(value), None) for name, value in passes.items()}
@@ -670,9 +678,7 @@ def prepare(model: nn.Module, world_size: int, *, automatic: bool = False) -> bo
     names = {id(p): name for name, p in divided.items()}
     for unit in units:
         _record_gathered(unit, names)
-    for name, p in divided.items():
-        if p not in _gathered:
-            raise _refusal(name, "is a DTensor that no fully_shard gathers (tensor parallelism?)")
+    refuse((p not in _gathered, _describe_refusal(n, _NOT_GATHERED)) for n, p in divided.items())
     return True
 
 
@@ -692,13 +698,11 @@ def _record_gathered(unit: Any, names: Mapping[int, str]) -> None:
     try:
         for module, leaf, p in sharded:
             whole = module._parameters[leaf]
-            if whole is None or whole is p:
+            if whole is p:
                 continue  # an inner unit gathers it
             if whole.dtype != p.dtype:
-                raise _refusal(
-                    names[id(p)],
-                    f"is computed with in {whole.dtype} and kept in {p.dtype} (mp_policy)",
-                )
+                what = f"is computed with in {whole.dtype} and kept in {p.dtype} (mp_policy)"
+                raise ValueError(_describe_refusal(names[id(p)], what))
             _gathered[p] = whole
             _gathered_by[module] = ref(unit)
     finally:
@@ -707,21 +711,26 @@ def _record_gathered(unit: Any, names: Mapping[int, str]) -> None:
 
 def _check_placement(name: str, p: Any, world_size: int, sharded: bool) -> None:
     mesh = p.device_mesh
-    if not sharded:
-        raise _refusal(name, "is a DTensor that no fully_shard gathers (tensor parallelism?)")
-    if mesh.ndim != 1 or mesh.size() != world_size:
-        shape = tuple(mesh.shape)
-        raise _refusal(name, f"is divided over a mesh of shape {shape} in {world_size} processes")
-    if not all(x.is_shard(0) for x in p.placements):
-        raise _refusal(name, f"is divided as {p.placements}")
+    shape = tuple(mesh.shape)
     stored = local(p).device.type
     used = mesh.device_type
-    if stored != used:
-        raise _refusal(name, f"is kept on {stored} and computed with on {used} (an offload policy)")
+    checks = (
+        (not sharded, _NOT_GATHERED),
+        (
+            shape != (world_size,),
+            f"is divided over a mesh of shape {shape} in {world_size} processes",
+        ),
+        (not all(x.is_shard(0) for x in p.placements), f"is divided as {p.placements}"),
+        (stored != used, f"is kept on {stored} and computed with on {used} (an offload policy)"),
+    )
+    refuse((applies, _describe_refusal(name, what)) for applies, what in checks)
 
 
-def _refusal(name: str, what: str) -> ValueError:
-    return ValueError(f"parameter '{name}' {what}, which a session does not take; {_FIX}")
+_NOT_GATHERED = "is a DTensor that no fully_shard gathers (tensor parallelism?)"
+
+
+def _describe_refusal(name: str, what: str) -> str:
+    return f"parameter '{name}' {what}, which a session does not take; {_FIX}"
 
 
 def refuse_layers(layers: Iterable[Layer]) -> None:
@@ -751,11 +760,10 @@ def gathered(layer: Layer) -> Iterator[None]:
 
     This is an exchange if the parameters are sharded.
     """
-    units: list[Any] = []
-    if _gathered_by and _runs_again(layer):
+    units: dict[Any, None] = {}
+    if _runs_again(layer):
         for module in layer.modules:
-            units += [_gathered_by[x]() for x in module.modules() if x in _gathered_by]
-        units = list(dict.fromkeys(units))
+            units |= {_gathered_by[x](): None for x in module.modules() if x in _gathered_by}
     for unit in units:
         unit.unshard()
     try:
@@ -844,11 +852,8 @@ def divided_as(full: Tensor, like: Any) -> Tensor:
 def model_state(model: nn.Module) -> Tensors:
     """Return the state dict of a sharded model; tied parameters keep their first name only."""
     reshard(model)
-    first_names: dict[int, str] = {}
-    repeated = set()
-    for name, p in model.named_parameters(remove_duplicate=False):
-        if first_names.setdefault(id(p), name) != name:
-            repeated.add(name)
+    names = dict(model.named_parameters(remove_duplicate=False)).keys()
+    repeated = names - dict(model.named_parameters()).keys()
     state = model.state_dict().items()
     return {name: x for name, x in state if name not in repeated and isinstance(x, Tensor)}
 
@@ -860,12 +865,8 @@ def divided_state(state: NamedTensors, model: nn.Module) -> Tensors:
     """
     parameters: dict[str, Any] = {}
     for name, p in model.named_parameters():
-        if is_divided(p):
-            parameters |= {prefix + name: p for prefix in _PREFIXES}
-    sharded = {}
-    for name, x in state.items():
-        sharded[name] = divided_as(x, parameters[name]) if name in parameters else x
-    return sharded
+        parameters |= {prefix + name: p for prefix in _PREFIXES}
+    return {name: divided_as(x, parameters.get(name)) for name, x in state.items()}
 
 
 def divided_optimizer_state(
@@ -885,9 +886,10 @@ def divided_optimizer_state(
     states = {}
     for i, values in state["state"].items():
         parameter = parameters.get(i)
+        shape = getattr(parameter, "shape", None)
         own_state = dict(values)
         for name, x in values.items():
-            if isinstance(x, Tensor) and parameter is not None and x.shape == parameter.shape:
+            if isinstance(x, Tensor) and x.shape == shape:
                 own_state[name] = divided_as(x, parameter)
         states[i] = own_state
     return {**state, "state": states}

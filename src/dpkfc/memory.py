@@ -311,8 +311,7 @@ def keep_freed_memory() -> bool:
         Whether glibc accepted the settings. False without glibc (macOS, Windows, musl) and if the
         environment has its own settings.
     """
-    names = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
-    has_settings = any(name in os.environ for name in names)
+    has_settings = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & os.environ.keys()
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if has_settings or "glibc.malloc" in tunables or not sys.platform.startswith("linux"):
         return False
@@ -320,8 +319,8 @@ def keep_freed_memory() -> bool:
         library = ctypes.CDLL(None)
     except OSError:
         return False
-    # musl has a mallopt that does nothing.
-    if not (hasattr(library, "gnu_get_libc_version") and hasattr(library, "mallopt")):
+    # musl has a mallopt that does nothing. glibc has this name too.
+    if not hasattr(library, "gnu_get_libc_version"):
         return False
     settings = ((_TRIM_THRESHOLD, _KEPT), (_MMAP_THRESHOLD, _LARGEST), (_TOP_PAD, _PAD))
     return all([library.mallopt(name, value) == 1 for name, value in settings])
