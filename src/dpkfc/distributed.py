@@ -740,7 +740,7 @@ def refuse_layers(layers: Iterable[Layer]) -> None:
         ValueError: naming the module.
     """
     for layer in layers:
-        if not _runs_again(layer):
+        if not layer.runs_again:
             continue
         if any(_units(module) for module in layer.modules):
             kind = type(layer.module).__name__
@@ -750,10 +750,6 @@ def refuse_layers(layers: Iterable[Layer]) -> None:
             )
 
 
-def _runs_again(layer: Layer) -> bool:
-    return layer.rule in ("fallback", "recurrent", "computed", "custom") or bool(layer.paths)
-
-
 @contextmanager
 def gathered(layer: Layer) -> Iterator[None]:
     """Gather the parameters of a layer whose module runs again after the pass.
@@ -761,7 +757,7 @@ def gathered(layer: Layer) -> Iterator[None]:
     This is an exchange if the parameters are sharded.
     """
     units: dict[Any, None] = {}
-    if _runs_again(layer):
+    if layer.runs_again:
         for module in layer.modules:
             units |= {_gathered_by[x](): None for x in module.modules() if x in _gathered_by}
     for unit in units:

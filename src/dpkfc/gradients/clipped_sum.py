@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map, tree_map_only
 
-from dpkfc._checks import check_one_of, check_positive
+from dpkfc._checks import check_one_of, check_positive, refuse
 from dpkfc.distributed import local, trainable_tensors, widest_dtype
 from dpkfc.gradients.fallback import blocks_of_one, gradient_of, matrices_of
 from dpkfc.gradients.internals import has_batch_in_place
@@ -90,11 +90,8 @@ def contribution_bound(clipping: str, max_grad_norm: float) -> float:
             f"max_grad_norm={max_grad_norm} has no meaning with clipping='{clipping}', whose norms "
             "the preconditioner holds; leave max_grad_norm at 1"
         )
-    if clipping == "embedding_residual":
-        return math.sqrt(2)
-    if clipping in ("embedding", "normalised"):
-        return 1.0
-    return max_grad_norm
+    fixed = {"normalised": 1.0, "embedding": 1.0, "embedding_residual": math.sqrt(2)}
+    return fixed.get(clipping, max_grad_norm)
 
 
 def clip_factors(
@@ -118,18 +115,20 @@ def clip_factors(
         ValueError: C or γ not positive and finite, or a clipping with more than one factor.
     """
     # A basis brings norms of its own, which no setting has checked.
-    if not 0 < max_grad_norm < math.inf:
-        raise ValueError(f"max_grad_norm must be positive and finite, got {max_grad_norm}")
-    if clipping == "per_layer":
-        raise ValueError(
+    check_positive("max_grad_norm", max_grad_norm)
+    checks = (
+        (
+            clipping == "per_layer",
             "per_layer clipping has one factor a layer; clip each layer with C / √L and "
-            "clipping='flat'"
-        )
-    if clipping in SPLIT:
-        raise ValueError(
+            "clipping='flat'",
+        ),
+        (
+            clipping in SPLIT,
             f"{clipping} clipping has one factor a part; clip each part with its own norm and "
-            "clipping='flat'"
-        )
+            "clipping='flat'",
+        ),
+    )
+    refuse(checks)
     if clipping == "automatic":
         check_positive("automatic_gamma", automatic_gamma)
         factors = max_grad_norm / (norms + automatic_gamma)
@@ -333,6 +332,13 @@ class Clip:
         contribution_bound(self.clipping, self.max_grad_norm)
 
 
+# The operations of torch that have a switch of their own.
+_OPERATIONS: list[Any] = [torch.backends.cuda.matmul]
+for _backend in (torch.backends.cudnn, torch.backends.mkldnn):
+    _OPERATIONS += [getattr(_backend, name, None) for name in ("matmul", "conv", "rnn")]
+_OPERATIONS = [operation for operation in _OPERATIONS if hasattr(operation, "fp32_precision")]
+
+
 @contextmanager
 def full_precision() -> Iterator[None]:
     """Take norms and sums in the precision that their bounds assume.
@@ -347,11 +353,7 @@ def full_precision() -> Iterator[None]:
         torch.autocast("cpu", enabled=False),
         torch.autocast("cuda", enabled=False),
     ):
-        operations: list[Any] = [torch.backends.cuda.matmul]
-        for backend in (cudnn, torch.backends.mkldnn):
-            operations += [getattr(backend, name, None) for name in ("matmul", "conv", "rnn")]
-        operations = [x for x in operations if hasattr(x, "fp32_precision")]
-        for operation in operations:
+        for operation in _OPERATIONS:
             undo.callback(_restore_precision, operation, operation.fp32_precision)
         # Torch can read an older switch only where no newer one differs from it.
         with suppress(RuntimeError):
@@ -360,7 +362,7 @@ def full_precision() -> Iterator[None]:
         with suppress(RuntimeError):
             undo.callback(setattr, cudnn, "allow_tf32", cudnn.allow_tf32)
             cudnn.allow_tf32 = False
-        for operation in operations:
+        for operation in _OPERATIONS:
             operation.fp32_precision = "ieee"
         yield
 
@@ -849,7 +851,7 @@ def clipped_sum(
     mode: GradientMode | None = None,
     points: Sequence[EvaluationPoint] = (AT_MODEL_PARAMETERS,),
     augment: Augmentation | None = None,
-    num_summed: int | None = None,
+    num_summed: float = math.inf,
     repeatable: bool = False,
 ) -> tuple[NamedTensors, Tensor]:
     """Return the clipped sum of one logical batch; PRIVATE until noise has been added.
@@ -871,8 +873,8 @@ def clipped_sum(
         points: where each example's gradient is taken. The weighted sum over all points is clipped
             as ONE gradient, and every point sees the same random numbers (dropout).
         augment: maps a batch to one with as many rows, each changed at random on its own.
-        num_summed: only the first `num_summed` micro-batches enter the sum; None for all. The rest
-            only run, so that all ranks of a sharded model make equally many passes.
+        num_summed: only the first `num_summed` micro-batches enter the sum. The rest only run, so
+            that all ranks of a sharded model make equally many passes.
         repeatable: dropout and `augment` take the numbers of the global generators as they stand,
             which a seed makes known. TEST MODE, NOT PRIVATE. Otherwise the numbers come from the
             operating system, and the generators are restored.
@@ -892,7 +894,7 @@ def clipped_sum(
     norms: list[Tensor] = []
     with randomize_generators(repeatable):
         for i, (loaded, rows) in enumerate(micro_batches):
-            is_summed = num_summed is None or i < num_summed
+            is_summed = i < num_summed
             target = summer
             if not is_summed:
                 target = ClippedSummer(layers, metric, clip)
@@ -992,10 +994,12 @@ class _Passes:
             if len(rows.records) > 1:
                 record = self._record(int(rows.records[row]))
             self._add_row(record, weight, total)
-        if not total:
-            for name, p in named_tensors(self.layers).items():
-                total[name] = torch.zeros_like(p)
-        return blocks_of_one(self.layers, total)
+        return blocks_of_one(self.layers, total or self._fill_gradients(0.0))
+
+    def _fill_gradients(self, value: float) -> NamedTensors:
+        """Return gradients of all parameters with one value in every entry."""
+        tensors = named_tensors(self.layers)
+        return {name: torch.full_like(p, value) for name, p in tensors.items()}
 
     def _add_row(self, record: Any, weight: float, total: NamedTensors) -> None:
         """Add the gradient of one row, at all points, to that of its privacy unit."""
@@ -1014,9 +1018,7 @@ class _Passes:
                     except (RuntimeError, ValueError, ArithmeticError) as error:
                         if not self.mode.is_checked or not _is_refused_by_torch(error):
                             raise
-                        gradients = {}
-                        for name, p in named_tensors(self.layers).items():
-                            gradients[name] = torch.full_like(p, math.nan)
+                        gradients = self._fill_gradients(math.nan)
                     add_gradients(total, gradients)
 
     def _points_and_batches(

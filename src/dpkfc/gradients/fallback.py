@@ -59,8 +59,8 @@ def fallback_gradients(layer: Layer, call: Call, batch_size: int) -> NamedTensor
     parameters: NamedTensors = {}
     for role in layer.parameters:
         parameters[role] = module.get_parameter(role).detach()
-    floating = [p.dtype for p in parameters.values() if p.is_floating_point()]
-    widest = max(floating, key=lambda dtype: torch.finfo(dtype).bits)
+    dtypes = [p.dtype for p in parameters.values()]
+    widest = max(dtypes, key=lambda dtype: torch.finfo(dtype).bits)
     leaves, spec, axes = call.batched_leaves()
     # Inputs may come from an autocast region and be narrower than the parameters.
     arguments = [_widen(leaf, widest) for leaf in leaves]
@@ -211,11 +211,7 @@ def differentiate(
     if not targets:
         return [torch.zeros_like(x) for x in inputs]
     arrived = torch.autograd.grad(targets, inputs, starts, materialize_grads=True)
-    return [_dense(g) for g in arrived]
-
-
-def _dense(gradient: Tensor) -> Tensor:
-    return gradient.to_dense() if gradient.is_sparse else gradient
+    return [g.to_dense() for g in arrived]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -281,7 +277,7 @@ def gradient_of(model: nn.Module, total: Tensor) -> NamedTensors:
     gradients: NamedTensors = {}
     for name, gradient in zip(parameters, arrived, strict=True):
         if gradient is not None:
-            gradients[name] = _dense(gradient)
+            gradients[name] = gradient.to_dense()
     return gradients
 
 

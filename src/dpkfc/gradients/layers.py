@@ -15,7 +15,7 @@ from dpkfc.tracking import BatchAxis
 
 MATRICES = ("linear", "conv", "embedding", "tied")
 """Rules of layers whose weight and bias are one matrix."""
-NEEDS_PARAMETERS = ("fallback", "recurrent", "computed", "custom")
+_NEEDS_PARAMETERS = ("fallback", "recurrent", "computed", "custom")
 """Rules whose gradients are computed from the parameters at the time of the pass."""
 
 
@@ -57,6 +57,11 @@ class Layer:
     def groups(self) -> int:
         """Return the groups of a grouped convolution, 1 for other layers."""
         return int(getattr(self.module, "groups", 1))
+
+    @property
+    def runs_again(self) -> bool:
+        """Return whether its gradients are computed from the parameters, after the pass."""
+        return self.rule in _NEEDS_PARAMETERS or bool(self.paths)
 
     def tensor(self, role: str, module: nn.Module | None = None) -> Tensor:
         """Return the parameter object of a role, in one of the modules or the first one."""

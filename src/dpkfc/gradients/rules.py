@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -14,7 +15,7 @@ from torch.utils._pytree import tree_unflatten
 from dpkfc.distributed import gathered, refuse_let_go
 from dpkfc.gradients.fallback import ParametrizedBlock, fallback_gradients, pulls_of
 from dpkfc.gradients.internals import recurrent_gradients
-from dpkfc.gradients.layers import NEEDS_PARAMETERS, Call, Calls, Layer
+from dpkfc.gradients.layers import Call, Calls, Layer
 from dpkfc.linalg.blocks import (
     AnyBlock,
     ConvBlock,
@@ -85,8 +86,7 @@ def settled(layers: Sequence[Layer], calls: Calls, batch_size: int) -> Calls:
     """Return the calls, with blocks in place of those that depend on the present parameters."""
     result: Calls = dict(calls)
     for layer in layers:
-        depends = layer.rule in NEEDS_PARAMETERS or layer.paths
-        if depends and layer.name in calls:
+        if layer.runs_again and layer.name in calls:
             joined = joined_calls(layer, calls[layer.name], batch_size)
             result[layer.name] = [joined]
     return result
@@ -133,8 +133,6 @@ def joined_calls(
 
 
 def _join(blocks: Sequence[Any]) -> Any:
-    if len(blocks) == 1:
-        return blocks[0]
     if all(isinstance(block, ParametrizedBlock) for block in blocks):
         parts: list[Any] = []
         for block in blocks:
@@ -152,15 +150,18 @@ def _pull_back(block: AnyBlock | ParametrizedBlock) -> AnyBlock:
 def _block_of_calls(
     layer: Layer, calls: Sequence[Call], batch_size: int
 ) -> AnyBlock | ParametrizedBlock:
-    if layer.rule == "recurrent":
-        return PerExample(recurrent_gradients(layer, calls))
-    if layer.rule not in ("fallback", "custom"):
+    if layer.rule not in ("fallback", "custom", "recurrent"):
         calls = [_example_first(layer, call, batch_size) for call in calls]
-    if layer.rule == "tied":
-        return _tied(layer, calls, batch_size)
-    if layer.rule == "computed":
-        return _parametrized(layer, calls, batch_size)
-    rule = _RULES[layer.rule]
+    return _RULES[layer.rule](layer, calls, batch_size)
+
+
+def _join_calls(
+    rule: Callable[[Layer, Call, int], AnyBlock],
+    layer: Layer,
+    calls: Sequence[Call],
+    batch_size: int,
+) -> Any:
+    """Return the joined blocks of a rule that sees one call."""
     return _join([rule(layer, call, batch_size) for call in calls])
 
 
@@ -322,14 +323,13 @@ def _custom(layer: Layer, call: Call, batch_size: int) -> PerExample:
     """
     rule = _layer_rules[type(call.module)]
     inputs, spec, axes = call.batched_leaves()
-    input_axes: list[int | None] = []
+    input_axes: list[int | None] = [None] * len(inputs)
+    for i, axis in axes.items():
+        input_axes[i] = 0
+        inputs[i] = example_first(inputs[i], axis, batch_size)
     for i, x in enumerate(inputs):
-        axis = axes.get(i)
-        input_axes.append(None if axis is None else 0)
-        if axis is not None:
-            inputs[i] = example_first(x, axis, batch_size)
         if isinstance(x, Tensor) and x.is_floating_point():
-            inputs[i] = raise_precision(inputs[i])
+            inputs[i] = raise_precision(x)
     output_gradients = _rows_of_gradients(call, batch_size)
     gradient_axes = [None if rows is None else 0 for rows in output_gradients]
 
@@ -361,13 +361,20 @@ def _fallback(layer: Layer, call: Call, batch_size: int) -> PerExample:
     return PerExample(gradients)
 
 
-_RULES: dict[str, Callable[[Layer, Call, int], AnyBlock]] = {
-    "linear": _linear,
-    "conv": _conv,
-    "embedding": _embedding,
-    "norm": _norm,
-    "custom": _custom,
-    "fallback": _fallback,
+def _recurrent(layer: Layer, calls: Sequence[Call], batch_size: int) -> PerExample:
+    return PerExample(recurrent_gradients(layer, calls))
+
+
+_RULES: dict[str, Callable[[Layer, Sequence[Call], int], Any]] = {
+    "linear": partial(_join_calls, _linear),
+    "conv": partial(_join_calls, _conv),
+    "embedding": partial(_join_calls, _embedding),
+    "norm": partial(_join_calls, _norm),
+    "custom": partial(_join_calls, _custom),
+    "fallback": partial(_join_calls, _fallback),
+    "recurrent": _recurrent,
+    "tied": _tied,
+    "computed": _parametrized,
 }
 
 
