@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.data import DataLoader
 
+from dpkfc._checks import refuse
 from dpkfc.distributed import trainable_tensors
 from dpkfc.gradients.clipped_sum import ClippedSummer, batch_tracker
 from dpkfc.gradients.fallback import blocks_of_one
@@ -138,26 +139,6 @@ class PhysicalBatch:
     first: bool
     last: bool
     logical: Indices
-
-
-@dataclass(frozen=True)
-class ModelCall:
-    """One call of the model on the batch, made for one example at a time.
-
-    Attributes:
-        outputs: the differentiable outputs that the script got.
-        singles: the outputs of each example alone.
-    """
-
-    outputs: list[Tensor]
-    singles: list[list[Tensor]]
-
-
-def _model_call(joined: list[Any], singles: list[list[Any]], places: list[int]) -> ModelCall:
-    """Return the call with its outputs at some places."""
-    outputs = [joined[i] for i in places]
-    alone = [[leaves[i] for i in places] for leaves in singles]
-    return ModelCall(outputs, alone)
 
 
 @dataclass(frozen=True)
@@ -273,7 +254,9 @@ class BatchRecording:
         self.gradients: list[dict[str, Tensor]] = []
         self.passes = 0
         self.forwards = 0
-        self._model_calls: list[ModelCall] = []
+        # Differentiable outputs that the script got, and those of each example alone.
+        self._outputs: list[Tensor] = []
+        self._singles: list[list[Tensor]] = [[] for _ in range(self.size)]
         self._inputs: list[_Inputs] = []
         self._altered: Unknown | None = None
         self.memory: tuple[AttributeSnapshot, Reached] | None = None
@@ -347,8 +330,14 @@ class BatchRecording:
         tracker.altered = None
         for i, state in states.items():
             tracker.set_state(joined[i], state)
-        self._model_calls.append(_model_call(joined, singles, list(states)))
+        self._keep_outputs(joined, singles, list(states))
         return tree_unflatten(joined, spec)
+
+    def _keep_outputs(self, joined: list[Any], singles: list[list[Any]], places: list[int]) -> None:
+        """Keep the outputs of a call at some places, of the batch and of each example alone."""
+        self._outputs += [joined[i] for i in places]
+        for kept, leaves in zip(self._singles, singles, strict=True):
+            kept += [leaves[i] for i in places]
 
     def _run_singles(self, args: Arguments, kwargs: Keywords) -> list[list[Any]]:
         """Return the flattened outputs of the model for each example alone."""
@@ -487,15 +476,11 @@ class BatchRecording:
                 f"{altered.reason[:80]}"
             )
         total = loss * factor
-        if self._model_calls:
-            self._differentiate_singles(total)
-            return
-        assert self.tape is not None
-        failure = self.tape.failure_of_pass(total)
-        if failure is None:
-            self.calls = self.tape.gradients(total)
-            return
-        self.exact = failure
+        if self.exact is None and self.tape is not None:
+            self.exact = self.tape.failure_of_pass(total)
+            if self.exact is None:
+                self.calls = self.tape.gradients(total)
+                return
         self._differentiate_singles(total)
 
     def _sum_factor(self, state: State | None) -> float:
@@ -525,23 +510,26 @@ class BatchRecording:
             # N happens to divide a constant of the script.
             state = replace(state, is_mean=False, number=state.number / self.size)
         actual = "mean" if state.is_mean else "sum"
-        if actual != self.reduction:
-            raise ValueError(
-                f"the loss is a {actual} over the examples, but loss_reduction="
-                f"'{self.reduction}' was declared; use make_private(loss_reduction='{actual}')"
-            )
         is_power_of_two = torch.log2(torch.tensor(state.number)).frac() == 0
-        if state.number >= _LARGEST_SCALE and is_power_of_two:
-            raise ValueError(
-                f"the loss is multiplied by {state.number:.0f}, as a GradScaler does, whose steps "
-                "follow private overflows; train in bfloat16 without a GradScaler"
-            )
         before = self.entry_weight
-        if before is not None and not math.isclose(state.factor, before, rel_tol=1e-6):
-            raise ValueError(
+        checks = (
+            (
+                actual != self.reduction,
+                f"the loss is a {actual} over the examples, but loss_reduction="
+                f"'{self.reduction}' was declared; use make_private(loss_reduction='{actual}')",
+            ),
+            (
+                state.number >= _LARGEST_SCALE and is_power_of_two,
+                f"the loss is multiplied by {state.number:.0f}, as a GradScaler does, whose steps "
+                "follow private overflows; train in bfloat16 without a GradScaler",
+            ),
+            (
+                before is not None and not math.isclose(state.factor, before, rel_tol=1e-6),
                 "the loss is divided by another number than in earlier batches; average each "
-                "example over its own positions, and divide by constants"
-            )
+                "example over its own positions, and divide by constants",
+            ),
+        )
+        refuse(checks)
         self.entry_weight = state.factor
         if state.is_mean:
             return float(self.size)
@@ -554,7 +542,7 @@ class BatchRecording:
             ValueError: the loss has a backward pass in Python, which may mix examples.
         """
         self._repeat_for_singles()
-        outputs = [x for call in self._model_calls for x in call.outputs]
+        outputs = self._outputs
         custom = custom_function(total, outputs)
         if custom is not None:
             raise ValueError(
@@ -563,8 +551,7 @@ class BatchRecording:
             )
         output_gradients = torch.autograd.grad(total, outputs, allow_unused=True, retain_graph=True)
         gradients = []
-        for i in range(self.size):
-            singles = [x for call in self._model_calls for x in call.singles[i]]
+        for i, singles in enumerate(self._singles):
             starts: list[Tensor] = []
             rows: list[Tensor] = []
             for output, gradient, single in zip(outputs, output_gradients, singles, strict=True):
@@ -590,7 +577,7 @@ class BatchRecording:
             singles = self._run_singles(call.args, call.kwargs)
             leaves = tree_leaves(call.output)
             places = [i for i, x in enumerate(leaves) if is_differentiable(x)]
-            self._model_calls.append(_model_call(leaves, singles, places))
+            self._keep_outputs(leaves, singles, places)
 
     def _example_row(self, output: Tensor, gradient: Tensor, single: Tensor, i: int) -> Tensor:
         """Return the gradient at the output of example i."""

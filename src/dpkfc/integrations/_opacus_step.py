@@ -395,17 +395,21 @@ class PrivateStep:
         """Check how `optimizer.step()` was called, and that the plan has a release left."""
         # Accelerate passes closure=None on.
         has_closure = any(x is not None for x in (*args[1:], *kwargs.values()))
-        if has_closure:
-            raise RuntimeError(
-                "optimizer.step(closure) is not supported; call loss.backward() before "
-                "optimizer.step()"
-            )
         # A GradScaler sets this attribute on a fused optimizer, which divides by the scale.
-        if hasattr(self.optimizer, "grad_scale"):
-            raise RuntimeError(
+        has_scale = hasattr(self.optimizer, "grad_scale")
+        checks = (
+            (
+                has_closure,
+                "optimizer.step(closure) is not supported; call loss.backward() before "
+                "optimizer.step()",
+            ),
+            (
+                has_scale,
                 "a GradScaler steps this optimizer; remove it and train in bfloat16, which"
-                " needs none"
-            )
+                " needs none",
+            ),
+        )
+        refuse(checks, RuntimeError)
         if self.ledger.remaining == 0:
             raise BudgetExhausted(
                 f"all {self.ledger.max_releases} releases of the plan are spent,"
@@ -618,15 +622,22 @@ def check_not_private(model: nn.Module, optimizer: Optimizer) -> None:
     Raises:
         ValueError: naming the fix.
     """
-    hooks = model._forward_pre_hooks.values()
-    if any(isinstance(hook, Hook) and hook.is_active for hook in hooks):
-        raise ValueError("the module is private already; close() the engine that made it private")
+    refuse(_find_other_engine(model, optimizer))
+
+
+def _find_other_engine(model: nn.Module, optimizer: Optimizer) -> Checks:
+    """Yield whether another engine has a hook or a setting, and the fix."""
+    for hook in model._forward_pre_hooks.values():
+        yield (
+            isinstance(hook, Hook) and hook.is_active,
+            "the module is private already; close() the engine that made it private",
+        )
     for name in SHOWN:
-        if hasattr(optimizer, name):
-            raise ValueError(
-                f"the optimizer has an attribute '{name}', so it belongs to another privacy engine;"
-                " pass a new torch optimizer"
-            )
+        yield (
+            hasattr(optimizer, name),
+            f"the optimizer has an attribute '{name}', so it belongs to another privacy engine;"
+            " pass a new torch optimizer",
+        )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -716,16 +727,19 @@ class PendingBatchGuard:
         Raises:
             RuntimeError: another batch is pending, or an earlier batch of the pass was skipped.
         """
-        if self.batch is not batch:
-            raise RuntimeError(
+        checks = (
+            (
+                self.batch is not batch,
                 "an earlier batch of the private loader was never stepped; begin a new loop in "
-                f"training mode, which starts with it, and {_EVALUATE}"
-            )
-        if not self._is_training and (self._has_skipped or self._skipped_before):
-            raise RuntimeError(
+                f"training mode, which starts with it, and {_EVALUATE}",
+            ),
+            (
+                not self._is_training and (self._has_skipped or self._skipped_before),
                 "an earlier batch was skipped in evaluation mode, so the choice may depend on"
-                " private data; call model.train() before the loop over the loader"
-            )
+                " private data; call model.train() before the loop over the loader",
+            ),
+        )
+        refuse(checks, RuntimeError)
 
     def record_step(self, is_last: bool) -> None:
         """Record that the physical batch was stepped.

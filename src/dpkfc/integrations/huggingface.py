@@ -88,12 +88,13 @@ def _find_wrong_settings(settings: Mapping[str, Any]) -> Checks:
     )
 
 
-def _find_overrides(kind: Any, has_loss: bool) -> Checks:
-    """Yield whether a subclass has a method that the private loop never calls, and the fix.
+def _find_overrides(kind: Any, has_loss: bool, model: nn.Module) -> Checks:
+    """Yield whether the private loop never calls what a subclass or a model has, and the fix.
 
     Args:
         kind: the class of the trainer.
         has_loss: whether per_example_loss= was given.
+        model: of the trainer.
     """
     for name, instead in _UNCALLED.items():
         yield (
@@ -104,6 +105,10 @@ def _find_overrides(kind: Any, has_loss: bool) -> Checks:
         kind.compute_loss is not PrivateTrainer.compute_loss and not has_loss,
         "compute_loss() gives one loss for a batch, which cannot be clipped; pass"
         " per_example_loss=",
+    )
+    yield (
+        hasattr(model, "_orig_mod"),
+        "the model is compiled, and shows no calls of its layers; pass the plain module",
     )
 
 
@@ -156,7 +161,7 @@ def _find_wrong_arguments(args: Any, plan: Plan) -> Checks:
         " PrivacyConfig.epochs",
     )
     yield (
-        (args.max_grad_norm or 0) not in (0, _DEFAULT_CLIP),
+        args.max_grad_norm not in (None, 0, _DEFAULT_CLIP),
         f"TrainingArguments.max_grad_norm is {args.max_grad_norm}: it clips a sum, which"
         " bounds no example; leave it out: PrivacyConfig.max_grad_norm clips examples",
     )
@@ -187,8 +192,7 @@ def _find_wrong_arguments(args: Any, plan: Plan) -> Checks:
         " private gradients; use bf16=True, which needs no scaling",
     )
     yield (
-        (args.activation_checkpointing_kwargs or {"use_reentrant": False})
-        != {"use_reentrant": False},
+        args.activation_checkpointing_kwargs not in (None, {}, {"use_reentrant": False}),
         "activation checkpointing shows the inputs of layers with use_reentrant=False"
         " only, torch's default; leave activation_checkpointing_kwargs out",
     )
@@ -600,11 +604,7 @@ class PrivateTrainer(Trainer):
             named = {f"eval_dataset['{name}']": dataset for name, dataset in held_out.items()}
         for name, dataset in named.items():
             check_held_out(dataset, settings.get("train_dataset"), name)
-        refuse(_find_overrides(type(self), per_example_loss is not None))
-        if hasattr(model, "_orig_mod"):
-            raise ValueError(
-                "the model is compiled, and shows no calls of its layers; pass the plain module"
-            )
+        refuse(_find_overrides(type(self), per_example_loss is not None, model))
         self.frozen = frozen_statistics(model)  # stay so, while the rest is trained
         super().__init__(model, args, **settings)
         self.plan = plan

@@ -425,8 +425,9 @@ def _make_loss(module: PrivateModule) -> Callable[[Any, Any], Tensor]:
 def _step_schedules(trainer: Any, releases: int) -> None:
     """Step schedules as their `interval` and `frequency` say, where a step is a release."""
     passes = trainer.current_epoch + 1 if trainer.is_last_batch else 0
+    counts = {"step": releases}
     for config in trainer.lr_scheduler_configs:
-        count = releases if config.interval == "step" else passes
+        count = counts.get(config.interval, passes)
         if count and count % config.frequency == 0:
             config.scheduler.step()
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from dpkfc._checks import refuse
 from dpkfc.callbacks import Callback, StepReport
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan
@@ -216,14 +217,17 @@ class WandB:
 
     def __init__(self, folder: StrPath | None = None, **options: Any) -> None:
         _import("wandb")
-        if "settings" in options:
-            raise ValueError(
-                "WandB takes no settings=, which could record the console; leave it out"
-            )
-        if "dir" in options:
-            raise ValueError(
-                "WandB takes no dir=, which a private logger could not protect; give folder="
-            )
+        checks = (
+            (
+                "settings" in options,
+                "WandB takes no settings=, which could record the console; leave it out",
+            ),
+            (
+                "dir" in options,
+                "WandB takes no dir=, which a private logger could not protect; give folder=",
+            ),
+        )
+        refuse(checks)
         self._folder = folder
         self._options = options
         self._run: Any = None
@@ -278,7 +282,12 @@ def _make_folder(folder: Path, private: bool) -> None:
         ) from None
 
 
-LOGGERS = ("tensorboard", "mlflow", "wandb")
+_WRITERS: dict[str, Callable[[Path, str], Writer]] = {
+    "tensorboard": lambda folder, title: TensorBoard(folder),
+    "mlflow": lambda folder, title: MLflow(name=title),
+    "wandb": lambda folder, title: WandB(folder, name=title),
+}
+LOGGERS = tuple(_WRITERS)
 
 
 def make_logger(name: str, folder: StrPath, title: str, *, private: bool = False) -> Logger:
@@ -294,16 +303,9 @@ def make_logger(name: str, folder: StrPath, title: str, *, private: bool = False
         ValueError: another name.
         ImportError: the package is not installed.
     """
-    place = Path(folder) / "log"
-    writer: Writer
-    if name == "tensorboard":
-        writer = TensorBoard(place)
-    elif name == "mlflow":
-        writer = MLflow(name=title)
-    elif name == "wandb":
-        writer = WandB(place, name=title)
-    else:
+    if name not in LOGGERS:
         raise ValueError(f"there is no logger {name!r}; choose one of {', '.join(LOGGERS)}")
+    writer = _WRITERS[name](Path(folder) / "log", title)
     return Logger(writer, private=private)
 
 

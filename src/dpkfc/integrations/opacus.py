@@ -39,7 +39,6 @@ import difflib
 import math
 import os
 import warnings
-import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack
@@ -59,6 +58,7 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
 )
+from torch.utils.weak import WeakIdKeyDictionary
 
 from dpkfc import checkpoint
 from dpkfc._checks import check_integer, check_positive, is_number, refuse
@@ -458,16 +458,17 @@ _NAN_WARNING = (
     " for missing values in the data"
 )
 
-# The datasets of this process that are alive, each with the ledger of a run on it.
-_runs: list[tuple[weakref.ref[Any], Ledger]] = []
+# The datasets of this process that are alive, each with the ledgers of runs on it.
+_runs = WeakIdKeyDictionary()
 
 
 def _warn_of_earlier_run(dataset: Any, ledger: Ledger, *, has_budget: bool) -> None:
     """Warn that the ε of a second run is not the total, unless a file or a budget counts it."""
-    _runs[:] = [run for run in _runs if run[0]() is not None]
-    earlier = sum(book.count for reference, book in _runs if reference() is dataset)
+    earlier = 0
     with contextlib.suppress(TypeError):  # a list or a tuple has no weak reference
-        _runs.append((weakref.ref(dataset), ledger))
+        ledgers: list[Ledger] = _runs.setdefault(dataset, [])
+        earlier = sum(book.count for book in ledgers)
+        ledgers.append(ledger)
     if earlier and ledger.path is None and not has_budget:
         warnings.warn(
             f"engines have made {earlier} releases of this dataset before: the ε of all runs add"
@@ -789,8 +790,9 @@ def _make_empty(batch: Any) -> Any:
     """
     if batch is None:
         return None
-    if isinstance(batch, (Tensor, np.ndarray)) and batch.ndim and batch.shape[0] == 1:
-        return batch[:0].clone() if isinstance(batch, Tensor) else batch[:0].copy()
+    if isinstance(batch, (Tensor, np.ndarray)) and batch.shape[:1] == (1,):
+        # A list as an index copies no rows; a slice would keep the memory of the example.
+        return batch[[]]
     kind: Any = type(batch)
     if isinstance(batch, Mapping):
         return kind({key: _make_empty(value) for key, value in batch.items()})
