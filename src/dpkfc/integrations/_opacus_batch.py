@@ -291,12 +291,12 @@ class BatchRecording:
         self.forwards += 1
         if self.size < 2:
             return None
-        if self.exact is None:
-            self.exact = self.tracker.failure or self._find_unknown(output)
-        leaves = tree_leaves((args, kwargs), is_leaf=self._is_list_of_examples)
-        if any(map(self._is_list_of_examples, leaves)):
-            why = "it takes values that are no tensors, which no operation shows to be read"
-            self.exact = self.exact or Unknown("model", why)
+        self.exact = (
+            self.exact
+            or self.tracker.failure
+            or self._find_unknown(output)
+            or self._find_unread((args, kwargs))
+        )
         if self.exact is None:
             versions = [(x, x._version) for x in tensors_of((args, kwargs))]
             self._inputs.append(_Inputs(args, kwargs, output, versions))
@@ -311,6 +311,14 @@ class BatchRecording:
             if isinstance(state, Unknown):
                 return state
         return None
+
+    def _find_unread(self, arguments: Any) -> Unknown | None:
+        """Return a state where the model takes lists of examples; None without one."""
+        leaves = tree_leaves(arguments, is_leaf=self._is_list_of_examples)
+        if not any(map(self._is_list_of_examples, leaves)):
+            return None
+        why = "it takes values that are no tensors, which no operation shows to be read"
+        return Unknown("model", why)
 
     def _run_one_by_one(self, args: Arguments, kwargs: Keywords, output: Any) -> Any:
         """Run the model on each example alone; return the outputs put together."""

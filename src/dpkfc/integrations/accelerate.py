@@ -72,7 +72,7 @@ def _find_conflicts(accelerator: Any, session: Session) -> Checks:
         accelerator.unwrap_model(model, keep_torch_compile=False) for model in accelerator._models
     ]
     yield (
-        bool(prepared) and all(model is not session.model for model in prepared),
+        bool(prepared) and session.model not in prepared,
         "accelerator.prepare was given another model than the session's; build optimizer and"
         " session from the model that prepare returned",
     )
@@ -80,7 +80,7 @@ def _find_conflicts(accelerator: Any, session: Session) -> Checks:
     wrapped = [x.optimizer for x in optimizers if hasattr(x, "optimizer")]
     stepped = getattr(session.optimizer, "optimizer", session.optimizer)
     yield (
-        any(optimizer is stepped for optimizer in wrapped),
+        stepped in wrapped,
         "the optimizer went through accelerator.prepare, which may skip its steps; leave it out of"
         " prepare and give the plain torch optimizer to the session",
     )

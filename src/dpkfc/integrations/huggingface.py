@@ -353,6 +353,7 @@ class ModelLoss:
         """
         logits: Tensor | None = None
         failed: Exception | None = None
+        no_loss = torch.tensor(math.nan)
         for single in singles:
             if getattr(single.get("input_ids"), "ndim", 2) > 2:
                 raise ValueError(
@@ -366,9 +367,9 @@ class ModelLoss:
                     raise
                 failed = error
                 continue
-            own = _part(outputs, "loss")
+            own = _part(outputs, "loss", no_loss)
             logits = _part(outputs, "logits")
-            if own is not None and logits is not None and bool(torch.isfinite(own)):
+            if logits is not None and bool(torch.isfinite(own)):
                 self._shifted = self._find_shift(logits, single["labels"], own)
                 return
         if logits is None and failed is not None:
@@ -390,9 +391,9 @@ class ModelLoss:
             ValueError: the loss is neither form of the default.
         """
         choices = (False, True) if logits.dim() == 3 and logits.shape[1] > 1 else (False,)
-        losses = [self._loss_of_logits(logits, labels, shifted, 0.0).sum() for shifted in choices]
         tolerance = 1e-3 * float(own.abs()) + 1e-5
-        for shifted, loss in zip(choices, losses, strict=True):
+        for shifted in choices:
+            loss = self._loss_of_logits(logits, labels, shifted, 0.0).sum()
             if float((loss - own).abs()) <= tolerance:
                 return shifted
         raise ValueError(
@@ -401,10 +402,10 @@ class ModelLoss:
         )
 
 
-def _part(outputs: Any, name: str) -> Tensor | None:
-    """Return a tensor of a model's outputs by name; None if there is none."""
+def _part(outputs: Any, name: str, default: Any = None) -> Any:
+    """Return a tensor of a model's outputs by name, or the default if there is none."""
     part = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
-    return part if isinstance(part, Tensor) else None
+    return part if isinstance(part, Tensor) else default
 
 
 # --------------------------------------------------------------------------------------------------
@@ -446,13 +447,15 @@ def open_session(trainer: PrivateTrainer, resume: str | bool | None) -> Session:
             mixes examples.
         CheckpointError: a checkpoint of another run.
     """
-    folder = get_last_checkpoint(trainer.args.output_dir) if resume is True else resume or None
-    if resume is True and folder is None:
-        raise ValueError(
-            f"no checkpoint in {trainer.args.output_dir}; leave resume_from_checkpoint out, and"
-            " where releases were made "
-            "before the first checkpoint begin anew in another output_dir"
-        )
+    folder: Any = resume or None
+    if resume is True:
+        folder = get_last_checkpoint(trainer.args.output_dir)
+        if folder is None:
+            raise ValueError(
+                f"no checkpoint in {trainer.args.output_dir}; leave resume_from_checkpoint out, and"
+                " where releases were made "
+                "before the first checkpoint begin anew in another output_dir"
+            )
     # The loader has the collate function, and the dataset without unused columns.
     loader: Any = trainer.get_train_dataloader()
     collate = AsDict(loader.collate_fn)

@@ -92,16 +92,20 @@ class PrivateModule(pl.LightningModule):
                 there "(public)" is a mark too.
         """
         trainer = self._trainer
-        if self._in_release and not name.endswith(MARK):
-            raise ValueError(
+        is_training = trainer is not None and trainer.training
+        checks = (
+            (
+                self._in_release and not name.endswith(MARK),
                 f"per_example_loss logs '{name}', a private value that ε does not cover; leave it"
-                f" out, or call it '{name} {MARK}'"
-            )
-        if trainer is not None and trainer.training and not name.endswith((MARK, PUBLIC)):
-            raise ValueError(
+                f" out, or call it '{name} {MARK}'",
+            ),
+            (
+                is_training and not name.endswith((MARK, PUBLIC)),
                 f"'{name}' is logged while training; call it '{name} {MARK}', or"
-                f" '{name} {PUBLIC}' if it depends on released values alone"
-            )
+                f" '{name} {PUBLIC}' if it depends on released values alone",
+            ),
+        )
+        refuse(checks)
         super().log(name, *args, **settings)
 
     @contextmanager

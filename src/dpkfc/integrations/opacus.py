@@ -1202,11 +1202,9 @@ class ModuleValidator:
             norm = _replacement(part)
             if norm is not None:
                 replaced[name] = norm
-        if not replaced:
-            return module
-        if "" in replaced:
-            return replaced[""]
-        fixed = copy.deepcopy(module)
+        fixed = replaced.pop("", module)
+        if replaced:
+            fixed = copy.deepcopy(fixed)
         for name, norm in replaced.items():
             fixed.set_submodule(name, norm)
         return fixed
