@@ -379,9 +379,13 @@ def _exchange(operation: Callable[..., object], *args: Any, **kwargs: Any) -> No
         raise _rank_lost(error) from error
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of the message of an error; the name of its class without one."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def _rank_lost(error: Exception) -> RankLost:
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    reason = reason.split(". This is typically")[0][:300]
+    reason = first_line(error).split(". This is typically")[0][:300]
     return RankLost(
         "another process of the group died or did not answer in time; start all processes again"
         f" and restore the last checkpoint (docs/how-to-distributed.md). The backend says: {reason}"

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dpkfc.distributed import processes_on_this_host
+from dpkfc.distributed import first_line, processes_on_this_host
 from dpkfc.rng_state import all_states, preserve_generators, restore_all_states
 
 # --------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class MicroBatchSize:
             restore_all_states(states)
 
     def _halve(self, rows: int, error: Exception) -> None:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         if not self.automatic:
             tried = "the whole logical batch"
             if self.bound is not None:

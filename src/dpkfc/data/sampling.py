@@ -449,7 +449,7 @@ def _make_array(ids: Any) -> NDArray[Any]:
     for x in ids:
         is_scalar = isinstance(x, (Tensor, np.number, np.str_)) and x.ndim == 0
         values.append(x.item() if is_scalar else x)
-    if any(np.ndim(x) for x in values):
+    if any(map(np.ndim, values)):
         return np.asarray(values, dtype=object)
     column = np.empty(len(values), dtype=object)
     column[:] = values

@@ -67,14 +67,11 @@ def fallback_gradients(layer: Layer, call: Call, batch_size: int) -> NamedTensor
     rows = []
     for place, axis in axes.items():
         rows.append(one_example_a_row(arguments[place], axis, batch_size))
-    used = []
+    used = call.batched_gradients()
     gradients = []
-    outputs = zip(call.output_gradients, call.output_axes, strict=True)
-    for place, (gradient, output_axis) in enumerate(outputs):
-        if gradient is not None and output_axis is not None:
-            used.append(place)
-            gradient_rows = one_example_a_row(gradient, output_axis, batch_size)
-            gradients.append(_widen(gradient_rows, widest))
+    for gradient, axis in used.values():
+        gradient_rows = one_example_a_row(gradient, axis, batch_size)
+        gradients.append(_widen(gradient_rows, widest))
 
     def run(values: NamedTensors, example: list[Tensor]) -> list[Tensor]:
         """Return the outputs of one example that have a gradient."""

@@ -145,6 +145,15 @@ class Call:
         assert gradient is not None
         return gradient
 
+    def batched_gradients(self) -> dict[int, tuple[Tensor, BatchAxis]]:
+        """Return the output gradients with a batch, and its axes, by the place of the output."""
+        gradients = {}
+        pairs = zip(self.output_gradients, self.output_axes, strict=True)
+        for place, (gradient, axis) in enumerate(pairs):
+            if gradient is not None and axis is not None:
+                gradients[place] = (gradient, axis)
+        return gradients
+
     def batched_leaves(self) -> tuple[list[Any], Any, dict[int, BatchAxis]]:
         """Return the flattened inputs, their tree, and the batch axes by the place of the input."""
         leaves, spec = tree_flatten((self.args, self.kwargs))

@@ -330,8 +330,12 @@ def _custom(layer: Layer, call: Call, batch_size: int) -> PerExample:
     for i, x in enumerate(inputs):
         if isinstance(x, Tensor) and x.is_floating_point():
             inputs[i] = raise_precision(x)
-    output_gradients = _rows_of_gradients(call, batch_size)
-    gradient_axes = [None if rows is None else 0 for rows in output_gradients]
+    output_gradients: list[Tensor | None] = [None] * len(call.output_gradients)
+    gradient_axes: list[int | None] = [None] * len(output_gradients)
+    for place, (gradient, axis) in call.batched_gradients().items():
+        gradient_axes[place] = 0
+        rows = example_first(gradient, axis, batch_size)
+        output_gradients[place] = raise_precision(rows)
 
     def differentiate_one(inputs: list[Any], gradients: list[Any]) -> dict[str, Tensor]:
         args, kwargs = tree_unflatten(inputs, spec)
@@ -376,16 +380,3 @@ _RULES: dict[str, Callable[[Layer, Sequence[Call], int], Any]] = {
     "tied": _tied,
     "computed": _parametrized,
 }
-
-
-def _rows_of_gradients(call: Call, batch_size: int) -> list[Tensor | None]:
-    """Return the output gradients with examples in front, None where there is none."""
-    gradients: list[Tensor | None] = []
-    outputs = zip(call.output_gradients, call.output_axes, strict=True)
-    for gradient, axis in outputs:
-        if gradient is None or axis is None:
-            gradients.append(None)
-            continue
-        rows = example_first(gradient, axis, batch_size)
-        gradients.append(raise_precision(rows))
-    return gradients

@@ -41,6 +41,7 @@ from dpkfc._checks import refuse
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, check_plan
 from dpkfc.data.loading import Collate, check_held_out
+from dpkfc.distributed import first_line
 from dpkfc.gradients.state import make_stateless, refuse_gradient_hooks
 from dpkfc.integrations import (
     Checks,
@@ -373,10 +374,9 @@ class ModelLoss:
                 self._shifted = self._find_shift(logits, single["labels"], own)
                 return
         if logits is None and failed is not None:
-            text = str(failed) or type(failed).__name__
             raise ValueError(
                 f"{self._name} takes no example that is drawn at random"
-                f" ({text.splitlines()[0][:60]}); pass per_example_loss="
+                f" ({first_line(failed)[:60]}); pass per_example_loss="
             ) from failed
         if logits is not None and logits.dim() > 2:
             raise ValueError(
