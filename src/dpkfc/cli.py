@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from click import NoSuchOption
+from click import ClickException, NoSuchOption
 from rich.markup import escape
 from rich.table import Column, Table
 from typer.core import TyperGroup
@@ -27,7 +27,7 @@ from dpkfc.report import rounded_up
 from dpkfc.terminal import INTERRUPTED, open_console, print_error, quiet_libraries
 
 # Errors whose message is written for users.
-_KNOWN_ERRORS = (ValueError, RuntimeError, OSError, ImportError)
+_KNOWN_ERRORS = (ValueError, RuntimeError, OSError, ImportError, ClickException)
 
 
 class _Commands(TyperGroup):
@@ -61,11 +61,11 @@ def _describe_error(error: Exception) -> str:
     if isinstance(error, NoSuchOption):
         hint = f"did you mean {error.possibilities[0]!r}?" if error.possibilities else "see --help"
         return f"unknown option {error.option_name!r}; {hint}"
-    text = error.format_message() if hasattr(error, "format_message") else str(error)
+    text = error.format_message() if isinstance(error, ClickException) else str(error)
     # The group and its base class both suggest a command.
     text = text.split("? Did you mean")[0] + "?" if text.count("Did you mean") > 1 else text
     place = _find_own_line(error)
-    if isinstance(error, _KNOWN_ERRORS) or hasattr(error, "exit_code"):
+    if isinstance(error, _KNOWN_ERRORS):
         return f"{text} ({place})" if place else text
     return f"{type(error).__name__}: {text} ({place or 'DPKFC_DEBUG=1 shows where'})"
 

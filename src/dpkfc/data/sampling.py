@@ -458,7 +458,7 @@ def _make_array(ids: Any) -> NDArray[Any]:
 
 def _find_missing(column: NDArray[Any]) -> list[bool] | NDArray[np.bool_]:
     """Return which ids are None, NaN, NaT, pandas' NA, or one of their texts."""
-    if column.dtype == object or column.dtype.kind in "US":
+    if column.dtype.kind in "OUS":
         return [_is_missing(x) for x in column.tolist()]
     return column != column  # noqa: PLR0124
 

@@ -974,10 +974,8 @@ class _Passes:
                 return None
             if rows.weights is not None:
                 losses = losses * torch.from_numpy(rows.weights).to(losses)
-            if factor != 1:
-                losses = losses * factor
             with torch.autocast(device.type, enabled=False):
-                return tape.gradients(losses.sum())
+                return tape.gradients(losses.sum() * factor)
 
     def _unit_alone(self, loaded: Any, rows: Rows, unit: int) -> Calls:
         """Return the gradient of one privacy unit, each of its rows in a micro-batch of its own."""
