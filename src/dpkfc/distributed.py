@@ -801,6 +801,11 @@ def trainable_tensors(model: nn.Module) -> Tensors:
     return {name: find_graph_tensor(p) for name, p in named if p.requires_grad}
 
 
+def list_group_members(groups: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """Return the parameters of an optimizer's groups, or their numbers in its state."""
+    return [member for group in groups for member in group["params"]]
+
+
 # -- values ----------------------------------------------------------------------------------------
 
 
@@ -877,10 +882,10 @@ def divided_optimizer_state(
     Raises:
         KeyError, IndexError: the state of an optimizer of other parameters.
     """
-    own_parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    own_parameters = list_group_members(optimizer.param_groups)
     if not any(is_divided(p) for p in own_parameters):
         return dict(state)
-    numbers = [i for group in state["param_groups"] for i in group["params"]]
+    numbers = list_group_members(state["param_groups"])
     parameters = dict(zip(numbers, own_parameters, strict=False))
 
     states = {}

@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan
+from dpkfc.distributed import list_group_members
 from dpkfc.gradients.state import is_nested_step
 from dpkfc.report import json_number
 from dpkfc.session import Session
@@ -46,9 +47,8 @@ def refuse_unreleased_steps(session: Session, guarded: Optimizer | None = None) 
         if is_nested_step(optimizer):
             return
         if session.steps_done <= steps_before:
-            for group in optimizer.param_groups:
-                for p in group["params"]:
-                    p.grad = None
+            for p in list_group_members(optimizer.param_groups):
+                p.grad = None
             raise RuntimeError(
                 "optimizer.step() was called without a release of the session, so its gradients"
                 " have no noise; leave backward() and step() to session.step(batch, loss_fn)"

@@ -34,7 +34,7 @@ from torch.utils.hooks import RemovableHandle
 from dpkfc._checks import refuse
 from dpkfc.checkpoint import copy_tensors
 from dpkfc.config import Plan
-from dpkfc.distributed import trainable_tensors
+from dpkfc.distributed import list_group_members, trainable_tensors
 from dpkfc.gradients.clipped_sum import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Arguments, Keywords
@@ -541,11 +541,9 @@ class PrivateStep:
         self._released.check_names(tensors)
         return tensors
 
-    def _optimizer_parameters(self) -> list[Tensor]:
-        return [p for group in self.optimizer.param_groups for p in group["params"]]
-
     def _clear_gradients(self) -> None:
-        for p in [*self._parameters.values(), *self._optimizer_parameters()]:
+        stepped = list_group_members(self.optimizer.param_groups)
+        for p in [*self._parameters.values(), *stepped]:
             p.grad = None
 
     def _untracked_gradients(self) -> list[str]:
@@ -580,7 +578,8 @@ class PrivateStep:
                 f"parameter '{name}' was replaced or frozen after make_private; change the "
                 "model before it",
             )
-        stepped = {id(p) for p in self._optimizer_parameters() if p.requires_grad}
+        members = list_group_members(self.optimizer.param_groups)
+        stepped = {id(p) for p in members if p.requires_grad}
         present = stepped.union(map(id, trainable.values()))
         yield (
             not present.issubset(map(id, self._parameters.values())),
@@ -857,7 +856,7 @@ def optimizer_attributes(
         "loss_reduction": reduction,
         "accumulated_iterations": 1,
         "secure_mode": False,
-        "params": [p for group in optimizer.param_groups for p in group["params"]],
+        "params": list_group_members(optimizer.param_groups),
         "attach_step_hook": attach_step_hook,
         "signal_skip_step": Refusal(
             "the BatchMemoryManager of Opacus cannot split this loader; write: from"
