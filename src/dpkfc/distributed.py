@@ -761,7 +761,7 @@ def gathered(layer: Layer) -> Iterator[None]:
     This is an exchange if the parameters are sharded.
     """
     units: dict[Any, None] = {}
-    if layer.runs_again:
+    if _gathered_by and layer.runs_again:
         for module in layer.modules:
             units |= {_gathered_by[x](): None for x in module.modules() if x in _gathered_by}
     for unit in units:

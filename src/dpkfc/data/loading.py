@@ -39,14 +39,10 @@ def split(indices: ArrayLike, max_physical_batch_size: int | None) -> list[Indic
         ValueError: indices that are not a vector, or a bound below 1.
     """
     array = np.asarray(indices)
-    checks = (
-        (array.ndim != 1, f"indices must be a vector, got an array of shape {array.shape}"),
-        (
-            max_physical_batch_size is not None and max_physical_batch_size < 1,
-            f"max_physical_batch_size must be >= 1, got {max_physical_batch_size}",
-        ),
-    )
-    refuse(checks)
+    if array.ndim != 1:
+        raise ValueError(f"indices must be a vector, got an array of shape {array.shape}")
+    if max_physical_batch_size is not None and max_physical_batch_size < 1:
+        raise ValueError(f"max_physical_batch_size must be >= 1, got {max_physical_batch_size}")
     if array.size == 0:
         return []
     array = array.astype(np.int64, casting="same_kind")

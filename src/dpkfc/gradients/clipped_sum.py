@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map, tree_map_only
 
-from dpkfc._checks import check_one_of, check_positive, refuse
+from dpkfc._checks import check_one_of, check_positive
 from dpkfc.distributed import local, trainable_tensors, widest_dtype
 from dpkfc.gradients.fallback import blocks_of_one, gradient_of, matrices_of
 from dpkfc.gradients.internals import has_batch_in_place
@@ -115,20 +115,18 @@ def clip_factors(
         ValueError: C or γ not positive and finite, or a clipping with more than one factor.
     """
     # A basis brings norms of its own, which no setting has checked.
-    check_positive("max_grad_norm", max_grad_norm)
-    checks = (
-        (
-            clipping == "per_layer",
+    if not 0 < max_grad_norm < math.inf:
+        raise ValueError(f"max_grad_norm must be positive and finite, got {max_grad_norm}")
+    if clipping == "per_layer":
+        raise ValueError(
             "per_layer clipping has one factor a layer; clip each layer with C / √L and "
-            "clipping='flat'",
-        ),
-        (
-            clipping in SPLIT,
+            "clipping='flat'"
+        )
+    if clipping in SPLIT:
+        raise ValueError(
             f"{clipping} clipping has one factor a part; clip each part with its own norm and "
-            "clipping='flat'",
-        ),
-    )
-    refuse(checks)
+            "clipping='flat'"
+        )
     if clipping == "automatic":
         check_positive("automatic_gamma", automatic_gamma)
         factors = max_grad_norm / (norms + automatic_gamma)

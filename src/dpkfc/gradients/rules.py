@@ -128,11 +128,15 @@ def joined_calls(
         with gathered(layer):
             inputs = [(call.args, call.kwargs) for call in recorded]
             refuse_let_go(layer, inputs)
-            blocks.append(_block_of_calls(layer, recorded, batch_size))
+            if layer.rule not in ("fallback", "custom", "recurrent"):
+                recorded = [_example_first(layer, call, batch_size) for call in recorded]
+            blocks.append(_RULES[layer.rule](layer, recorded, batch_size))
     return _join(blocks)
 
 
 def _join(blocks: Sequence[Any]) -> Any:
+    if len(blocks) == 1:
+        return blocks[0]
     if all(isinstance(block, ParametrizedBlock) for block in blocks):
         parts: list[Any] = []
         for block in blocks:
@@ -145,14 +149,6 @@ def _pull_back(block: AnyBlock | ParametrizedBlock) -> AnyBlock:
     if isinstance(block, ParametrizedBlock):
         return block.per_example()
     return block
-
-
-def _block_of_calls(
-    layer: Layer, calls: Sequence[Call], batch_size: int
-) -> AnyBlock | ParametrizedBlock:
-    if layer.rule not in ("fallback", "custom", "recurrent"):
-        calls = [_example_first(layer, call, batch_size) for call in calls]
-    return _RULES[layer.rule](layer, calls, batch_size)
 
 
 def _join_calls(
