@@ -684,9 +684,6 @@ def _key(setting: dataclasses.Field[Any]) -> str:
     return setting.metadata["key"] or setting.name
 
 
-_BY_KEY = {(setting.metadata["section"], _key(setting)): setting for setting in _FIELDS.values()}
-
-
 def library_values(config: RunConfig, owner: type) -> dict[str, Any]:
     """Return the settings that are fields of a dataclass of the library, as its arguments.
 
@@ -703,15 +700,19 @@ def library_values(config: RunConfig, owner: type) -> dict[str, Any]:
 
 def _library_value(setting: dataclasses.Field[Any], value: Any, kind: str) -> Any:
     """Return the value of a setting in the type of a field of the library."""
-    for word, number in setting.metadata["words"].items():
-        if value == number:
-            return word
+    value = _use_word(setting, value)
     if kind.startswith("Mapping"):
         pairs = parse_pairs(setting.name, value)
         return _whole_numbers(setting.name, pairs) if "[str, int]" in kind else pairs
     if kind.startswith("tuple"):
         value = tuple(value.replace(",", " ").split())
     return value or None if "None" in kind else value
+
+
+def _use_word(setting: dataclasses.Field[Any], value: Any) -> Any:
+    """Return the word that the library has for a number, any other value as it is."""
+    words = {number: word for word, number in setting.metadata["words"].items()}
+    return words.get(value, value)
 
 
 def _whole_numbers(setting: str, pairs: Mapping[str, str]) -> dict[str, int]:
@@ -833,6 +834,12 @@ _EARLIER_SECTIONS: dict[str, Collection[str]] = {
     "curvature": _FIELDS,
     "machine": _FIELDS,
 }
+# Settings by section and key, those of earlier versions too.
+_BY_KEY = {
+    (part, name): _FIELDS[name] for part in _EARLIER_SECTIONS for name in _EARLIER_SECTIONS[part]
+}
+_BY_KEY |= {(setting.metadata["section"], _key(setting)): setting for setting in _FIELDS.values()}
+_KNOWN_SECTIONS = {section for section, _ in _BY_KEY}
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -864,8 +871,7 @@ def flatten(content: Settings, where: str) -> dict[str, Any]:
             section.
     """
     for section, value in content.items():
-        is_known = section in SECTIONS or section in _EARLIER_SECTIONS
-        if isinstance(value, Mapping) and not is_known:
+        if isinstance(value, Mapping) and section not in _KNOWN_SECTIONS:
             shown = f"[{section}]" if section.isprintable() else repr(section)
             raise ConfigError(f"{where}: unknown section {shown}; {nearest(section, SECTIONS)}")
     settings: dict[str, Any] = {}
@@ -894,19 +900,11 @@ def _list_values(content: Settings) -> Iterator[tuple[str, str, str, Any]]:
             yield "", section, section, value
             continue
         for key, inner in value.items():
-            setting = _find_setting(section, key)
+            setting = _BY_KEY.get((section, key))
             if setting is None:
                 yield section, key, "", inner
             else:
                 yield section, key, setting.name, _plain_value(setting, inner)
-
-
-def _find_setting(section: str, key: str) -> dataclasses.Field[Any] | None:
-    """Return the setting of a key in a section, or in a section of an earlier version."""
-    setting = _BY_KEY.get((section, key))
-    if setting is None and key in _EARLIER_SECTIONS.get(section, ()):
-        setting = _FIELDS.get(key)
-    return setting
 
 
 def _plain_value(setting: dataclasses.Field[Any], value: Any) -> Any:
@@ -1030,9 +1028,7 @@ def _comment(setting: dataclasses.Field[Any]) -> str:
 
 
 def _toml_value(setting: dataclasses.Field[Any], value: Any) -> str:
-    for word, number in setting.metadata["words"].items():
-        if value == number:
-            value = word
+    value = _use_word(setting, value)
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

@@ -197,7 +197,7 @@ class RunSummary:
         spending: (step, ε).
         command: that trains it again; empty where none is known.
         config: settings as TOML, for a command that reads them.
-        card: the privacy card.
+        card: the privacy card; empty for a run of a study.
         figures: of the curvature.
         pictures: title to a data URI of a PNG file.
     """
@@ -223,8 +223,8 @@ class RunSummary:
     spending: Sequence[tuple[float, float]] = ()
     command: str = ""
     config: str = ""
-    card: Mapping[str, Any] | None = None
-    figures: Figures | None = None
+    card: Mapping[str, Any] = field(default_factory=dict)
+    figures: Figures = Figures()
     pictures: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -390,19 +390,14 @@ def _read_run_folder(path: Path, departures: Departures) -> RunSummary:
             f"no {folder.card.name}: the run has not ended; go on with dpkfc train --resume {path}"
         )
     card = _read_card(folder.card)
-    guarantee = card["guarantee"]
     metrics = _read_metrics(folder.metrics)
-    evaluated = metrics.evaluated()
-    finite = [row for row in metrics.rows if number(row.epsilon) is not None]
-    spending = [(float(row.step), row.epsilon) for row in finite]
-    seconds = [row.seconds for row in metrics.rows if row.seconds is not None]
     method, _, task = str(card.get("title", path.name)).partition(" on ")
     recipe = str(settings.get("recipe") or task or "unknown")
     method = str(settings.get("method") or method)
     is_smoke = settings.get("smoke") is True
     seed = number(settings.get("seed"))
     command = "dpkfc train --config config.toml" if config else ""
-    if config and settings.get("test_mode") is True:
+    if settings.get("test_mode") is True:
         command += " --test-mode"
     run = {"recipe": recipe, "method": method, "settings": settings}
     figures = path / plots.FILE
@@ -412,26 +407,47 @@ def _read_run_folder(path: Path, departures: Departures) -> RunSummary:
         method=method,
         measured_on=metrics.measured_on,
         score=_score_name(ensure_mapping(card.get("results")), metrics.measured_on),
-        accuracy=evaluated[-1].accuracy if evaluated else None,
-        epsilon=number(guarantee.get("epsilon")),
-        target=number(guarantee.get("target_epsilon")),
-        delta=number(guarantee.get("delta")),
-        sigma=number(ensure_mapping(card.get("mechanism")).get("noise_multiplier")),
-        steps=_integer(guarantee.get("releases")),
-        seconds=sum(seconds) if seconds else None,
+        **_read_course(metrics),
+        **_read_promise(card),
         seed=None if seed is None else int(seed),
         settings=select_deciding(departures(run)),
         smoke=is_smoke,
-        warnings=_card_warnings(card),
-        against=plain(guarantee.get("against") or "", 300),
-        curve=[(float(row.step), row.accuracy) for row in evaluated if row.accuracy is not None],
-        spending=evenly_spaced(spending, _MOST_POINTS),
         command=command,
         config=config,
         card=card,
-        figures=Figures.read(read_json(figures)) if figures.is_file() else None,
+        figures=Figures.read(read_json(figures)) if figures.is_file() else Figures(),
         pictures=_read_pictures(folder.plots),
     )
+
+
+def _read_course(metrics: Metrics) -> dict[str, Any]:
+    """Return what the metrics of a run say of its score, its time and its spending."""
+    curve = [(float(row.step), row.accuracy) for row in metrics.evaluated()]
+    seconds = [row.seconds for row in metrics.rows if row.seconds is not None]
+    spending = []
+    for row in metrics.rows:
+        if number(row.epsilon) is not None:
+            spending.append((float(row.step), row.epsilon))
+    return {
+        "accuracy": curve[-1][1] if curve else None,
+        "seconds": sum(seconds) if seconds else None,
+        "curve": curve,
+        "spending": evenly_spaced(spending, _MOST_POINTS),
+    }
+
+
+def _read_promise(card: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a card says of the guarantee of its run."""
+    guarantee = card["guarantee"]
+    return {
+        "epsilon": number(guarantee.get("epsilon")),
+        "target": number(guarantee.get("target_epsilon")),
+        "delta": number(guarantee.get("delta")),
+        "sigma": number(ensure_mapping(card.get("mechanism")).get("noise_multiplier")),
+        "steps": _integer(guarantee.get("releases")),
+        "warnings": _card_warnings(card),
+        "against": plain(guarantee.get("against") or "", 300),
+    }
 
 
 def _own_name(settings: Mapping[str, Any]) -> str:
@@ -531,10 +547,18 @@ def _card_warnings(card: Mapping[str, Any]) -> list[str]:
 
 def collect_warnings(stamp: Any, caveats: Any) -> list[str]:
     """Return why there is no certified guarantee: the stamp, then every caveat."""
-    warnings = [plain(stamp)] if isinstance(stamp, str) and stamp else []
-    if isinstance(caveats, list):
-        warnings += [plain(caveat) for caveat in caveats]
-    return warnings
+    warnings = [plain(stamp)] if ensure_text(stamp) else []
+    return warnings + [plain(caveat) for caveat in ensure_list(caveats)]
+
+
+def ensure_list(value: Any) -> list[Any]:
+    """Return a list itself, an empty one for anything else."""
+    return value if isinstance(value, list) else []
+
+
+def ensure_text(value: Any) -> str:
+    """Return a text itself, an empty one for anything else."""
+    return value if isinstance(value, str) else ""
 
 
 def _integer(value: Any) -> int:
@@ -547,12 +571,11 @@ def train_command(
     """Return the command of a run of a study; empty where the run cannot be written as one."""
     for value in settings.values():
         # Public data that only a study cuts from another recipe.
-        if isinstance(value, str) and value.startswith("@"):
+        if ensure_text(value).startswith("@"):
             return ""
-    chosen = {"recipe": recipe, "method": method}
-    for name, value in settings.items():
-        if name not in {"data_dir", "out"}:
-            chosen[name] = value
+    chosen = {"recipe": recipe, "method": method, **settings}
+    for name in ("data_dir", "out"):
+        chosen.pop(name, None)
     chosen["seed"] = seed
     if evaluate_on != "test":
         chosen["eval_on"] = evaluate_on
@@ -632,24 +655,26 @@ def read_file(path: Path, content: Any, departures: Departures) -> Contents:
     """
     if not isinstance(content, dict):
         raise ValueError("is no results file of dpkfc")
-    kind = content.get("kind")
-    if kind == "dpkfc study" and isinstance(content.get("rows"), dict):
-        _check_version(content)
-        return _read_study(path, content["rows"], departures)
-    if kind == "dpkfc table" and isinstance(content.get("cells"), list):
-        _check_version(content)
-        return Contents(runs=(), tables=[_read_published_table(content)])
-    if kind is None and isinstance(content.get("arms"), list):
-        _check_version(content)
-        return Contents(runs=(), tables=[_read_tuning(content)])
-    if kind is None and isinstance(content.get("runs"), dict):
-        return _read_benchmark(path, content["runs"])
-    if kind == "dpkfc figure" and content.get("sensitivity_maps"):
-        _check_version(content)
-        return Contents(runs=(), charts=[_read_chart(path, content)])
-    if kind == "dpkfc figure":
-        pictures = _name_pictures(path)
-        raise ValueError(f"is a figure of dpkfc reproduce, which has its own picture: {pictures}")
+    match content.get("kind"), content:
+        case "dpkfc study", {"rows": dict(rows)}:
+            _check_version(content)
+            return _read_study(path, rows, departures)
+        case "dpkfc table", {"cells": list()}:
+            _check_version(content)
+            return Contents(runs=(), tables=[_read_published_table(content)])
+        case None, {"arms": list()}:
+            _check_version(content)
+            return Contents(runs=(), tables=[_read_tuning(content)])
+        case None, {"runs": dict(rows)}:
+            return _read_benchmark(path, rows)
+        case "dpkfc figure", {"sensitivity_maps": maps} if maps:
+            _check_version(content)
+            return Contents(runs=(), charts=[_read_chart(path, content)])
+        case "dpkfc figure", _:
+            pictures = _name_pictures(path)
+            raise ValueError(
+                f"is a figure of dpkfc reproduce, which has its own picture: {pictures}"
+            )
     raise ValueError(
         "is no results file of dpkfc (study, tuning, table or benchmark); leave it out"
     )
@@ -676,6 +701,7 @@ def _name_pictures(path: Path) -> str:
 
 
 _LEFT_OUT = {
+    "incomplete": "incomplete entries are not shown",
     "pruned": "trials that were pruned, so not trained to the end, are not shown",
     "withdrawn": (
         "tests of settings that are no longer the best trial of their method are not shown"
@@ -691,16 +717,14 @@ def _add_notes(
     incomplete = len(rows) - len(runs) - sum(left_out.values())
     if not runs and incomplete:
         raise ValueError("none of its entries can be read")
-    notes = [f"{path}: {incomplete} incomplete entries are not shown"] if incomplete else []
-    for reason, count in left_out.items():
-        if count:
-            notes.append(f"{path}: {count} {_LEFT_OUT[reason]}")
+    counts = {"incomplete": incomplete, **left_out}
+    notes = [f"{path}: {count} {_LEFT_OUT[reason]}" for reason, count in counts.items() if count]
     return Contents(runs=runs, notes=notes)
 
 
 def _read_study(path: Path, rows: Mapping[str, Any], departures: Departures) -> Contents:
     """Return finished runs; of a method that was tuned, only the tests of the best trial."""
-    left_out = dict.fromkeys(_LEFT_OUT, 0)
+    left_out = {"pruned": 0, "withdrawn": 0, "measurements": 0}
     complete = []
     for row in rows.values():
         if not isinstance(row, dict) or not isinstance(row.get("run"), dict):
@@ -770,8 +794,8 @@ def _figures(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_curve(pairs: Any) -> list[tuple[float, float]]:
     curve = []
-    for pair in pairs if isinstance(pairs, list) else []:
-        if isinstance(pair, list) and len(pair) == 2:
+    for pair in ensure_list(pairs):
+        if len(ensure_list(pair)) == 2:
             step, score = number(pair[0]), number(pair[1])
             if step is not None and score is not None:
                 curve.append((step, score))
@@ -842,8 +866,8 @@ def _read_tuning(content: Mapping[str, Any]) -> StudyTable:
             counts = ["secret", "secret"]
         accuracy = score_text(number(method.get("accuracy")))
         rows.append((label, accuracy, *counts, show(method.get("params"))))
-        command = method.get("command")
-        if isinstance(command, str) and command:
+        command = ensure_text(method.get("command"))
+        if command:
             commands.append(plain(command, 2000))
     notes = [plain(content.get("statement", ""), 2000).replace("**", "")]
     if content.get("complete") is False:
@@ -872,12 +896,12 @@ def _read_published_table(content: Mapping[str, Any]) -> StudyTable:
             rows.append(tuple(show(cell.get(column)) for column in columns))
     notes = []
     for before, key in (("Published: ", "accounting"), ("", "note"), ("", "rule")):
-        text = content.get(key)
-        if isinstance(text, str) and text:
+        text = ensure_text(content.get(key))
+        if text:
             notes.append(f"{before}{plain(text, 1200)}")
     name = content.get("name")
     unit = plain(content.get("unit", "%"), 20)
-    is_command = isinstance(name, str) and name.replace("-", "").isalnum()
+    is_command = ensure_text(name).replace("-", "").isalnum()
     return StudyTable(
         title=plain(content.get("title", name), 160),
         notes=notes,
@@ -906,9 +930,8 @@ def _read_chart(path: Path, content: Mapping[str, Any]) -> Chart:
             f"{path.name} is damaged; dpkfc reproduce {path.stem} writes it again"
         ) from None
     private = content.get("private")
-    missing = content.get("missing")
     notes = [plain(private, 400)] if isinstance(private, str) else []
-    for cell in missing if isinstance(missing, list) else []:
+    for cell in ensure_list(content.get("missing")):
         notes.append(plain(f"Missing: {cell}", 400))
     title = plain(content.get("title", content.get("name", path.stem)), 160)
     return Chart(title=title, notes=notes, maps=maps)
@@ -980,6 +1003,11 @@ class RunGroup:
     def first(self) -> RunSummary:
         """The run whose settings stand for all."""
         return self.runs[0]
+
+    @property
+    def sort_score(self) -> float:
+        """The mean to sort by: 0 where none is known."""
+        return self.mean or 0.0
 
     @property
     def budget(self) -> float | None:

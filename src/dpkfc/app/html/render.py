@@ -27,6 +27,7 @@ from dpkfc.app.html import (
     comparable_panels,
     count_text,
     delta_text,
+    ensure_list,
     epsilon_text,
     group_runs,
     plot_text,
@@ -106,7 +107,7 @@ def _answer(panel: Panel, budget: float | None, groups: Sequence[RunGroup]) -> A
     by_method = collect(groups, lambda group: group.first.method)
 
     def rank(group: RunGroup) -> tuple[bool, float]:
-        return bool(group.first.warnings), -(group.mean or 0.0)
+        return bool(group.first.warnings), -group.sort_score
 
     chosen = sorted((min(members, key=rank) for members in by_method.values()), key=rank)
     best = chosen[0]
@@ -152,9 +153,9 @@ def difference(
     Returns:
         Lower and upper end, or None: fewer than two scores in one, or no deviation in both.
     """
-    if len(first) < 2 or len(second) < 2:
+    if min(len(first), len(second)) < 2:
         return None
-    if min(first) == max(first) and min(second) == max(second):
+    if len(set(first)) == len(set(second)) == 1:
         # There is no deviation to judge by.
         return None
     low, high = stats.ttest_ind(first, second, equal_var=False).confidence_interval(level)
@@ -312,8 +313,7 @@ def view_card(card: Mapping[str, Any]) -> CardView:
         card: as read from JSON; nothing in it is trusted.
     """
     guarantee = ensure_mapping(card.get("guarantee"))
-    reasons = card.get("caveats")
-    caveats = [show(text) for text in reasons if text] if isinstance(reasons, list) else []
+    caveats = [show(text) for text in ensure_list(card.get("caveats")) if text]
     stamp = ""
     if card.get("stamp") or guarantee.get("certified") is not True or caveats:
         stamp = plain(card.get("stamp") or "UNCERTIFIED", 80)
@@ -398,8 +398,7 @@ def _curvature_rows(curvature: Any) -> TextRows:
     if not isinstance(curvature, Mapping):
         return [("preconditioner", "none")]
     is_private = curvature.get("uses_private_data")
-    refreshes = curvature.get("refreshes")
-    count = len(refreshes) if isinstance(refreshes, list) else 0
+    count = len(ensure_list(curvature.get("refreshes")))
     return [
         ("uses private data", "yes: NOT PRIVATE" if is_private else "no"),
         *_rows(curvature, _NOT_IN_CURVATURE),
@@ -559,31 +558,15 @@ def plot_accuracy(panel: Panel, styles: Styles) -> Plot:
 
     Where there is only one ε, each method has a row.
     """
-    budgets = sorted({group.budget for group in panel.groups if group.budget is not None})
+    budgets = sorted({budget for budget, _ in _with_budget(panel.groups)})
     if len(budgets) < 2:
         return _plot_rows(panel, styles, budgets)
     lines = collect(panel.groups, lambda group: (group.first.method, not group.first.warnings))
     traces = []
     for place, ((method, is_certified), members) in enumerate(lines.items()):
-        style = styles[method]
-        known = [(group.budget, group) for group in members if group.budget is not None]
-        known.sort(key=lambda pair: (pair[0], pair[1].differs))
-        groups = [group for _, group in known]
-        has_one_point_each = len({budget for budget, _ in known}) == len(known)
         shift = 1 + 0.014 * (place - (len(lines) - 1) / 2)
-        traces.append(
-            _trace(
-                plot_text(method),
-                [budget * shift for budget, _ in known],
-                [group.mean for group in groups],
-                [_group_text(group, panel.score) for group in groups],
-                mode="lines+markers" if is_certified and has_one_point_each else "markers",
-                meta=style.index,
-                error_y=_error_bars(groups),
-                line={"color": style.colour, "width": 2},
-                marker=_marker(style, 9, groups),
-            )
-        )
+        trace = _plot_budgets(members, styles[method], panel.score, shift, is_certified)
+        traces.append(trace)
     x = _axis("ε of the budget, logarithmic", type="log")
     if len(budgets) <= 12:
         x |= {"tickvals": budgets, "ticktext": [f"{budget:g}" for budget in budgets]}
@@ -597,11 +580,45 @@ def plot_accuracy(panel: Panel, styles: Styles) -> Plot:
     )
 
 
+def _with_budget(groups: Sequence[RunGroup]) -> list[tuple[float, RunGroup]]:
+    """Return the groups that have an ε, with it and by it."""
+    known = [(group.budget, group) for group in groups if group.budget is not None]
+    return sorted(known, key=lambda pair: (pair[0], pair[1].differs))
+
+
+def _plot_budgets(
+    members: Sequence[RunGroup], style: MethodStyle, score: str, shift: float, is_certified: bool
+) -> dict[str, Any]:
+    """Return the scores of one method by ε, joined by a line where each ε has one of them.
+
+    Args:
+        members: groups of the method.
+        style: of the method.
+        score: what the numbers are.
+        shift: what each ε is multiplied by.
+        is_certified: whether all groups have a certified guarantee.
+    """
+    known = _with_budget(members)
+    groups = [group for _, group in known]
+    has_one_point_each = len({budget for budget, _ in known}) == len(known)
+    return _trace(
+        plot_text(style.name),
+        [budget * shift for budget, _ in known],
+        [group.mean for group in groups],
+        [_group_text(group, score) for group in groups],
+        mode="lines+markers" if is_certified and has_one_point_each else "markers",
+        meta=style.index,
+        error_y=_error_bars(groups),
+        line={"color": style.colour, "width": 2},
+        marker=_marker(style, 9, groups),
+    )
+
+
 def _plot_rows(panel: Panel, styles: Styles, budgets: Sequence[float]) -> Plot:
     members = collect(panel.groups, lambda group: group.first.method)
 
     def best_score(method: str) -> float:
-        return max(group.mean or 0.0 for group in members[method])
+        return max(group.sort_score for group in members[method])
 
     traces = []
     for method in sorted(members, key=best_score):
@@ -944,11 +961,11 @@ def build(contents: Contents, library: str, title: str) -> str:
     for panel in panels:
         learning += place(plot_learning(panel, styles) + plot_spending(panel, styles))
     charts = [(chart, place(plot_sensitivity(chart.maps, styles))) for chart in contents.charts]
-    with_card = [run for run in contents.runs if run.card is not None]
+    with_card = [run for run in contents.runs if run.card]
     folders = []
     for run in with_card[:_MOST_FOLDERS]:
-        plots = plot_curvature(run.figures, styles[run.method]) if run.figures else []
-        folders.append((run, view_card(run.card or {}), place(plots)))
+        plots = plot_curvature(run.figures, styles[run.method])
+        folders.append((run, view_card(run.card), place(plots)))
     uncertified = [run for run in contents.runs if run.warnings]
     warnings = dict.fromkeys((run.method, run.source, run.warnings[0]) for run in uncertified)
     environment = make_environment()
@@ -1015,18 +1032,16 @@ def _table_order(group: RunGroup) -> tuple[bool, str, float, float]:
     """Return a key that sorts test sets first, then by task and ε, best score first."""
     run = group.first
     is_validation = run.measured_on != "test"
-    return is_validation, run.task.casefold(), group.budget or 0.0, -(group.mean or 0.0)
+    return is_validation, run.task.casefold(), group.budget or 0.0, -group.sort_score
 
 
-def _commands(groups: Sequence[RunGroup]) -> dict[tuple[str, str], list[str]]:
-    """Return the commands of studies by task and method, each once."""
-    commands: dict[tuple[str, str], list[str]] = {}
+def _commands(groups: Sequence[RunGroup]) -> dict[tuple[str, str], dict[str, None]]:
+    """Return the commands of studies by task and method, each once and in order."""
+    commands: dict[tuple[str, str], dict[str, None]] = {}
     for group in groups:
         for run in group.runs:
-            if run.card is None and run.command:
-                lines = commands.setdefault((run.task, run.method), [])
-                if run.command not in lines:
-                    lines.append(run.command)
+            if run.command and not run.card:
+                commands.setdefault((run.task, run.method), {})[run.command] = None
     return commands
 
 
