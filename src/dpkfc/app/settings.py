@@ -756,6 +756,11 @@ def shorten(names: Iterable[str], most: int = 90) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
+def ensure_text(value: Any) -> str:
+    """Return a text itself, an empty one for anything else."""
+    return value if isinstance(value, str) else ""
+
+
 def _fits_a_file(text: str) -> bool:
     try:
         text.encode("utf-8")

@@ -23,7 +23,7 @@ from dpkfc.app import plots
 from dpkfc.app.datasets import UnpackedSizeError
 from dpkfc.app.plots import Figures, SensitivityMap, evenly_spaced, read_map
 from dpkfc.app.run_folder import Metrics, RunFolder
-from dpkfc.app.settings import known_settings
+from dpkfc.app.settings import ensure_text, known_settings
 from dpkfc.report import ensure_mapping, is_visible, number, plain, rounded_up
 from dpkfc.report.card import failed_checks
 
@@ -554,11 +554,6 @@ def collect_warnings(stamp: Any, caveats: Any) -> list[str]:
 def ensure_list(value: Any) -> list[Any]:
     """Return a list itself, an empty one for anything else."""
     return value if isinstance(value, list) else []
-
-
-def ensure_text(value: Any) -> str:
-    """Return a text itself, an empty one for anything else."""
-    return value if isinstance(value, str) else ""
 
 
 def _integer(value: Any) -> int:

@@ -9,7 +9,7 @@ import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.feather as pa_feather
 import pyarrow.parquet as pa_parquet
 import torch
+from torch import Tensor
 
 from dpkfc.app.datasets import (
     DatasetError,
@@ -27,7 +28,7 @@ from dpkfc.app.datasets import (
 )
 from dpkfc.app.datasets.text import hashed_texts
 from dpkfc.app.owndata import UNKNOWN, Figures, Records, number_equal
-from dpkfc.app.owndata.schema import ImageForm, Schema, canonical, target_of
+from dpkfc.app.owndata.schema import ImageForm, Schema, TextForm, canonical, target_of
 from dpkfc.app.pretrained import SENTENCE_WIDTH, minilm_vectors
 from dpkfc.app.recipes.text import weighted_words
 from dpkfc.app.settings import shorten
@@ -249,16 +250,7 @@ def encode_table(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
         targets = column_texts(path, table, schema.target, decimal)
         labels, of_target = target_of(schema).encode(targets)
         shares |= of_target
-    private = schema.private_columns
-    public = inputs.copy()
-    public[:, list(private.values())] = 0.0
-    contents = []
-    for row, label in zip(public, labels.tolist(), strict=True):
-        contents.append(row.tobytes() + str(label).encode())
-    for name in private:
-        # A split must not change when bounds are found.
-        for row_number, text in enumerate(column_texts(path, table, name)):
-            contents[row_number] += b"|" + _encode(text or "")
+    contents = _contents_of_rows(path, table, schema, inputs, labels.tolist())
     units: list[str] = []
     if schema.unit in table.column_names:
         people = column_texts(path, table, schema.unit)
@@ -271,6 +263,22 @@ def encode_table(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
         units=units,
         figures={**shares, **figures},
     )
+
+
+def _contents_of_rows(
+    path: Path, table: pa.Table, schema: Schema, inputs: np.ndarray, labels: list[float]
+) -> list[bytes]:
+    """Return what decides the side of each row in a split, which found bounds do not change."""
+    private = schema.private_columns
+    public = inputs.copy()
+    public[:, list(private.values())] = 0.0
+    contents = [
+        row.tobytes() + str(label).encode() for row, label in zip(public, labels, strict=True)
+    ]
+    for name in private:
+        for number, text in enumerate(column_texts(path, table, name)):
+            contents[number] += b"|" + _encode(text or "")
+    return contents
 
 
 def _encode(text: str) -> bytes:
@@ -403,17 +411,11 @@ def encode_folder(
         DatasetError: a file cannot be read and `broken` is "error", or there are no images. In
             training it is no error that no file can be read.
     """
-    people: list[str | None] = []
-    figures: Figures = {}
-    numbers: list[float] = []
-    if labels is not None:
-        paths, numbers, people, figures = _read_labels(folder, schema, labels)
+    if labels is None:
+        labelled = _label_by_folder(folder, schema)
     else:
-        paths = _find_images(folder)
-        number_of = {name: number for number, name in enumerate(schema.classes)}
-        for path in paths:
-            top, *_ = path.relative_to(folder).parts
-            numbers.append(number_of.get(top, UNKNOWN))
+        labelled = _read_labels(folder, schema, labels)
+    paths, numbers, people, figures = labelled
     unknown, _ = target_of(schema).encode([None])
     form = schema.images
     nothing = np.zeros((form.channels, form.size, form.size), np.float32)
@@ -445,16 +447,25 @@ def encode_folder(
     return records if with_broken else records.select(whole)
 
 
-def _find_images(folder: Path) -> list[Path]:
+# Files of images, their labels and units (none where each file is one), and private shares.
+_Labelled = tuple[list[Path], list[float], list[str | None], Figures]
+
+
+def _label_by_folder(folder: Path, schema: Schema) -> _Labelled:
+    """Return the images of a folder, each with the class that the folder around it is named by."""
     paths = [path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES]
     if not paths:
         raise DatasetError(f"{folder}: holds no PNG or JPEG file; check --data")
-    return sorted(paths)
+    paths.sort()
+    number_of = {name: number for number, name in enumerate(schema.classes)}
+    numbers: list[float] = []
+    for path in paths:
+        top, *_ = path.relative_to(folder).parts
+        numbers.append(number_of.get(top, UNKNOWN))
+    return paths, numbers, [], {}
 
 
-def _read_labels(
-    folder: Path, schema: Schema, labels: Path
-) -> tuple[list[Path], list[float], list[str | None], Figures]:
+def _read_labels(folder: Path, schema: Schema, labels: Path) -> _Labelled:
     kinds, _ = read_header(labels, schema.delimiter)
     first = next(iter(kinds))
     names = [first, schema.target]
@@ -535,17 +546,8 @@ def encode_texts(path: Path, schema: Schema) -> Records:
     targets = [_plain(entry.get(schema.target)) for entry in objects]
     encoded, shares = target_of(schema).encode(targets)
     labels = encoded.tolist()
-    if schema.text.encoder == "sentences":
-        # A tokenizer takes no lone surrogates.
-        whole = [text.encode("utf-8", "replace").decode() for text in texts]
-        inputs = minilm_vectors(whole, schema.text.length)
-    elif schema.text.encoder == "weighted-words":
-        inputs = weighted_words(texts, schema.text.buckets)
-    else:
-        inputs = hashed_texts(texts, schema.text.buckets)
-    contents = []
-    for text, label in zip(texts, labels, strict=True):
-        contents.append(_encode(f"{label}\0{text}"))
+    inputs = _ENCODERS[schema.text.encoder](texts, schema.text)
+    contents = [_encode(f"{label}\0{text}") for text, label in zip(texts, labels, strict=True)]
     empty = sum(not text.strip() for text in texts)
     units: list[str] = []
     if schema.unit:
@@ -564,6 +566,19 @@ def encode_texts(path: Path, schema: Schema) -> Records:
             ("unreadable", "lines"): unreadable / len(texts),
         },
     )
+
+
+def _encode_sentences(texts: Sequence[str], form: TextForm) -> Tensor:
+    # A tokenizer takes no lone surrogates.
+    whole = [text.encode("utf-8", "replace").decode() for text in texts]
+    return minilm_vectors(whole, form.length)
+
+
+_ENCODERS: dict[str, Callable[[Sequence[str], TextForm], Tensor]] = {
+    "sentences": _encode_sentences,
+    "weighted-words": lambda texts, form: weighted_words(texts, form.buckets),
+    "words": lambda texts, form: hashed_texts(texts, form.buckets),
+}
 
 
 def _read_objects(path: Path) -> tuple[list[int], list[Entry]]:

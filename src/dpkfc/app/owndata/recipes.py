@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from dpkfc._checks import refuse
 from dpkfc.app.datasets import DatasetError, ExampleSet, unreadable_error
 from dpkfc.app.models import linear_from_zero
 from dpkfc.app.owndata import TEST_SHARE, Records, split_records
@@ -41,7 +42,7 @@ from dpkfc.app.owndata.tasks import judgement, load_task, make_model, task_examp
 from dpkfc.app.recipes import Recipe
 from dpkfc.app.recipes.images import image_features, use_features
 from dpkfc.app.recipes.text import HashedZipf, ZipfWords
-from dpkfc.app.settings import ConfigError, RunConfig
+from dpkfc.app.settings import ConfigError, RunConfig, ensure_text
 from dpkfc.config import Plan
 from dpkfc.curvature.probes import DeadLeaves, FeatureNoise, Probe
 from dpkfc.privacy.ledger import Ledger
@@ -68,24 +69,31 @@ def own_kind(chosen: Mapping[str, Any]) -> str:
     """
     given = {name: chosen.get(name, "") for name in ("data", "task", *_KINDS_OF)}
     data, task = given["data"], given["task"]
-    recipe = chosen.get("recipe", "")
-    if not data and not task:
-        if any(given.values()):
-            raise ConfigError("target, schema, text and label_file describe own data; give --data")
+    if not any(given.values()):
         return ""
-    if data and task:
-        raise ConfigError("--data and --task are two sources of examples; leave one out")
-    kind = "own-task" if task else kind_of_data(Path(str(data)))
-    for name, kinds in _KINDS_OF.items():
-        if given[name] and kind not in kinds:
-            raise ConfigError(
-                f"{name} = {given[name]!r:.40} does not apply to {data or task!s:.40}; leave it out"
-            )
-    if recipe not in ("", kind):
-        raise ConfigError(
-            f"recipe = {recipe!r} has its own data; leave it out, or leave --data and --task out"
-        )
+    kind = ""
+    if task:
+        kind = "own-task"
+    elif data:
+        kind = kind_of_data(Path(str(data)))
+    refuse(_kind_checks(given, kind, chosen.get("recipe", "")), ConfigError)
     return kind
+
+
+def _kind_checks(given: Mapping[str, Any], kind: str, recipe: Any) -> Iterator[tuple[object, str]]:
+    """Yield what settings of own data contradict, and the message about it."""
+    data, task = given["data"], given["task"]
+    yield not kind, "target, schema, text and label_file describe own data; give --data"
+    yield data and task, "--data and --task are two sources of examples; leave one out"
+    for name, kinds in _KINDS_OF.items():
+        yield (
+            given[name] and kind not in kinds,
+            f"{name} = {given[name]!r:.40} does not apply to {data or task!s:.40}; leave it out",
+        )
+    yield (
+        recipe not in ("", kind),
+        f"recipe = {recipe!r} has its own data; leave it out, or leave --data and --task out",
+    )
 
 
 def kind_of_data(path: Path) -> str:
@@ -119,23 +127,21 @@ def own_settings(chosen: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: the task cannot be made, or the schema cannot be read.
     """
-    schema = chosen.get("schema", "")
-    if isinstance(schema, str) and schema and "likelihood" not in chosen:
+    schema, name = ensure_text(chosen.get("schema")), ensure_text(chosen.get("task"))
+    if schema and "likelihood" not in chosen:
         may_be_open = bool(chosen.get("bounds"))
         public = read_schema(Path(schema), str(chosen.get("target", "")), may_be_open=may_be_open)
-        target = target_of(public)
-        return {**chosen, "likelihood": target.likelihood}
-    target = chosen.get("task", "")
-    if chosen["recipe"] != "own-task" or not isinstance(target, str) or not target:
+        return {**chosen, "likelihood": target_of(public).likelihood}
+    if not name:
         return chosen
-    task = load_task(target)
-    inputs, labels = task_examples(task, target).train
+    task = load_task(name)
+    inputs, labels = task_examples(task, name).train
     if labels.is_floating_point() and labels.dim() == 1:
         chosen = {"likelihood": "gaussian", **chosen}
-    if task.probe is not None and "source" not in chosen:
-        return {**chosen, "source": "tokens"}
-    if task.probe is None and "method" not in chosen and not inputs.is_floating_point():
-        return {**chosen, "method": "dp-adam"}
+    if task.probe is not None:
+        return {"source": "tokens", **chosen}
+    if not inputs.is_floating_point():
+        return {"method": "dp-adam", **chosen}
     return chosen
 
 
@@ -177,14 +183,17 @@ def _need_schema(config: RunConfig) -> Schema:
         )
     may_be_open = config.bounds == "private"
     schema = read_schema(Path(config.schema), config.target, may_be_open=may_be_open)
-    if not schema.target:
-        raise ConfigError(f"{config.schema}: which column is learned? give target, or --target")
-    if not schema.classes and not schema.target_bounds:
-        raise ConfigError(
-            f"{config.schema}: classes is empty; list all values of {schema.target!r}, or give"
-            " target_bounds of a number"
-        )
+    refuse(_target_checks(schema, config.schema), ConfigError)
     return schema
+
+
+def _target_checks(schema: Schema, where: str) -> Iterator[tuple[object, str]]:
+    yield not schema.target, f"{where}: which column is learned? give target, or --target"
+    yield (
+        not (schema.classes or schema.target_bounds),
+        f"{where}: classes is empty; list all values of {schema.target!r}, or give"
+        " target_bounds of a number",
+    )
 
 
 def _table_recipe(config: RunConfig) -> Recipe:
@@ -259,26 +268,8 @@ def _used_schema(schema: Schema, title: str) -> str:
 def _image_recipe(config: RunConfig) -> Recipe:
     folder = Path(config.data)
     labels = Path(config.label_file) if config.label_file else None
-    if labels is not None:
-        schema = _need_schema(config)
-    else:
-        schema = Schema(target=config.target)
-        if config.schema:
-            schema = read_schema(Path(config.schema), config.target)
-        if schema.target_bounds:
-            raise ConfigError(
-                f"{config.schema}: target_bounds need a number for each image; give --label-file"
-            )
-        if column := schema.unit or schema.target:
-            raise ConfigError(
-                f"{column!r} is a column, and a folder a class has none; give --label-file, or"
-                " leave it out"
-            )
-        classes = schema.classes or folder_classes(folder)
-        schema = replace(schema, classes=classes)
-        schema = check_schema(schema, config.schema or str(folder))
+    schema = _need_schema(config) if config.label_file else _folder_schema(config)
     form = schema.images
-
     shape = (form.channels, form.size, form.size)
     outputs = target_of(schema).outputs
     build: Callable[[], nn.Module] = partial(small_cnn, form.channels, form.size, outputs)
@@ -305,6 +296,33 @@ def _image_recipe(config: RunConfig) -> Recipe:
     if form.has_features:
         recipe = use_features(recipe, image_features(shape))
     return _with_schema(recipe, schema)
+
+
+def _folder_schema(config: RunConfig) -> Schema:
+    """Return the schema of a folder with one folder a class.
+
+    Raises:
+        ConfigError: the schema has a column.
+    """
+    folder = Path(config.data)
+    schema = Schema(target=config.target)
+    if config.schema:
+        schema = read_schema(Path(config.schema), config.target)
+    column = schema.unit or schema.target
+    checks = [
+        (
+            schema.target_bounds,
+            f"{config.schema}: target_bounds need a number for each image; give --label-file",
+        ),
+        (
+            column,
+            f"{column!r} is a column, and a folder a class has none; give --label-file, or leave"
+            " it out",
+        ),
+    ]
+    refuse(checks, ConfigError)
+    schema = replace(schema, classes=schema.classes or folder_classes(folder))
+    return check_schema(schema, config.schema or str(folder))
 
 
 def small_cnn(channels: int, size: int, classes: int) -> nn.Sequential:

@@ -675,7 +675,7 @@ _WORDS = {
 
 
 def _plain_value(kind: str, value: Any, where: str) -> Any:
-    if kind in _PLAIN and type(value) is _PLAIN[kind]:
+    if type(value) is _PLAIN.get(kind):
         return value
     if kind == "tuple[str, ...]" and isinstance(value, list):
         return tuple(map(_plain_text, value))
