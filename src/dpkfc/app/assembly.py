@@ -532,6 +532,9 @@ _SEARCHED = {
     "pretrain_epochs",
     "pretrain_lr",
 }
+_SETTINGS = dataclasses.fields(RunConfig)
+_SEARCHED |= {item.name for item in _SETTINGS if item.metadata["section"] in _SEARCHED_SECTIONS}
+_ALL_BUT_RATE = tuple(item.name for item in _SETTINGS if item.name not in ("lr", "out"))
 # Settings on which a recipe's defaults depend.
 _KIND = (
     "recipe",
@@ -577,15 +580,11 @@ def describe_choice(config: RunConfig) -> str:
 def _differing_settings(config: RunConfig, recipe_config: RunConfig) -> list[str]:
     """Return names of settings that a search may choose, and that differ from the recipe's."""
     names = set()
-    for setting in dataclasses.fields(RunConfig):
-        name = setting.name
-        searched = setting.metadata["section"] in _SEARCHED_SECTIONS or name in _SEARCHED
-        if searched and name not in _KIND and getattr(config, name) != getattr(recipe_config, name):
+    for name in _SEARCHED.difference(_KIND):
+        if getattr(config, name) != getattr(recipe_config, name):
             names.add(name)
-    if "lr" in names:
-        others = [f.name for f in dataclasses.fields(RunConfig) if f.name not in ("lr", "out")]
-        if _recipe_config(config, tuple(others)).lr == config.lr:
-            names.remove("lr")
+    if "lr" in names and _recipe_config(config, _ALL_BUT_RATE).lr == config.lr:
+        names.remove("lr")
     of_method = ("recipe", "method", "public_data", "task")
     if _recipe_config(config, of_method).optimizer != config.optimizer:
         names.add("optimizer")

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from safetensors.torch import load_file
 
+from dpkfc._checks import refuse
 from dpkfc.app.assembly import Prepared, make_augment, make_optimizer
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.settings import ConfigError, RunConfig
@@ -258,18 +259,22 @@ def audit(
 
 
 def _check_kinds(kinds: Sequence[str], runs: int, weights: Path | None) -> None:
-    for kind in kinds:
-        if kind not in KINDS:
-            raise ConfigError(f"unknown audit {kind!r}; choose from {', '.join(KINDS)}")
-    if runs < _FEWEST_RUNS:
-        raise ConfigError(
+    checks = [
+        (kind not in KINDS, f"unknown audit {kind!r}; choose from {', '.join(KINDS)}")
+        for kind in kinds
+    ]
+    checks += [
+        (
+            runs < _FEWEST_RUNS,
             f"the two-world test needs {_FEWEST_RUNS} releases of each world or more (--runs), "
-            f"got {runs}"
-        )
-    if "membership" in kinds and weights is None:
-        raise ConfigError(
-            "membership inference needs a trained model: give the run folder of a finished run"
-        )
+            f"got {runs}",
+        ),
+        (
+            "membership" in kinds and weights is None,
+            "membership inference needs a trained model: give the run folder of a finished run",
+        ),
+    ]
+    refuse(checks, ConfigError)
 
 
 def _run_audits(

@@ -12,7 +12,7 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, cast
@@ -20,6 +20,8 @@ from typing import IO, Any, cast
 import numpy as np
 import torch
 from torch import Tensor
+
+from dpkfc._checks import refuse
 
 # --------------------------------------------------------------------------------------------------
 # A limit on the bytes that a file from outside may hold once it is unpacked: a packed file of 2 MiB
@@ -166,6 +168,13 @@ def damaged_error(path: Path, what: str) -> DatasetError:
     return DatasetError(
         f"{path}: {what}; the file is damaged or not the right one: fetch it again or replace it"
     )
+
+
+def refuse_damaged(path: Path, checks: Iterable[tuple[object, str]]) -> None:
+    """Raise the error for a damaged file with what the first check that applies says."""
+    for applies, what in checks:
+        if applies:
+            raise damaged_error(path, what)
 
 
 def unreadable_error(path: Path, error: OSError) -> DatasetError:
@@ -324,7 +333,7 @@ def _read_header(file: IO[bytes], member: str) -> tuple[str, bool, tuple[int, ..
 # size per axis) and then the elements in row-major order. Only unsigned bytes (type code 8) occur
 # here.
 
-_UNSIGNED_BYTE = 8
+_MAGIC_OF_BYTES = b"\0\0\x08"
 
 
 def read_idx(path: Path, axes: int) -> np.ndarray:
@@ -343,27 +352,26 @@ def read_idx(path: Path, axes: int) -> np.ndarray:
         UnpackedSizeError: the file unpacks to more than the limit of `check_unpacked_size`.
     """
     content = _read_bytes(path)
-    if len(content) < 4:
-        raise damaged_error(path, f"holds {len(content)} bytes, too few for an IDX header")
-    zero, code, stored_axes = struct.unpack(">HBB", content[:4])
-    if zero != 0 or code != _UNSIGNED_BYTE:
-        begin = content[:4].hex()
-        raise damaged_error(
-            path, f"begins with 0x{begin}, not with the magic number of an IDX file of bytes"
-        )
-    if stored_axes != axes:
-        raise damaged_error(path, f"has {stored_axes} axes where {axes} were expected")
     start = 4 + 4 * axes
-    if len(content) < start:
-        raise damaged_error(path, f"holds {len(content)} bytes, too few for an IDX header")
-    shape = struct.unpack(f">{axes}I", content[4:start])
+    header = content[:start].ljust(start, b"\0")
+    shape = struct.unpack(f">{axes}I", header[4:])
     expected = start + math.prod(shape)
-    if len(content) != expected:
-        raise damaged_error(
-            path, f"holds {len(content)} bytes where its header {shape} promises {expected}"
-        )
-    if 0 in shape:
-        raise damaged_error(path, f"holds nothing: its header says {shape}")
+    too_short = f"holds {len(content)} bytes, too few for an IDX header"
+    checks = [
+        (len(content) < 4, too_short),
+        (
+            header[:3] != _MAGIC_OF_BYTES,
+            f"begins with 0x{content[:4].hex()}, not with the magic number of an IDX file of bytes",
+        ),
+        (header[3] != axes, f"has {header[3]} axes where {axes} were expected"),
+        (len(content) < start, too_short),
+        (
+            len(content) != expected,
+            f"holds {len(content)} bytes where its header {shape} promises {expected}",
+        ),
+        (0 in shape, f"holds nothing: its header says {shape}"),
+    ]
+    refuse_damaged(path, checks)
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
@@ -499,6 +507,27 @@ class Splits:
         )
 
 
+def _pixel_checks(
+    where: str, images: np.ndarray, labels: np.ndarray, shape: tuple[int, ...], num_classes: int
+) -> Iterator[tuple[object, str]]:
+    yield (
+        images.shape[1:] != shape,
+        f"{where}: images are {images.shape[1:]}, expected {shape}; replace the files",
+    )
+    yield (
+        labels.shape != (len(images),),
+        f"{where}: {len(images)} images and labels of shape {labels.shape}; the two files do not"
+        " belong together: replace them",
+    )
+    yield len(images) == 0, f"{where}: no examples; replace the files"
+    least, most = int(labels.min()), int(labels.max())
+    yield (
+        least < 0 or most >= num_classes,
+        f"{where}: labels run from {least} to {most}, expected 0 to {num_classes - 1}; replace the"
+        " label file",
+    )
+
+
 class Pixels(Splits):
     """Splits of pixels uint8 `[N, H, W, C]` and labels `[N]`."""
 
@@ -519,23 +548,7 @@ class Pixels(Splits):
             parts["validation"] = self.validation
         for part, (images, labels) in parts.items():
             where = f"{name}, {part} split from {self.source}"
-            if images.shape[1:] != shape:
-                raise DatasetError(
-                    f"{where}: images are {images.shape[1:]}, expected {shape}; replace the files"
-                )
-            if labels.shape != (len(images),):
-                raise DatasetError(
-                    f"{where}: {len(images)} images and labels of shape {labels.shape}; the two"
-                    " files do not belong together: replace them"
-                )
-            if len(images) == 0:
-                raise DatasetError(f"{where}: no examples; replace the files")
-            least, most = int(labels.min()), int(labels.max())
-            if least < 0 or most >= num_classes:
-                raise DatasetError(
-                    f"{where}: labels run from {least} to {most}, expected 0 to {num_classes - 1}; "
-                    "replace the label file"
-                )
+            refuse(_pixel_checks(where, images, labels, shape, num_classes), DatasetError)
         return self
 
     def tensors(self, normalisation: Normalisation) -> ExampleSet:

@@ -183,17 +183,16 @@ def _need_schema(config: RunConfig) -> Schema:
         )
     may_be_open = config.bounds == "private"
     schema = read_schema(Path(config.schema), config.target, may_be_open=may_be_open)
-    refuse(_target_checks(schema, config.schema), ConfigError)
+    checks = [
+        (not schema.target, f"{config.schema}: which column is learned? give target, or --target"),
+        (
+            not (schema.classes or schema.target_bounds),
+            f"{config.schema}: classes is empty; list all values of {schema.target!r}, or give"
+            " target_bounds of a number",
+        ),
+    ]
+    refuse(checks, ConfigError)
     return schema
-
-
-def _target_checks(schema: Schema, where: str) -> Iterator[tuple[object, str]]:
-    yield not schema.target, f"{where}: which column is learned? give target, or --target"
-    yield (
-        not (schema.classes or schema.target_bounds),
-        f"{where}: classes is empty; list all values of {schema.target!r}, or give"
-        " target_bounds of a number",
-    )
 
 
 def _table_recipe(config: RunConfig) -> Recipe:

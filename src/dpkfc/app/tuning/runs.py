@@ -37,6 +37,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from dpkfc._checks import refuse
 from dpkfc.app.datasets import DatasetError
 from dpkfc.app.datasets.sources import CIFAR100, load_pixels
 from dpkfc.app.datasets.text import AG_NEWS, hashed_texts, load_texts
@@ -49,6 +50,7 @@ from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.memory import keep_freed_memory
 from dpkfc.privacy.ledger import LedgerError, version
+from dpkfc.report import ensure_mapping
 
 # --------------------------------------------------------------------------------------------------
 # Which code a result came from: rows outlive changes of a method, and nothing else in them would
@@ -203,16 +205,19 @@ def _read_rows(path: Path) -> dict[str, Row]:
         raise StudyError(
             f"results file {path} is damaged ({error}); put an earlier copy back, or move it away"
         ) from None
-    is_study = isinstance(content, dict) and content.get("kind") == KIND
-    if not is_study or not isinstance(content.get("rows"), dict):
-        raise StudyError(
-            f"{path} is no results file of a study; choose another --out, or move it away"
-        )
-    if content.get("version") != VERSION:
-        raise StudyError(
+    content = ensure_mapping(content)
+    checks = [
+        (
+            content.get("kind") != KIND or not isinstance(content.get("rows"), dict),
+            f"{path} is no results file of a study; choose another --out, or move it away",
+        ),
+        (
+            content.get("version") != VERSION,
             f"results file {path} is of version {content.get('version')!r}, this dpkfc reads"
-            f" {VERSION}; use the version that wrote it, or choose another --out"
-        )
+            f" {VERSION}; use the version that wrote it, or choose another --out",
+        ),
+    ]
+    refuse(checks, StudyError)
     rows = {key: row for key, row in content["rows"].items() if _is_row(row)}
     lost = len(content["rows"]) - len(rows)
     if lost:
@@ -221,9 +226,10 @@ def _read_rows(path: Path) -> dict[str, Row]:
 
 
 def _is_row(row: Any) -> bool:
-    if not isinstance(row, dict) or not isinstance(row.get("run"), dict):
+    run = ensure_mapping(row).get("run")
+    if not isinstance(run, dict):
         return False
-    needed = _NEEDED.get(str(row["run"].get("measure") or ""), {})
+    needed = _NEEDED.get(str(run.get("measure") or ""), {})
     for name, kind in needed.items():
         if not isinstance(row.get(name), kind) or row[name] in ([], {}):
             return False
@@ -1295,10 +1301,10 @@ class Listed(Source):
                 continue
             if part and not parts:
                 reasons[recipe] = f"the files hold {part}, and the published number is of all"
-        for task in self._left:
+        for task in list(self._left):
             if task.run.recipe in reasons:
                 self.failures[task.run.hash] = reasons[task.run.recipe]
-        self._left = [task for task in self._left if task.run.recipe not in reasons]
+                self._left.remove(task)
 
     def next(self, fits: Fits) -> Task | None:
         """Return the first cell that fits."""
