@@ -84,13 +84,18 @@ def card_finding(ledger: Path, plan: Plan, device: str) -> Finding | None:
             check_texts(card)
     except (CardError, LedgerError) as error:
         problem = str(error)
-    agreed = "ε, mechanism and plan are those of settings and ledger, the weights those it names"
+    return _finding(
+        "card",
+        "differs" if problem else "as plan and ledger give it",
+        "what plan and ledger give",
+        problem,
+        "ε, mechanism and plan are those of settings and ledger, the weights those it names",
+    )
+
+
+def _finding(check: str, measured: str, bound: str, problem: str, agreed: str) -> Finding:
     return Finding(
-        check="card",
-        measured="differs" if problem else "as plan and ledger give it",
-        bound="what plan and ledger give",
-        passed=not problem,
-        detail=problem or agreed,
+        check=check, measured=measured, bound=bound, passed=not problem, detail=problem or agreed
     )
 
 
@@ -259,22 +264,25 @@ def audit(
 
 
 def _check_kinds(kinds: Sequence[str], runs: int, weights: Path | None) -> None:
-    checks = [
-        (kind not in KINDS, f"unknown audit {kind!r}; choose from {', '.join(KINDS)}")
-        for kind in kinds
-    ]
-    checks += [
-        (
-            runs < _FEWEST_RUNS,
-            f"the two-world test needs {_FEWEST_RUNS} releases of each world or more (--runs), "
-            f"got {runs}",
-        ),
-        (
-            "membership" in kinds and weights is None,
-            "membership inference needs a trained model: give the run folder of a finished run",
-        ),
-    ]
-    refuse(checks, ConfigError)
+    known = ", ".join(KINDS)
+    refuse(
+        [
+            *[
+                (kind not in KINDS, f"unknown audit {kind!r}; choose from {known}")
+                for kind in kinds
+            ],
+            (
+                runs < _FEWEST_RUNS,
+                f"the two-world test needs {_FEWEST_RUNS} releases of each world or more (--runs), "
+                f"got {runs}",
+            ),
+            (
+                "membership" in kinds and weights is None,
+                "membership inference needs a trained model: give the run folder of a finished run",
+            ),
+        ],
+        ConfigError,
+    )
 
 
 def _run_audits(
@@ -348,19 +356,19 @@ def _audit_release(folder: RunFolder, kinds: Sequence[str]) -> Verdict:
         card_problem = _find_release_problem(folder.ledger)
     except (LedgerError, CardError, CheckpointError) as error:
         problem = card_problem = str(error)
-    ledger = Finding(
-        check="ledger of the run",
-        measured=measured,
-        bound="a chain that card and checkpoint remember",
-        passed=not problem,
-        detail=problem or "the chain holds; no settings lie here, so no step was audited",
+    ledger = _finding(
+        "ledger of the run",
+        measured,
+        "a chain that card and checkpoint remember",
+        problem,
+        "the chain holds; no settings lie here, so no step was audited",
     )
-    card = Finding(
-        check="card",
-        measured="differs" if card_problem else "as the ledger gives it",
-        bound="what the ledger gives",
-        passed=not card_problem,
-        detail=card_problem or "ε, its meaning, mechanism, pages and weights fit the ledger",
+    card = _finding(
+        "card",
+        "differs" if card_problem else "as the ledger gives it",
+        "what the ledger gives",
+        card_problem,
+        "ε, its meaning, mechanism, pages and weights fit the ledger",
     )
     verdict = Verdict(ledger=ledger, card=card)
     return _write_verdict(folder, verdict)
@@ -422,12 +430,12 @@ def ledger_finding(path: Path, plan: Plan) -> Finding:
         measured = f"{len(ledger.releases):,} releases"
     except (LedgerError, CardError, CheckpointError) as error:
         measured, problem = "cannot be trusted", str(error)
-    return Finding(
-        check="ledger of the run",
-        measured=measured,
-        bound=f"at most the plan's {plan.steps:,}, each with its event",
-        passed=not problem,
-        detail=problem or "the chain holds; card and checkpoint remember the same history",
+    return _finding(
+        "ledger of the run",
+        measured,
+        f"at most the plan's {plan.steps:,}, each with its event",
+        problem,
+        "the chain holds; card and checkpoint remember the same history",
     )
 
 

@@ -596,10 +596,11 @@ class Figures:
         Raises:
             RunFolderError: the disk cannot take the file.
         """
-        signal = []
-        for layer in self.signal_to_noise:
-            if math.isfinite(layer.plain + layer.preconditioned):
-                signal.append(asdict(layer))
+        signal = [
+            asdict(layer)
+            for layer in self.signal_to_noise
+            if math.isfinite(layer.plain + layer.preconditioned)
+        ]
         content = {
             "kind": KIND,
             "version": VERSION,

@@ -107,7 +107,6 @@ def _facts(
     if config.validation_size:
         seeds["validation split"] = config.split_seed
     ledger = session.ledger
-    gradients = {"gradients": session.gradients}
     return CardFacts(
         title=_title(prepared),
         releases=ledger.count,
@@ -118,7 +117,11 @@ def _facts(
         results=_scores(prepared, metrics.evaluated()[-1], classes),
         seeds=seeds,
         refreshes=metrics.refreshes,
-        settings={**_card_settings(config), **_early_end(prepared, metrics), **gradients},
+        settings={
+            **_card_settings(config),
+            **_early_end(prepared, metrics),
+            "gradients": session.gradients,
+        },
         device=config.device,
         receipt=session.receipt,
         declared=config.declared,
@@ -142,12 +145,11 @@ def _scores(prepared: Prepared, last: Row, classes: Sequence[ClassScore]) -> dic
     """Return score, mean loss and the further figures of the task, by name."""
     measured_on = prepared.config.eval_on
     figures: dict[str, Any] = dict(prepared.recipe.task.figures(last.accuracy, last.loss))
-    recalls = [score.recall for score in classes if score.recall is not None]
-    precisions = [score.precision for score in classes if score.precision is not None]
-    if recalls:
-        figures["lowest recall of a class"] = min(recalls)
-    if precisions:
-        figures["lowest precision of a class"] = min(precisions)
+    for name in ("recall", "precision"):
+        values = [getattr(score, name) for score in classes]
+        known = [value for value in values if value is not None]
+        if known:
+            figures[f"lowest {name} of a class"] = min(known)
     scores = {f"{name} on the {measured_on} set": value for name, value in figures.items()}
     return {**scores, f"{measured_on} examples": len(prepared.evaluation_examples[1])}
 

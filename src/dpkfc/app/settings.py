@@ -970,7 +970,7 @@ _PLACES = (
     "schema",
     "label_file",
 )
-_MACHINE = (
+MACHINE = (
     "max_physical_batch_size",
     "pad_to_multiple",
     "num_workers",
@@ -983,11 +983,7 @@ _MACHINE = (
 
 def deciding_settings(config: RunConfig) -> dict[str, Any]:
     """Return the settings that decide what a run is, by the names of their flags."""
-    return {
-        name: getattr(config, name)
-        for name in _FIELDS
-        if name not in _PLACES and name not in _MACHINE
-    }
+    return {name: getattr(config, name) for name in _FIELDS if name not in (*_PLACES, *MACHINE)}
 
 
 def check_unchanged(config: RunConfig, first: Settings, where: str) -> None:
@@ -1002,7 +998,7 @@ def check_unchanged(config: RunConfig, first: Settings, where: str) -> None:
         ConfigError: naming the first setting that has changed.
     """
     for name, value in deciding_settings(config).items():
-        if name in first and first[name] != value:
+        if first.get(name, value) != value:
             raise ConfigError(
                 f"{where}: {name} is {value!r}, and the run was started with {first[name]!r}; put "
                 "that back, or start another run with --config FILE --out ANOTHER"

@@ -307,19 +307,21 @@ def check_named(config: RunConfig) -> None:
     """
     if not is_launched():
         return
-    checks = [
-        (
-            not config.out,
-            "torchrun may start this command again, as a second run with its own budget; name the "
-            "run folder with --out: the same command continues it",
-        ),
-        (
-            int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1 and ":" in config.device,
-            f"device = {config.device!r} would be used by all processes of a host; give its kind "
-            "alone, as cuda",
-        ),
-    ]
-    refuse(checks, ConfigError)
+    refuse(
+        [
+            (
+                not config.out,
+                "torchrun may start this command again, as a second run with its own budget; name "
+                "the run folder with --out: the same command continues it",
+            ),
+            (
+                int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1 and ":" in config.device,
+                f"device = {config.device!r} would be used by all processes of a host; give its "
+                "kind alone, as cuda",
+            ),
+        ],
+        ConfigError,
+    )
 
 
 def check_same_settings(config: RunConfig, ranks: DistributedContext) -> None:
@@ -461,19 +463,21 @@ def prepare(
     except ImportError as error:
         raise ConfigError(str(error)) from error
     recipe = recipe_of(config).starting_from(config.pretrained)
-    checks = [
-        (
-            config.bounds and not recipe.private_bounds,
-            "bounds = 'private' is for numbers of a table whose bounds the schema leaves out, and"
-            f" {recipe.title[:40]!r} has none: leave it out",
-        ),
-        (
-            recipe.find_bounds and not may_find_bounds,
-            "bounds = 'private' is for dpkfc train on one process; elsewhere give bounds in the"
-            " schema, or the folder of such a run",
-        ),
-    ]
-    refuse(checks, ConfigError)
+    refuse(
+        [
+            (
+                config.bounds and not recipe.private_bounds,
+                "bounds = 'private' is for numbers of a table whose bounds the schema leaves out,"
+                f" and {recipe.title[:40]!r} has none: leave it out",
+            ),
+            (
+                recipe.find_bounds and not may_find_bounds,
+                "bounds = 'private' is for dpkfc train on one process; elsewhere give bounds in the"
+                " schema, or the folder of such a run",
+            ),
+        ],
+        ConfigError,
+    )
     # Refuse a wrong augmentation before data are read.
     make_augment(config, recipe.input_shape)
     if data is None:
@@ -547,17 +551,19 @@ def _make_private_stopping(
             f"stop_on = {config.stop_on!r} needs a validation split of single records, each its own"
             " unit; take public_validation"
         )
-    checks = [
-        (
-            config.stop_on == "private-error" and recipe.num_classes == 1,
-            "stop_on = 'private-error' counts wrong classes; take 'private-loss'",
-        ),
-        (
-            DistributedContext.current().world_size > 1,
-            f"stop_on = {config.stop_on!r} is for one process; take public_validation",
-        ),
-    ]
-    refuse(checks, ConfigError)
+    refuse(
+        [
+            (
+                config.stop_on == "private-error" and recipe.num_classes == 1,
+                "stop_on = 'private-error' counts wrong classes; take 'private-loss'",
+            ),
+            (
+                DistributedContext.current().world_size > 1,
+                f"stop_on = {config.stop_on!r} is for one process; take public_validation",
+            ),
+        ],
+        ConfigError,
+    )
     most = config.stop_most_loss if config.stop_on == "private-loss" else 1.0
     device = torch.device(config.device)
     held_out = tuple(x.to(device) for x in data.validation)

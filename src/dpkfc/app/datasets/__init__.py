@@ -357,21 +357,24 @@ def read_idx(path: Path, axes: int) -> np.ndarray:
     shape = struct.unpack(f">{axes}I", header[4:])
     expected = start + math.prod(shape)
     too_short = f"holds {len(content)} bytes, too few for an IDX header"
-    checks = [
-        (len(content) < 4, too_short),
-        (
-            header[:3] != _MAGIC_OF_BYTES,
-            f"begins with 0x{content[:4].hex()}, not with the magic number of an IDX file of bytes",
-        ),
-        (header[3] != axes, f"has {header[3]} axes where {axes} were expected"),
-        (len(content) < start, too_short),
-        (
-            len(content) != expected,
-            f"holds {len(content)} bytes where its header {shape} promises {expected}",
-        ),
-        (0 in shape, f"holds nothing: its header says {shape}"),
-    ]
-    refuse_damaged(path, checks)
+    refuse_damaged(
+        path,
+        [
+            (len(content) < 4, too_short),
+            (
+                header[:3] != _MAGIC_OF_BYTES,
+                f"begins with 0x{content[:4].hex()}, not with the magic number of an IDX file of"
+                " bytes",
+            ),
+            (header[3] != axes, f"has {header[3]} axes where {axes} were expected"),
+            (len(content) < start, too_short),
+            (
+                len(content) != expected,
+                f"holds {len(content)} bytes where its header {shape} promises {expected}",
+            ),
+            (0 in shape, f"holds nothing: its header says {shape}"),
+        ],
+    )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
@@ -437,17 +440,19 @@ def read_cifar(path: Path) -> Split:
 def check_labels(path: Path, name: str, labels: np.ndarray) -> None:
     """Refuse labels that are not whole numbers `[N]`."""
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        stored = f"`{name}` is {labels.dtype} {labels.shape}"
         raise damaged_error(
-            path, f"{stored} where whole numbers, one for each image, were expected"
+            path,
+            f"`{name}` is {labels.dtype} {labels.shape} where whole numbers, one for each image,"
+            " were expected",
         )
 
 
 def check_pixels(path: Path, name: str, array: np.ndarray, shape: tuple[int, ...]) -> None:
     """Refuse an array that is not uint8 of a shape."""
     if array.dtype != np.uint8 or array.shape != shape:
-        stored = f"`{name}` is {array.dtype} {array.shape}"
-        raise damaged_error(path, f"{stored} where uint8 {shape} was expected")
+        raise damaged_error(
+            path, f"`{name}` is {array.dtype} {array.shape} where uint8 {shape} was expected"
+        )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -507,27 +512,6 @@ class Splits:
         )
 
 
-def _pixel_checks(
-    where: str, images: np.ndarray, labels: np.ndarray, shape: tuple[int, ...], num_classes: int
-) -> Iterator[tuple[object, str]]:
-    yield (
-        images.shape[1:] != shape,
-        f"{where}: images are {images.shape[1:]}, expected {shape}; replace the files",
-    )
-    yield (
-        labels.shape != (len(images),),
-        f"{where}: {len(images)} images and labels of shape {labels.shape}; the two files do not"
-        " belong together: replace them",
-    )
-    yield len(images) == 0, f"{where}: no examples; replace the files"
-    least, most = int(labels.min()), int(labels.max())
-    yield (
-        least < 0 or most >= num_classes,
-        f"{where}: labels run from {least} to {most}, expected 0 to {num_classes - 1}; replace the"
-        " label file",
-    )
-
-
 class Pixels(Splits):
     """Splits of pixels uint8 `[N, H, W, C]` and labels `[N]`."""
 
@@ -543,13 +527,33 @@ class Pixels(Splits):
             DatasetError: another shape, another number of labels than images, no images, or a label
                 out of range.
         """
+        refuse(self._checks(name, shape, num_classes), DatasetError)
+        return self
+
+    def _checks(
+        self, name: str, shape: tuple[int, ...], num_classes: int
+    ) -> Iterator[tuple[object, str]]:
         parts = {"training": self.train, "test": self.test}
         if self.validation:
             parts["validation"] = self.validation
         for part, (images, labels) in parts.items():
             where = f"{name}, {part} split from {self.source}"
-            refuse(_pixel_checks(where, images, labels, shape, num_classes), DatasetError)
-        return self
+            yield (
+                images.shape[1:] != shape,
+                f"{where}: images are {images.shape[1:]}, expected {shape}; replace the files",
+            )
+            yield (
+                labels.shape != (len(images),),
+                f"{where}: {len(images)} images and labels of shape {labels.shape}; the two"
+                " files do not belong together: replace them",
+            )
+            yield len(images) == 0, f"{where}: no examples; replace the files"
+            least, most = int(labels.min()), int(labels.max())
+            yield (
+                least < 0 or most >= num_classes,
+                f"{where}: labels run from {least} to {most}, expected 0 to {num_classes - 1}; "
+                "replace the label file",
+            )
 
     def tensors(self, normalisation: Normalisation) -> ExampleSet:
         """Return normalised float32 images `[N, C, H, W]` and int64 labels `[N]`."""

@@ -320,18 +320,21 @@ def _read_arrays(path: Path, names: list[str]) -> dict[str, np.ndarray]:
 def _checked_split(path: Path, split: str, arrays: dict[str, np.ndarray]) -> Split:
     images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
     count = images.shape[:1]
-    checks = [
-        (
-            images.dtype != np.uint8 or images.ndim not in (3, 4),
-            f"`{split}_images` is {images.dtype} {images.shape} where uint8 images were expected",
-        ),
-        (
-            labels.dtype.kind not in "iu" or labels.shape not in (count, (*count, 1)),
-            f"`{split}_labels` is {labels.dtype} {labels.shape} where one whole number an image was"
-            " expected",
-        ),
-    ]
-    refuse_damaged(path, checks)
+    refuse_damaged(
+        path,
+        [
+            (
+                images.dtype != np.uint8 or images.ndim not in (3, 4),
+                f"`{split}_images` is {images.dtype} {images.shape} where uint8 images were"
+                " expected",
+            ),
+            (
+                labels.dtype.kind not in "iu" or labels.shape not in (count, (*count, 1)),
+                f"`{split}_labels` is {labels.dtype} {labels.shape} where one whole number an image"
+                " was expected",
+            ),
+        ],
+    )
     if images.ndim == 3:
         images = images[..., None]
     return images, labels.reshape(-1)
@@ -396,17 +399,20 @@ def read_svhn(path: Path) -> Split:
     images, labels = arrays.get("X"), arrays.get("y")
     if images is None or labels is None:
         raise damaged_error(path, "lacks the arrays `X` and `y`")
-    checks = [
-        (
-            images.dtype != np.uint8 or images.ndim != 4,
-            f"`X` is {images.dtype} {images.shape} where uint8 (32, 32, 3, N) was expected",
-        ),
-        (
-            labels.dtype.kind not in "iu" or (labels.size,) != images.shape[3:],
-            f"`y` is {labels.dtype} {labels.shape} where one whole number an image was expected",
-        ),
-    ]
-    refuse_damaged(path, checks)
+    refuse_damaged(
+        path,
+        [
+            (
+                images.dtype != np.uint8 or images.ndim != 4,
+                f"`X` is {images.dtype} {images.shape} where uint8 (32, 32, 3, N) was expected",
+            ),
+            (
+                labels.dtype.kind not in "iu" or (labels.size,) != images.shape[3:],
+                f"`y` is {labels.dtype} {labels.shape} where one whole number an image was"
+                " expected",
+            ),
+        ],
+    )
     digits = labels.reshape(-1).astype(np.int64)
     digits = np.where(digits == 10, 0, digits)
     return np.ascontiguousarray(np.moveaxis(images, 3, 0)), digits

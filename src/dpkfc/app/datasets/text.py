@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpkfc._checks import refuse
 from dpkfc.app.datasets import (
     BoundedStream,
     DatasetError,
@@ -124,12 +123,10 @@ def open_text(path: Path) -> Iterator[Any]:
 
 
 def _checked_texts(path: Path, texts: list[str], labels: list[int]) -> Labelled:
-    is_text = [isinstance(text, str) for text in texts]
-    checks = [
-        (not texts, f"{path} holds no sentences; replace the file"),
-        (not all(is_text), f"{path} holds a row without a text; replace the file"),
-    ]
-    refuse(checks, DatasetError)
+    if not texts:
+        raise DatasetError(f"{path} holds no sentences; replace the file")
+    if any(not isinstance(text, str) for text in texts):
+        raise DatasetError(f"{path} holds a row without a text; replace the file")
     return texts, labels
 
 

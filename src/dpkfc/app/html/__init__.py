@@ -12,7 +12,6 @@ import os
 import re
 import shlex
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,14 +22,9 @@ from dpkfc.app import plots
 from dpkfc.app.datasets import UnpackedSizeError
 from dpkfc.app.plots import Figures, SensitivityMap, evenly_spaced, read_map
 from dpkfc.app.run_folder import Metrics, RunFolder
-from dpkfc.app.settings import ensure_text, known_settings
+from dpkfc.app.settings import MACHINE, ensure_text, known_settings, tomllib
 from dpkfc.report import ensure_mapping, is_visible, number, plain, rounded_up
 from dpkfc.report.card import failed_checks
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 # --------------------------------------------------------------------------------------------------
 # Texts and numbers of a page. What a run folder says stays text in a plot and in a shell.
@@ -147,19 +141,13 @@ _NOT_DECIDING = {
     "eval_on",
     "out",
     "data_dir",
-    "log",
-    "log_private",
+    *MACHINE,
     "budget",
     "data",
     "schema",
     "label_file",
     "task",
-    "threads",
-    "device",
-    "num_workers",
     "smoke",
-    "max_physical_batch_size",
-    "pad_to_multiple",
     "chosen_by",
     "evaluate_every",
     "test_mode",
@@ -270,7 +258,7 @@ class Contents:
         notes: what was left out on purpose, in words.
     """
 
-    runs: Sequence[RunSummary]
+    runs: Sequence[RunSummary] = ()
     tables: Sequence[StudyTable] = ()
     charts: Sequence[Chart] = ()
     broken: Sequence[tuple[str, str]] = ()
@@ -424,10 +412,8 @@ def _read_course(metrics: Metrics) -> dict[str, Any]:
     """Return what the metrics of a run say of its score, its time and its spending."""
     curve = [(float(row.step), row.accuracy) for row in metrics.evaluated()]
     seconds = [row.seconds for row in metrics.rows if row.seconds is not None]
-    spending = []
-    for row in metrics.rows:
-        if number(row.epsilon) is not None:
-            spending.append((float(row.step), row.epsilon))
+    finite = [row for row in metrics.rows if number(row.epsilon) is not None]
+    spending = [(float(row.step), row.epsilon) for row in finite]
     return {
         "accuracy": curve[-1][1] if curve else None,
         "seconds": sum(seconds) if seconds else None,
@@ -475,14 +461,12 @@ def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
     except (ValueError, RecursionError) as error:
         raise _damaged(path, error) from None
     settings = known_settings(content)
-    lines = []
-    for line in text[:_MOST_CONFIG].split("\n"):
-        lines.append('data_dir = ""' if line.startswith("data_dir") else line)
+    shown = re.sub(r"(?m)^data_dir.*$", 'data_dir = ""', text[:_MOST_CONFIG])
     scalars = {}
     for name, value in settings.items():
-        if isinstance(value, (str, int, float, bool)):
-            scalars[str(name)] = value
-    return "\n".join(lines), scalars
+        if isinstance(value, (str, int, float)):
+            scalars[name] = value
+    return shown, scalars
 
 
 def _read_card(path: Path) -> dict[str, Any]:
@@ -656,15 +640,15 @@ def read_file(path: Path, content: Any, departures: Departures) -> Contents:
             return _read_study(path, rows, departures)
         case "dpkfc table", {"cells": list()}:
             _check_version(content)
-            return Contents(runs=(), tables=[_read_published_table(content)])
+            return Contents(tables=[_read_published_table(content)])
         case None, {"arms": list()}:
             _check_version(content)
-            return Contents(runs=(), tables=[_read_tuning(content)])
+            return Contents(tables=[_read_tuning(content)])
         case None, {"runs": dict(rows)}:
             return _read_benchmark(path, rows)
         case "dpkfc figure", {"sensitivity_maps": maps} if maps:
             _check_version(content)
-            return Contents(runs=(), charts=[_read_chart(path, content)])
+            return Contents(charts=[_read_chart(path, content)])
         case "dpkfc figure", _:
             pictures = _name_pictures(path)
             raise ValueError(
@@ -712,14 +696,14 @@ def _add_notes(
     incomplete = len(rows) - len(runs) - sum(left_out.values())
     if not runs and incomplete:
         raise ValueError("none of its entries can be read")
-    counts = {"incomplete": incomplete, **left_out}
+    counts = {**left_out, "incomplete": incomplete}
     notes = [f"{path}: {count} {_LEFT_OUT[reason]}" for reason, count in counts.items() if count]
     return Contents(runs=runs, notes=notes)
 
 
 def _read_study(path: Path, rows: Mapping[str, Any], departures: Departures) -> Contents:
     """Return finished runs; of a method that was tuned, only the tests of the best trial."""
-    left_out = {"pruned": 0, "withdrawn": 0, "measurements": 0}
+    left_out = dict.fromkeys(_LEFT_OUT, 0)
     complete = []
     for row in rows.values():
         if not isinstance(row, dict) or not isinstance(row.get("run"), dict):
@@ -820,10 +804,7 @@ def _read_benchmark(path: Path, rows: Mapping[str, Any]) -> Contents:
         if not isinstance(row, dict) or number(row.get("accuracy")) is None or "arm" not in row:
             continue
         optimizer = row.get("optimizer")
-        settings = {}
-        for name, value in row.items():
-            if name not in _FIELDS_OF_BENCHMARK:
-                settings[str(name)] = value
+        others = row.keys() - _FIELDS_OF_BENCHMARK
         runs.append(
             RunSummary(
                 source=str(path),
@@ -834,7 +815,7 @@ def _read_benchmark(path: Path, rows: Mapping[str, Any]) -> Contents:
                 epsilon=number(row.get("epsilon_spent", row.get("epsilon"))),
                 target=number(row.get("epsilon")),
                 seed=_integer(row.get("seed")),
-                settings=settings,
+                settings={name: row[name] for name in others},
                 command="python benchmarks/accuracy.py --data-dir DIR",
             )
         )
@@ -1016,15 +997,15 @@ class RunGroup:
         return sum(known) / len(known) if known else None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Panel:
     """Groups that may be compared: same task, same examples, same score, same δ."""
 
+    groups: Sequence[RunGroup]
     task: str
     measured_on: str
     score: str
     delta: float | None
-    groups: Sequence[RunGroup]
 
     @property
     def title(self) -> str:
@@ -1094,10 +1075,8 @@ def _make_group(runs: Sequence[RunSummary], differing: Sequence[str]) -> RunGrou
     scores = [run.accuracy for run in runs if run.accuracy is not None]
     spent = [run.epsilon for run in runs if run.epsilon is not None]
     settings = runs[0].settings
-    texts = []
-    for name in differing:
-        if name in settings:
-            texts.append(f"{plain(name, 40)} {show(settings[name])}")
+    known = [name for name in differing if name in settings]
+    texts = [f"{plain(name, 40)} {show(settings[name])}" for name in known]
     return RunGroup(
         runs=runs,
         mean=statistics.fmean(scores) if scores else None,
@@ -1132,18 +1111,7 @@ def comparable_panels(groups: Sequence[RunGroup]) -> list[Panel]:
         return run.task, run.measured_on, run.score, run.delta
 
     members = collect([group for group in groups if number(group.mean) is not None], axes)
-    panels = []
-    for shared in members.values():
-        run = shared[0].first
-        panels.append(
-            Panel(
-                task=run.task,
-                measured_on=run.measured_on,
-                score=run.score,
-                delta=run.delta,
-                groups=shared,
-            )
-        )
+    panels = [Panel(of_panel, *shared) for shared, of_panel in members.items()]
 
     def order(panel: Panel) -> tuple[bool, str, str]:
         return panel.measured_on != "test", panel.task.casefold(), panel.score

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from scipy import stats
@@ -270,7 +271,7 @@ _PARTS_OF_CARD = {
 TextRows = Sequence[Sequence[str]]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class CardSection:
     """A table of a card: its mark says that ε does not protect the figures in it."""
 
@@ -334,32 +335,32 @@ def _card_sections(card: Mapping[str, Any]) -> list[CardSection]:
     audit = card.get("audit")
     not_private = ensure_mapping(card.get("not_private"))
     sections = [
-        CardSection(title="Guarantee", rows=_guarantee_rows(card)),
-        CardSection(title="Mechanism", rows=_rows(card.get("mechanism"), _NOT_IN_MECHANISM)),
+        CardSection("Guarantee", _guarantee_rows(card)),
+        CardSection("Mechanism", _rows(card.get("mechanism"), _NOT_IN_MECHANISM)),
     ]
     if "curvature" in card:
-        sections.append(CardSection(title="Curvature", rows=_curvature_rows(card["curvature"])))
+        sections.append(CardSection("Curvature", _curvature_rows(card["curvature"])))
     sections += [
         CardSection(
-            title="Taken as public",
-            rows=_public_rows(card.get("assumed_public")),
+            "Taken as public",
+            _public_rows(card.get("assumed_public")),
             header=("setting", "value", "why"),
         ),
-        CardSection(title="Hyper-parameters", rows=_rows(card.get("hyper_parameters"))),
-        CardSection(title="Results", rows=_rows(card.get("results")), mark="not protected by ε"),
+        CardSection("Hyper-parameters", _rows(card.get("hyper_parameters"))),
+        CardSection("Results", _rows(card.get("results")), mark="not protected by ε"),
         CardSection(
-            title="Audit",
-            rows=audit_rows(audit),
+            "Audit",
+            audit_rows(audit),
             header=("check", "measured", "allowed", "verdict", "how"),
             note=audit_summary(audit),
         ),
         CardSection(
-            title="Figures that ε does NOT protect",
-            rows=[(name, show(reason)) for name, reason in not_private.items()],
+            "Figures that ε does NOT protect",
+            [(name, show(reason)) for name, reason in not_private.items()],
             header=("figure", "why"),
             mark="not private",
         ),
-        CardSection(title="Provenance", rows=_provenance_rows(card)),
+        CardSection("Provenance", _provenance_rows(card)),
     ]
     return sections
 
@@ -502,6 +503,12 @@ def _trace(
     }
 
 
+def _line(name: str, points: Points, texts: Any, line: Any, **more: Any) -> dict[str, Any]:
+    """Return a line through points in the order given."""
+    x, y = np.reshape(points, (-1, 2)).T.tolist()
+    return _trace(name, x, y, texts, mode="lines", line=line, **more)
+
+
 def _score_axis(score: str) -> dict[str, Any]:
     if "accuracy" not in score:
         return _axis(score, tickformat="")
@@ -563,10 +570,9 @@ def plot_accuracy(panel: Panel, styles: Styles) -> Plot:
         return _plot_rows(panel, styles, budgets)
     lines = collect(panel.groups, lambda group: (group.first.method, not group.first.warnings))
     traces = []
-    for place, ((method, is_certified), members) in enumerate(lines.items()):
+    for place, ((method, _), members) in enumerate(lines.items()):
         shift = 1 + 0.014 * (place - (len(lines) - 1) / 2)
-        trace = _plot_budgets(members, styles[method], panel.score, shift, is_certified)
-        traces.append(trace)
+        traces.append(_plot_budgets(members, styles[method], panel.score, shift))
     x = _axis("ε of the budget, logarithmic", type="log")
     if len(budgets) <= 12:
         x |= {"tickvals": budgets, "ticktext": [f"{budget:g}" for budget in budgets]}
@@ -587,20 +593,20 @@ def _with_budget(groups: Sequence[RunGroup]) -> list[tuple[float, RunGroup]]:
 
 
 def _plot_budgets(
-    members: Sequence[RunGroup], style: MethodStyle, score: str, shift: float, is_certified: bool
+    members: Sequence[RunGroup], style: MethodStyle, score: str, shift: float
 ) -> dict[str, Any]:
     """Return the scores of one method by ε, joined by a line where each ε has one of them.
 
     Args:
-        members: groups of the method.
+        members: groups of the method, all of them with a certified guarantee or none.
         style: of the method.
         score: what the numbers are.
         shift: what each ε is multiplied by.
-        is_certified: whether all groups have a certified guarantee.
     """
     known = _with_budget(members)
     groups = [group for _, group in known]
     has_one_point_each = len({budget for budget, _ in known}) == len(known)
+    is_certified = not members[0].first.warnings
     return _trace(
         plot_text(style.name),
         [budget * shift for budget, _ in known],
@@ -706,28 +712,19 @@ def _plot_line(group: RunGroup, styles: Styles, points: Points, score: str) -> d
         value = score_text(y, score) if score else f"ε = {epsilon_text(y)}"
         texts.append(f"step {step:g}: {value}<br>{description}")
     dash = "dot" if group.first.warnings else "solid"
-    trace = _trace(
-        plot_text(group.first.method),
-        [x for x, _ in points],
-        [y for _, y in points],
-        texts,
-        mode="lines",
-        meta=style.index,
-        line={"color": style.colour, "width": 2, "dash": dash},
-    )
+    line = {"color": style.colour, "width": 2, "dash": dash}
+    trace = _line(plot_text(group.first.method), points, texts, line, meta=style.index)
     if score and len(points) <= 40:
         trace |= {"mode": "lines+markers", "marker": _marker(style, 6, [group] * len(points))}
     return trace
 
 
 def _mean_curve(curves: Sequence[Points]) -> Points:
-    """Return the mean score at the steps that all curves share.
+    """Return the mean score at the steps that all curves share; one of them has points.
 
     Where the curves share no step, return all points of the first curve.
     """
     known = [dict(curve) for curve in curves if curve]
-    if not known:
-        return []
     shared_steps = sorted(set.intersection(*(set(curve) for curve in known)))
     if not shared_steps:
         return sorted(known[0].items())
@@ -793,14 +790,8 @@ def _plot_spectrum(layer: LayerSpectra) -> Plot:
         points = evenly_spaced(layer.points(side), MAX_POINTS)
         if not points:
             continue
-        trace = _trace(
-            side,
-            [x for x, _ in points],
-            [y for _, y in points],
-            [f"{side}: {y:.3g}" for _, y in points],
-            mode="lines",
-            line={"color": colour, "width": 2, "dash": dash},
-        )
+        texts = [f"{side}: {y:.3g}" for _, y in points]
+        trace = _line(side, points, texts, {"color": colour, "width": 2, "dash": dash})
         if len(points) <= 12:
             trace |= {"mode": "lines+markers", "marker": {"size": 5}}
         traces.append(trace)

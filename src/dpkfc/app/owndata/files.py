@@ -9,7 +9,7 @@ import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.feather as pa_feather
 import pyarrow.parquet as pa_parquet
 import torch
-from torch import Tensor
 
 from dpkfc.app.datasets import (
     DatasetError,
@@ -28,7 +27,7 @@ from dpkfc.app.datasets import (
 )
 from dpkfc.app.datasets.text import hashed_texts
 from dpkfc.app.owndata import UNKNOWN, Figures, Records, number_equal
-from dpkfc.app.owndata.schema import ImageForm, Schema, TextForm, canonical, target_of
+from dpkfc.app.owndata.schema import ImageForm, Schema, canonical, target_of
 from dpkfc.app.pretrained import SENTENCE_WIDTH, minilm_vectors
 from dpkfc.app.recipes.text import weighted_words
 from dpkfc.app.settings import shorten
@@ -546,7 +545,14 @@ def encode_texts(path: Path, schema: Schema) -> Records:
     targets = [_plain(entry.get(schema.target)) for entry in objects]
     encoded, shares = target_of(schema).encode(targets)
     labels = encoded.tolist()
-    inputs = _ENCODERS[schema.text.encoder](texts, schema.text)
+    if schema.text.encoder == "sentences":
+        # A tokenizer takes no lone surrogates.
+        whole = [text.encode("utf-8", "replace").decode() for text in texts]
+        inputs = minilm_vectors(whole, schema.text.length)
+    elif schema.text.encoder == "weighted-words":
+        inputs = weighted_words(texts, schema.text.buckets)
+    else:
+        inputs = hashed_texts(texts, schema.text.buckets)
     contents = [_encode(f"{label}\0{text}") for text, label in zip(texts, labels, strict=True)]
     empty = sum(not text.strip() for text in texts)
     units: list[str] = []
@@ -566,19 +572,6 @@ def encode_texts(path: Path, schema: Schema) -> Records:
             ("unreadable", "lines"): unreadable / len(texts),
         },
     )
-
-
-def _encode_sentences(texts: Sequence[str], form: TextForm) -> Tensor:
-    # A tokenizer takes no lone surrogates.
-    whole = [text.encode("utf-8", "replace").decode() for text in texts]
-    return minilm_vectors(whole, form.length)
-
-
-_ENCODERS: dict[str, Callable[[Sequence[str], TextForm], Tensor]] = {
-    "sentences": _encode_sentences,
-    "weighted-words": lambda texts, form: weighted_words(texts, form.buckets),
-    "words": lambda texts, form: hashed_texts(texts, form.buckets),
-}
 
 
 def _read_objects(path: Path) -> tuple[list[int], list[Entry]]:

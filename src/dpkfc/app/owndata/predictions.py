@@ -180,10 +180,9 @@ def evaluate_examples(trained: Trained, examples: Examples, unlabelled: int = 0)
         for name, score in zip(names, score_classes(trained.model, examples), strict=True):
             rows.append((name, score.examples, score.recall, score.precision))
     judged = task.judge(trained.model, examples)
-    total = len(examples[1])
     return Evaluation(
         judged=judged,
-        examples=total,
+        examples=len(examples[1]),
         unlabelled=unlabelled,
         classes=rows,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -76,24 +76,28 @@ def own_kind(chosen: Mapping[str, Any]) -> str:
         kind = "own-task"
     elif data:
         kind = kind_of_data(Path(str(data)))
-    refuse(_kind_checks(given, kind, chosen.get("recipe", "")), ConfigError)
-    return kind
-
-
-def _kind_checks(given: Mapping[str, Any], kind: str, recipe: Any) -> Iterator[tuple[object, str]]:
-    """Yield what settings of own data contradict, and the message about it."""
-    data, task = given["data"], given["task"]
-    yield not kind, "target, schema, text and label_file describe own data; give --data"
-    yield data and task, "--data and --task are two sources of examples; leave one out"
-    for name, kinds in _KINDS_OF.items():
-        yield (
+    recipe = chosen.get("recipe", "")
+    misplaced = [
+        (
             given[name] and kind not in kinds,
             f"{name} = {given[name]!r:.40} does not apply to {data or task!s:.40}; leave it out",
         )
-    yield (
-        recipe not in ("", kind),
-        f"recipe = {recipe!r} has its own data; leave it out, or leave --data and --task out",
+        for name, kinds in _KINDS_OF.items()
+    ]
+    refuse(
+        [
+            (not kind, "target, schema, text and label_file describe own data; give --data"),
+            (data and task, "--data and --task are two sources of examples; leave one out"),
+            *misplaced,
+            (
+                recipe not in ("", kind),
+                f"recipe = {recipe!r} has its own data; leave it out, or leave --data and --task"
+                " out",
+            ),
+        ],
+        ConfigError,
     )
+    return kind
 
 
 def kind_of_data(path: Path) -> str:
@@ -183,15 +187,20 @@ def _need_schema(config: RunConfig) -> Schema:
         )
     may_be_open = config.bounds == "private"
     schema = read_schema(Path(config.schema), config.target, may_be_open=may_be_open)
-    checks = [
-        (not schema.target, f"{config.schema}: which column is learned? give target, or --target"),
-        (
-            not (schema.classes or schema.target_bounds),
-            f"{config.schema}: classes is empty; list all values of {schema.target!r}, or give"
-            " target_bounds of a number",
-        ),
-    ]
-    refuse(checks, ConfigError)
+    refuse(
+        [
+            (
+                not schema.target,
+                f"{config.schema}: which column is learned? give target, or --target",
+            ),
+            (
+                not (schema.classes or schema.target_bounds),
+                f"{config.schema}: classes is empty; list all values of {schema.target!r}, or give"
+                " target_bounds of a number",
+            ),
+        ],
+        ConfigError,
+    )
     return schema
 
 
@@ -308,18 +317,20 @@ def _folder_schema(config: RunConfig) -> Schema:
     if config.schema:
         schema = read_schema(Path(config.schema), config.target)
     column = schema.unit or schema.target
-    checks = [
-        (
-            schema.target_bounds,
-            f"{config.schema}: target_bounds need a number for each image; give --label-file",
-        ),
-        (
-            column,
-            f"{column!r} is a column, and a folder a class has none; give --label-file, or leave"
-            " it out",
-        ),
-    ]
-    refuse(checks, ConfigError)
+    refuse(
+        [
+            (
+                schema.target_bounds,
+                f"{config.schema}: target_bounds need a number for each image; give --label-file",
+            ),
+            (
+                column,
+                f"{column!r} is a column, and a folder a class has none; give --label-file, or"
+                " leave it out",
+            ),
+        ],
+        ConfigError,
+    )
     schema = replace(schema, classes=schema.classes or folder_classes(folder))
     return check_schema(schema, config.schema or str(folder))
 

@@ -260,13 +260,13 @@ class Column:
     @property
     def width(self) -> int:
         """Number of features, the indicator of a missing value included."""
-        if self.kind in ("number", "flag"):
-            return 2
-        if self.kind == "category":
-            return (self.buckets or len(self.categories) + 1) + 1
-        if self.kind == "text":
-            return (self.buckets or TEXT_BUCKETS) + 1
-        return 0
+        values = {
+            "number": 1,
+            "flag": 1,
+            "category": self.buckets or len(self.categories) + 1,
+            "text": self.buckets or TEXT_BUCKETS,
+        }
+        return values[self.kind] + 1 if self.kind in values else 0
 
     def encode(self, values: Sequence[str | None]) -> Encoded:
         """Encode the values of a column, each by itself.

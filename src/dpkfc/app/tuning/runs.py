@@ -206,18 +206,20 @@ def _read_rows(path: Path) -> dict[str, Row]:
             f"results file {path} is damaged ({error}); put an earlier copy back, or move it away"
         ) from None
     content = ensure_mapping(content)
-    checks = [
-        (
-            content.get("kind") != KIND or not isinstance(content.get("rows"), dict),
-            f"{path} is no results file of a study; choose another --out, or move it away",
-        ),
-        (
-            content.get("version") != VERSION,
-            f"results file {path} is of version {content.get('version')!r}, this dpkfc reads"
-            f" {VERSION}; use the version that wrote it, or choose another --out",
-        ),
-    ]
-    refuse(checks, StudyError)
+    refuse(
+        [
+            (
+                content.get("kind") != KIND or not isinstance(content.get("rows"), dict),
+                f"{path} is no results file of a study; choose another --out, or move it away",
+            ),
+            (
+                content.get("version") != VERSION,
+                f"results file {path} is of version {content.get('version')!r}, this dpkfc reads"
+                f" {VERSION}; use the version that wrote it, or choose another --out",
+            ),
+        ],
+        StudyError,
+    )
     rows = {key: row for key, row in content["rows"].items() if _is_row(row)}
     lost = len(content["rows"]) - len(rows)
     if lost:
@@ -262,8 +264,7 @@ def _lock(path: Path) -> TextIO | None:
         raise StudyError(
             f"another process works on {path.with_suffix('')}; wait for it, or choose another --out"
         ) from None
-    file.seek(0)
-    file.truncate()
+    file.truncate(0)
     file.write(str(os.getpid()))
     file.flush()
     return file

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
@@ -319,7 +319,7 @@ def make_settings(space: Space, sampled: Mapping[str, Any]) -> dict[str, Plain]:
     for name, values in space.items():
         settings[name] = round_value(sampled[sampled_name(name, values)])
     for name, values in space.items():
-        if isinstance(values, Range) and values.times:
+        if isinstance(values, Range):
             product = sampled[sampled_name(name, values)]
             settings[name] = round_value(product / _other_factors(values, settings))
     return settings
@@ -469,9 +469,8 @@ class Search:
     @property
     def is_over(self) -> bool:
         """Whether every trial has ended, and none was given up or is to be run once more."""
-        if self.started < self.trials or self._running or self._abandoned_hashes():
-            return False
-        return not self._stopped_too_early()
+        has_more = self.started < self.trials or self._running or self._abandoned_hashes()
+        return not (has_more or self._stopped_too_early())
 
     def counts(self) -> dict[str, int]:
         """Return the number of trials that have ended, by how."""
@@ -721,7 +720,7 @@ class Search:
         Trials that a kill left running are completed from the results or tried again. Results that
         the storage lacks are added.
         """
-        finished: dict[str, bool] = {}
+        finished: defaultdict[str, bool] = defaultdict(bool)
         lost: dict[str, dict[str, Plain]] = {}
         waiting: list[Any] = []
         for trial in self._all_trials():
@@ -732,8 +731,7 @@ class Search:
                 self._tell_interrupted(trial)
                 lost[key or f"number {trial.number}"] = _settings_of(trial)
             elif not self._is_lost(trial):
-                is_complete = trial.state == self._states.COMPLETE
-                finished[key] = finished.get(key, False) or is_complete
+                finished[key] |= trial.state == self._states.COMPLETE
             elif key and trial.user_attrs.get(_LOST) != _DUPLICATE:
                 lost[key] = _settings_of(trial)
         known = finished.keys() | {row["hash"] for row in rows}
