@@ -423,13 +423,15 @@ def ledger_finding(path: Path, plan: Plan) -> Finding:
         path: the ledger.
         plan: of the run's settings.
     """
+    problem = ""
+    measured = "cannot be trusted"
     try:
         ledger = verify_history(path)
         check_recorded(path, ledger, None)
-        problem = _ledger_problem(ledger, plan)
         measured = f"{len(ledger.releases):,} releases"
+        refuse(_ledger_checks(ledger, plan), LedgerError)
     except (LedgerError, CardError, CheckpointError) as error:
-        measured, problem = "cannot be trusted", str(error)
+        problem = str(error)
     return _finding(
         "ledger of the run",
         measured,
@@ -439,28 +441,35 @@ def ledger_finding(path: Path, plan: Plan) -> Finding:
     )
 
 
-def _ledger_problem(ledger: Verified, plan: Plan) -> str:
-    """Return what a ledger says and its plan does not, or nothing."""
+def _ledger_checks(ledger: Verified, plan: Plan) -> Iterator[tuple[object, str]]:
+    """Yield what a ledger may say and its plan does not, and the message about it."""
     header = ledger.header
-    if header["plan_hash"] != plan.hash:
-        return "it belongs to another plan than the settings in the folder"
+    yield (
+        header["plan_hash"] != plan.hash,
+        "it belongs to another plan than the settings in the folder",
+    )
     is_certified = header.get("certified") is plan.certified
-    if not is_certified and not certified_before(header, plan.ledger_header):
-        return f"it says certified: {header.get('certified')}, the plan {plan.certified}"
+    yield (
+        not is_certified and not certified_before(header, plan.ledger_header),
+        f"it says certified: {header.get('certified')}, the plan {plan.certified}",
+    )
     planned: dict[str, Plan | ExtraRelease] = {"": plan}
     most = {"": plan.steps, **plan.extra_counts}
     planned |= {kind.purpose: kind for kind in plan.extra_releases}
     counts = Counter(release.get("purpose", "") for release in ledger.releases)
     for purpose, count in counts.items():
-        if count > most.get(purpose, 0):
-            kind = f" for {purpose}" if purpose else ""
-            return f"it has more releases{kind} than the plan's {most.get(purpose, 0):,}"
+        kind = f" for {purpose}" if purpose else ""
+        yield (
+            count > most.get(purpose, 0),
+            f"it has more releases{kind} than the plan's {most.get(purpose, 0):,}",
+        )
     for release in ledger.releases:
+        number = release.get("release")
         for name, value in _charged_as(planned[release.get("purpose", "")]).items():
-            if release.get(name) != value:
-                number = release.get("release")
-                return f"release {number} was charged with another {name} than the plan's"
-    return ""
+            yield (
+                release.get(name) != value,
+                f"release {number} was charged with another {name} than the plan's",
+            )
 
 
 def _charged_as(kind: Plan | ExtraRelease) -> dict[str, Any]:

@@ -1068,7 +1068,7 @@ def layer_settings(defaults: Settings, chosen: Settings, where: str = "recipe") 
     for key in chosen:
         _check_name(key, "settings")
     name = chosen.get("method", common.get("method", RunConfig.method))
-    if not isinstance(name, str) or name not in METHODS:
+    if ensure_text(name) not in METHODS:
         # `RunConfig` names a wrong method.
         return RunConfig(method=name)
     method = METHODS[name]
@@ -1083,7 +1083,7 @@ def layer_settings(defaults: Settings, chosen: Settings, where: str = "recipe") 
         borrowed = {}
         settings |= of_method
     optimizer = chosen.get("optimizer") or settings.get("optimizer") or "adam"
-    if isinstance(optimizer, str) and optimizer in by_optimizer:
+    if ensure_text(optimizer) in by_optimizer:
         settings |= flatten(by_optimizer[optimizer], f"{where} [method.{lender}.{optimizer}]")
     settings |= chosen
     if "lr" not in chosen:

@@ -607,18 +607,16 @@ def run(
                 data = ranks.run_on_all(partial(read_data, config))
             config = ranks.broadcast_from_rank0(partial(measure_structure, config), "structure")
             is_single = ranks.world_size == 1
-            prepared = ranks.run_on_all(
-                lambda: prepare(use_own_device(config), data=data, may_find_bounds=is_single)
-            )
+            own = use_own_device(config)
+            prepared = ranks.run_on_all(partial(prepare, own, data=data, may_find_bounds=is_single))
             _check_private_bounds(prepared)
-            ranks.broadcast_from_rank0(lambda: _check_budget(prepared), "budget")
+            ranks.broadcast_from_rank0(partial(_check_budget, prepared), "budget")
         except BaseException:
             if ranks.is_rank0:
                 folder.remove_if_empty()
             raise
-        ranks.broadcast_from_rank0(
-            lambda: folder.begin(to_toml(config), prepared.recipe.schema), "settings"
-        )
+        begin = partial(folder.begin, to_toml(config), prepared.recipe.schema)
+        ranks.broadcast_from_rank0(begin, "settings")
         check_visible(folder, ranks)
         structure = describe_structure(config)
         if console is not None and ranks.is_rank0 and structure:
@@ -727,7 +725,7 @@ def _continue(
 
     folder, config, metrics = ranks.broadcast_from_rank0(read, "run folder")
     check_visible(folder, ranks)
-    prepared = ranks.run_on_all(lambda: prepare(use_own_device(config)))
+    prepared = ranks.run_on_all(partial(prepare, use_own_device(config)))
     if complete_metrics:
         metrics = complete_metrics[0]
     return _train(prepared, folder, metrics, console, resumed=True, any_world_size=any_world_size)
@@ -827,11 +825,10 @@ def _train(
             label=METHOD_LABELS[config.method],
         ) as progress:
             interrupted = loop.run(progress)
-        ranks.run_on_all(lambda: check_finite(session.layers))
+        ranks.run_on_all(partial(check_finite, session.layers))
         if not interrupted and not figures_only:
-            ranks.broadcast_from_rank0(
-                lambda: write_results(prepared, folder, session, metrics), "results"
-            )
+            write = partial(write_results, prepared, folder, session, metrics)
+            ranks.broadcast_from_rank0(write, "results")
         return _make_result(prepared, folder, session, metrics, interrupted)
 
 
@@ -1003,7 +1000,8 @@ class _Loop:
 
     def _save(self) -> None:
         self.session.save(self.folder.checkpoint)
-        self.ranks.broadcast_from_rank0(lambda: self.metrics.write(self.folder.metrics), "metrics")
+        write = partial(self.metrics.write, self.folder.metrics)
+        self.ranks.broadcast_from_rank0(write, "metrics")
 
 
 def _row(record: StepRecord, epsilon: float) -> Row:

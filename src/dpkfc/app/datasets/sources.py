@@ -176,8 +176,7 @@ def load_pixels(source: Source, data_dir: str | Path | None = None) -> Pixels:
     if len(train[1]) < source.whole:
         part = f"{len(train[1]):,} of {source.whole:,} training images"
         where += f", {part}"
-    own_validation = validation[0] if validation else None
-    return Pixels(train, test, where, own_validation, part)
+    return replace(Pixels(train, test, where, *validation), part=part)
 
 
 def read_splits(
@@ -221,29 +220,27 @@ def _find_files(source: Source, root: Path, *, must: bool) -> list[Path]:
     """
     if must and not root.is_dir():
         raise DatasetError(f"data_dir {root} is not a folder; {source.how_to_get}")
-    # The folder that lacks the fewest files is named in the error.
-    least_missing = list(source.files)
-    for folder in (root / source.folder, root):
-        paths = {name: _existing_file(folder, name) for name in source.files}
-        missing = [name for name, path in paths.items() if path is None]
-        if not missing:
-            return list(filter(None, paths.values()))
-        if len(missing) < len(least_missing):
-            least_missing = missing
-    if must or len(least_missing) < len(source.files):
-        missing_files = ", ".join(least_missing)
-        raise DatasetError(f"{source.name}: {root} lacks {missing_files}; {source.how_to_get}")
-    return []
+    # Of two folders that lack files, the error is about the one that lacks fewer.
+    found = max(
+        _existing_files(source, root / source.folder), _existing_files(source, root), key=len
+    )
+    missing = ", ".join(name for name in source.files if name not in found)
+    if missing and (must or found):
+        raise DatasetError(f"{source.name}: {root} lacks {missing}; {source.how_to_get}")
+    return list(found.values())
 
 
-def _existing_file(folder: Path, names: str) -> Path | None:
-    candidates = []
-    for name in names.split(_OR):
-        path = folder / name
-        candidates.append(path)
-        if path.suffix in (".gz", ".bz2"):
-            candidates.append(path.with_suffix(""))
-    return next(filter(Path.is_file, candidates), None)
+def _existing_files(source: Source, folder: Path) -> dict[str, Path]:
+    """Return the files of a set that a folder holds, packed or not, by their names."""
+    found: dict[str, Path] = {}
+    for names in source.files:
+        for name in names.split(_OR):
+            path = folder / name
+            unpacked = path.with_suffix("") if path.suffix in (".gz", ".bz2") else path
+            for candidate in (path, unpacked):
+                if candidate.is_file():
+                    found.setdefault(names, candidate)
+    return found
 
 
 def read_hub(source: Source, convert: Callable[[Any], Any]) -> tuple[Any, Any]:
@@ -396,9 +393,9 @@ def read_svhn(path: Path) -> Split:
     except Exception as error:
         what = f"is not a whole MATLAB file of version 5 ({one_line(error)})"
         raise damaged_error(path, what) from None
-    images, labels = arrays.get("X"), arrays.get("y")
-    if images is None or labels is None:
+    if not arrays.keys() >= {"X", "y"}:
         raise damaged_error(path, "lacks the arrays `X` and `y`")
+    images, labels = arrays["X"], arrays["y"]
     refuse_damaged(
         path,
         [

@@ -565,7 +565,7 @@ def plot_accuracy(panel: Panel, styles: Styles) -> Plot:
 
     Where there is only one ε, each method has a row.
     """
-    budgets = sorted({budget for budget, _ in _with_budget(panel.groups)})
+    budgets = sorted({budget for budget, _ in _pair_with_budgets(panel.groups)})
     if len(budgets) < 2:
         return _plot_rows(panel, styles, budgets)
     lines = collect(panel.groups, lambda group: (group.first.method, not group.first.warnings))
@@ -586,7 +586,7 @@ def plot_accuracy(panel: Panel, styles: Styles) -> Plot:
     )
 
 
-def _with_budget(groups: Sequence[RunGroup]) -> list[tuple[float, RunGroup]]:
+def _pair_with_budgets(groups: Sequence[RunGroup]) -> list[tuple[float, RunGroup]]:
     """Return the groups that have an ε, with it and by it."""
     known = [(group.budget, group) for group in groups if group.budget is not None]
     return sorted(known, key=lambda pair: (pair[0], pair[1].differs))
@@ -603,7 +603,7 @@ def _plot_budgets(
         score: what the numbers are.
         shift: what each ε is multiplied by.
     """
-    known = _with_budget(members)
+    known = _pair_with_budgets(members)
     groups = [group for _, group in known]
     has_one_point_each = len({budget for budget, _ in known}) == len(known)
     is_certified = not members[0].first.warnings

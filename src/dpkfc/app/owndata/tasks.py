@@ -69,8 +69,8 @@ def find_function(target: str) -> Callable[[], object]:
     Raises:
         ConfigError: no such module or function, or an error while the module is imported.
     """
-    module_name, colon, name = target.partition(":")
-    if not (module_name and colon and name):
+    module_name, _, name = target.partition(":")
+    if not (module_name and name):
         raise ConfigError(f"{target!r} is not module:function, for example my_project.task:make")
     if "" not in sys.path:
         sys.path.insert(0, "")
