@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from dpkfc._checks import refuse
 from dpkfc.app.commands import add_command
 from dpkfc.app.tuning.runs import Clock, StudyError, worker_count
 from dpkfc.terminal import make_table, open_console, resumable
@@ -130,30 +131,37 @@ def _kinds(
     from dpkfc_papers.tables import load
     from dpkfc_papers.tables import names as list_tables
 
-    if not names:
-        raise StudyError("which table? dpkfc reproduce --list names them")
     all_tables = list_tables()
     known = [*all_tables, NAME, *FIGURE_OF]
-    for name in names:
-        if name not in known:
-            hint = nearest(name, known)
-            raise StudyError(
-                f"unknown table or figure {name!r}; {hint} (dpkfc reproduce --list shows all)"
-            )
     tables = [name for name in names if name in all_tables]
     figures = [name for name in names if name in FIGURE_OF]
+    refuse(
+        [
+            (not names, "which table? dpkfc reproduce --list names them"),
+            *[
+                (
+                    name not in known,
+                    f"unknown table or figure {name!r}; {nearest(name, known)} (dpkfc reproduce"
+                    " --list shows all)",
+                )
+                for name in names
+            ],
+            *[
+                (columns and name not in tables, f"--column is for tables; leave out {name!r}")
+                for name in names
+            ],
+            (
+                results and NAME in names and set(names) != {NAME},
+                f"--results is one file, and {NAME} has one of its own; give it a call of its own",
+            ),
+        ],
+        StudyError,
+    )
     if columns:
         # A name of both is a table where a column is asked for.
         figures = []
         for name in tables:
             load(name).select(columns)
-        others = [name for name in names if name not in tables]
-        if others:
-            raise StudyError(f"--column is for tables; leave out {others[0]!r}")
-    if results and NAME in names and set(names) != {NAME}:
-        raise StudyError(
-            f"--results is one file, and {NAME} has one of its own; give it a call of its own"
-        )
     return tables, figures, NAME in names
 
 
