@@ -28,7 +28,7 @@ from matplotlib.ticker import (
 from numpy.typing import ArrayLike, NDArray
 
 from dpkfc.app.run_folder import placed, write_text
-from dpkfc.report import number, plain, rounded_up
+from dpkfc.report import ensure_mapping, number, plain, rounded_up
 
 INK = "#22303c"
 MUTED = "#6b7886"
@@ -619,7 +619,7 @@ class Figures:
         Raises:
             ValueError: another kind of file, another version, or a damaged file.
         """
-        if not isinstance(content, dict) or content.get("kind") != KIND:
+        if ensure_mapping(content).get("kind") != KIND:
             raise ValueError(f"{FILE} holds no figures")
         if content.get("version") != VERSION:
             version = plain(content.get("version"), 20)

@@ -227,7 +227,7 @@ def _unprotected(prepared: Prepared) -> dict[str, str]:
 def curve_of(prepared: Prepared, metrics: Metrics) -> Curve:
     """Return accuracy and ε of a run for plots, with the exact ε of a few dozen steps."""
     plan, evaluated = prepared.plan, metrics.evaluated()
-    done = metrics.rows[-1].step if metrics.rows else 0
+    done = metrics.rows[-1].step
     fractions = [(i / _EPSILON_POINTS) ** 1.5 for i in range(_EPSILON_POINTS + 1)]
     epsilon = {}
     for step in sorted({round(done * fraction) for fraction in fractions}):

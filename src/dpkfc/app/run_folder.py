@@ -438,7 +438,7 @@ class Metrics:
             refreshes = json.loads(stored[b"refreshes"])
             # An older version wrote no settings.
             settings = json.loads(stored.get(b"settings", b"{}"))
-            missing = any(row["step"] is None or row["epsilon"] is None for row in rows)
+            missing = any(None in (row["step"], row["epsilon"]) for row in rows)
             if missing or not _are_refreshes(refreshes) or not isinstance(settings, dict):
                 raise ValueError("figures are missing")
         except UnpackedSizeError:

@@ -471,7 +471,7 @@ def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
 
 def _read_card(path: Path) -> dict[str, Any]:
     card = read_json(path)
-    if not isinstance(card, dict) or not isinstance(card.get("guarantee"), dict):
+    if not isinstance(ensure_mapping(card).get("guarantee"), dict):
         raise ValueError(f"{path.name} is no privacy card")
     if card.get("format") != CARD_FORMAT:
         version = plain(card.get("format"), 20)
@@ -706,7 +706,7 @@ def _read_study(path: Path, rows: Mapping[str, Any], departures: Departures) -> 
     left_out = dict.fromkeys(_LEFT_OUT, 0)
     complete = []
     for row in rows.values():
-        if not isinstance(row, dict) or not isinstance(row.get("run"), dict):
+        if not isinstance(ensure_mapping(row).get("run"), dict):
             continue
         has_accuracy = number(row.get("accuracy")) is not None
         if row["run"].get("measure") and not has_accuracy:
@@ -800,8 +800,8 @@ _FIELDS_OF_BENCHMARK = {
 def _read_benchmark(path: Path, rows: Mapping[str, Any]) -> Contents:
     """Return entries of `benchmarks/accuracy.py`, which has a training loop of its own."""
     runs = []
-    for row in rows.values():
-        if not isinstance(row, dict) or number(row.get("accuracy")) is None or "arm" not in row:
+    for row in map(ensure_mapping, rows.values()):
+        if number(row.get("accuracy")) is None or "arm" not in row:
             continue
         optimizer = row.get("optimizer")
         others = row.keys() - _FIELDS_OF_BENCHMARK

@@ -93,10 +93,8 @@ def split_records(records: Records, validation_size: int, seed: int, source: str
         keys = number_equal(records.contents)
     places = [_place(key, seed, b"test") for key in keys]
     is_test = np.array(places) < TEST_SHARE
-    order = {}
-    for key, on_test in zip(keys, is_test, strict=True):
-        if not on_test:
-            order[key] = _place(key, seed, b"validation")
+    rest = [key for key, on_test in zip(keys, is_test, strict=True) if not on_test]
+    order = {key: _place(key, seed, b"validation") for key in rest}
     first = sorted(order, key=order.__getitem__)
     chosen = set(first[:validation_size])
     is_validation = np.array([key in chosen for key in keys], bool)

@@ -38,7 +38,7 @@ from dpkfc.app.recipes.text import (
     STACKOVERFLOW_HEAD,
     STACKOVERFLOW_MINILM,
 )
-from dpkfc.app.settings import ConfigError, RunConfig, layer_settings, nearest
+from dpkfc.app.settings import ConfigError, RunConfig, ensure_text, layer_settings, nearest
 
 # --------------------------------------------------------------------------------------------------
 # Linear regression on synthetic data, for sweeps of the noise multiplier. DiSK, Figure 6a, is a
@@ -177,7 +177,7 @@ def run_config(chosen: dict[str, Any]) -> RunConfig:
     """
     own = own_kind(chosen)
     name = own or chosen.get("recipe", "")
-    if not isinstance(name, str) or not name:
+    if not ensure_text(name):
         raise ConfigError(
             "which recipe or data? give --recipe NAME (see dpkfc recipes), --data FILE or FOLDER,"
             " or --task module:function"

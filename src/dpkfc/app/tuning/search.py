@@ -715,10 +715,25 @@ class Search:
         return study
 
     def _resume(self, rows: list[Mapping[str, Any]]) -> None:
-        """Bring storage and results together.
+        """Bring storage and results together: what the storage lacks is added to it."""
+        finished = self._repeat_lost_trials({row["hash"] for row in rows})
+        for row in rows:
+            key = row["hash"]
+            is_pruned = row["tag"].get("pruned")
+            is_stored = key in finished if is_pruned else finished.get(key, False)
+            if not is_stored:
+                self._add(row)
+        if not self._all_trials() and self.kind == ADAPTIVE:
+            self._study.enqueue_trial(self._default())
 
-        Trials that a kill left running are completed from the results or tried again. Results that
-        the storage lacks are added.
+    def _repeat_lost_trials(self, results: Collection[str]) -> Mapping[str, bool]:
+        """Try trials again that were lost or that a kill left running.
+
+        Args:
+            results: hashes of results, whose trials need no repetition.
+
+        Returns:
+            Whether a trial is complete, by hash, for those that have ended.
         """
         finished: defaultdict[str, bool] = defaultdict(bool)
         lost: dict[str, dict[str, Plain]] = {}
@@ -734,18 +749,12 @@ class Search:
                 finished[key] |= trial.state == self._states.COMPLETE
             elif key and trial.user_attrs.get(_LOST) != _DUPLICATE:
                 lost[key] = _settings_of(trial)
-        known = finished.keys() | {row["hash"] for row in rows}
+        known = finished.keys() | results
         for key, settings in lost.items():
             point = make_sample(self.arm.space, settings)
             if key not in known and point not in waiting:
                 self._study.enqueue_trial(point)
-        for row in rows:
-            key = row["hash"]
-            is_completed_since = not row["tag"].get("pruned") and not finished.get(key, False)
-            if key not in finished or is_completed_since:
-                self._add(row)
-        if not self._all_trials() and self.kind == ADAPTIVE:
-            self._study.enqueue_trial(self._default())
+        return finished
 
     def _tell_interrupted(self, trial: Any) -> None:
         """Store that a killed study left a trial running."""

@@ -853,10 +853,12 @@ def _check_terms(
     known = {arm.name: arm for arm in arms}
     for row in store:
         tag, settings = row.get("tag", {}), row["run"]["settings"]
-        if "params" in tag and tag.get("kind", ADAPTIVE) != study.search:
+        if "params" not in tag:
+            continue
+        if tag.get("kind", ADAPTIVE) != study.search:
             raise other_kind_error(store.path, study.search)
-        arm = known.get(tag.get("arm")) if row["run"]["recipe"] == study.recipe else None
-        if arm is None or "params" not in tag:
+        arm = known.get(tag.get("arm"))
+        if arm is None or row["run"]["recipe"] != study.recipe:
             continue
         shared = sorted({*settings, *common} - {*tag["params"], *arm.settings})
         for name in shared:
