@@ -804,7 +804,7 @@ def _read_benchmark(path: Path, rows: Mapping[str, Any]) -> Contents:
         if number(row.get("accuracy")) is None or "arm" not in row:
             continue
         optimizer = row.get("optimizer")
-        others = row.keys() - _FIELDS_OF_BENCHMARK
+        others = [name for name in row if name not in _FIELDS_OF_BENCHMARK]
         runs.append(
             RunSummary(
                 source=str(path),
