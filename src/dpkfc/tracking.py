@@ -13,6 +13,7 @@ entries of this example in the outputs. Permuting the batch permutes the outputs
 from __future__ import annotations
 
 import math
+import re
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -120,10 +121,18 @@ class Unknown:
     reason: str
 
 
+_OF_LAYER = Unknown("layer", "what a layer computes inside is used outside of it")
 _OF_EARLIER_BATCH = Unknown("a tensor that an earlier batch left", "it depends on other examples")
 
 State = BatchAxis | Parametric | Public | Total | Unknown
 """What a tracked pass knows of a tensor that is not public."""
+_PRIVATE = (BatchAxis, Total, Unknown)
+# What tensors that a layer computes inside are outside of it; others stay what they are.
+_OUTSIDE_OF_LAYER: Mapping[type, State] = {
+    Public: PARAMETRIC,
+    BatchAxis: _OF_LAYER,
+    Total: _OF_LAYER,
+}
 
 
 def axis_after_reshape(
@@ -139,7 +148,7 @@ def axis_after_reshape(
     """
     trailing = shape[axis.dim + 1 :]
     inner = axis.post * math.prod(trailing)
-    if inner == 0 or math.prod(new_shape) == 0:
+    if math.prod(new_shape) == 0:
         return None
     right = 1
     for dim, length in reversed([*enumerate(new_shape)]):
@@ -149,8 +158,6 @@ def axis_after_reshape(
             if other_rest == 0:
                 return BatchAxis(dim, pre, post)
         right *= length
-        if right > inner:
-            return None
     return None
 
 
@@ -221,6 +228,7 @@ class Operation:
 
     Attributes:
         function: the ATen overload.
+        name: under which the operation is in the table.
         args: positional arguments.
         kwargs: keyword arguments.
         output: what the operation returned.
@@ -233,6 +241,7 @@ class Operation:
     """
 
     function: OpOverload
+    name: str
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     output: Any
@@ -241,11 +250,6 @@ class Operation:
     axis: Callable[[Any], BatchAxis | None]
     trusts_public_rows: bool
     before: Mapping[int, Tensor]
-
-    @property
-    def name(self) -> str:
-        """Return the name under which the operation is in the table."""
-        return rule_name(self.function)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -313,7 +317,7 @@ def arguments_of(function: OpOverload) -> dict[str, tuple[int, Any]]:
     return found
 
 
-def tensors_in(values: Sequence[Any]) -> Iterator[Tensor]:
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
     """Yield the tensors among some values and inside the lists and tuples among them."""
     for x in values:
         if isinstance(x, Tensor):
@@ -420,7 +424,7 @@ def _fits(
         axis: in the tensors, or in that result.
         rank: dimensions of the result.
     """
-    for x in tensors:
+    for x in tensors_in(tensors):
         expected = axis
         if rank is not None:
             missing = rank - x.dim()
@@ -465,21 +469,18 @@ def _axes_in_result(operation: Operation, tensors: Iterable[Tensor], rank: int) 
     return axes
 
 
-def _is_shared(operation: Operation, x: Any, axis: BatchAxis) -> bool:
+def _is_shared(operation: Operation, x: Tensor, axis: BatchAxis) -> bool:
     """Return whether a public tensor has the same entries for all places along an axis.
 
     A batch of one takes the first entries of `x + table[:N]`, whatever place its example had
     before. Of a tensor that the operation has changed in place, the old entries count. One that it
     has written over counts as shared.
     """
-    if not isinstance(x, Tensor):
-        return True
     x = operation.before.get(id(x), x)
     if not 0 <= axis.dim < x.dim():
         return True
-    if x.shape[axis.dim] == 1 or x.stride(axis.dim) == 0:
-        return True
-    if any(x is output for output in operation.outputs):
+    is_written = id(x) in map(id, operation.outputs)
+    if x.shape[axis.dim] == 1 or x.stride(axis.dim) == 0 or is_written:
         return True
     if not operation.has_length(x, axis):
         return False
@@ -529,7 +530,7 @@ def _prelu(operation: Operation) -> Answer:
     return axis
 
 
-@_rule_of_first("isin bucketize rand_like randn_like randint_like clone")
+@_rule_of_first("isin bucketize rand_like randn_like randint_like")
 def _same_axis(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of the first operand; random numbers are drawn for every example."""
     why = "every entry is compared with the entries of all examples"
@@ -607,8 +608,7 @@ def _slice_axis(
     The part may hold whole copies of the batch, or one of several places of every example.
     """
     block = operation.size * axis.post
-    has_whole_copies = length > 0 and start % block == 0 and length % block == 0
-    if step == 1 and has_whole_copies:
+    if step == 1 and length > 0 and start % block == length % block == 0:
         return BatchAxis(axis.dim, length // block, axis.post)
     takes_one_place = step == axis.post and axis.pre == 1 and start < axis.post
     if takes_one_place and length == operation.size:
@@ -635,8 +635,7 @@ def _split(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 def _cat(operation: Operation) -> Answer:
     empty = (0,)
     tensors = [x for x in operation.args[0] if x.shape != empty]
-    axes = [operation.axis(x) for x in tensors]
-    known = [axis for axis in axes if axis is not None]
+    known = [axis for axis in map(operation.axis, tensors) if axis is not None]
     first = known[0]
     why = "tensors with different batch axes are joined"
     if _dimension(operation, tensors[0]) != first.dim:
@@ -646,7 +645,7 @@ def _cat(operation: Operation) -> Answer:
     joined = replace(first, pre=copies)
     for axis in known:
         operation.require(replace(axis, pre=copies) == joined, why)
-    operation.require(len(known) == len(axes), "rows of no example are joined to the batch")
+    operation.require(len(known) == len(tensors), "rows of no example are joined to the batch")
     return joined
 
 
@@ -770,8 +769,7 @@ def _product(operation: Operation) -> Answer:
         known = operation.args[:3]
     *addends, a, b = known
     rank = operation.result.dim()
-    ids = set(map(id, known))
-    others = [x for x in operation.tensors if id(x) not in ids]
+    others = operation.tensors[len(known) :]
     why = "a scale, a bias or an output depends on the examples"
     operation.require(not any(map(operation.is_batched, others)), why)
     axes = _axes_of_factors(operation, a, b)
@@ -866,9 +864,9 @@ def _channels(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 
 def _common_axis(operation: Operation, tensors: Iterable[Tensor], why: str) -> BatchAxis:
     """Return the one axis of all batched tensors; where they have several, `why` is the reason."""
-    axes = [axis for axis in map(operation.axis, tensors) if axis is not None]
-    operation.require(len(set(axes)) == 1, why)
-    return axes[0]
+    axes = {axis for axis in map(operation.axis, tensors) if axis is not None}
+    operation.require(len(axes) == 1, why)
+    return axes.pop()
 
 
 def _trailing(count: int) -> Rule:
@@ -1130,20 +1128,17 @@ def _index(operation: Operation) -> Answer:
     if indices.mask is not None:
         return _index_by_mask(operation, indices)
     axis = operation.axis(operation.args[0])
-    others = list(indices.given.values())
-    if axis is not None:
-        others = indices.except_dim(axis.dim)
-    others_axis = None
-    if any(map(operation.is_batched, others)):
-        why = "indices pair different examples"
-        others_axis = broadcast_axis(operation, others, indices.rank, why)
+    why = "indices pair different examples"
     if axis is None:
-        if others_axis is None:
-            return None
-        return others_axis.shifted(indices.front)
+        indices_axis = broadcast_axis(operation, indices.given.values(), indices.rank, why)
+        return indices_axis.shifted(indices.front)
+    others = indices.except_dim(axis.dim)
+    are_public = not any(map(operation.is_batched, others))
+    if not are_public:
+        broadcast_axis(operation, others, indices.rank, why)
     batch_index = indices.given.get(axis.dim)
     if batch_index is None:
-        operation.require(others_axis is None, "examples pick entries of other examples")
+        operation.require(are_public, "examples pick entries of other examples")
         return axis.move(indices.moved_dim(axis.dim))
     is_public = not operation.is_batched(batch_index)
     operation.require(is_public, "an index into the batch axis depends on the examples")
@@ -1165,12 +1160,9 @@ def _axis_of_counting_index(
     if index.numel() != length:
         return None
     identity = torch.arange(length, device=index.device)
-    if not torch.equal(index.flatten(), identity):
+    if not torch.equal(index.flatten(), identity) or length not in index.shape:
         return None
-    long_dims = [dim for dim, entries in enumerate(index.shape) if entries != 1]
-    if len(long_dims) != 1:
-        return None
-    dim = long_dims[0] + rank - index.dim()
+    dim = index.shape.index(length) + rank - index.dim()
     return axis.move(dim)
 
 
@@ -1178,13 +1170,13 @@ def _index_by_mask(operation: Operation, indices: _Indices) -> Answer:
     """Return the axis of an index by one public mask over other dimensions."""
     axis = operation.axis(operation.args[0])
     dim, mask = next(iter(indices.given.items()))
-    is_public_and_alone = len(indices.given) == 1 and not operation.is_batched(mask)
-    if axis is not None and is_public_and_alone:
-        if axis.dim < dim:
-            return axis
-        if axis.dim >= dim + mask.dim():
-            return axis.shifted(1 - mask.dim())
-    return operation.lost("a mask picks entries by their values")
+    why = "a mask picks entries by their values"
+    operation.require(len(indices.given) == 1 and not operation.is_batched(mask), why)
+    axis = operation.require(axis, why)
+    if axis.dim < dim:
+        return axis
+    operation.require(axis.dim >= dim + mask.dim(), why)
+    return axis.shifted(1 - mask.dim())
 
 
 @_rule("index_put _index_put_impl _unsafe_index_put")
@@ -1196,23 +1188,24 @@ def _index_put(operation: Operation) -> Answer:
     if indices.mask is not None:
         return _put_by_mask(operation, indices)
     axis = operation.axis(x)
-    for dim in indices.given:
-        if axis is None or dim == axis.dim:
-            target = axis or BatchAxis(dim)
-            if _writes_every_example(operation, indices, target):
-                return target
-    is_public = not any(map(operation.is_batched, indices.given.values()))
-    is_elsewhere = axis is None or axis.dim not in indices.given
-    operation.require(is_public and is_elsewhere, "an index writes to other examples")
+    targets = [BatchAxis(dim) for dim in indices.given]
+    if axis is not None:
+        targets = [axis]
+    for target in targets:
+        if _writes_every_example(operation, indices, target):
+            return target
+    why = "an index writes to other examples"
+    operation.require(not any(map(operation.is_batched, indices.given.values())), why)
     values_axis = operation.axis(values)
     rank = indices.result_rank
     if values_axis is not None:
         values_axis = values_axis.shifted(rank - values.dim())
         return _axis_of_written_values(operation, indices, values_axis)
-    if axis is not None:
-        moved_axis = axis.move(indices.moved_dim(axis.dim))
-        are_shared = _fits(operation, [values], moved_axis, rank)
-        operation.require(are_shared, "an index writes to examples by their places")
+    axis = operation.require(axis, why)
+    operation.require(axis.dim not in indices.given, why)
+    moved_axis = axis.move(indices.moved_dim(axis.dim))
+    are_shared = _fits(operation, [values], moved_axis, rank)
+    operation.require(are_shared, "an index writes to examples by their places")
     return axis
 
 
@@ -1237,8 +1230,8 @@ def _writes_every_example(operation: Operation, indices: _Indices, target: Batch
     """Return whether an index counts the examples along an axis of x, each writing its row."""
     x = operation.args[0]
     values = operation.argument("values")
-    index = indices.given[target.dim]
-    if not operation.has_length(x, target) or operation.is_batched(index):
+    index = indices.given.get(target.dim)
+    if index is None or operation.is_batched(index) or not operation.has_length(x, target):
         return False
     counting_axis = _axis_of_counting_index(operation, target, index, indices.rank)
     if counting_axis is None:
@@ -1397,11 +1390,9 @@ def _add_totals(operation: Operation) -> Answer:
     """Return the total of two with one divisor; a public number changes no gradient."""
     why = "a sum over the examples meets something else than a public number"
     operation.require(operation.result.numel() == 1, why)
-    totals: list[Total] = []
-    for state in map(operation.state, operation.args[:2]):
-        operation.require(state is None or isinstance(state, Total), why)
-        if isinstance(state, Total):
-            totals.append(state)
+    states = list(map(operation.state, operation.args[:2]))
+    totals = [state for state in states if isinstance(state, Total)]
+    operation.require(len(totals) + states.count(None) == len(states), why)
     first = totals[0]
     have_one_divisor = all(total.is_mean == first.is_mean for total in totals)
     operation.require(have_one_divisor, "a mean and a sum over the examples are added")
@@ -1424,7 +1415,7 @@ def _scale_total(operation: Operation) -> Answer:
     why = "a sum over the examples is multiplied with private or trained numbers"
     operation.require(operation.state(factor) is None, why)
     assert isinstance(total, Total)
-    is_scalar = not isinstance(factor, Tensor) or factor.numel() == 1
+    is_scalar = operation.result.numel() == 1
     operation.require(is_scalar, "a sum over the examples is spread again")
     is_exact = operation.argument("rounding_mode") is None
     operation.require(is_exact, "a sum over the examples is rounded")
@@ -1469,12 +1460,15 @@ _UNFILLED = frozenset(
     )
 )
 _TAKES_LISTS = split_names("__getitem__ __setitem__ new")
-# Parts of names of operations whose results have private shapes, beside those that torch marks.
-_HAVE_OTHER_SHAPES = ("to_sparse", "_pack_padded", "_pad_packed")
+# Finds names of operations whose results have private shapes, beside those that torch marks.
+_HAVE_OTHER_SHAPES = re.compile("to_sparse|_pack_padded|_pad_packed")
 # Python modules between a use of `grad_fn` and the code that asked for it.
 _PASS_ON_GRADIENTS = (__name__, "torch.autograd.graph", "torch.overrides", "torch.utils._device")
 _MEETS_RUNNING_STATISTICS = split_names("native_batch_norm cudnn_batch_norm miopen_batch_norm")
-_DRAWS = split_names("rand randn randint bernoulli uniform normal exponential random log_normal")
+_DRAWS = split_names(
+    "rand randn randint bernoulli uniform normal exponential random log_normal rand_like"
+    " randn_like randint_like"
+)
 # Functions whose branches on values only choose between forms with equal results, or only check
 # values.
 _HARMLESS_READS = frozenset(
@@ -1486,6 +1480,7 @@ _HARMLESS_READS = frozenset(
         ("transformers.modeling_attn_mask_utils", "_prepare_4d_attention_mask_for_sdpa"),
         ("transformers.modeling_utils", "warn_if_padding_and_no_attention_mask"),
         ("torch.nn.functional", "multi_head_attention_forward"),
+        (__name__, "_call_one_hot"),
     }
 )
 
@@ -1497,6 +1492,20 @@ class UnknownOperation(ValueError):
 class _Reference(weakref.ref[Tensor]):
     __slots__ = ("key",)
     key: int
+
+
+def _state_of_unseen(x: Tensor) -> State | None:
+    """Return the state of a tensor that no followed operation has made."""
+    if x.requires_grad and x.grad_fn is None:
+        return PARAMETRIC
+    if x.requires_grad:
+        return Unknown(
+            "autograd",
+            "a tensor was made where no operation is seen, as by a compiled function or a kernel",
+        )
+    if type(x) is not Tensor and not isinstance(x, torch.nn.Parameter):
+        return Unknown(type(x).__name__, "tensors of this type are not followed")
+    return None
 
 
 class Tracker:
@@ -1539,7 +1548,6 @@ class Tracker:
         self._aliases: dict[int, int] = {}
         self._paused = 0
         self._calls = 0
-        self._permitted = 0
 
     # -- states ------------------------------------------------------------------------------------
 
@@ -1548,36 +1556,19 @@ class Tracker:
         if not isinstance(x, Tensor) or is_lazy(x):
             return None  # a lazy one has no values yet, and no operation may look at it
         with torch._C.DisableTorchFunction():
-            return self._state(x)
-
-    def _state(self, x: Tensor) -> State | None:
-        key = id(x)
-        # None is no key of a table.
-        base_key = id(x._base)
-        known = self._states.get(key)
-        # A view that was noted as public may show what was written into its base since.
-        is_stale = known is PUBLIC and base_key in self._states
-        if known is not None and not is_stale:
+            # None is no key of a table.
+            base_key = id(x._base)
+            known = self._states.get(id(x))
             if base_key in self._rewritten:
                 return self._rewritten[base_key]
-            if key in self._covered or known is PUBLIC:
+            if id(x) in self._covered:
                 return None
-            return known
-        if key in self._covered:
-            return None
-        if base_key in self._states:
-            return self._state_of_view(x)
-        if x.requires_grad:
-            if x.grad_fn is None:
-                return PARAMETRIC
-            return Unknown(
-                "autograd",
-                "a tensor was made where no operation is seen, as by a compiled function or a"
-                " kernel",
-            )
-        if type(x) is not Tensor and not isinstance(x, torch.nn.Parameter):
-            return Unknown(type(x).__name__, "tensors of this type are not followed")
-        return None
+            # A view that was noted as public may show what was written into its base since.
+            if base_key in self._states and known in (None, PUBLIC):
+                return self._state_of_view(x)
+            if known is None:
+                return _state_of_unseen(x)
+            return None if known is PUBLIC else known
 
     def _state_of_view(self, x: Tensor) -> State | None:
         """Return the state of a view whose base was written after it was made."""
@@ -1634,7 +1625,7 @@ class Tracker:
         for x in tree_leaves(batch):
             if not isinstance(x, Tensor):
                 self.is_opaque = self.is_opaque or x is not None
-            elif x.dim() and x.shape[0] == self.size:
+            elif x.shape[:1] == (self.size,):
                 self.set_state(x, BatchAxis(0))
             else:
                 shape = list(x.shape)
@@ -1650,7 +1641,7 @@ class Tracker:
         for key, reference in [*earlier._references.items()]:
             x = reference()
             state = earlier._states.get(key)
-            if x is None or not isinstance(state, (BatchAxis, Total, Unknown)):
+            if x is None or not isinstance(state, _PRIVATE):
                 continue
             if _memory(x) not in self._persistent:
                 self.set_state(x, _OF_EARLIER_BATCH)
@@ -1691,17 +1682,10 @@ class Tracker:
                 that the call does not show.
         """
         self._covered.difference_update(map(id, parameters))
-        known = set(map(id, outputs))
-        for key in self._interiors.pop():
-            state = self._states.get(key)
-            if key in known or state is None:
-                continue
-            if isinstance(state, Public):
-                self._states[key] = PARAMETRIC
-            elif isinstance(state, (BatchAxis, Total)):
-                self._states[key] = Unknown(
-                    "layer", "what a layer computes inside is used outside of it"
-                )
+        interior = self._states.keys() & self._interiors.pop()
+        for key in interior.difference(map(id, outputs)):
+            state = self._states[key]
+            self._states[key] = _OUTSIDE_OF_LAYER.get(type(state), state)
 
     def pause(self) -> None:
         """Stop following operations, inside a module whose outputs the caller declares."""
@@ -1731,7 +1715,7 @@ class Tracker:
         Old values can be part of the result: `table[:N].clone().add_(x)` adds the row of the place
         that an example has in the batch.
         """
-        if self._paused or not _writes(function):
+        if self._paused or not _written_arguments(function):
             return {}
         read = [*tensors_in(args)]
         operands = [*read, *tensors_in((*kwargs.values(),))]
@@ -1747,7 +1731,7 @@ class Tracker:
         memories = set(map(_memory, targets))
         copies = {}
         for x in [*bases, *read]:
-            if _memory(x) in memories and isinstance(self.state(x), (Public, type(None))):
+            if _memory(x) in memories and self.state(x) is None:
                 copies[id(x)] = torch.ops.aten.clone.default(x)
         return copies
 
@@ -1772,6 +1756,7 @@ class Tracker:
         if states:
             operation = Operation(
                 function,
+                rule_name(function),
                 args,
                 kwargs,
                 output,
@@ -1782,9 +1767,8 @@ class Tracker:
                 before,
             )
             self._note(operation, states)
-        elif torch.Tag.nondeterministic_seeded in function.tags:
-            if not _has_own_generator(kwargs):
-                self._note_draw(function, _operands(args, kwargs), output)
+        elif rule_name(function) in _DRAWS and kwargs.get("generator") is None:
+            self._note_draw(function, _operands(args, kwargs), output)
 
     def _states_of_operands(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -1795,12 +1779,10 @@ class Tracker:
         """
         states: dict[type, State] = {}
         for x in _operands(args, kwargs):
-            state = self._states.get(id(x))
-            if state is None or state is PUBLIC or id(x) in self._covered:
-                if type(x) is Tensor and not (x.requires_grad or x._is_view()):
-                    continue
-                states[Public] = PUBLIC
-                state = self.state(x)
+            state = self.state(x)
+            has_history = type(x) is not Tensor or x.requires_grad or x._is_view()
+            if state is None and has_history:
+                state = PUBLIC
             if state is not None:
                 states.setdefault(type(state), state)
             if state is PARAMETRIC and id(x) in self._parameters:
@@ -1813,82 +1795,91 @@ class Tracker:
         A batch of one draws them too. The numbers must have one distribution, so operands that hold
         means or probabilities may have one value only.
         """
-        if rule_name(function).removesuffix("_like") not in _DRAWS:
-            return
         if not function._schema.name.endswith("_like"):
             for y in operands:
                 first = y.flatten()[:1]
                 if y is not x and not torch.equal(y, first.expand_as(y)):
                     return
-        places = [dim for dim, length in enumerate(x.shape) if length == self.size]
-        if x._is_view() or _memory(x) in self._persistent:
-            return
-        if len(places) == 1 or places[:1] == [0]:
-            self.set_state(x, BatchAxis(places[0]))
+        is_kept = x._is_view() or _memory(x) in self._persistent
+        has_place = x.shape[:1] == (self.size,) or x.shape.count(self.size) == 1
+        if has_place and not is_kept:
+            self.set_state(x, BatchAxis(x.shape.index(self.size)))
 
     def _note(self, operation: Operation, states: Mapping[type, State]) -> None:
-        function, outputs = operation.function, operation.outputs
-        answer: Any
+        """Take note of the outputs of an operation, of what it reads and of what it writes."""
+        is_private = not states.keys().isdisjoint(_PRIVATE)
+        answer = self._states_of_outputs(operation, states)
+        if is_private:
+            self._note_reads(operation)
+        # An operation of several forms may have fewer outputs than its rule has answers.
+        for x, state in zip(operation.outputs, answer, strict=False):
+            if state is None:
+                continue
+            if _written_arguments(operation.function):
+                self._write(operation, x, state)
+            else:
+                self.set_state(x, state)
+        if is_private:
+            self._write_into_operands(operation)
+        elif not operation.outputs:
+            # FSDP2 gathers parameters into keyword arguments, which stay parameters.
+            self._write_into_operands(replace(operation, kwargs={}))
+
+    def _states_of_outputs(
+        self, operation: Operation, states: Mapping[type, State]
+    ) -> Sequence[State | None]:
+        """Return the states of the outputs, from the first state of each kind of the operands."""
+        function = operation.function
         if Unknown in states:
-            answer = states[Unknown]
-        elif states.keys() == {Public}:
-            answer = PUBLIC
-        elif not states.keys() & {BatchAxis, Total}:
-            answer = PARAMETRIC
+            answer: Any = states[Unknown]
+        elif states.keys().isdisjoint((BatchAxis, Total)):
+            answer = states.get(Parametric, PUBLIC)
         elif Parametric in states:
             shapes = names_of_shapes(operation.tensors)
             why = f"a trainable parameter is used outside its layer (shapes {shapes})"
             answer = Unknown(str(function), why)
         else:
             answer = self._apply(operation, Total in states)
-        depends = not isinstance(answer, (Parametric, Public))
-        is_dynamic = torch.Tag.dynamic_output_shape in function.tags
-        has_other_shape = any(part in operation.name for part in _HAVE_OTHER_SHAPES)
-        if depends and (is_dynamic or has_other_shape) and self._has_private_shape(operation):
-            self.fail(function, "the shape of a tensor depends on the examples", is_read=True)
-        if not outputs:
-            self._note_without_output(operation, depends)
-            return
+        count = len(operation.outputs)
         if not isinstance(answer, (list, tuple)):
-            answer = [answer] * len(outputs)
-        if len(answer) < len(outputs):
-            answer = [Unknown(str(function), "its batch rule gives too few states")] * len(outputs)
-        # An operation of several forms may have fewer outputs than its rule has answers.
-        for x, state in zip(outputs, answer, strict=False):
-            if _writes(function):
-                self._write(operation, x, state)
-            elif state is not None:
-                self.set_state(x, state)
-        if depends:
-            self._write_into_operands(operation)
+            return [answer] * count
+        if len(answer) < count:
+            return [Unknown(str(function), "its batch rule gives too few states")] * count
+        return answer
 
-    def _has_private_shape(self, operation: Operation) -> bool:
-        """Return whether values of the examples decide the number of entries of a result."""
-        if operation.name != "index":
-            return True
-        return self._is_any_private(filter(_is_mask, tensors_in(operation.args[1])))
+    def _note_reads(self, operation: Operation) -> None:
+        """Note an operation on the examples that shows values of them to the program."""
+        function, name = operation.function, operation.name
+        is_dynamic = torch.Tag.dynamic_output_shape in function.tags
+        has_private_shape = is_dynamic or _HAVE_OTHER_SHAPES.search(name) is not None
+        if name == "index":
+            masks = filter(_is_mask, tensors_in(operation.args[1]))
+            has_private_shape = self._is_any_private(masks)
+        if has_private_shape:
+            self.fail(function, "the shape of a tensor depends on the examples", is_read=True)
+        if name in _READS and not _is_harmless():
+            why = "the program reads a value that depends on the examples"
+            self.fail(function, why, is_read=True)
 
-    def _is_any_private(self, values: Any) -> bool:
+    def _is_any_private(self, values: Iterable[Any]) -> bool:
         """Return whether a tensor among some values depends on the examples."""
         states = map(self.state, tensors_in(values))
-        return any(isinstance(state, (BatchAxis, Total, Unknown)) for state in states)
+        return any(isinstance(state, _PRIVATE) for state in states)
+
+    def _has_numbers(self, values: Sequence[Any]) -> bool:
+        """Return whether tensors of the examples lie inside lists from which a tensor is made."""
+        return self._is_any_private(x for x in values if not isinstance(x, Tensor))
 
     def _write_into_operands(self, operation: Operation) -> None:
         """Take note of operands that an operation writes into without returning them."""
-        schema = operation.function._schema
-        writes_statistics = operation.name in _MEETS_RUNNING_STATISTICS
-        if not (writes_statistics or schema.is_mutable):
-            return
+        names = _written_arguments(operation.function)
+        if operation.name in _MEETS_RUNNING_STATISTICS and operation.argument("training"):
+            names = ["running_mean", "running_var"]
         returned = set(map(id, operation.outputs))
         written = Unknown(str(operation.function), "it writes into its operands")
-        for argument in schema.arguments:
-            is_written = argument.alias_info is not None and argument.alias_info.is_write
-            if writes_statistics and argument.name in ("running_mean", "running_var"):
-                is_written = bool(operation.argument("training"))
-            if is_written:
-                for x in tensors_in((operation.argument(argument.name),)):
-                    if id(x) not in returned:
-                        self._write(operation, x, written)
+        for x in tensors_in(map(operation.argument, names)):
+            if id(x) not in returned:
+                self._write(operation, x, written)
 
     def _apply(self, operation: Operation, has_total: bool) -> Any:
         name = operation.name
@@ -1897,9 +1888,10 @@ class Tracker:
         if not has_total:
             rule = RULES.get(name)
             why = "no batch rule is registered for it"
-            if torch.Tag.pointwise in operation.function.tags and name != "clone":
+            if torch.Tag.pointwise in operation.function.tags:
                 rule = pointwise
-        if _has_own_generator(operation.kwargs):
+        if operation.kwargs.get("generator") is not None:
+            # Numbers of a known seed belong to places. The system seeds the generators of torch.
             rule = None
             why = "it draws from a generator of the program, whose numbers may be known"
         if rule is None:
@@ -1912,46 +1904,48 @@ class Tracker:
         except Exception as error:
             return operation.lost(f"its batch rule failed: {error!r:.60}")
 
-    def _note_without_output(self, operation: Operation, depends: bool) -> None:
-        """Note an operation that returns no tensor: it reads values, or writes its operands."""
-        function = operation.function
-        is_read = operation.name in _READS
-        if not is_read and function._schema.is_mutable:
-            # FSDP2 gathers parameters into keyword arguments, which stay parameters.
-            kwargs = operation.kwargs if depends else {}
-            self._write_into_operands(replace(operation, kwargs=kwargs))
-        elif depends and is_read and not self._permitted and not _is_harmless():
-            why = "the program reads a value that depends on the examples"
-            self.fail(function, why, is_read=True)
-
-    def _write(self, operation: Operation, x: Tensor, state: State | None) -> None:
+    def _write(self, operation: Operation, x: Tensor, state: State) -> None:
         """Set the state of a tensor that was written into, and of the tensor that it views."""
-        function = operation.function
-        is_private = not isinstance(state, (Parametric, Public, type(None)))
+        if isinstance(state, _PRIVATE):
+            state = self._check_target(operation.function, x, state)
+        whole, state_of_whole = x, state
+        if x._base is not None:
+            whole, state_of_whole = x._base, self._state_of_base(operation, x, state)
+        if isinstance(state_of_whole, Unknown):
+            # Other views of it show the same memory.
+            self._rewritten[id(whole)] = state_of_whole
+        self.set_state(whole, state_of_whole)
+        self.set_state(x, state)
+
+    def _check_target(self, function: Any, x: Tensor, state: State) -> State:
+        """Note where more than x shows the examples that were written into it.
+
+        Returns:
+            The state of x, which is unknown where it outlives the pass.
+        """
         memory = _memory(x)
-        if is_private and memory in self._persistent:
+        if memory in self._persistent:
             why = "the examples are written into a tensor that outlives the pass"
             state = self.fail(function, why)
         is_of_batch = x.layout is not torch.strided or self.axis(x) is not None
-        if is_private and not is_of_batch and not x.untyped_storage().resizable():
-            self.fail(function, "the examples are written into memory that an array may share")
-        if is_private and memory in self._aliases.values():
-            why = "the examples are written into memory that .data or .detach() shares"
-            self.fail(function, why)
-        if is_private and x.is_inference():
-            why = "the examples are written in inference mode, in which views are not known"
-            self.fail(function, why)
-        if state is None:
-            return
-        base = x._base
-        if base is not None:
-            base_state = self._state_of_base(operation, x, state)
-            self.set_state(base, base_state)
-            if isinstance(base_state, Unknown):
-                self._rewritten[id(base)] = base_state  # other views of it show the same memory
-        elif isinstance(state, Unknown):
-            self._rewritten[id(x)] = state
-        self.set_state(x, state)
+        checks = (
+            (
+                not is_of_batch and not x.untyped_storage().resizable(),
+                "the examples are written into memory that an array may share",
+            ),
+            (
+                memory in self._aliases.values(),
+                "the examples are written into memory that .data or .detach() shares",
+            ),
+            (
+                x.is_inference(),
+                "the examples are written in inference mode, in which views are not known",
+            ),
+        )
+        for applies, why in checks:
+            if applies:
+                self.fail(function, why)
+        return state
 
     def _state_of_base(self, operation: Operation, view: Tensor, state: State) -> State:
         """Return the state of a tensor after a view of it was written.
@@ -1962,21 +1956,19 @@ class Tracker:
             state: of the view.
         """
         base: Any = view._base
-        known = self.state(base) if id(base) in self._states else None
+        known = self._states.get(id(base))
         if isinstance(known, Unknown):
             return known
         if not isinstance(state, BatchAxis):
             return state
         moved = _same_memory(state, view, base, self.size)
-        if moved is None or (isinstance(known, BatchAxis) and known != moved):
+        if moved is None or known not in (None, PUBLIC, moved):
             why = "the examples are written into a part of a tensor that cannot be followed"
             return Unknown(str(operation.function), why)
-        # None where the tensor was not public.
-        before = operation.before.get(id(base))
-        if before is not None and not self.trusts_public_rows:
-            if not are_places_equal(before, moved, self.size):
-                why = "the examples are written beside entries of their places"
-                return Unknown(str(operation.function), why)
+        was_public = id(base) in operation.before
+        if was_public and not _is_shared(operation, base, moved):
+            why = "the examples are written beside entries of their places"
+            return Unknown(str(operation.function), why)
         return moved
 
 
@@ -1990,19 +1982,11 @@ def forget_batches() -> Iterator[None]:
         Tracker._of_last_batch = before
 
 
-def _has_own_generator(kwargs: Mapping[str, Any]) -> bool:
-    """Return whether random numbers come from a generator of the program.
-
-    Only those of torch are seeded by the operating system. Numbers of a known seed belong to
-    places.
-    """
-    return kwargs.get("generator") is not None
-
-
 @cache
-def _writes(function: Any) -> bool:
-    """Return whether an operation writes into operands."""
-    return bool(function._schema.is_mutable)
+def _written_arguments(function: Any) -> list[str]:
+    """Return the names of the arguments that an operation writes into."""
+    infos = {argument.name: argument.alias_info for argument in function._schema.arguments}
+    return [name for name, info in infos.items() if info is not None and info.is_write]
 
 
 class _Mode:
@@ -2065,71 +2049,93 @@ class _Functions(_Mode, TorchFunctionMode):
         if tracker._paused or not self.is_on:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        attribute = getattr(getattr(func, "__self__", None), "__name__", "")
-        self._check(name, attribute, args, kwargs)
-        if name in _CREATES and (tracker.is_opaque or self._has_numbers(args, kwargs)):
+        if name in ("__get__", "__set__"):
+            attribute = getattr(getattr(func, "__self__", None), "__name__", "")
+            name = f"{attribute}.{name}"
+        self._check(name, args, kwargs)
+        if name == "one_hot" and _number_of_classes(args, kwargs) > 0:
+            return _call_one_hot(func, args, kwargs)
+        call = tracker.call
+        if call is None or not torch.is_grad_enabled():
             result = func(*args, **kwargs)
-            tracker.set_state(
-                result,
-                Unknown(f"torch.{name}", "a tensor was made of single values"),
-            )
-            return result
-        if name == "__get__" and attribute == "data":
-            result = func(*args, **kwargs)
+        else:
+            result = call(func, args, kwargs)
+        if name == "data.__get__":
             tracker.set_state(result, tracker.state(args[0]))
             tracker._note_alias(result)
-            return result
-        if name == "one_hot" and _number_of_classes(args, kwargs) > 0:
-            # It reads values only to check them.
-            tracker._permitted += 1
-            try:
-                return func(*args, **kwargs)
-            finally:
-                tracker._permitted -= 1
-        if tracker.call is not None and torch.is_grad_enabled():
-            return tracker.call(func, args, kwargs)
-        return func(*args, **kwargs)
+        elif name in _CREATES:
+            if tracker.is_opaque or tracker._has_numbers([*args, *kwargs.values()]):
+                lost = Unknown(f"torch.{name}", "a tensor was made of single values")
+                tracker.set_state(result, lost)
+        return result
 
-    def _check(self, name: str, attribute: str, args: Any, kwargs: Any) -> None:
+    def _check(self, name: str, args: Any, kwargs: Any) -> None:
         """Note a call that moves values, or changes gradients, where no operation is seen."""
-        tracker = self._tracker
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
         if hooks is not None and not _is_of_torch(getattr(hooks[0], "__module__", "")):
-            tracker.fail("saved_tensors_hooks", "a hook may change what the backward pass reads")
-        if name in _LEAVES_TORCH and not tracker._permitted:
-            if tracker._is_any_private(args) and not _is_harmless():
-                why = "values that depend on the examples leave torch"
-                tracker.fail(f"Tensor.{name}", why, is_read=name not in _WRITES_VALUES)
-        elif name in _TAKES_LISTS:
-            values = args[1:]
-            if type(args[1]) is tuple:
-                values = args[1]
-            if self._has_numbers(values, kwargs):
-                why = "a list of values that depend on the examples becomes a tensor"
-                tracker.fail(f"Tensor.{name}", why)
-        elif name == "register_hook" and tracker._is_any_private(args[:1]):
-            # The hooks of FSDP2 gather parameters and return the gradient as it is.
-            if not str(args[1].__module__).startswith("torch.distributed.fsdp."):
-                tracker.fail(
-                    "Tensor.register_hook", "a hook may change the gradients of the examples"
-                )
-        elif name == "__get__" and attribute == "grad_fn" and tracker._is_any_private(args):
-            frames = walk_stack(sys._getframe(1))
-            callers = (frame.f_globals.get("__name__", "") for frame, _ in frames)
-            if not _is_of_torch(next(x for x in callers if x not in _PASS_ON_GRADIENTS)):
-                tracker.fail("Tensor.grad_fn", "a hook may change the gradients of the examples")
-        elif name == "__set__" and attribute == "data" and tracker._is_any_private(args[1:]):
-            tracker.fail("Tensor.data", "the examples are written into a tensor by .data")
+            why = "a hook may change what the backward pass reads"
+            self._tracker.fail("saved_tensors_hooks", why)
+        check = _CHECKS_OF_CALLS.get(name)
+        if check is not None:
+            check(self._tracker, name, [*args, *kwargs.values()])
 
-    def _has_numbers(self, args: Any, kwargs: Any) -> bool:
-        """Return whether tensors of the examples lie inside lists from which a tensor is made."""
-        lists = [x for x in (*args, *kwargs.values()) if not isinstance(x, Tensor)]
-        return self._tracker._is_any_private(lists)
+
+def _check_values(tracker: Tracker, name: str, values: Sequence[Any]) -> None:
+    if tracker._is_any_private(values) and not _is_harmless():
+        why = "values that depend on the examples leave torch"
+        tracker.fail(f"Tensor.{name}", why, is_read=name not in _WRITES_VALUES)
+
+
+def _check_lists(tracker: Tracker, name: str, values: Sequence[Any]) -> None:
+    given = values[1:]
+    # A tuple of indices holds tensors, which are followed; a tuple of numbers becomes a tensor.
+    if name != "new" and type(values[1]) is tuple:
+        given = values[1]
+    if tracker._has_numbers(given):
+        why = "a list of values that depend on the examples becomes a tensor"
+        tracker.fail(f"Tensor.{name}", why)
+
+
+def _check_hook(tracker: Tracker, name: str, values: Sequence[Any]) -> None:
+    # The hooks of FSDP2 gather parameters and return the gradient as it is.
+    if tracker._is_any_private(values):
+        if not str(values[1].__module__).startswith("torch.distributed.fsdp."):
+            why = "a hook may change the gradients of the examples"
+            tracker.fail("Tensor.register_hook", why)
+
+
+def _check_graph(tracker: Tracker, name: str, values: Sequence[Any]) -> None:
+    if tracker._is_any_private(values):
+        frames = walk_stack(sys._getframe(1))
+        callers = (frame.f_globals.get("__name__", "") for frame, _ in frames)
+        if not _is_of_torch(next(x for x in callers if x not in _PASS_ON_GRADIENTS)):
+            why = "a hook may change the gradients of the examples"
+            tracker.fail("Tensor.grad_fn", why)
+
+
+def _check_data(tracker: Tracker, name: str, values: Sequence[Any]) -> None:
+    if tracker._is_any_private(values[1:]):
+        tracker.fail("Tensor.data", "the examples are written into a tensor by .data")
+
+
+# By name, a call that is checked before it is made.
+_CHECKS_OF_CALLS: dict[str, Callable[[Tracker, str, Sequence[Any]], None]] = {
+    **dict.fromkeys(_LEAVES_TORCH, _check_values),
+    **dict.fromkeys(_TAKES_LISTS, _check_lists),
+    "register_hook": _check_hook,
+    "grad_fn.__get__": _check_graph,
+    "data.__set__": _check_data,
+}
 
 
 def _is_of_torch(module: str) -> bool:
     """Return whether a Python module belongs to torch, or to this library."""
     return module.partition(".")[0] in ("torch", "dpkfc")
+
+
+def _call_one_hot(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call `one_hot` with a number of classes; it reads values only to check them."""
+    return func(*args, **kwargs)
 
 
 def _number_of_classes(args: Any, kwargs: Any) -> int:
@@ -2158,11 +2164,8 @@ def _is_harmless() -> bool:
 
 
 def _operands(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
-    for x in args:
-        if isinstance(x, Tensor):
-            yield x
-        elif type(x) is list or type(x) is tuple:
-            yield from tensors_in(x)
+    """Yield the tensors among some arguments, but for those in lists of keyword arguments."""
+    yield from tensors_in(args)
     for x in kwargs.values():
         if isinstance(x, Tensor):
             yield x

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 from types import MappingProxyType
 from typing import Any
 
@@ -53,6 +54,10 @@ _SEED = 20261125
 _WORDS = ("a", "the", "good", "bad", "film", "was", "not", "very")
 # Kinds of numpy's numbers to types of tensors; others are integers.
 _NUMBERS = {"f": torch.float64, "b": torch.bool}
+# Kinds of integers, and whether they lie in a sequence, to the least one and the bound.
+_BOUNDS = {("tokens", True): (0, 4), ("ones", True): (1, 2), ("ones", False): (1, 2)}
+# The same, where floating-point numbers lie in [0, 1].
+_ARE_PROBABILITIES = {("ones", True), ("ones", False), ("bits", False)}
 
 
 Collate = Callable[[list[Any]], Any]
@@ -107,14 +112,21 @@ class PublicRows:
             groups.setdefault(length, []).append(axis)
         answers: set[bool | None] = set()
         for length, group in groups.items():
-            for axes in _subsets(group):
-                own = {_ask(agree, *pair) for pair in self._padded_pairs(axes, length)}
-                answers |= own
-                if own - {None}:
-                    break
+            answers |= self._answers(agree, group, length)
         if False in answers:
             return True
         return None if answers == {None} else False
+
+    def _answers(
+        self, agree: Callable[[Any, Any], bool], group: list[Axis], length: int
+    ) -> set[bool | None]:
+        """Return the answers for the first axes of a group along which batches can be compared."""
+        answers: set[bool | None] = set()
+        for axes in _subsets(group):
+            answers |= {_ask(agree, *pair) for pair in self._padded_pairs(axes, length)}
+            if answers - {None}:
+                break
+        return answers
 
     def _padded_pairs(self, axes: Sequence[Axis], length: int) -> Iterator[tuple[Any, Any]]:
         """Yield batches of a short and a longer record with the short record alone.
@@ -199,34 +211,39 @@ def draw_public_rows(record: Any, count: int, collate: Collate, integers: str) -
 
 
 def _is_list_of_numbers(x: Any) -> bool:
-    if not isinstance(x, list) or not x:
-        return False
-    return all(isinstance(y, (int, float)) for y in x)
+    return isinstance(x, list) and len(x) > 0 and all(isinstance(y, (int, float)) for y in x)
 
 
 def _axes(x: Any, place: Axis = ()) -> Iterator[tuple[Axis, int]]:
     """Yield the axes of the tensors, lists of numbers and texts in a record, with their lengths."""
+    for dim, length in enumerate(_shape(x)):
+        yield (*place, dim), length
+    for key, value in _items(x):
+        yield from _axes(value, (*place, key))
+
+
+def _shape(x: Any) -> Sequence[int]:
+    """Return the lengths of the axes of a value."""
     if isinstance(x, (Tensor, np.ndarray)):
-        for dim, length in enumerate(x.shape):
-            yield (*place, dim), length
-    elif isinstance(x, str):
-        yield (*place, 0), len(x.split())
-    elif _is_list_of_numbers(x):
-        yield (*place, 0), len(x)
-    elif isinstance(x, (Mapping, list, tuple)):
-        items = x.items() if isinstance(x, Mapping) else enumerate(x)
-        for key, value in items:
-            yield from _axes(value, (*place, key))
+        return x.shape
+    if isinstance(x, str):
+        return (len(x.split()),)
+    return (len(x),) if _is_list_of_numbers(x) else ()
 
 
-def _subsets(axes: list[Axis]) -> Iterator[list[Axis]]:
+def _items(x: Any) -> Iterable[tuple[Any, Any]]:
+    """Return the keys and values of a mapping, a list or a tuple."""
+    if isinstance(x, Mapping):
+        return x.items()
+    return enumerate(x) if isinstance(x, (list, tuple)) else ()
+
+
+def _subsets(axes: list[Axis]) -> Iterator[Sequence[Axis]]:
     """Yield axes of one length: all of them, all but one, and one. They may be so by chance."""
     yield axes
     if 1 < len(axes) <= _MAX_SUBSETS:
-        for axis in axes:
-            yield [other for other in axes if other != axis]
-        for axis in axes:
-            yield [axis]
+        yield from reversed([*combinations(axes, len(axes) - 1)])
+        yield from combinations(axes, 1)
 
 
 def unwrap_containers(batch: Any) -> Any:
@@ -267,8 +284,8 @@ class _RecordDrawer:
             sizes: axes of the record that get another length.
             place: where in the record x lies.
         """
+        shape = [sizes.get((*place, dim), length) for dim, length in enumerate(_shape(x))]
         if isinstance(x, Tensor):
-            shape = [sizes.get((*place, dim), length) for dim, length in enumerate(x.shape)]
             return self._tensor(x.dtype, shape)
         if isinstance(x, np.ndarray):
             tensor = torch.from_numpy(np.ascontiguousarray(x))
@@ -280,12 +297,11 @@ class _RecordDrawer:
         if x is None:
             return None
         if isinstance(x, str) and self.integers != "ones":
-            count = sizes.get((*place, 0), len(x.split()))
-            return type(x)(" ".join(self.generator.choice(_WORDS, count)))
+            return type(x)(" ".join(self.generator.choice(_WORDS, shape)))
         if isinstance(x, (str, bytes)):
             return type(x)()
         if isinstance(x, (Mapping, list, tuple)):
-            return self._container(x, sizes, place)
+            return self._container(x, shape, sizes, place)
         if hasattr(x, "__array_interface__") and hasattr(x, "mode"):
             return self._image(x)
         raise TypeError(
@@ -293,15 +309,13 @@ class _RecordDrawer:
             " public_records= (docs/errors.md#public-rows)"
         )
 
-    def _container(self, x: Any, sizes: Mapping[Axis, int], place: Axis) -> Any:
+    def _container(
+        self, x: Any, shape: Sequence[int], sizes: Mapping[Axis, int], place: Axis
+    ) -> Any:
         """Return a mapping, list or tuple of random values."""
         if _is_list_of_numbers(x):
-            count = sizes.get((*place, 0), len(x))
-            return [self.value_like(x[0]) for _ in range(count)]
-        items = x.items() if isinstance(x, Mapping) else enumerate(x)
-        values = {}
-        for key, y in items:
-            values[key] = self.value_like(y, sizes, (*place, key))
+            return [self.value_like(x[0]) for _ in range(*shape)]
+        values = {key: self.value_like(y, sizes, (*place, key)) for key, y in _items(x)}
         if isinstance(x, Mapping):
             return values
         if isinstance(x, tuple) and hasattr(x, "_fields"):
@@ -318,18 +332,16 @@ class _RecordDrawer:
         return Image.fromarray(pixels)
 
     def _tensor(self, dtype: torch.dtype, shape: list[int]) -> Tensor:
+        kind = (self.integers, bool(shape))
         if dtype.is_floating_point or dtype.is_complex:
             draw: Callable[[Any], Any] = self.generator.standard_normal
-            if self.integers == "ones" or (self.integers == "bits" and not shape):
+            if kind in _ARE_PROBABILITIES:
                 draw = self.generator.random
             return torch.as_tensor(draw(shape)).to(dtype)
-        bound = 2
-        if dtype != torch.bool:
-            if self.integers == "ones":
-                return torch.ones(shape, dtype=dtype)
-            if self.integers == "tokens" and shape:
-                bound = 4
-        values = self.generator.integers(bound, size=shape)
+        least, bound = _BOUNDS.get(kind, (0, 2))
+        if dtype == torch.bool:
+            least, bound = 0, 2
+        values = self.generator.integers(least, bound, size=shape)
         return torch.as_tensor(values).to(dtype)
 
 
@@ -486,10 +498,6 @@ def check_on_public_rows(
             max_rows = max(2, max_rows // 2)
 
 
-class BatchSizeError(ValueError):
-    """The loss accepts single examples and fails on their batch."""
-
-
 @dataclass(frozen=True)
 class _Check:
     """The comparisons of one model and loss.
@@ -524,7 +532,7 @@ class _Check:
                 for size in (2, min(self.max_rows, len(rows))):
                     self._check_accepts(rows, size)
             except Exception as error:
-                if isinstance(error, BatchSizeError) or _is_permanent(error):
+                if _is_permanent(error):
                     raise
                 reason = f"{type(error).__name__}: {error}"
             else:
@@ -547,7 +555,7 @@ class _Check:
                 self.losses(rows.batch([i]), 1)
             except Exception:
                 raise batch_error from None
-        raise BatchSizeError(
+        raise ValueError(
             f"loss_fn takes each of {size} rows alone and fails on their batch"
             f" ({_first_line(batch_error)}): it depends on the batch"
             " (docs/errors.md#gradient-mismatch)"
@@ -586,6 +594,9 @@ class _Check:
         batch = move_batch(batch, self.device)
         return augmented(self.augment, self.model, batch, size)
 
+    def _augment_rows(self, rows: PublicRows, indices: Sequence[int]) -> Any:
+        return self._augment(rows.batch(indices), len(indices))
+
     # -- the verdict -------------------------------------------------------------------------------
 
     def verdict(self, attempts: Attempts, expected: int, strict: bool) -> Verdict:
@@ -604,35 +615,41 @@ class _Check:
                 " verify='strict' (docs/errors.md#one-example-at-a-time)"
             )
         self._check_padding(rows)
-
-        def make_batch() -> Any:
-            return self._augment(rows.batch(range(few)), few)
-
-        if not self._is_repeatable(make_batch, restarted=True):
-            self._check_memory(rows)
-            batch = make_batch()
-            if failure is not None and not self._is_repeatable(lambda: batch, restarted=True):
-                raise ValueError(
-                    "model or loss_fn remembers earlier batches, or has a random generator of its"
-                    " own; use those of torch, numpy and random (docs/errors.md#state)"
-                )
-            # A proof needs no comparison. Without a proof every example has a pass of its own.
-            return Verdict(
-                failure,
-                "two passes over the same rows differ, with the same seeds of torch, numpy and"
-                " random",
+        make_batch = partial(self._augment_rows, rows, range(few))
+        if self._is_repeatable(make_batch, restarted=True):
+            self._compare(rows, size, failure, make_batch)
+            return Verdict(failure)
+        self._check_memory(rows)
+        batch = make_batch()
+        if failure is not None and not self._is_repeatable(lambda: batch, restarted=True):
+            raise ValueError(
+                "model or loss_fn remembers earlier batches, or has a random generator of its"
+                " own; use those of torch, numpy and random (docs/errors.md#state)"
             )
+        # A proof needs no comparison. Without a proof every example has a pass of its own.
+        return Verdict(
+            failure,
+            "two passes over the same rows differ, with the same seeds of torch, numpy and random",
+        )
+
+    def _compare(
+        self,
+        rows: PublicRows,
+        size: int,
+        failure: Unknown | None,
+        make_batch: Callable[[], Any],
+    ) -> None:
+        """Compare passes over the same rows, beside other rows and in batches of other sizes."""
         with ConstantNumbers():
             # numpy and random draw different numbers for a batch of another size.
             are_constant = self._is_repeatable(make_batch, restarted=False)
             if are_constant:
                 self._check_sizes(rows, failure)
             if failure is None:
-                self._check_tape(rows, few, alone=are_constant)
+                self._check_tape(rows, min(4, size), alone=are_constant)
             else:
                 self._check_neighbours(rows, size, failure)
         self._check_memory(rows)
-        return Verdict(failure)
 
     def _trace_with_seeds(self, rows: PublicRows, size: int, few: int) -> Unknown | None:
         """Return the first reason why a pass is not proved, under several random states."""
@@ -653,10 +670,7 @@ class _Check:
             Why a collate function cannot be compared, or None.
         """
         size = _size_apart(rows.records[:1], size)
-
-        def augment(indices: Sequence[int]) -> Any:
-            return self._augment(rows.batch(indices), size)
-
+        augment = partial(self._augment_rows, rows)
         can_compare = self._check_rows("collate_fn", rows.batch, size)
         if self.augment is not None and not self._check_rows("augment", augment, size):
             self._check_augment_with_nan(rows, size)
@@ -705,10 +719,7 @@ class _Check:
         count = min(self.max_rows, len(rows))
 
         def values(*batches: Sequence[int]) -> Tensor:
-            parts = []
-            for batch in batches:
-                losses = self.losses(rows.batch(batch), len(batch))
-                parts.append(losses.detach())
+            parts = [self.losses(rows.batch(batch), len(batch)).detach() for batch in batches]
             return torch.cat(parts)
 
         whole = values(range(count))
@@ -792,13 +803,12 @@ class _Check:
         if failure is not None:
             return
         calls = tape.backward(losses)
-        parts = [range(size)]
-        if alone:
-            parts = [range(i, i + 1) for i in range(size)]
+        step = 1 if alone else size
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for part in parts:
+        for first in range(0, size, step):
+            part = range(first, first + step)
             restart()
-            losses = self.losses(rows.batch(part), len(part))
+            losses = self.losses(rows.batch(part), step)
             weighted = losses * weights[list(part)].to(losses)
             total = total + weighted.sum()
         expected = _all_gradients(self.model, total)
@@ -806,17 +816,11 @@ class _Check:
         if not math.isfinite(total_norm):
             return
         for layer in self.layers:
-            sums: NamedTensors = {}
             layer_calls = calls.pop(layer.name, [])
+            sums = _weighted_sums(layer, layer_calls, weights)
             dtype = _coarsest_dtype(layer, layer_calls)
-            if layer_calls:
-                with full_precision():
-                    block = blocks_of(layer, layer_calls, size)
-                    sums = dict(split_sum(layer, block.weighted_sum(weights)))
             for name in layer.parameters.values():
-                one = sums.get(name)
-                if one is None:
-                    one = torch.zeros_like(expected[name])
+                one = sums.get(name, torch.zeros_like(expected[name]))
                 difference = _difference(expected[name], one, total_norm, dtype)
                 if difference:
                     raise ValueError(
@@ -905,10 +909,7 @@ class _Check:
         few = range(len(rows))[:4]
         pairs = [(0, 1), *((i, i) for i in few)]
         batches = [rows.batch(pair) for pair in pairs]
-
-        def losses(batch: Any) -> Tensor:
-            return self.losses(batch, 2)
-
+        losses = partial(self.losses, size=2)
         check_memory(self.model, self.state, losses, batches, self.device)
 
 
@@ -917,8 +918,8 @@ def _size_apart(records: Sequence[Any], size: int) -> int:
 
     A tensor of one record would look like one with a row for each.
     """
-    lengths = {x.shape[0] for x in tensors_of(records) if x.dim()}
-    while size > 2 and size in lengths:
+    lengths = {x.shape[:1] for x in tensors_of(records)}
+    while size > 2 and (size,) in lengths:
         size -= 1
     return size
 
@@ -928,11 +929,13 @@ def _splits(size: int) -> Iterator[tuple[int, list[int], list[int]]]:
 
     Row i is replaced by row i + size. The numbers of any two rows differ in a bit.
 
+    Args:
+        size: number of rows, at least 2.
+
     Yields:
         The bit, the kept rows, and the indices of the batch with the other rows replaced.
     """
-    bits = math.ceil(math.log2(size))
-    for bit in range(max(1, bits)):
+    for bit in range(math.ceil(math.log2(size))):
         for side in (0, 1):
             kept = []
             replaced = list(range(size))
@@ -941,8 +944,7 @@ def _splits(size: int) -> Iterator[tuple[int, list[int], list[int]]]:
                     replaced[i] += size
                 else:
                     kept.append(i)
-            if kept and len(kept) < size:
-                yield bit, kept, replaced
+            yield bit, kept, replaced
 
 
 def _first_line(error: Exception) -> str:
@@ -953,8 +955,7 @@ def _first_line(error: Exception) -> str:
 
 def _row_tensors(batch: Any, size: int) -> list[Tensor]:
     """Return the tensors of a batch with one row for each example."""
-    tensors = [x for x in tensors_of(batch) if not x.is_nested]
-    return [x for x in tensors if x.dim() and len(x) == size]
+    return [x for x in tensors_of(batch) if not x.is_nested and x.shape[:1] == (size,)]
 
 
 def _gradients_differ(gradient: Tensor, other: Tensor) -> bool:
@@ -982,12 +983,21 @@ def _are_rows_equal(tensors: list[Tensor], others: list[Tensor], rows: list[int]
     return True
 
 
+def _weighted_sums(layer: Layer, calls: Sequence[Any], weights: Tensor) -> NamedTensors:
+    """Return the weighted sums of the examples' gradients, for a layer that was called."""
+    if not calls:
+        return {}
+    with full_precision():
+        block = blocks_of(layer, calls, len(weights))
+        return split_sum(layer, block.weighted_sum(weights))
+
+
 def _coarsest_dtype(layer: Layer, calls: Sequence[Any]) -> torch.dtype:
     """Return the floating-point type of a layer's parameters and outputs that rounds most."""
     dtypes = [layer.tensor(role).dtype for role in layer.parameters]
     for call in calls:
         if isinstance(call, Call):
-            dtypes += [output.dtype for output in call.output_gradients if output is not None]
+            dtypes += [output.dtype for output in tensors_of(call.output_gradients)]
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
 
@@ -1026,12 +1036,8 @@ def have_equal_gradients(model: nn.Module, one: Tensor, other: Tensor) -> bool:
 
 def _all_gradients(model: nn.Module, total: Tensor) -> NamedTensors:
     """Return the gradient of a number at every trainable parameter, zeros where it has none."""
-    gradients = gradient_of(model, total)
-    dense = {}
-    for name, p in trainable_tensors(model).items():
-        gradient = gradients.get(name)
-        dense[name] = torch.zeros_like(p) if gradient is None else gradient
-    return dense
+    zeros = {name: torch.zeros_like(p) for name, p in trainable_tensors(model).items()}
+    return {**zeros, **gradient_of(model, total)}
 
 
 def _norm(x: Tensor) -> float:
@@ -1045,9 +1051,8 @@ def _scale_rows(batch: Any, rows: Sequence[int], size: int, scale: float) -> Any
         return batch
 
     def scale_tensor(x: Tensor) -> Tensor:
-        if not x.is_floating_point() or x.layout != torch.strided:
-            return x
-        if not x.dim() or x.shape[0] != size:
+        is_strided = x.is_floating_point() and x.layout == torch.strided
+        if not is_strided or x.shape[:1] != (size,):
             return x
         x = x.clone()
         x[list(rows)] *= scale
@@ -1082,8 +1087,6 @@ def _mixing_message(failure: Unknown | None, what: str) -> str:
 
 def _is_permanent(error: Exception) -> bool:
     """Return whether an error would recur on any rows: no memory, or losses of the wrong shape."""
-    if isinstance(error, ValueError) and str(error).startswith(
-        ("loss_fn must return", "loss_fn returned")
-    ):
-        return True
-    return is_out_of_memory(error)
+    begins = ("loss_fn must return", "loss_fn returned", "loss_fn takes each")
+    is_of_losses = isinstance(error, ValueError) and str(error).startswith(begins)
+    return is_of_losses or is_out_of_memory(error)

@@ -145,6 +145,20 @@ def test_a_write_along_another_axis_makes_every_view_unknown():
     assert isinstance(tracker.state(view), Unknown)
 
 
+def test_a_view_whose_base_mixes_examples_is_unknown_beside_other_examples():
+    """The view has one column for all rows of `y`, and it holds every example."""
+    tracker, x, y = Tracker(N), torch.rand(N, N), torch.rand(N, N)
+    tracker.set_state(x, BatchAxis(0))
+    tracker.set_state(y, BatchAxis(1))
+    with tracker.following():
+        buffer = torch.zeros(N, N)
+        buffer.copy_(x)
+        view = buffer[:, :1]
+        buffer.add_(x.t())
+        z = y + view
+    assert isinstance(tracker.state(z), Unknown)
+
+
 @pytest.mark.parametrize(("start", "state"), [(N, BatchAxis(0, pre=2)), (1, None)])
 def test_a_write_beside_the_places_of_the_examples_is_unknown(start, state):
     tracker, x = Tracker(N), torch.rand(N, D)
@@ -267,6 +281,7 @@ def test_a_write_in_inference_mode_is_a_failure():
         lambda x: x.grad_fn,
         lambda x: torch.arange(9)[[[(x[0, 0] * 9).long()]]],
         lambda x: torch.arange(9).__setitem__([[(x[0, 0] * 9).long()]], 1),
+        lambda x: x.new((x[0, 0], x[1, 0])),
     ],
 )
 def test_values_that_leave_torch_are_a_failure(read):
@@ -318,6 +333,7 @@ def test_values_that_an_operation_refuses_may_be_public():
         lambda x: F.one_hot((x * 4).long(), 5),
         lambda x: x[torch.arange(N), [0, 1, 2]],
         lambda x: torch.zeros(N, T).nonzero().shape,
+        lambda x: x.new(),
     ],
 )
 def test_shapes_and_public_values_may_be_read(read):
