@@ -308,13 +308,8 @@ class Operation:
 @cache
 def arguments_of(function: OpOverload) -> dict[str, tuple[int, Any]]:
     """Return name to (place, default) of the arguments of an operation."""
-    found = {}
-    for place, argument in enumerate(function._schema.arguments):
-        default = None
-        if argument.has_default_value():
-            default = argument.default_value
-        found[argument.name] = (place, default)
-    return found
+    arguments = enumerate(function._schema.arguments)
+    return {argument.name: (place, argument.default_value) for place, argument in arguments}
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
@@ -572,11 +567,10 @@ def _permute(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     dims = operation.argument("dims")
     if dims is not None:
         order = [dim % rank for dim in dims]
-    elif rank > 1:
+    else:
         first = _dimension(operation, x, "dim0")
         second = _dimension(operation, x, "dim1", 1)
-        order[first] = second
-        order[second] = first
+        order[first], order[second] = second, first
     return axis.move(order.index(axis.dim))
 
 
@@ -1459,7 +1453,6 @@ _UNFILLED = frozenset(
         torch.ops.aten.new_empty_strided.default,
     )
 )
-_TAKES_LISTS = split_names("__getitem__ __setitem__ new")
 # Finds names of operations whose results have private shapes, beside those that torch marks.
 _HAVE_OTHER_SHAPES = re.compile("to_sparse|_pack_padded|_pad_packed")
 # Python modules between a use of `grad_fn` and the code that asked for it.
@@ -1985,8 +1978,8 @@ def forget_batches() -> Iterator[None]:
 @cache
 def _written_arguments(function: Any) -> list[str]:
     """Return the names of the arguments that an operation writes into."""
-    infos = {argument.name: argument.alias_info for argument in function._schema.arguments}
-    return [name for name, info in infos.items() if info is not None and info.is_write]
+    arguments = function._schema.arguments
+    return [x.name for x in arguments if getattr(x.alias_info, "is_write", False)]
 
 
 class _Mode:
@@ -2060,13 +2053,9 @@ class _Functions(_Mode, TorchFunctionMode):
             result = func(*args, **kwargs)
         else:
             result = call(func, args, kwargs)
-        if name == "data.__get__":
-            tracker.set_state(result, tracker.state(args[0]))
-            tracker._note_alias(result)
-        elif name in _CREATES:
-            if tracker.is_opaque or tracker._has_numbers([*args, *kwargs.values()]):
-                lost = Unknown(f"torch.{name}", "a tensor was made of single values")
-                tracker.set_state(result, lost)
+        note = _NOTES_OF_RESULTS.get(name)
+        if note is not None:
+            note(tracker, name, [*args, *kwargs.values()], result)
         return result
 
     def _check(self, name: str, args: Any, kwargs: Any) -> None:
@@ -2118,10 +2107,22 @@ def _check_data(tracker: Tracker, name: str, values: Sequence[Any]) -> None:
         tracker.fail("Tensor.data", "the examples are written into a tensor by .data")
 
 
+def _note_data(tracker: Tracker, name: str, values: Sequence[Any], result: Tensor) -> None:
+    tracker.set_state(result, tracker.state(values[0]))
+    tracker._note_alias(result)
+
+
+def _note_created(tracker: Tracker, name: str, values: Sequence[Any], result: Tensor) -> None:
+    if tracker.is_opaque or tracker._has_numbers(values):
+        lost = Unknown(f"torch.{name}", "a tensor was made of single values")
+        tracker.set_state(result, lost)
+
+
+_NOTES_OF_RESULTS = {"data.__get__": _note_data, **dict.fromkeys(_CREATES, _note_created)}
 # By name, a call that is checked before it is made.
 _CHECKS_OF_CALLS: dict[str, Callable[[Tracker, str, Sequence[Any]], None]] = {
     **dict.fromkeys(_LEAVES_TORCH, _check_values),
-    **dict.fromkeys(_TAKES_LISTS, _check_lists),
+    **dict.fromkeys(("__getitem__", "__setitem__", "new"), _check_lists),
     "register_hook": _check_hook,
     "grad_fn.__get__": _check_graph,
     "data.__set__": _check_data,

@@ -112,21 +112,14 @@ class PublicRows:
             groups.setdefault(length, []).append(axis)
         answers: set[bool | None] = set()
         for length, group in groups.items():
-            answers |= self._answers(agree, group, length)
+            for axes in _subsets(group):
+                own = {_ask(agree, *pair) for pair in self._padded_pairs(axes, length)}
+                answers |= own
+                if own - {None}:
+                    break
         if False in answers:
             return True
         return None if answers == {None} else False
-
-    def _answers(
-        self, agree: Callable[[Any, Any], bool], group: list[Axis], length: int
-    ) -> set[bool | None]:
-        """Return the answers for the first axes of a group along which batches can be compared."""
-        answers: set[bool | None] = set()
-        for axes in _subsets(group):
-            answers |= {_ask(agree, *pair) for pair in self._padded_pairs(axes, length)}
-            if answers - {None}:
-                break
-        return answers
 
     def _padded_pairs(self, axes: Sequence[Axis], length: int) -> Iterator[tuple[Any, Any]]:
         """Yield batches of a short and a longer record with the short record alone.
@@ -318,7 +311,7 @@ class _RecordDrawer:
         values = {key: self.value_like(y, sizes, (*place, key)) for key, y in _items(x)}
         if isinstance(x, Mapping):
             return values
-        if isinstance(x, tuple) and hasattr(x, "_fields"):
+        if hasattr(x, "_fields"):
             return type(x)(*values.values())
         return type(x)(values.values())
 
