@@ -474,8 +474,7 @@ def _is_shared(operation: Operation, x: Tensor, axis: BatchAxis) -> bool:
     x = operation.before.get(id(x), x)
     if not 0 <= axis.dim < x.dim():
         return True
-    is_written = id(x) in map(id, operation.outputs)
-    if x.shape[axis.dim] == 1 or x.stride(axis.dim) == 0 or is_written:
+    if x.shape[axis.dim] == 1 or x.stride(axis.dim) == 0 or id(x) in map(id, operation.outputs):
         return True
     if not operation.has_length(x, axis):
         return False
@@ -1409,8 +1408,7 @@ def _scale_total(operation: Operation) -> Answer:
     why = "a sum over the examples is multiplied with private or trained numbers"
     operation.require(operation.state(factor) is None, why)
     assert isinstance(total, Total)
-    is_scalar = operation.result.numel() == 1
-    operation.require(is_scalar, "a sum over the examples is spread again")
+    operation.require(operation.result.numel() == 1, "a sum over the examples is spread again")
     is_exact = operation.argument("rounding_mode") is None
     operation.require(is_exact, "a sum over the examples is rounded")
     number = float(factor)
@@ -1846,8 +1844,9 @@ class Tracker:
         is_dynamic = torch.Tag.dynamic_output_shape in function.tags
         has_private_shape = is_dynamic or _HAVE_OTHER_SHAPES.search(name) is not None
         if name == "index":
-            masks = filter(_is_mask, tensors_in(operation.args[1]))
-            has_private_shape = self._is_any_private(masks)
+            has_private_shape = self._is_any_private(
+                filter(_is_mask, tensors_in(operation.args[1]))
+            )
         if has_private_shape:
             self.fail(function, "the shape of a tensor depends on the examples", is_read=True)
         if name in _READS and not _is_harmless():
@@ -2114,8 +2113,7 @@ def _note_data(tracker: Tracker, name: str, values: Sequence[Any], result: Tenso
 
 def _note_created(tracker: Tracker, name: str, values: Sequence[Any], result: Tensor) -> None:
     if tracker.is_opaque or tracker._has_numbers(values):
-        lost = Unknown(f"torch.{name}", "a tensor was made of single values")
-        tracker.set_state(result, lost)
+        tracker.set_state(result, Unknown(f"torch.{name}", "a tensor was made of single values"))
 
 
 _NOTES_OF_RESULTS = {"data.__get__": _note_data, **dict.fromkeys(_CREATES, _note_created)}

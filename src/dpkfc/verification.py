@@ -663,10 +663,10 @@ class _Check:
             Why a collate function cannot be compared, or None.
         """
         size = _size_apart(rows.records[:1], size)
-        augment = partial(self._augment_rows, rows)
         can_compare = self._check_rows("collate_fn", rows.batch, size)
-        if self.augment is not None and not self._check_rows("augment", augment, size):
-            self._check_augment_with_nan(rows, size)
+        if self.augment is not None:
+            if not self._check_rows("augment", partial(self._augment_rows, rows), size):
+                self._check_augment_with_nan(rows, size)
         if can_compare:
             return None
         reason = "it draws random numbers of its own, so that it cannot be compared"
@@ -809,18 +809,7 @@ class _Check:
         if not math.isfinite(total_norm):
             return
         for layer in self.layers:
-            layer_calls = calls.pop(layer.name, [])
-            sums = _weighted_sums(layer, layer_calls, weights)
-            dtype = _coarsest_dtype(layer, layer_calls)
-            for name in layer.parameters.values():
-                one = sums.get(name, torch.zeros_like(expected[name]))
-                difference = _difference(expected[name], one, total_norm, dtype)
-                if difference:
-                    raise ValueError(
-                        f"the per-example gradients of '{name}' do not add up to the gradient of "
-                        f"autograd (relative difference {difference:.2g}; see"
-                        " docs/errors.md#gradient-mismatch)"
-                    )
+            _check_sums(layer, calls.pop(layer.name, []), weights, expected, total_norm)
 
     def _warn_of_unused(self, losses: Tensor) -> None:
         """Warn where the loss never uses a trainable parameter, which noise alone would train."""
@@ -976,13 +965,31 @@ def _are_rows_equal(tensors: list[Tensor], others: list[Tensor], rows: list[int]
     return True
 
 
-def _weighted_sums(layer: Layer, calls: Sequence[Any], weights: Tensor) -> NamedTensors:
-    """Return the weighted sums of the examples' gradients, for a layer that was called."""
-    if not calls:
-        return {}
-    with full_precision():
-        block = blocks_of(layer, calls, len(weights))
-        return split_sum(layer, block.weighted_sum(weights))
+def _check_sums(
+    layer: Layer,
+    calls: Sequence[Any],
+    weights: Tensor,
+    expected: NamedTensors,
+    total_norm: float,
+) -> None:
+    """Check the weighted sums of the examples' gradients of a layer, against those of autograd."""
+    sums: NamedTensors = {}
+    if calls:
+        with full_precision():
+            block = blocks_of(layer, calls, len(weights))
+            sums = split_sum(layer, block.weighted_sum(weights))
+    dtype = _coarsest_dtype(layer, calls)
+    for name in layer.parameters.values():
+        one = sums.get(name)
+        if one is None:
+            one = torch.zeros_like(expected[name])
+        difference = _difference(expected[name], one, total_norm, dtype)
+        if difference:
+            raise ValueError(
+                f"the per-example gradients of '{name}' do not add up to the gradient of "
+                f"autograd (relative difference {difference:.2g}; see"
+                " docs/errors.md#gradient-mismatch)"
+            )
 
 
 def _coarsest_dtype(layer: Layer, calls: Sequence[Any]) -> torch.dtype:
@@ -1029,8 +1036,12 @@ def have_equal_gradients(model: nn.Module, one: Tensor, other: Tensor) -> bool:
 
 def _all_gradients(model: nn.Module, total: Tensor) -> NamedTensors:
     """Return the gradient of a number at every trainable parameter, zeros where it has none."""
-    zeros = {name: torch.zeros_like(p) for name, p in trainable_tensors(model).items()}
-    return {**zeros, **gradient_of(model, total)}
+    gradients = gradient_of(model, total)
+    dense = {}
+    for name, p in trainable_tensors(model).items():
+        gradient = gradients.get(name)
+        dense[name] = torch.zeros_like(p) if gradient is None else gradient
+    return dense
 
 
 def _norm(x: Tensor) -> float:
