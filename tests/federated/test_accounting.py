@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from dpkfc import KFAC, FeatureNoise
+from dpkfc import KFAC, NGD, DiSK, FeatureNoise, WhiteNoise
 from dpkfc.federated import (
     ClientLevel,
     FedAvg,
@@ -195,6 +195,24 @@ def test_noise_of_nobody_else_is_refused_with_its_fix():
     assert bare.views()[ANOTHER] == math.inf
     # there is no other
     assert ANOTHER not in FederatedConfig(**{**common, "clients": 1}).with_noise(2.0, 1e-4).views()
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"max_physical_batch_size": 0}, "max_physical_batch_size must be an integer >= 1, got 0"),
+        ({"postprocess": DiSK(kappa=0.7, gamma=3 / 7)}, r"use EMA\(kappa=...\)"),
+        ({"preconditioner": NGD(probe=WhiteNoise((4,)), lambda_safe=0.1, steps=9)}, "steps=3"),
+        (
+            {"preconditioner": NGD(probe=WhiteNoise((4,)), lambda_safe=0.1, steps=3)}
+            | {"readout": "inverse"},
+            "needs PrivacyConfig",
+        ),
+    ],
+)
+def test_settings_that_would_spend_the_budget_for_nothing_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        FederatedConfig(clients=2, rounds=3, expected_records=60, **options)
 
 
 def test_steps_on_single_examples_are_releases_each():

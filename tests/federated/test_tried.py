@@ -5,11 +5,13 @@ and nobody is told.
 from __future__ import annotations
 
 import logging
+import math
 
 import pytest
 import torch
 from torch import nn
 
+from dpkfc import AdaDPS, WhiteNoise
 from dpkfc.audit.audit import check_record_bound, round_message
 from dpkfc.federated import (
     Client,
@@ -27,11 +29,22 @@ from dpkfc.federated import (
     federate,
 )
 from dpkfc.federated.flower import App, Node
-from dpkfc.federated.messages import select_prefix
+from dpkfc.federated.messages import add_prefix, select_prefix
 from dpkfc.federated.simulation import run_round
 from dpkfc.report.card import build_federated_card
 from dpkfc.tracking import UnknownOperation
-from tests.federated.worlds import CLIENTS, datasets, head, loss_fn, plan_of, records, vector, world
+from tests.federated.worlds import (
+    CLASSES,
+    CLIENTS,
+    FEATURES,
+    datasets,
+    head,
+    loss_fn,
+    plan_of,
+    records,
+    vector,
+    world,
+)
 
 STEPS = ScaffoldSteps(2, 0.3)
 SINGLE = [
@@ -237,12 +250,103 @@ def test_what_went_wrong_is_known_to_the_client_after_it_was_asked_for_its_masks
     )
 
 
-def test_clients_that_failed_on_one_record_each_go_on():
-    plan = plan_of(privacy=TrustedServer("clients"), rounds=2, expected_records=28)
-    run = federate(plan, head(), loss_fn, [labelled(1)] * CLIENTS)
+@pytest.mark.parametrize("record", ["none", "good", "failing"])
+def test_one_record_alone_does_not_end_a_run(record):
+    x, y = records(1)
+    data = {"none": nothing(), "good": (x, y), "failing": (x, y + 7)}[record]
+    plan = plan_of(privacy=TrustedServer("clients"), rounds=2)
+    run = federate(plan, head(), loss_fn, [data, *[nothing()] * (CLIENTS - 1)])
     assert [r.survivors for r in run.records] == [CLIENTS] * 2
-    with pytest.raises(RuntimeError, match="every client failed in round 0: .* outside the range"):
-        federate(plan, head(), loss_fn, [(x, y + 7) for x, y in [labelled()] * 3] + [nothing()])
+
+
+class Remembering(nn.Module):
+    """Turns the sign of its outputs from the first record that holds a rare value."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.linear, self.place = head(), place
+        self.sign: float | torch.Tensor = 1.0
+        if place == "buffer":
+            del self.sign
+            self.register_buffer("sign", torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool((x == 7).any()):
+            if self.place == "buffer":
+                self.sign.fill_(-1.0)
+            else:
+                self.sign = -1.0
+        return self.sign * self.linear(x)
+
+
+@pytest.mark.parametrize("options", WHOLE, ids=lambda o: o["privacy"].name + str(o.get("rule")))
+@pytest.mark.parametrize("place", ["attribute", "buffer"])
+def test_no_client_of_a_process_sees_what_a_model_keeps_of_another(options, place):
+    plan = plan_of(noise=0.1, **options)
+    answers = []
+    for value in (0.0, 7.0):
+        data = datasets()
+        data[0][0][0, 0] = value
+        server, clients = world(plan, data, Remembering(place))
+        sent = server.open_round()
+        clients[0].answer(sent[0])
+        answers.append(vector(select_prefix(clients[1].answer(sent[1]), "sum")))
+    assert torch.equal(*answers)
+
+
+@pytest.mark.parametrize("options", WHOLE, ids=lambda o: o["privacy"].name + str(o.get("rule")))
+def test_clients_with_16_bit_weights_answer_alike_with_and_without_records(options):
+    plan = plan_of(noise=0.0, **options)
+    x, y = records(6, scale=30.0)
+    local = LocalModel(plan, head().bfloat16(), loss_fn)
+    weights = dict(local.parameters)
+    forms = []
+    for data in ((x.bfloat16(), y), (x[:0].bfloat16(), y[:0])):
+        client = Client(0, plan, local, data)
+        found = client.answer(round_message(local.contract, 0, weights))
+        sums = select_prefix(found, "sum")
+        assert client.last_error is None
+        assert float(vector(sums).norm()) <= plan.config.max_grad_norm * (1 + 1e-6)
+        forms.append({name: value.dtype for name, value in sums.items()})
+    assert forms[0] == forms[1]
+
+
+@pytest.mark.parametrize("size", [0, 6])
+def test_a_metric_that_is_not_finite_does_not_show_whether_a_client_has_records(size):
+    probe = WhiteNoise((FEATURES,))
+    plan = plan_of(privacy=PerUpload(), preconditioner=AdaDPS(probe=probe), rounds=1)
+    model = nn.Sequential(nn.LayerNorm(FEATURES), nn.Linear(FEATURES, CLASSES)).double()
+    server, clients = world(plan, [records(size), *[nothing()] * (CLIENTS - 1)], model)
+    message = server.open_round()[0]
+    state = select_prefix(message, "metric")
+    state = {name: x * math.nan if x.is_floating_point() else x for name, x in state.items()}
+    digest = clients[0].local.coordinates.restore(state).digest
+    message |= add_prefix("metric", state) | {"metric_digest": digest}
+    assert clients[0].answer(message)["kind"] == "sum"
+
+
+EXTRA = {
+    "not finite": torch.full((CLASSES, FEATURES), math.nan),
+    "too large": torch.full((CLASSES, FEATURES), 1e300, dtype=torch.float64),
+    "another shape": torch.zeros(1, CLASSES, FEATURES),
+}
+
+
+@pytest.mark.parametrize("options", [SINGLE[-1], *WHOLE[2:]], ids=lambda o: str(o["rule"]))
+@pytest.mark.parametrize("wrong", [*EXTRA, "round -1", "round 0.5"])
+def test_a_malformed_round_costs_nothing_and_leaves_no_trace(options, wrong):
+    plan = plan_of(**options)
+    data = tuple(x.float() if x.is_floating_point() else x for x in records(6))
+    local = LocalModel(plan, head().float(), loss_fn)
+    client = Client(0, plan, local, data)
+    message = round_message(local.contract, 0, dict(local.parameters))
+    if wrong in EXTRA:
+        message |= {"extra/weight": EXTRA[wrong], "extra/bias": torch.zeros(CLASSES)}
+    else:
+        message["round"] = float(wrong[6:]) if "." in wrong else int(wrong[6:])
+    assert client.answer(message)["kind"] == "error"
+    assert not client.ledger.count and not client.state_dict()["control"]
+    assert len(str(client.last_error)) <= 160
 
 
 def test_a_client_in_a_folder_notes_it_there(tmp_path):

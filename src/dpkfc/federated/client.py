@@ -33,6 +33,7 @@ from dpkfc.federated.messages import (
     PartyModel,
     Received,
     Tensors,
+    accumulation_dtype,
     add_prefix,
     check_mapping,
     make_failure,
@@ -77,7 +78,8 @@ from dpkfc.gradients.clipped_sum import (
     move_batch,
     swap_parameters,
 )
-from dpkfc.gradients.state import make_stateless
+from dpkfc.gradients.fallback import gradient_of
+from dpkfc.gradients.state import make_stateless, restored_attributes, restored_state
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.privacy.mechanism import ClippedSum
@@ -165,17 +167,26 @@ class LocalModel(PartyModel):
         """Take the parameters of a round.
 
         Raises:
-            ValueError: different names or shapes, or numbers that are not finite.
+            ValueError: as `check_values`; nothing is taken then.
+        """
+        self.check_values(values, "parameters")
+        with torch.no_grad():
+            for name, x in values.items():
+                self.parameters[name].copy_(x)
+
+    def check_values(self, values: NamedTensors, what: str) -> None:
+        """Refuse tensors of a round that do not fit the parameters of this model.
+
+        Raises:
+            ValueError: different names or shapes, or numbers that the parameters' type cannot hold.
         """
         if {name: tuple(x.shape) for name, x in values.items()} != self.shapes:
             raise ValueError(
-                "the parameters of the round have different names or shapes than this model's"
+                f"the {what} of the round have different names or shapes than this model's"
             )
-        with torch.no_grad():
-            for name, x in values.items():
-                if not bool(torch.isfinite(x).all()):
-                    raise ValueError(f"the parameter '{name}' of the round is not finite")
-                self.parameters[name].copy_(x)
+        for name, x in values.items():
+            if not x.to(self.parameters[name]).isfinite().all():
+                raise ValueError(f"'{name}' among the {what} of the round is not finite")
 
     def take_metric(self, state: NamedTensors) -> None:
         """Take a preconditioner that the server built."""
@@ -247,6 +258,9 @@ class LocalModel(PartyModel):
             records: of the client.
             indices: of the records, `[n]`.
             together: clip the mean gradient of all records once, as that of one unit.
+
+        Raises:
+            ValueError: the sum is not finite, as under a preconditioner that is not.
         """
         table = indices[None, :] if together and indices.size else indices
         sums, _ = clipped_sum(
@@ -260,6 +274,8 @@ class LocalModel(PartyModel):
             mode=self._gradient_mode,
             repeatable=self.plan.test_mode,
         )
+        if not all(x.sum().isfinite() for x in sums.values()):
+            raise ValueError("a clipped sum is not finite; check the preconditioner of the round")
         return sums
 
     def mean_gradient(self, records: Records) -> Tensors:
@@ -282,18 +298,21 @@ class LocalModel(PartyModel):
         Args:
             load: returns a batch.
         """
-        with torch.enable_grad(), randomize_generators(self.plan.test_mode):
+        with (
+            torch.enable_grad(),
+            randomize_generators(self.plan.test_mode),
+            restored_attributes(self.model),
+            restored_state(self.model),
+        ):
             batch = move_batch(load(), device_of(self.layers))
-            loss = self.loss_fn(self.model, batch).mean()
-            gradients = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
-        result = {}
-        for (name, p), g in zip(self.parameters.items(), gradients, strict=True):
-            result[name] = torch.zeros_like(p) if g is None else g.detach()
-        return result
+            gradients = gradient_of(self.model, self.loss_fn(self.model, batch).mean())
+        return zero_sums(self.parameters) | gradients
 
 
 def clip_as_one(tensors: NamedTensors, max_grad_norm: float) -> Tensors:
     """Clip a whole contribution to norm C; return zeros for a contribution that is not finite."""
+    # A product in 16 bits could exceed C.
+    tensors = {name: x.to(accumulation_dtype(x)) for name, x in tensors.items()}
     norm = torch.tensor([total_norm(tensors) * _ROUNDING], dtype=torch.float64)
     factor = float(clip_factors(norm, max_grad_norm)[0])
     if factor == 0:
@@ -517,20 +536,29 @@ class Client:
             "client": self.number,
         }
 
-    def _check_new(self, number: int) -> None:
-        """Refuse a round that was answered: a second answer would be a second release."""
+    def _new_round(self, message: Received) -> int:
+        """Return the number of a round; refuse one that was answered: it would be released twice.
+
+        Raises:
+            ValueError: no number of a round.
+        """
+        number: int = message["round"]
+        if type(number) is not int or number < 0:
+            raise ValueError("a round must have an integer >= 0; send what open_round returned")
         releases = self.ledger.releases
         if releases and number <= releases[-1]["step"] // self.plan.per_round:
             raise _Refusal(messages.REPEATED)
+        return number
 
     def _sum(self, message: Received) -> Message:
-        number = int(message["round"])
-        self._check_new(number)
+        number = self._new_round(message)
         pairs = self._pair_keys(message, number) if self._masked else {}
         self.local.load(select_prefix(message, "theta"))
         self._take_metric(message, number)
         self._work = GuardedLocalWork(self.local, self.records)
         extra = select_prefix(message, "extra")
+        if extra:
+            self.local.check_values(extra, "extra tensors")
         extra_round = int(message.get("extra_round", -1))
         sums = self._make_noisy_sum(number, extra, extra_round)
         noisy = {name: x.cpu() for name, x in sums.items()}
@@ -577,8 +605,7 @@ class Client:
                 "the server requests keys, and the plan sends messages in clear; start both with "
                 "one plan"
             )
-        number = int(message["round"])
-        self._check_new(number)
+        number = self._new_round(message)
         channels = split_rows(message["channels"], self._cohort(message))
         keys = RoundKeys(contract=self.local.contract, round=number)
         sealed = seal_shares(keys, self.number, self._channel, channels, self._config.survivors)

@@ -913,11 +913,14 @@ class FederatedConfig:
         check_in_range("example_rate", self.example_rate, "(0, 1]")
         check_in_range("client_rate", self.client_rate, "(0, 1]")
         check_optional_integer("min_survivors", self.min_survivors, 0)
+        check_optional_integer("max_physical_batch_size", self.max_physical_batch_size, 1)
         self.local.check(self.privacy)
         self.rule.check(self.local)
         for is_in_conflict, message in self._find_conflicts():
             if is_in_conflict:
                 raise ValueError(message)
+        if self.preconditioner is not None:
+            self.preconditioner.check_plan(self.rounds, self.readout)
 
     def _find_conflicts(self) -> Checks:
         """Yield whether settings contradict each other, and the message with the fix."""
@@ -970,8 +973,7 @@ class FederatedConfig:
             )
         yield (
             pipeline.has_lookahead,
-            "DiSK at two points needs a second sum; use EMA, or DiSK with gamma=(1 - kappa) / "
-            "kappa",
+            "DiSK takes gradients away from the weights of a round; use EMA(kappa=...)",
         )
 
     def _find_preconditioner_conflicts(self) -> Checks:

@@ -18,7 +18,6 @@ of single clients are dropped with the round: no attribute, log or checkpoint ho
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -80,7 +79,6 @@ class RoundRecord:
         survivors: messages in the sum; None where clients were sampled secretly.
         dropped: whether the round ended without a release. Its charge stays.
         rejected: number of invalid messages, by reason.
-        seconds: wall time since the round was opened; 0 where clients were sampled secretly.
         notes: public numbers of filters and rule.
     """
 
@@ -89,7 +87,6 @@ class RoundRecord:
     survivors: int | None
     dropped: bool
     rejected: Mapping[str, int] = field(default_factory=dict)
-    seconds: float = 0.0
     notes: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -129,7 +126,6 @@ class OpenRound:
         number: of the round.
         cohort: clients that the round was sent to.
         round_charge: the charge that its release uses.
-        start_time: of `perf_counter`.
         control_norm: norm of the control variate that was sent out.
         recovers: whether the sum survives lost clients, under secure aggregation.
         keys: public mask key of each client.
@@ -143,7 +139,6 @@ class OpenRound:
     number: int
     cohort: tuple[int, ...]
     round_charge: RoundCharge
-    start_time: float
     control_norm: float
     recovers: bool
     keys: dict[int, bytes]
@@ -390,7 +385,6 @@ class Server(PartyModel):
             number=number,
             cohort=cohort,
             round_charge=round_charge,
-            start_time=time.perf_counter(),
             control_norm=sum(squares) ** 0.5,
             recovers=exchange.recovers,
             keys=exchange.keys,
@@ -484,12 +478,10 @@ class Server(PartyModel):
             survivors=count,
             dropped=summed is None,
             rejected=dict(this_round.rejected),
-            seconds=time.perf_counter() - this_round.start_time,
             notes=notes,
         )
         if self._config.samples_clients_secretly:
-            # The time would also reveal how many clients were sampled.
-            return replace(record, cohort=None, survivors=None, seconds=0.0)
+            return replace(record, cohort=None, survivors=None)
         return record
 
     # -- inside ------------------------------------------------------------------------------------

@@ -76,10 +76,13 @@ class Run:
             CheckpointError: damaged, or of another plan, model or ledger.
         """
         stored = self.server.restore(folder) or {}
-        self.records.extend(RoundRecord(**record) for record in stored.get("records", []))
-        self.history.extend(tuple(point) for point in stored.get("history", []))
-        for record in self.records:
+        for stored_record in stored.get("records", []):
+            # Older checkpoints hold the seconds of a round.
+            stored_record.pop("seconds", None)
+            record = RoundRecord(**stored_record)
+            self.records.append(record)
             self.server.rejected.update(record.rejected)
+        self.history.extend(tuple(point) for point in stored.get("history", []))
 
     def finish_round(
         self,
@@ -223,21 +226,6 @@ def open_run(server: Server, checkpoint: StrPath | None, resume: bool) -> Iterat
         server.close()
 
 
-def _check_not_all_failed(record: RoundRecord, clients: Sequence[Client]) -> None:
-    """Refuse to go on if all clients failed: they would fail in every round.
-
-    Only a run inside one process sees this. To a remote server the round looks like any other, and
-    is noise.
-    """
-    clients_with_records = [client for client in clients if len(client.records)]
-    errors = [client.last_error for client in clients_with_records if client.failed]
-    if errors and len(errors) == len(clients_with_records):
-        raise RuntimeError(
-            f"every client failed in round {record.round}: {errors[0]}. The round stays charged; "
-            "resume after a fix"
-        ) from errors[0]
-
-
 def federate(
     plan: FederatedPlan,
     model: nn.Module,
@@ -282,8 +270,6 @@ def federate(
         Killed: a fault killed the server.
         BudgetExhausted: no round is left; the checkpoint stays as it is.
         ValueError: settings that do not fit together.
-        RuntimeError: every client that holds records failed in a round, with the error of the
-            first; the round stays charged.
     """
     server = Server(plan, model, ledger_path=ledger_path, budget=budget)
     with open_run(server, checkpoint, resume) as run:
@@ -297,7 +283,6 @@ def federate(
             record = run_round(server, by_number, fault)
             is_due = (len(run.records) + 1) % every == 0 or not server.rounds_left
             run.finish_round(record, evaluate if is_due else None, checkpoint, on_round)
-            _check_not_all_failed(record, clients)
     return run
 
 
