@@ -52,6 +52,22 @@ def train(s: Session) -> None:
         s.step(batch, loss_fn)
 
 
+class Changeable(nn.Module):
+    """Leaves training mode for good where it meets a rare value."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x > 1000).any()):
+            self.eval()
+        return x if self.training else -x
+
+
+def test_a_pass_does_not_change_the_mode_of_later_passes() -> None:
+    module = Changeable()
+    with restored_attributes(module):
+        module(torch.full((2, 4), 2000.0))
+    assert module.training
+
+
 # -- parameters ------------------------------------------------------------------------------------
 
 

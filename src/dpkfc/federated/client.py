@@ -660,7 +660,7 @@ class Client:
 
     def _reveal(self, message: Received) -> Message:
         """Reveal one share of each client, for one survivor set of the last answered round."""
-        number = int(message["round"])
+        number = message["round"]
         received = self._shares
         survivors = tuple(sorted(message["survivors"].tolist()))
         if received is None or received.round != number or self._keys is not None:

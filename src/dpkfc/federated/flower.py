@@ -748,8 +748,9 @@ def _log_round(record: Any, run: Run) -> None:
         state = "dropped, and charged"
     elif record.survivors is None:
         state = "released"
-    text = f"round {record.round + 1}: {state}, ε = {run.server.epsilon:.4f}{figure}"
-    logging.getLogger("flwr").info("%s", text)
+    logging.getLogger("flwr").info(
+        "%s", f"round {record.round + 1}: {state}, ε = {run.server.epsilon:.4f}{figure}"
+    )
 
 
 # -- clients ---------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ from dpkfc.rng_state import restarter
 # or inside lists, tuples, deques, sets, dicts, and objects of classes that belong to no installed
 # package (a memory bank of the user's own).
 
-_INTERNAL = frozenset(vars(nn.Module()))
+_INTERNAL = frozenset(vars(nn.Module())) - {"training"}
 _HOLDERS = (list, tuple, deque, set, frozenset, dict, OrderedDict, defaultdict, Counter)
 _PLAIN = (int, float, complex, str, bytes, type(None))
 _DEPTH = 4
