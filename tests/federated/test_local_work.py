@@ -4,6 +4,7 @@ and secure aggregation.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 
@@ -298,8 +299,9 @@ def test_a_dropped_round_moves_no_dual_variable_of_fednew(tmp_path):
     assert float(sum(vector(client._control) for client in others.values()).norm()) < 1e-12
 
 
-def test_whole_batches_and_single_records_are_moved_to_the_models_device():
-    """A device without numbers stands for one that is not here."""
+def test_whole_batches_and_single_records_are_moved_to_the_models_device(monkeypatch):
+    """A device without numbers, and so without autocast, stands for one that is not here."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
     plan = plan_of(privacy=ClientLevel(), local=FedNewStep(), rule=FedNew())
     local, held = LocalModel(plan, head().to("meta"), loss_fn), Records(datasets()[0])
     assert {g.device.type for g in local.mean_gradient(held).values()} == {"meta"}
