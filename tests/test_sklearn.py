@@ -194,6 +194,24 @@ def test_a_label_outside_the_classes_contributes_nothing(blobs):
     assert np.abs(estimator.decision_function(rows)).max() < 0.05
 
 
+@pytest.mark.parametrize("classes", [["0", "1", "2"], [0, 1, 2]])
+def test_numbers_are_no_texts(blobs, classes):
+    """A fit whose labels were no classes spent its ε on nothing."""
+    labels = blobs[1] if classes[0] == "0" else blobs[1].astype(str)
+    with pytest.raises(ValueError, match="give both as texts or both as numbers") as caught:
+        DPLogisticRegression(**{**QUIET, "classes": classes}).fit(blobs[0], labels)
+    assert len(str(caught.value)) <= 160
+
+
+def test_a_fit_that_fails_leaves_no_module_behind_other_scales(blobs):
+    """Rows in the new bounds went into the weights of the old ones."""
+    estimator = DPLogisticRegression(**{**QUIET, "steps": 2}).fit(*blobs)
+    with pytest.raises(ValueError, match="steps"):
+        estimator.set_params(bounds=(-30, 30), steps=0).fit(*blobs)
+    with pytest.raises(NotFittedError):
+        estimator.predict(blobs[0])
+
+
 def test_class_weights_are_public_numbers(blobs):
     rows = blobs[0]
     labels = np.where(blobs[1] == 2, 1, 0)

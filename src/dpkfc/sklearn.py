@@ -102,6 +102,9 @@ class _PrivateEstimator(BaseEstimator):
             )
         if np.iscomplexobj(X):
             raise ValueError("Complex data not supported: X holds complex numbers")
+        if reset:
+            # A fit that fails must not leave an earlier module behind new scales.
+            vars(self).pop("module_", None)
         if hasattr(X, "iloc"):
             # pandas cannot put all of its types of columns into one array of another type.
             X = X.astype(object)
@@ -245,7 +248,7 @@ class _PrivateEstimator(BaseEstimator):
             ValueError: the folder holds files, or `module_` holds other weights than those of the
                 fit.
         """
-        check_is_fitted(self)
+        check_is_fitted(self, "module_")
         state = self.module_.state_dict()
         if digest_weights(state) != self._released:
             raise ValueError("module_ was changed since the fit, which a card is about; fit again")
@@ -258,7 +261,7 @@ class _PrivateEstimator(BaseEstimator):
     @torch.no_grad()
     def _outputs(self, X: Any) -> Floats:
         """Return the module's outputs `[n, outputs]` for rows."""
-        check_is_fitted(self)
+        check_is_fitted(self, "module_")
         rows = self._read_rows(X, reset=False)
         outputs: Floats = self.module_(torch.from_numpy(self._scale(rows))).numpy()
         return outputs
@@ -325,7 +328,14 @@ class _PrivateClassifier(ClassifierMixin, _PrivateEstimator):
                     f"classes must list labels of one type, as [0, 1], got {self.classes!r:.60}"
                 ) from None
             self.classes_ = np.unique(np.asarray(known))
-            return read_targets(self, keep_types(y), count)
+            labels = read_targets(self, keep_types(y), count)
+            kinds = labels.dtype.kind + self.classes_.dtype.kind
+            if "U" in kinds and set(kinds) & set("biuf"):
+                raise ValueError(
+                    f"y has type {labels.dtype} and classes {self.classes_.dtype}, so no label is a"
+                    " class: give both as texts or both as numbers"
+                )
+            return labels
         labels = read_targets(self, y, count)
         check_classification_targets(labels)
         self.classes_ = np.unique(labels)
@@ -350,6 +360,27 @@ class _PrivateClassifier(ClassifierMixin, _PrivateEstimator):
         """Return the most probable label of each row `[n]`."""
         positions = self._outputs(X).argmax(axis=1)
         return self.classes_[positions]
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class _PrivateNetwork(_PrivateEstimator):
+    """Holds what estimators with a small neural network do."""
+
+    hidden_layer_sizes: Sequence[int] = (32,)
+
+    def _build_module(self, outputs: int) -> nn.Module:
+        """Return linear layers with tanh between them.
+
+        Raises:
+            ValueError: a width that is no integer >= 1.
+        """
+        name = "a width of hidden_layer_sizes"
+        hidden = np.atleast_1d(self.hidden_layer_sizes)
+        widths = [self.n_features_in_, *(read_count(name, width) for width in hidden)]
+        layers: list[nn.Module] = []
+        for before, after in zip(widths, widths[1:], strict=False):
+            layers += [nn.Linear(before, after), nn.Tanh()]
+        return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -399,7 +430,7 @@ class DPLogisticRegression(_PrivateClassifier):
     @property
     def coef_(self) -> Floats:
         """Return weights of the features in their own units `[K, d]`, `[1, d]` for two classes."""
-        check_is_fitted(self)
+        check_is_fitted(self, "module_")
         weight = self.module_.state_dict()["weight"].numpy()
         return merge_two_classes(weight / self.scales_)
 
@@ -412,7 +443,7 @@ class DPLogisticRegression(_PrivateClassifier):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class DPMLPClassifier(_PrivateClassifier):
+class DPMLPClassifier(_PrivateNetwork, _PrivateClassifier):
     """A small neural network for classes under (ε, δ)-differential privacy.
 
     Other arguments and all attributes are those of `DPLogisticRegression`, without weights.
@@ -423,15 +454,11 @@ class DPMLPClassifier(_PrivateClassifier):
     Guarantee: As of `DPLogisticRegression`.
     """
 
-    hidden_layer_sizes: Sequence[int] = (32,)
     learning_rate: float = 3.0
-
-    def _build_module(self, outputs: int) -> nn.Module:
-        return build_network(self.n_features_in_, self.hidden_layer_sizes, outputs)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class DPMLPRegressor(RegressorMixin, _PrivateEstimator):
+class DPMLPRegressor(RegressorMixin, _PrivateNetwork):
     """A small neural network for numbers under (ε, δ)-differential privacy.
 
     Other arguments and attributes are those of `DPLogisticRegression`, without classes and weights.
@@ -445,11 +472,7 @@ class DPMLPRegressor(RegressorMixin, _PrivateEstimator):
     """
 
     target_bounds: Any = None
-    hidden_layer_sizes: Sequence[int] = (32,)
     max_grad_norm: float | None = 1.0
-
-    def _build_module(self, outputs: int) -> nn.Module:
-        return build_network(self.n_features_in_, self.hidden_layer_sizes, outputs)
 
     def fit(self, X: Any, y: Any) -> Any:
         """Train under (ε, δ); each call spends its ε.
@@ -640,20 +663,6 @@ def scale(values: Floats, bounds: Any, center: Any, half_width: Any) -> Floats:
     with np.errstate(all="ignore"):
         scaled: Floats = (values.clip(low, high) - center) / half_width
     return scaled.clip(-1.0, 1.0)
-
-
-def build_network(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequential:
-    """Return linear layers with tanh between them.
-
-    Raises:
-        ValueError: a width that is no integer >= 1.
-    """
-    name = "a width of hidden_layer_sizes"
-    widths = [inputs, *(read_count(name, width) for width in np.atleast_1d(hidden))]
-    layers: list[nn.Module] = []
-    for before, after in zip(widths, widths[1:], strict=False):
-        layers += [nn.Linear(before, after), nn.Tanh()]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
 
 
 def encode_classes(labels: Sequence[Any], classes: Sequence[Any]) -> list[int]:

@@ -5,6 +5,7 @@ works as ever.
 from __future__ import annotations
 
 import json
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -304,6 +305,25 @@ def test_the_private_loss_is_logged_only_when_asked_for(tmp_path) -> None:
     assert len(rows) == 3
     assert all(0.5 < x < 2 for x in rows)
     assert "NOT private" in json.loads((tmp_path / "privacy.json").read_text())["not_private"][0]
+
+
+def test_callbacks_see_the_release_around_the_step(tmp_path) -> None:
+    """They were left out without a word."""
+
+    class Watch(TrainerCallback):
+        calls: ClassVar[list[str]] = []
+
+        def on_pre_optimizer_step(self, args, state, control, model, **_):
+            self.calls.append("before")
+            self.before = weights(model)
+            assert torch.cat([p.grad.flatten() for p in model.parameters()]).norm() > 1e3
+
+        def on_optimizer_step(self, args, state, control, model, **_):
+            self.calls.append("after")
+            assert not torch.equal(weights(model), self.before)
+
+    trainer_of(tmp_path, plan=plan_of(noise=1e4), callbacks=[Watch()]).train()
+    assert Watch.calls == ["before", "after"] * 3
 
 
 def test_a_private_loss_of_an_earlier_part_of_the_run_stays_marked(tmp_path) -> None:

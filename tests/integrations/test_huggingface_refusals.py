@@ -107,6 +107,14 @@ def test_keywords_and_subclasses_for_a_batch_loss_are_refused(tmp_path) -> None:
             )
 
 
+def test_label_smoothing_that_a_loss_of_your_own_never_sees_is_refused(tmp_path) -> None:
+    with pytest.raises(ValueError, match="per_example_loss= never sees") as caught:
+        trainer_of(
+            tmp_path, per_example_loss=lambda model, inputs: None, label_smoothing_factor=0.1
+        )
+    assert len(str(caught.value)) <= 160
+
+
 def test_training_data_is_not_evaluated_on(tmp_path) -> None:
     rows = examples("sequence")
     other = examples("sequence", 4, seed=1)

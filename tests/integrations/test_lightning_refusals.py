@@ -9,9 +9,9 @@ from torch import nn
 
 pytest.importorskip("lightning.pytorch")
 import lightning.pytorch as L
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
-from dpkfc.integrations.lightning import PrivateModule, PrivateTraining
+from dpkfc.integrations.lightning import _UNCALLED, PrivateModule, PrivateTraining
 from tests.integrations.lightning_cases import (
     Net,
     data,
@@ -195,6 +195,29 @@ def test_a_loader_of_the_users_own_is_refused(tmp_path) -> None:
     module = Net()
     with pytest.raises(ValueError, match="without train_dataloaders"):
         trainer_of(tmp_path, PrivateTraining(plan_of(), data())).fit(module, DataLoader(data(), 8))
+
+
+@pytest.mark.parametrize("sanity", [0, 2])
+def test_private_rows_are_not_validated_on(sanity: int, tmp_path) -> None:
+    """A plain name of a metric would carry them, without noise, to loggers and an early end."""
+    rows = data()
+    for held_out in (rows, Subset(rows, range(3))):
+        private = PrivateTraining(plan_of(), rows, ledger_path=tmp_path / "ledger.jsonl")
+        trainer = trainer_of(tmp_path, private, num_sanity_val_steps=sanity)
+        with pytest.raises(ValueError, match="validation data holds records") as caught:
+            trainer.fit(Net(), val_dataloaders=DataLoader(held_out, 6))
+        assert len(str(caught.value)) <= 160
+    assert not (tmp_path / "ledger.jsonl").exists()
+
+
+@pytest.mark.parametrize("name", _UNCALLED)
+def test_a_hook_that_a_private_fit_never_calls_is_refused(name: str, tmp_path) -> None:
+    """A warm-up in `optimizer_step`, say, was left out without a word."""
+    own = type("Own", (Net,), {name: lambda self, *_: None})
+    with pytest.raises(ValueError, match=f"Own has a {name} of its own") as caught:
+        fit(tmp_path, own())
+    assert len(str(caught.value)) <= 160
+    assert not (tmp_path / "ledger.jsonl").exists()
 
 
 def test_a_step_of_the_users_own_is_refused(tmp_path) -> None:

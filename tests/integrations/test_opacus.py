@@ -356,6 +356,21 @@ def test_a_nan_example_contributes_nothing() -> None:
     assert torch.isfinite(weights(model)).all()
 
 
+@pytest.mark.parametrize("build", [mlp, scaled])
+def test_anomaly_mode_does_not_end_a_run_at_a_nan_example(build) -> None:
+    """The error told that some record has a NaN, and the releases before it."""
+    rows = data()
+    rows.tensors[0][3] = float("nan")
+    with torch.autograd.set_detect_anomaly(True):
+        _, model, optimizer, batches = private(build(), data_loader=DataLoader(rows, batch_size=N))
+        for x, y in batches:
+            with torch.autograd.set_detect_anomaly(True):
+                nn.functional.cross_entropy(model(x), y).backward()
+            assert torch.is_anomaly_enabled()
+            optimizer.step()
+    assert torch.isfinite(weights(model)).all()
+
+
 def test_in_place_activations_and_frozen_parameters() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(inplace=True), nn.Linear(8, 3)).double()
     model[0].weight.requires_grad_(False)

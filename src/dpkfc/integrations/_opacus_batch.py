@@ -464,7 +464,9 @@ class BatchRecording:
         self._close_tape()
         self.modes.switch_off(all_but=_TakeOver)
         try:
-            self._take_gradients(loss, state)
+            # Anomaly mode would end the run at the first record with a NaN.
+            with torch.autograd.set_detect_anomaly(False):
+                self._take_gradients(loss, state)
         except BaseException:
             self.passes = 0  # a refused batch is not stepped
             raise

@@ -77,10 +77,9 @@ def _find_conflicts(accelerator: Any, session: Session) -> Checks:
         " session from the model that prepare returned",
     )
     optimizers = (session.optimizer, *accelerator._optimizers)
-    wrapped = [x.optimizer for x in optimizers if hasattr(x, "optimizer")]
     stepped = getattr(session.optimizer, "optimizer", session.optimizer)
     yield (
-        stepped in wrapped,
+        any(getattr(x, "optimizer", None) is stepped for x in optimizers),
         "the optimizer went through accelerator.prepare, which may skip its steps; leave it out of"
         " prepare and give the plain torch optimizer to the session",
     )

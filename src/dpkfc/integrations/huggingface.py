@@ -21,7 +21,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,8 +128,14 @@ def _find_wrong_schedule(optimizer: Any, schedule: Any) -> Checks:
     )
 
 
-def _find_wrong_arguments(args: Any, plan: Plan) -> Checks:
-    """Yield whether an argument would be ignored, or would let private data out, and the fix."""
+def _find_wrong_arguments(args: Any, plan: Plan, has_loss: bool) -> Checks:
+    """Yield whether an argument would be ignored, or would let private data out, and the fix.
+
+    Args:
+        args: the training arguments.
+        plan: of the run.
+        has_loss: whether per_example_loss= was given.
+    """
     yield (
         not isinstance(args, TrainingArguments),
         f"args is a {type(args).__name__}; pass TrainingArguments(output_dir)",
@@ -167,6 +173,11 @@ def _find_wrong_arguments(args: Any, plan: Plan) -> Checks:
         " bounds no example; leave it out: PrivacyConfig.max_grad_norm clips examples",
     )
 
+    yield (
+        has_loss and args.label_smoothing_factor,
+        f"label_smoothing_factor is {args.label_smoothing_factor}, which per_example_loss= never"
+        " sees; leave it out, and smooth labels in per_example_loss",
+    )
     yield (
         args.train_sampling_strategy != "random",
         f"train_sampling_strategy is '{args.train_sampling_strategy}', but the plan's"
@@ -582,8 +593,6 @@ class PrivateTrainer(Trainer):
     lr_scheduler: Any
     train_dataset: Any
     session: Session | None = None
-    # Datasets that were compared with the private one, and have no record of it.
-    _compared_datasets: Sequence[Any] = ()
 
     def __init__(
         self,
@@ -599,7 +608,8 @@ class PrivateTrainer(Trainer):
         **settings: Any,
     ) -> None:
         check_plan(plan)
-        refuse(_find_wrong_arguments(args, plan))
+        has_loss = per_example_loss is not None
+        refuse(_find_wrong_arguments(args, plan, has_loss))
         refuse(_find_wrong_settings(settings))
         held_out = settings.get("eval_dataset")
         named = {"eval_dataset": held_out}
@@ -607,7 +617,7 @@ class PrivateTrainer(Trainer):
             named = {f"eval_dataset['{name}']": dataset for name, dataset in held_out.items()}
         for name, dataset in named.items():
             check_held_out(dataset, settings.get("train_dataset"), name)
-        refuse(_find_overrides(type(self), per_example_loss is not None, model))
+        refuse(_find_overrides(type(self), has_loss, model))
         self.frozen = frozen_statistics(model)  # stay so, while the rest is trained
         super().__init__(model, args, **settings)
         self.plan = plan
@@ -653,7 +663,12 @@ class PrivateTrainer(Trainer):
         self.is_in_train = True
         try:
             with open_session(self, resume_from_checkpoint) as session:
-                with refuse_unreleased_steps(session):
+                with (
+                    refuse_unreleased_steps(session),
+                    session.optimizer.register_step_pre_hook(
+                        lambda *_: self._event("on_pre_optimizer_step")
+                    ),
+                ):
                     self._run(session, ignore_keys_for_eval)
                 if (
                     self.args.load_best_model_at_end
@@ -682,6 +697,7 @@ class PrivateTrainer(Trainer):
             set_training_mode(self)
             refuse_gradient_hooks(self.model)
             record = session.step(batch, self.per_example_loss)
+            self._event("on_optimizer_step")
             # Earlier losses belong to the check before the first step.
             if self._losses and record.batch_size:
                 self._private_loss = float(torch.cat(self._losses)[-record.batch_size :].mean())
@@ -767,9 +783,7 @@ class PrivateTrainer(Trainer):
             held_out = self.eval_dataset
         elif isinstance(eval_dataset, str):
             held_out = self.eval_dataset[eval_dataset]  # type: ignore[index]
-        if not any(held_out is x for x in self._compared_datasets):
-            check_held_out(held_out, self.train_dataset, "eval_dataset")
-            self._compared_datasets = [*self._compared_datasets, held_out]
+        check_held_out(held_out, self.train_dataset, "eval_dataset")
         return super().get_eval_dataloader(eval_dataset)
 
     def autocast_smart_context_manager(

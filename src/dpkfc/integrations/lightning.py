@@ -18,7 +18,6 @@ Logged is ε; what the module logs while it trains must be marked, "(NOT private
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,10 +27,12 @@ import numpy as np
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from dpkfc._checks import refuse
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, check_plan
+from dpkfc.data.loading import check_held_out
 from dpkfc.gradients.state import loss_state_restored, refuse_gradient_hooks
 from dpkfc.integrations import (
     Checks,
@@ -40,13 +41,26 @@ from dpkfc.integrations import (
     write_card,
     write_summary,
 )
-from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.session import Session
 
 # --------------------------------------------------------------------------------------------------
 # The LightningModule of a private fit, and what a Trainer may not do with it.
 
 MARK, PUBLIC = "(NOT private)", "(public)"
+# Methods of a LightningModule that never see a batch, a loss or a step of the session.
+_UNCALLED = (
+    "on_before_batch_transfer",
+    "transfer_batch_to_device",
+    "on_after_batch_transfer",
+    "backward",
+    "on_before_backward",
+    "on_after_backward",
+    "configure_gradient_clipping",
+    "optimizer_step",
+    "optimizer_zero_grad",
+    "on_before_zero_grad",
+    "lr_scheduler_step",
+)
 
 
 class PrivateModule(pl.LightningModule):
@@ -108,18 +122,13 @@ class PrivateModule(pl.LightningModule):
         refuse(checks)
         super().log(name, *args, **settings)
 
-    @contextmanager
-    def mark_release(self) -> Iterator[None]:
-        """Mark what is logged in the body as a value of private examples."""
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        """Make one release of the session; what it logs is a value of private examples."""
         self._in_release = True
         try:
-            yield
+            self._private.step(self, batch)
         finally:
             self._in_release = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        """Make one release of the session."""
-        self._private.step(self, batch)
 
     def train_dataloader(self) -> Any:
         """Return the numbers of the steps of a pass; a batch is drawn when its step begins."""
@@ -139,7 +148,8 @@ class PrivateModule(pl.LightningModule):
 
 def find_conflicts(trainer: Any, module: pl.LightningModule) -> Checks:
     """Yield whether a setting does not go with a private fit, and the message with the fix."""
-    name = type(module).__name__
+    kind: Any = type(module)
+    name = kind.__name__
     yield (
         sum(isinstance(callback, PrivateTraining) for callback in trainer.callbacks) > 1,
         "there are several PrivateTraining callbacks; a fit has one plan and one ledger, leave one",
@@ -150,15 +160,14 @@ def find_conflicts(trainer: Any, module: pl.LightningModule) -> Checks:
         " it from PrivateModule and define per_example_loss(batch) -> [B] instead",
     )
     yield (
-        getattr(type(module), "per_example_loss", None) is PrivateModule.per_example_loss,
+        kind.per_example_loss is PrivateModule.per_example_loss,
         f"{name} does not define per_example_loss(batch), which returns one loss per example",
     )
-    for own in ("training_step", "train_dataloader"):
+    for own in ("training_step", "train_dataloader", *_UNCALLED):
         yield (
-            own in vars(module)
-            or getattr(type(module), own, None) is not getattr(PrivateModule, own),
-            f"{name} has a {own} of its own, from another base class or set on the object; leave it"
-            " to PrivateModule and define per_example_loss(batch) -> [B]",
+            own in vars(module) or getattr(kind, own) is not getattr(PrivateModule, own),
+            f"{name} has a {own} of its own, which a private fit would not call; leave it"
+            " to PrivateModule, which calls per_example_loss(batch) alone",
         )
     yield (
         module.automatic_optimization,
@@ -166,7 +175,7 @@ def find_conflicts(trainer: Any, module: pl.LightningModule) -> Checks:
         " noise; leave it False, as PrivateModule sets it",
     )
     yield (
-        trainer.world_size > 1 or not isinstance(trainer.strategy, SingleDeviceStrategy),
+        not isinstance(trainer.strategy, SingleDeviceStrategy),
         f"the Trainer runs {trainer.world_size} processes under {type(trainer.strategy).__name__};"
         " use devices=1 (a Session "
         "shares a batch over the ranks of a torch process group by itself)",
@@ -226,7 +235,6 @@ def find_conflicts_at_start(trainer: Any, releases: int) -> Checks:
 # --------------------------------------------------------------------------------------------------
 
 _KEY = "dpkfc_session"
-_UNCOVERED = "logged by the module, not covered by the plan"
 
 
 class PrivateTraining(pl.Callback):
@@ -290,6 +298,7 @@ class PrivateTraining(pl.Callback):
             CheckpointError: the checkpoint is of another run or ledger.
         """
         refuse(find_conflicts_at_start(trainer, self.plan.steps))
+        self.on_validation_start(trainer, pl_module)
         plain: Any = trainer.optimizers[0]
         Path(self._ledger_path or "ledger").parent.mkdir(parents=True, exist_ok=True)
         session = self.session = Session(
@@ -301,7 +310,10 @@ class PrivateTraining(pl.Callback):
             **{"ledger_path": self._ledger_path, **self._settings, "resume": True},
         )
         if self._restored is not None:
-            _restore(session, self._restored)
+            with TemporaryDirectory() as folder:
+                for name, content in self._restored.items():
+                    content.cpu().numpy().tofile(Path(folder) / Path(name).name)
+                session.restore(folder)
         elif session.steps_done:
             raise ValueError(
                 f"the ledger {self._ledger_path} holds {session.steps_done} releases of an earlier"
@@ -310,6 +322,16 @@ class PrivateTraining(pl.Callback):
         session.optimizer = pl_module.optimizers()  # type: ignore[assignment]  # Lightning's own, which counts the steps
         refuse_unreleased_steps(session, plain)
         self._batches = session.batches()
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Refuse validation data of a fit that is, or holds, records of the private dataset.
+
+        Raises:
+            ValueError: naming the fix.
+        """
+        if trainer.state.fn == "fit":
+            for loader in tree_leaves(trainer.val_dataloaders):
+                check_held_out(getattr(loader, "dataset", None), self._dataset, "validation data")
 
     def step(self, module: PrivateModule, token: Any) -> None:
         """Make one release, and step every learning rate schedule that is due.
@@ -324,17 +346,17 @@ class PrivateTraining(pl.Callback):
                 "the session draws the batches; call trainer.fit(module) without train_dataloaders"
                 " or datamodule, and give the dataset to PrivateTraining"
             )
-        if session.steps_done >= self.plan.steps:
-            raise BudgetExhausted(
-                f"all {self.plan.steps} releases are spent; a longer run needs another plan"
-                " (docs/errors.md#budget)"
-            )
         refuse_gradient_hooks(module)
         trainer: Any = module.trainer
         losses = _make_loss(module)
-        with torch.autocast(module.device.type, enabled=False), module.mark_release():
-            session.step(next(self._batches), losses)
-        _step_schedules(trainer, session.steps_done)
+        with torch.autocast(module.device.type, enabled=False):
+            session.step(next(self._batches, None), losses)
+        passes = trainer.current_epoch + 1 if trainer.is_last_batch else 0
+        for config in trainer.lr_scheduler_configs:
+            # A step of an interval is a release.
+            count = session.steps_done if config.interval == "step" else passes
+            if count and count % config.frequency == 0:
+                config.scheduler.step()
         is_last = session.steps_done >= self.plan.steps
         every = trainer.log_every_n_steps
         if is_last or (every and session.steps_done % every == 0):
@@ -404,7 +426,9 @@ class PrivateTraining(pl.Callback):
         logged = []
         for name in sorted(module.trainer.callback_metrics):
             if name != "epsilon" and not name.endswith(PUBLIC):
-                note = "" if name.endswith(MARK) else f": {_UNCOVERED}"
+                note = (
+                    "" if name.endswith(MARK) else ": logged by the module, not covered by the plan"
+                )
                 logged.append(name + note)
         write_summary(Path(self._ledger_path).parent, self.session, self._ledger_path, logged)
 
@@ -424,20 +448,3 @@ def _make_loss(module: PrivateModule) -> Callable[[Any, Any], Tensor]:
             return model.per_example_loss(trainer.precision_plugin.convert_input(batch))
 
     return losses
-
-
-def _step_schedules(trainer: Any, releases: int) -> None:
-    """Step schedules as their `interval` and `frequency` say, where a step is a release."""
-    passes = trainer.current_epoch + 1 if trainer.is_last_batch else 0
-    counts = {"step": releases}
-    for config in trainer.lr_scheduler_configs:
-        count = counts.get(config.interval, passes)
-        if count and count % config.frequency == 0:
-            config.scheduler.step()
-
-
-def _restore(session: Session, files: dict[str, Tensor]) -> None:
-    with TemporaryDirectory() as folder:
-        for name, content in files.items():
-            content.cpu().numpy().tofile(Path(folder) / Path(name).name)
-        session.restore(folder)
