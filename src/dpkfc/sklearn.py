@@ -329,8 +329,8 @@ class _PrivateClassifier(ClassifierMixin, _PrivateEstimator):
                 ) from None
             self.classes_ = np.unique(np.asarray(known))
             labels = read_targets(self, keep_types(y), count)
-            kinds = labels.dtype.kind + self.classes_.dtype.kind
-            if "U" in kinds and set(kinds) & set("biuf"):
+            kinds = {labels.dtype.kind, self.classes_.dtype.kind}
+            if "U" in kinds and kinds & set("biuf"):
                 raise ValueError(
                     f"y has type {labels.dtype} and classes {self.classes_.dtype}, so no label is a"
                     " class: give both as texts or both as numbers"

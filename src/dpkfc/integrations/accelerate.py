@@ -76,8 +76,8 @@ def _find_conflicts(accelerator: Any, session: Session) -> Checks:
         "accelerator.prepare was given another model than the session's; build optimizer and"
         " session from the model that prepare returned",
     )
-    optimizers = (session.optimizer, *accelerator._optimizers)
     stepped = getattr(session.optimizer, "optimizer", session.optimizer)
+    optimizers = (session.optimizer, *accelerator._optimizers)
     yield (
         any(getattr(x, "optimizer", None) is stepped for x in optimizers),
         "the optimizer went through accelerator.prepare, which may skip its steps; leave it out of"

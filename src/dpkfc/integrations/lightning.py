@@ -426,10 +426,10 @@ class PrivateTraining(pl.Callback):
         logged = []
         for name in sorted(module.trainer.callback_metrics):
             if name != "epsilon" and not name.endswith(PUBLIC):
-                note = (
-                    "" if name.endswith(MARK) else ": logged by the module, not covered by the plan"
+                is_marked = name.endswith(MARK)
+                logged.append(
+                    name if is_marked else f"{name}: logged by the module, not covered by the plan"
                 )
-                logged.append(name + note)
         write_summary(Path(self._ledger_path).parent, self.session, self._ledger_path, logged)
 
 
