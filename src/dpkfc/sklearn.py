@@ -104,7 +104,7 @@ class _PrivateEstimator(BaseEstimator):
             raise ValueError("Complex data not supported: X holds complex numbers")
         if reset:
             # A fit that fails must not leave an earlier module behind new scales.
-            vars(self).pop("module_", None)
+            self.__dict__.pop("module_", None)
         if hasattr(X, "iloc"):
             # pandas cannot put all of its types of columns into one array of another type.
             X = X.astype(object)

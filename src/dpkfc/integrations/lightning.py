@@ -17,7 +17,7 @@ Logged is ε; what the module logs while it trains must be marked, "(NOT private
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -269,7 +269,7 @@ class PrivateTraining(pl.Callback):
         self.session: Session | None = None
         self.steps_per_epoch = steps_per_epoch(plan)
         self._dataset, self._ledger_path, self._settings = dataset, ledger_path, settings
-        self._batches: Iterator[Any] = iter(())
+        self._batches: Any = iter(())
         self._restored: dict[str, Tensor] | None = None
 
     # -- the fit -----------------------------------------------------------------------------------
@@ -349,8 +349,9 @@ class PrivateTraining(pl.Callback):
         refuse_gradient_hooks(module)
         trainer: Any = module.trainer
         losses = _make_loss(module)
+        batch: Any = next(self._batches, None)
         with torch.autocast(module.device.type, enabled=False):
-            session.step(next(self._batches, None), losses)
+            session.step(batch, losses)
         passes = trainer.current_epoch + 1 if trainer.is_last_batch else 0
         for config in trainer.lr_scheduler_configs:
             # A step of an interval is a release.
