@@ -374,13 +374,13 @@ class _PrivateNetwork(_PrivateEstimator):
         Raises:
             ValueError: a width that is no integer >= 1.
         """
-        name = "a width of hidden_layer_sizes"
-        hidden = np.atleast_1d(self.hidden_layer_sizes)
-        widths = [self.n_features_in_, *(read_count(name, width) for width in hidden)]
         layers: list[nn.Module] = []
-        for before, after in zip(widths, widths[1:], strict=False):
+        before = self.n_features_in_
+        for width in np.atleast_1d(self.hidden_layer_sizes):
+            after = read_count("a width of hidden_layer_sizes", width)
             layers += [nn.Linear(before, after), nn.Tanh()]
-        return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
+            before = after
+        return nn.Sequential(*layers, nn.Linear(before, outputs))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

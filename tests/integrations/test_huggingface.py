@@ -38,12 +38,10 @@ from tests.recording import Heard
 
 
 class Calls(TrainerCallback):
-    """Counts the steps of the optimizer and the events, and raises or stops at a step where asked
-    to.
-    """
+    """Counts the steps of the optimizer and the events, and raises at a step where asked to."""
 
-    def __init__(self, stop_at: int | None = None, raise_at: int | None = None) -> None:
-        self.stop_at, self.raise_at, self.steps, self.events = stop_at, raise_at, 0, []
+    def __init__(self, raise_at: int | None = None) -> None:
+        self.raise_at, self.steps, self.events = raise_at, 0, []
 
     def on_train_begin(self, args, state, control, optimizer=None, **_):
         optimizer.register_step_post_hook(lambda *_: setattr(self, "steps", self.steps + 1))
@@ -55,10 +53,13 @@ class Calls(TrainerCallback):
         self.events.append(("step", state.global_step))
         if state.global_step == self.raise_at:
             raise ZeroDivisionError
-        control.should_training_stop = (
-            control.should_training_stop or state.global_step == self.stop_at
-        )
-        return control
+
+
+class CutOff(TrainerCallback):
+    """Ends the process, so to speak, behind the first checkpoint."""
+
+    def on_save(self, args, state, control, **_):
+        raise ZeroDivisionError
 
 
 # -- the private path really runs ------------------------------------------------------------------
@@ -328,7 +329,8 @@ def test_callbacks_see_the_release_around_the_step(tmp_path) -> None:
 
 def test_a_private_loss_of_an_earlier_part_of_the_run_stays_marked(tmp_path) -> None:
     how = {"save_strategy": "steps", "save_steps": 1}
-    trainer_of(tmp_path, log_private_loss=True, callbacks=[Calls(stop_at=1)], **how).train()
+    with pytest.raises(ZeroDivisionError):
+        trainer_of(tmp_path, log_private_loss=True, callbacks=[CutOff()], **how).train()
     later = trainer_of(tmp_path, **how)
     later.train(resume_from_checkpoint=True)
     assert ["loss (NOT private)" in row for row in later.state.log_history] == [True, False, False]
@@ -380,7 +382,8 @@ def test_a_run_that_is_cut_off_goes_on(preconditioned: bool, tmp_path) -> None:
     assert len(verify(folder / "ledger.jsonl").releases) == 5
     assert later.lr_scheduler.last_epoch == 5
     clean = tmp_path / "clean"
-    trainer_of(clean, plan=plan, callbacks=[Calls(stop_at=2)], **how).train()
+    with pytest.raises(ZeroDivisionError):
+        trainer_of(clean, plan=plan, callbacks=[CutOff()], **how).train()
     assert len(verify(clean / "ledger.jsonl").releases) == 2
     rest = trainer_of(clean, plan=plan, **how)
     rest.train(resume_from_checkpoint=str(clean / "checkpoint-2"))
@@ -402,8 +405,11 @@ def test_the_best_model_is_loaded_and_early_stopping_leaves_whole_batches(tmp_pa
         metric_for_best_model="accuracy",
         learning_rate=1e-6,
     )
-    assert trainer.train().global_step == 2
-    assert len(verify(tmp_path / "ledger.jsonl").releases) == 2
+    result = trainer.train()
+    assert result.global_step == 2
+    # Releases may have decided the end, so the rest of the plan is charged.
+    assert result.metrics["epsilon"] == pytest.approx(trainer.plan.epsilon(8))
+    assert len(verify(tmp_path / "ledger.jsonl").releases) == 8
     assert trainer.evaluate()["eval_accuracy"] == trainer.state.best_metric
 
 

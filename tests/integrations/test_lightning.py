@@ -187,13 +187,6 @@ class Fails(L.Callback):
         ({"max_epochs": 1, "limit_train_batches": 0.4}, 2),
         ({"max_steps": 100}, 7),
         ({"callbacks": [L.callbacks.EarlyStopping("val_loss", patience=1, min_delta=99.0)]}, 7),
-        (
-            {
-                "callbacks": [L.callbacks.EarlyStopping("val_loss", patience=1, min_delta=99.0)],
-                "limit_train_batches": 1,
-            },
-            2,
-        ),
         ({"fast_dev_run": 2}, 2),
         ({"log_every_n_steps": 0}, 7),
         ({"min_steps": 4, "max_steps": 6}, 6),
@@ -202,6 +195,15 @@ class Fails(L.Callback):
 def test_only_whole_logical_batches_are_spent(settings, done: int, tmp_path) -> None:
     trainer, module, _ = fit(tmp_path, **settings)
     assert trainer.global_step == releases(tmp_path) == module.grads == done
+
+
+def test_an_early_end_costs_the_whole_plan(tmp_path) -> None:
+    """Releases may have decided it, and ε of fewer steps would be too small."""
+    early = L.callbacks.EarlyStopping("val_loss", patience=1, min_delta=99.0)
+    trainer, _, private = fit(tmp_path, callbacks=[early], limit_train_batches=1)
+    assert trainer.global_step == 2
+    assert releases(tmp_path) == 7
+    assert private.session.epsilon == private.plan.epsilon(7)
 
 
 def test_an_exception_leaves_a_right_ledger_and_no_gradient(tmp_path) -> None:

@@ -272,9 +272,8 @@ def per_example_cross_entropy(
         on its own example only, unlike a mean over all positions of a batch.
     """
     n = logits.shape[0]
-    classes = logits.shape[-1]
     losses = F.cross_entropy(
-        _widen(logits).reshape(-1, classes),
+        _widen(logits).reshape(-1, logits.shape[-1]),
         labels.reshape(-1),
         ignore_index=IGNORED,
         reduction="none",
@@ -536,7 +535,6 @@ def _begin(trainer: PrivateTrainer, session: Session, folder: str | None) -> Non
         for _ in range(session.steps_done - extra["releases"]):  # lost with the crash, but spent
             trainer.lr_scheduler.step()
     epoch = steps_per_epoch(plan)
-    passes = math.ceil(plan.steps / epoch)
     epochs = trainer.args.num_train_epochs
     # Only the default number of epochs can differ from the plan here.
     if trainer.args.max_steps <= 0 and round(epochs * epoch) != plan.steps:
@@ -548,7 +546,7 @@ def _begin(trainer: PrivateTrainer, session: Session, folder: str | None) -> Non
             epochs,
         )
     trainer.state.compute_steps(trainer.args, plan.steps)
-    trainer.state.init_training_references(trainer, plan.steps, passes, None)
+    trainer.state.init_training_references(trainer, plan.steps, math.ceil(plan.steps / epoch), None)
     trainer.state.global_step = session.steps_done
     handler.model = trainer.model
     handler.optimizer = trainer.optimizer
@@ -670,10 +668,7 @@ class PrivateTrainer(Trainer):
                     ),
                 ):
                     self._run(session, ignore_keys_for_eval)
-                if (
-                    self.args.load_best_model_at_end
-                    and self.state.best_model_checkpoint is not None
-                ):
+                if self.args.load_best_model_at_end and self.state.best_model_checkpoint:
                     self._load_best_model()
                     # The weights of an earlier release, which were saved then.
                     session.accept_weights()
@@ -711,6 +706,8 @@ class PrivateTrainer(Trainer):
                 self._event("on_epoch_end")
                 self._respond(ignore_keys)
             if self.control.should_training_stop:
+                # What was released may have decided it, so ε is that of the plan.
+                session.forfeit_steps()
                 break
 
     def _event(self, name: str) -> None:

@@ -421,6 +421,9 @@ class PrivateTraining(pl.Callback):
         self._restored = None
         if self.session is None:
             return
+        if module.trainer.should_stop:
+            # A callback has ended the fit by what was released, so ε is that of the plan.
+            self.session.forfeit_steps()
         self.session.close()
         if self._ledger_path is None:
             return
