@@ -181,8 +181,15 @@ def noisy(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 def test_an_optimizer_with_a_closure_is_refused_before_anything_is_charged():
     model = net()
     plan = PrivacyConfig(expected_batch_size=8, steps=2).with_noise(1.0, 1e-3, len(X))
-    with pytest.raises(ValueError, match="LBFGS steps with a closure"):
-        Session(plan, model, torch.optim.LBFGS(model.parameters()), (X, Y))
+
+    class Sharp(torch.optim.SGD):
+        def step(self, closure):
+            closure()
+            return super().step()
+
+    for kind in (torch.optim.LBFGS, Sharp):
+        with pytest.raises(ValueError, match=f"{kind.__name__} steps with a closure"):
+            Session(plan, model, kind(model.parameters()), (X, Y))
     with pytest.raises(
         ValueError, match="SparseAdam takes sparse gradients alone, and a release is dense"
     ):

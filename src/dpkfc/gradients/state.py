@@ -23,6 +23,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial, update_wrapper
+from inspect import signature
 from itertools import chain, pairwise
 from traceback import walk_stack
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
@@ -1180,11 +1181,6 @@ def _find_wrong_kind(optimizer: Any) -> Iterator[tuple[object, str]]:
     """Yield why an optimizer would ask for gradients without noise, or is none."""
     kind = type(optimizer).__name__
     yield (
-        isinstance(optimizer, torch.optim.LBFGS),
-        f"{kind} steps with a closure that asks for gradients without noise; use an optimizer that "
-        "takes one gradient a step, such as SGD or Adam",
-    )
-    yield (
         isinstance(optimizer, torch.optim.SparseAdam),
         "SparseAdam takes sparse gradients alone, and a release is dense: rows without noise "
         "would reveal the tokens of private texts; use Adam",
@@ -1198,6 +1194,12 @@ def _find_wrong_kind(optimizer: Any) -> Iterator[tuple[object, str]]:
     )
     is_optimizer = hasattr(optimizer, "param_groups")
     yield not is_optimizer, f"the optimizer must be a torch.optim.Optimizer, got {kind}"
+    closure = signature(optimizer.step).parameters.get("closure")
+    yield (
+        closure is not None and closure.default is closure.empty,
+        f"{kind} steps with a closure that asks for gradients without noise; use an optimizer that "
+        "takes one gradient a step, such as SGD or Adam",
+    )
 
 
 def check_unchanged(
