@@ -329,13 +329,14 @@ class _PrivateClassifier(ClassifierMixin, _PrivateEstimator):
                 ) from None
             self.classes_ = np.unique(np.asarray(known))
             labels = read_targets(self, keep_types(y), count)
-            kinds = {labels.dtype.kind, self.classes_.dtype.kind}
-            if "U" in kinds and kinds & set("biuf"):
+            are_texts = self.classes_.dtype.kind == "U"
+            if are_texts and labels.dtype.kind in "biuf":
                 raise ValueError(
-                    f"y has type {labels.dtype} and classes {self.classes_.dtype}, so no label is a"
-                    " class: give both as texts or both as numbers"
+                    f"y has type {labels.dtype} and classes are texts, so no label is a class: give"
+                    " both as texts or both as numbers"
                 )
-            return labels
+            # One text among numbers made texts of all.
+            return parse_numbers(labels) if labels.dtype.kind == "U" and not are_texts else labels
         labels = read_targets(self, y, count)
         check_classification_targets(labels)
         self.classes_ = np.unique(labels)
