@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -51,6 +52,13 @@ def test_tokens_are_compared_without_their_labels() -> None:
     assert shared_rows(public, rows) == [(0, 2)]
     assert shared_rows(public, {"input_ids": ids, "attention_mask": mask}) == [(0, 2)]
     assert shared_rows([{"text": "a b"}], [{"text": "a"}, {"text": "a b"}]) == [(0, 1)]
+
+
+def test_a_column_of_lists_is_compared_whole() -> None:
+    """Rows of an object array are inputs, and no pairs of an input and a label."""
+    rows = np.empty(2, dtype=object)
+    rows[:] = [[101, 5, 6], [101, 7]]
+    assert shared_rows(rows, [([101, 5, 6], 0), ([101, 8], 1)]) == [(0, 0)]
 
 
 def test_shared_rows_are_refused_by_name() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import register_parametrization
 
 from dpkfc import PrivacyConfig, Session
 from dpkfc.curvature import KFAC, WhiteNoise
@@ -108,6 +109,16 @@ def test_dropout_of_attention_weights_is_that_of_the_call(weights: bool) -> None
     for layer in layers:
         rules.blocks_of(layer, calls[layer.name], N)
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_parametrised_buffers_are_no_plain_weights() -> None:
+    """The parametrization, which may draw random numbers, would run again after the pass."""
+    module = nn.MultiheadAttention(4, 2)
+    weight = module.in_proj_weight.detach()
+    del module.in_proj_weight
+    module.register_buffer("in_proj_weight", weight)
+    register_parametrization(module, "in_proj_weight", nn.Dropout())
+    assert [layer.rule for layer in find_layers(nn.Sequential(module))] == ["fallback"]
 
 
 def test_both_of_its_layers_have_dense_factors_with_and_without_a_backward_pass() -> None:

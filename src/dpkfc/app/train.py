@@ -607,16 +607,18 @@ def run(
                 data = ranks.run_on_all(partial(read_data, config))
             config = ranks.broadcast_from_rank0(partial(measure_structure, config), "structure")
             is_single = ranks.world_size == 1
-            own = use_own_device(config)
-            prepared = ranks.run_on_all(partial(prepare, own, data=data, may_find_bounds=is_single))
+            prepared = ranks.run_on_all(
+                lambda: prepare(use_own_device(config), data=data, may_find_bounds=is_single)
+            )
             _check_private_bounds(prepared)
             ranks.broadcast_from_rank0(partial(_check_budget, prepared), "budget")
         except BaseException:
             if ranks.is_rank0:
                 folder.remove_if_empty()
             raise
-        begin = partial(folder.begin, to_toml(config), prepared.recipe.schema)
-        ranks.broadcast_from_rank0(begin, "settings")
+        ranks.broadcast_from_rank0(
+            lambda: folder.begin(to_toml(config), prepared.recipe.schema), "settings"
+        )
         check_visible(folder, ranks)
         structure = describe_structure(config)
         if console is not None and ranks.is_rank0 and structure:
@@ -725,7 +727,7 @@ def _continue(
 
     folder, config, metrics = ranks.broadcast_from_rank0(read, "run folder")
     check_visible(folder, ranks)
-    prepared = ranks.run_on_all(partial(prepare, use_own_device(config)))
+    prepared = ranks.run_on_all(lambda: prepare(use_own_device(config)))
     if complete_metrics:
         metrics = complete_metrics[0]
     return _train(prepared, folder, metrics, console, resumed=True, any_world_size=any_world_size)

@@ -302,7 +302,9 @@ def layout(
         runs = split(table, bound)
         return [_part(run[:, None], multiple, least, reduction, views) for run in runs]
     # Otherwise full micro-batches, and a smaller last one.
-    table = np.repeat(np.atleast_2d(table.T).T, views, axis=1)
+    if table.ndim == 1:
+        table = table[:, None]
+    table = np.repeat(table, views, axis=1)
     counts = (table >= 0).sum(1)
     # Units of similar size lie together, so that fewer rows fill short units.
     order = np.argsort(-counts, kind="stable")
@@ -406,7 +408,9 @@ def _inputs(data: Any) -> Iterator[Any]:
     if tensors is not None:
         # The columns of a dataset, of which the first is the input.
         data = tensors[0]
-    if isinstance(data, Mapping):
+    if isinstance(data, Tensor | np.ndarray):
+        yield from data
+    elif isinstance(data, Mapping):
         columns = _input_of(data)
         size = len(next(iter(columns.values())))
         for i in range(size):
@@ -548,8 +552,10 @@ def _locate(dataset: Any, rows: Indices) -> Iterator[tuple[Any, Indices]]:
         return
     inner, indices = _find_inner(dataset)
     if inner is not None:
-        inner_rows = np.where(indices < 0, indices + len(inner), indices)
-        yield from _locate(inner, inner_rows[rows])
+        if indices is not None:
+            inner_rows = np.where(indices < 0, indices + len(inner), indices)
+            rows = inner_rows[rows]
+        yield from _locate(inner, rows)
     elif type(dataset) in (list, tuple) and tensors_of(dataset) is None:
         objects = [id(dataset[i]) for i in rows.tolist() if not isinstance(dataset[i], _ATOMS)]
         yield "objects", np.array(objects, dtype=np.int64)
@@ -559,8 +565,8 @@ def _locate(dataset: Any, rows: Indices) -> Iterator[tuple[Any, Indices]]:
         yield id(dataset), rows
 
 
-def _find_inner(dataset: Any) -> tuple[Any, Indices]:
-    """Return the dataset that a view shows, and its indices; None for no view."""
+def _find_inner(dataset: Any) -> tuple[Any, Indices | None]:
+    """Return the dataset that a view shows, and its indices; None for all rows in order."""
     attributes = getattr(dataset, "__dict__", {})
     inner = attributes.get("dataset")
     indices = attributes.get("indices")
@@ -572,8 +578,8 @@ def _find_inner(dataset: Any) -> tuple[Any, Indices]:
         if value is not inner and not is_view:
             continue
         if hasattr(value, "__len__") and len(value) == len(dataset):
-            return value, np.arange(len(dataset))
-    return None, np.arange(0)
+            return value, None
+    return None, None
 
 
 def _locate_in_table(dataset: Any, rows: Indices) -> Iterator[tuple[Any, Indices]]:

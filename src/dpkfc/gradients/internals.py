@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_map_only
 
 from dpkfc.gradients.fallback import differentiate
@@ -53,7 +54,8 @@ def is_attention(module: nn.Module) -> bool:
     """Return whether a module is torch's attention with one weight for queries, keys and values."""
     if not isinstance(module, nn.MultiheadAttention):
         return False
-    # Parametrizations hold parameters of other names.
+    if is_parametrized(module) or is_parametrized(module.out_proj):
+        return False
     names = dict(module.named_parameters()).keys()
     is_plain = names <= {*IN.values(), *OUT.values()} and module.in_proj_weight is not None
     return is_plain and class_forward(module) is nn.MultiheadAttention.forward

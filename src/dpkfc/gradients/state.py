@@ -278,7 +278,8 @@ def paths_of(model: nn.Module, without: Collection[nn.Module] = ()) -> dict[nn.M
         model: whose modules.
         without: modules that are left out, with all that is below them.
     """
-    return {module: path for path, module in model.named_modules(set(without))}
+    modules = model.named_modules(set(without)) if without else model.named_modules()
+    return {module: path for path, module in modules}
 
 
 def _is_container(kind: Any) -> bool:

@@ -247,6 +247,11 @@ class Tape:
         self._share_parameters()
         self._stack.enter_context(self.tracker.following())
 
+    @property
+    def _is_followed(self) -> bool:
+        """Return whether operations are followed: in a batch of several, or from outside."""
+        return self.size > 1 or not self._own_tracker
+
     def _share_parameters(self) -> None:
         tracker = self.tracker
         names = {id(p): name for name, p in trainable_tensors(self.model).items()}
@@ -261,7 +266,8 @@ class Tape:
         tensors = tensors_of((args, kwargs))
         if not self.size:
             self.size = next((len(x) for x in tensors if x.dim()), 0)
-            self._begin_tracker()
+            if self.size:
+                self._begin_tracker()
         if self.size < 2:
             return
         for x in tensors:
@@ -352,6 +358,8 @@ class Tape:
         self, module: nn.Module, call: _OpenCall, outputs: Sequence[Tensor]
     ) -> None:
         """Declare where the outputs of a recurrent layer have the batch, from its inputs."""
+        if not self._is_followed:
+            return
         lost = Unknown(
             type(module).__name__,
             "its input is packed, has the batch in another place, or dropout is drawn between "
@@ -381,7 +389,7 @@ class Tape:
         if call.attention is not None and not self._check_attention(module, given):
             return
         is_public = not any(output_axes)
-        if is_public and layers[0].rule not in _SINGLE_OUTPUT:
+        if is_public and self._is_followed and layers[0].rule not in _SINGLE_OUTPUT:
             return
         args, kwargs = tree_map_only(Tensor, Tensor.detach, given)
         # No tracker need see how the tape looks at the graph.
@@ -402,6 +410,8 @@ class Tape:
         """Declare outputs that the tracker takes for public, and return the axes of all outputs."""
         tracker = self.tracker
         axes = [self._axis(x) for x in outputs]
+        if not self._is_followed:
+            return axes
         is_public = not any((*call.axes, *axes))
         if is_public and _has_public_rows(tracker, layer, call, outputs):
             # The rows are followed from here.
@@ -642,7 +652,7 @@ def _call(record: _Record, arrived: Sequence[Tensor | None]) -> Call:
     for gradient, (shape, dtype, device) in zip(arrived, record.outputs, strict=True):
         if gradient is not None:
             gradients.append(gradient.reshape(shape))
-        elif dtype.is_floating_point:
+        elif dtype.is_floating_point or dtype.is_complex:
             zero = torch.zeros((), dtype=dtype, device=device)
             gradients.append(zero.expand(shape))
         else:

@@ -72,7 +72,7 @@ def _find_conflicts(accelerator: Any, session: Session) -> Checks:
         accelerator.unwrap_model(model, keep_torch_compile=False) for model in accelerator._models
     ]
     yield (
-        bool(prepared) and session.model not in prepared,
+        bool(prepared) and all(model is not session.model for model in prepared),
         "accelerator.prepare was given another model than the session's; build optimizer and"
         " session from the model that prepare returned",
     )

@@ -787,8 +787,8 @@ def _make_empty(batch: Any) -> Any:
     if batch is None:
         return None
     if isinstance(batch, (Tensor, np.ndarray)) and batch.shape[:1] == (1,):
-        # A list as an index copies no rows; a slice would keep the memory of the example.
-        return batch[[]]
+        # A slice alone would keep the memory of the example.
+        return batch[:0].clone() if isinstance(batch, Tensor) else batch[:0].copy()
     kind: Any = type(batch)
     if isinstance(batch, Mapping):
         return kind({key: _make_empty(value) for key, value in batch.items()})
@@ -1198,9 +1198,11 @@ class ModuleValidator:
             norm = _replacement(part)
             if norm is not None:
                 replaced[name] = norm
-        fixed = replaced.pop("", module)
-        if replaced:
-            fixed = copy.deepcopy(fixed)
+        if not replaced:
+            return module
+        if "" in replaced:
+            return replaced[""]
+        fixed = copy.deepcopy(module)
         for name, norm in replaced.items():
             fixed.set_submodule(name, norm)
         return fixed

@@ -319,7 +319,7 @@ def make_settings(space: Space, sampled: Mapping[str, Any]) -> dict[str, Plain]:
     for name, values in space.items():
         settings[name] = round_value(sampled[sampled_name(name, values)])
     for name, values in space.items():
-        if isinstance(values, Range):
+        if isinstance(values, Range) and values.times:
             product = sampled[sampled_name(name, values)]
             settings[name] = round_value(product / _other_factors(values, settings))
     return settings
