@@ -762,7 +762,8 @@ def _product(operation: Operation) -> Answer:
         known = operation.args[:3]
     *addends, a, b = known
     rank = operation.result.dim()
-    others = operation.tensors[len(known) :]
+    ids = set(map(id, known))
+    others = [x for x in operation.tensors if id(x) not in ids]
     why = "a scale, a bias or an output depends on the examples"
     operation.require(not any(map(operation.is_batched, others)), why)
     axes = _axes_of_factors(operation, a, b)
@@ -1675,8 +1676,10 @@ class Tracker:
         self._covered.difference_update(map(id, parameters))
         interior = self._states.keys() & self._interiors.pop()
         for key in interior.difference(map(id, outputs)):
-            state = self._states[key]
-            self._states[key] = _OUTSIDE_OF_LAYER.get(type(state), state)
+            # A tensor may be freed meanwhile.
+            state = self._states.get(key)
+            if state is not None:
+                self._states[key] = _OUTSIDE_OF_LAYER.get(type(state), state)
 
     def pause(self) -> None:
         """Stop following operations, inside a module whose outputs the caller declares."""
