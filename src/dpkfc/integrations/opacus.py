@@ -748,9 +748,13 @@ def _find_wrong_loader(loader: Any) -> Checks:
     """Yield whether the batches of a loader cannot be replaced by those of a plan, and the fix."""
     kind = type(loader).__name__
     yield (
+        kind == "DPDataLoader",
+        "data_loader is a DPDataLoader of Opacus; pass the DataLoader that it was made from:"
+        " make_private samples by itself",
+    )
+    yield (
         type(loader) is not DataLoader,
-        f"data_loader is a {kind}, whose own iteration would be lost; pass the torch DataLoader"
-        " that it was made from",
+        f"data_loader is a {kind}, whose own iteration would be lost; pass a torch DataLoader",
     )
     dataset = loader.dataset
     yield (
