@@ -9,8 +9,8 @@ TOOLS  := $(VENV)/.tools
 FLOWER := $(VENV)/.flower
 TORCH  := $(shell sed -n 's/^\(torch==.*\)$$/\1/p' constraints.txt)
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
-# Test processes side by side, each with one numerical thread.
-WORKERS ?= 2
+# Test processes side by side, each with one numerical thread: one more than cores, since some wait for children.
+WORKERS ?= 3
 # Tests write, sync and remove thousands of small files. In memory that takes no time, so they go there if it has room.
 ROOMY  := $(shell grep -s ' /dev/shm ' /proc/mounts | grep -qv noexec && df -Pk /dev/shm | awk 'NR > 1 && $$4 > 4e6 {print $$6}')
 FILES  := $(firstword $(TMPDIR) $(ROOMY))

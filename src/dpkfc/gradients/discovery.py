@@ -232,7 +232,8 @@ def _shared_rule(sharers: Sequence[_Owner], roles: Sequence[str]) -> str:
     if len(sharers) == 1:
         return sharers[0].rule
     forms = [owner.identify(roles) for owner in sharers]
-    if forms.count(forms[0]) < len(forms) or not rules.isdisjoint(_ALONE):
+    is_one_form = all(form == forms[0] for form in forms)
+    if not is_one_form or not rules.isdisjoint(_ALONE):
         return "fallback"
     if len(rules) == 1:
         return sharers[0].rule

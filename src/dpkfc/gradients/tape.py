@@ -807,7 +807,7 @@ def nodes_of(losses: Tensor, ends: Sequence[Tensor] = ()) -> Iterator[Any]:
     with torch._C.DisableTorchFunction():
         first, *excluded = [x.grad_fn for x in (losses, *ends)]
     seen: set[Any] = {None, *excluded}
-    waiting: list[Any] = list({first} - seen)
+    waiting: list[Any] = [] if first in seen else [first]
     seen.add(first)
     while waiting:
         node = waiting.pop()
