@@ -1548,19 +1548,23 @@ class Tracker:
         if not isinstance(x, Tensor) or is_lazy(x):
             return None  # a lazy one has no values yet, and no operation may look at it
         with torch._C.DisableTorchFunction():
-            # None is no key of a table.
-            base_key = id(x._base)
-            known = self._states.get(id(x))
-            if base_key in self._rewritten:
-                return self._rewritten[base_key]
-            if id(x) in self._covered:
-                return None
-            # A view that was noted as public may show what was written into its base since.
-            if base_key in self._states and known in (None, PUBLIC):
-                return self._state_of_view(x)
-            if known is None:
-                return _state_of_unseen(x)
-            return None if known is PUBLIC else known
+            return self._state(x)
+
+    def _state(self, x: Tensor) -> State | None:
+        # None is no key of a table.
+        base_key = id(x._base)
+        if base_key in self._rewritten:
+            return self._rewritten[base_key]
+        key = id(x)
+        if key in self._covered:
+            return None
+        known = self._states.get(key)
+        if known is not None and known is not PUBLIC:
+            return known
+        # A view that was noted as public may show what was written into its base since.
+        if base_key in self._states:
+            return self._state_of_view(x)
+        return None if known is PUBLIC else _state_of_unseen(x)
 
     def _state_of_view(self, x: Tensor) -> State | None:
         """Return the state of a view whose base was written after it was made."""
@@ -1772,15 +1776,16 @@ class Tracker:
         A public operand counts where it has a history of its own.
         """
         states: dict[type, State] = {}
-        for x in _operands(args, kwargs):
-            state = self.state(x)
-            has_history = type(x) is not Tensor or x.requires_grad or x._is_view()
-            if state is None and has_history:
-                state = PUBLIC
-            if state is not None:
+        with torch._C.DisableTorchFunction():
+            for x in _operands(args, kwargs):
+                state = None if is_lazy(x) else self._state(x)
+                if state is None:
+                    if type(x) is Tensor and not (x.requires_grad or x._is_view()):
+                        continue
+                    state = PUBLIC
                 states.setdefault(type(state), state)
-            if state is PARAMETRIC and id(x) in self._parameters:
-                self.read.add(id(x))
+                if state is PARAMETRIC and id(x) in self._parameters:
+                    self.read.add(id(x))
         return states
 
     def _note_draw(self, function: Any, operands: Iterable[Tensor], x: Tensor) -> None:
@@ -1870,6 +1875,8 @@ class Tracker:
         names = _written_arguments(operation.function)
         if operation.name in _MEETS_RUNNING_STATISTICS and operation.argument("training"):
             names = ["running_mean", "running_var"]
+        if not names:
+            return
         returned = set(map(id, operation.outputs))
         written = Unknown(str(operation.function), "it writes into its operands")
         for x in tensors_in(map(operation.argument, names)):
