@@ -87,7 +87,7 @@ class Counts:
                 self.branches += 1 + sum(isinstance(inner, BRANCHES) for inner in ast.walk(node))
                 if ODD_NAME.match(node.name):
                     self.odd_names.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
-            elif isinstance(node, ast.Raise | ast.Yield):
+            elif isinstance(node, ast.Raise | ast.Tuple):
                 length = sum(map(message_length, messages_of(node)))
                 self.messages += length > 0
                 if length > 160:
@@ -103,12 +103,12 @@ def docstring_lines(tree: ast.Module) -> set[int]:
     }
 
 
-def messages_of(node: ast.Raise | ast.Yield) -> list[ast.expr]:
+def messages_of(node: ast.Raise | ast.Tuple) -> list[ast.expr]:
     """Return the texts of an error, or of a check: a pair of a condition and a message."""
     if isinstance(node, ast.Raise):
         return node.exc.args if isinstance(node.exc, ast.Call) else []
-    if isinstance(node.value, ast.Tuple) and len(node.value.elts) == 2:
-        return node.value.elts[1:]
+    if len(node.elts) == 2 and not isinstance(node.elts[0], ast.Constant):
+        return node.elts[1:]
     return []
 
 

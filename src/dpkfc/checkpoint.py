@@ -408,17 +408,17 @@ def check_run(
     """
     before = meta["world_size"]
     noun = "process" if before == 1 else "processes"
-    other_plan = (
-        f"the checkpoint {Path(folder)} belongs to plan {meta['plan'][:12]}…, this is plan "
-        f"{plan_hash[:12]}…; resume with the configuration that wrote it"
-    )
-    other_size = (
-        f"{Path(folder)} was written by {before} {noun}, this run has {world_size}; use"
-        f" --nproc-per-node={before}, or any_world_size=True (--any-world-size)"
-    )
     checks = (
-        (meta["plan"] != plan_hash, other_plan),
-        (world_size not in (None, before), other_size),
+        (
+            meta["plan"] != plan_hash,
+            f"the checkpoint {Path(folder)} belongs to plan {meta['plan'][:12]}…, this is plan "
+            f"{plan_hash[:12]}…; resume with the configuration that wrote it",
+        ),
+        (
+            world_size not in (None, before),
+            f"{Path(folder)} was written by {before} {noun}, this run has {world_size}; use"
+            f" --nproc-per-node={before}, or any_world_size=True (--any-world-size)",
+        ),
     )
     refuse(checks, CheckpointError)
 
