@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from dpkfc.app.audit_run import audit_folder
 from dpkfc.app.html.render import write_page
-from dpkfc.app.owndata.files import encode_folder, encode_table, encode_texts
+from dpkfc.app.owndata.files import encode_table, encode_texts
+from dpkfc.app.owndata.images import encode_folder
 from dpkfc.app.owndata.predictions import load_run
 from dpkfc.app.owndata.schema import ImageForm, Schema, read_schema
 from dpkfc.app.recipes import squared_error

@@ -17,15 +17,13 @@ from dpkfc.app.owndata import TEST_SHARE, Records, split_records
 from dpkfc.app.owndata.files import (
     TABLE_SUFFIXES,
     TEXT_SUFFIXES,
-    check_classes,
     check_file,
-    encode_folder,
     encode_table,
     encode_texts,
-    folder_classes,
     read_header,
     text_width,
 )
+from dpkfc.app.owndata.images import check_classes, encode_folder, folder_classes
 from dpkfc.app.owndata.schema import (
     Schema,
     SchemaNoise,
