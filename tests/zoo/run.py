@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,12 +25,14 @@ from torch import nn
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import Dataset
 
+import dpkfc
 from dpkfc import KFAC, PrivacyConfig, PublicData, Session
 from tests.gradients.whitened import whiten
 from tests.zoo.architectures import ARCHITECTURES
 from tests.zoo.brute_force import Gradients, clipped_sum, gradients_of_each, norm_of, relative_error
 from tests.zoo.registry import MIXING, SOUND, UNCLEAR, Architecture, rows_of, size_of
 
+PACKAGE = Path(dpkfc.__file__).parent
 RATE = 0.1
 # A Poisson sampler of three of seven rows draws batches of 1, 2 and 5 rows from this seed.
 ROWS, EXPECTED, SEED = 7, 3, 14
@@ -308,8 +311,8 @@ def from_the_library(error: Exception) -> bool:
     """Tell whether an error was raised by a line of dpkfc, or carries a note of it, and is not
     torch's alone.
     """
-    frames = traceback.extract_tb(error.__traceback__)
-    is_ours = "/dpkfc/" in frames[-1].filename.replace("\\", "/")
+    raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    is_ours = raised_in.is_relative_to(PACKAGE)
     return isinstance(error, ValueError) and (is_ours or bool(getattr(error, "__notes__", [])))
 
 
