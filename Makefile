@@ -6,6 +6,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 TOOLS  := $(VENV)/.tools
+SLOW   := $(VENV)/.tools-slow
 FLOWER := $(VENV)/.flower
 TORCH  := $(shell sed -n 's/^\(torch==.*\)$$/\1/p' constraints.txt)
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
@@ -14,11 +15,14 @@ WORKERS ?= 3
 # Tests write, sync and remove thousands of small files. In memory that takes no time, so they go there if it has room.
 ROOMY  := $(shell grep -s ' /dev/shm ' /proc/mounts | grep -qv noexec && df -Pk /dev/shm | awk 'NR > 1 && $$4 > 4e6 {print $$6}')
 FILES  := $(firstword $(TMPDIR) $(ROOMY))
+# Bytecode spares each process of a test the compiler.
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(addprefix TMPDIR=,$(FILES)) \
+          $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -o tmp_path_retention_policy=failed
 
 SPHINX := $(BIN)/sphinx-build -q --keep-going -j auto -d build/doctrees
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-federated test test-bench coverage lint style docs docs-links bench bench-scale assurance results stats picture clean
+.PHONY: help install demo demo-federated test test-slow test-bench coverage lint style docs docs-links bench bench-scale assurance results stats picture clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -31,20 +35,21 @@ demo: $(STAMP) ## train with and without the preconditioner on real digits
 demo-federated: $(FLOWER) ## ten clients and a server, in one process and on Flower
 	$(BIN)/dpkfc demo-federated
 
-# mypy runs beside the tests and has the last word. Bytecode spares each process of a test the compiler.
-test: style ## lint, types and tests
+# mypy runs beside the tests and has the last word.
+test: style ## lint, types and the quick tests
 	@mkdir -p build
-	@$(BIN)/mypy > build/mypy.txt & types=$$!; \
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(addprefix TMPDIR=,$(FILES)) \
-	    $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not bench" -o tmp_path_retention_policy=failed; \
+	@$(BIN)/mypy > build/mypy.txt & types=$$!; $(PYTEST) -m "not slow and not bench"; \
 	tests=$$?; wait $$types; types=$$?; cat build/mypy.txt; exit $$((tests | types))
+
+test-slow: $(SLOW) ## the other tests: site, notebooks, Flower with Ray, browser, wheel, full sizes
+	$(PYTEST) -rs -m "slow and not bench"
 
 test-bench: $(TOOLS) ## the benchmarks themselves, at a small size
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m bench
 
-coverage: $(TOOLS) ## lines and branches of the source that the tests reach in their own processes
+coverage: $(SLOW) ## lines and branches of the source that all tests reach in their own processes
 	@mkdir -p build
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not bench" --cov --cov-report=term
+	$(PYTEST) -m "not bench" --cov --cov-report=term
 
 lint: style ## ruff and mypy
 	$(BIN)/mypy
@@ -53,10 +58,10 @@ style: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-docs: $(TOOLS) ## the site, in build/site: notebooks are executed, a warning is an error, no network
+docs: $(SLOW) ## the site, in build/site: notebooks are executed, a warning is an error, no network
 	OMP_NUM_THREADS=1 $(SPHINX) -W -b html docs build/site
 
-docs-links: $(TOOLS) ## whether links to other sites still lead somewhere (needs a network)
+docs-links: $(SLOW) ## whether links to other sites still lead somewhere (needs a network)
 	DPKFC_DOCS_NOTEBOOKS=off $(SPHINX) -b linkcheck docs build/links
 
 bench: $(TOOLS) ## time a step against plain SGD and Opacus, and that of each method, then refresh the tables
@@ -112,4 +117,9 @@ $(FLOWER): $(STAMP)
 # What only tests and benchmarks need (peers, transformers, checkers) comes on top, so that the demo need not wait for it.
 $(TOOLS): $(STAMP)
 	$(PIP) install -c constraints.txt -e ".[dev,demo]" -e papers
+	@touch $@
+
+# What only slow tests and the site need: Ray, Sphinx and Jupyter, a browser's driver, a sentence encoder.
+$(SLOW): $(TOOLS)
+	$(PIP) install -c constraints.txt -e ".[dev-slow,demo]" -e papers
 	@touch $@

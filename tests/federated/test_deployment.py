@@ -24,12 +24,7 @@ from dpkfc.privacy.ledger import verify
 from tests.ports import free_port
 
 pytest.importorskip("flwr", reason="needs flwr")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        os.environ.get("DPKFC_FLOWER") != "1", reason="starts Flower: set DPKFC_FLOWER=1"
-    ),
-]
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 CLIENTS, ROUNDS = 3, 2

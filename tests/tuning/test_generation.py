@@ -8,6 +8,8 @@ import torch
 from dpkfc.app.datasets import DatasetError, Splits
 from dpkfc.app.tuning.runs import Store
 
+pytestmark = pytest.mark.slow  # needs a sentence encoder or packages of figures of merit
+
 PAIRS = [
     ("name[The Eagle], food[French], area[riverside]", "The Eagle has French food by the river."),
     ("name[Blue Spice], eatType[pub], familyFriendly[no]", "Blue Spice is no pub for children."),
