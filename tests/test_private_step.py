@@ -4,6 +4,7 @@ handed.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.config import Plan, PrivacyConfig
+from dpkfc.gradients.state import check_optimizer
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.private_step import ReleasePipeline, set_gradients
@@ -155,7 +157,71 @@ def test_every_gradient_is_replaced_by_the_update(scale: float | None) -> None:
     old = {name: p.grad for name, p in parameters.items()}
     gradients = {name: torch.randn(p.shape, dtype=torch.float64) for name, p in parameters.items()}
     update = Released(gradients=gradients, noise_variance=None, step=0, release=1)
-    set_gradients(parameters, update, scale=scale)
+    set_gradients(torch.optim.SGD(model.parameters()), parameters, update, scale=scale)
     for name, p in parameters.items():
         expected: Tensor = (gradients[name] * (1.0 if scale is None else scale)).float()
         assert p.grad is not old[name] and p.grad.dtype == p.dtype and torch.equal(p.grad, expected)
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "channels last in 3 dimensions": lambda x: x.unflatten(0, (2, 4)).contiguous(
+        memory_format=torch.channels_last_3d
+    ),
+    "transposed": lambda x: x.flatten(1).t(),
+    "permuted": lambda x: x.permute(2, 0, 3, 1),
+    "every second row": lambda x: x.flatten(1)[::2],
+    "every second column": lambda x: x.flatten(1)[:, ::2],
+    "every second entry": lambda x: x.flatten()[1::2],
+    "a part of a vector": lambda x: x.flatten()[3:20],
+    "a part of a channels-last tensor": lambda x: x.contiguous(memory_format=torch.channels_last)[
+        :, 1:
+    ],
+    "one entry": lambda x: x[0, 0, 0, 0],
+}
+# Muon takes matrices alone; LBFGS and SparseAdam are refused.
+OPTIMIZERS = [
+    torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam,
+    torch.optim.Adamax, torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.RMSprop,
+    torch.optim.Rprop, torch.optim.ASGD, torch.optim.Adafactor,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("flags", [{}, {"foreach": True}, {"foreach": False}, {"fused": True}])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_an_optimizer_updates_the_right_entries_in_every_memory_order(
+    kind: Any, flags: dict[str, bool]
+) -> None:
+    settings = dict(flags, lr=0.1)
+    if "momentum" in inspect.signature(kind).parameters:
+        settings["momentum"] = 0.9
+    plain_settings = {name: x for name, x in settings.items() if name not in flags}
+    if "fused" in flags and "fused" not in inspect.signature(kind).parameters:
+        pytest.skip("has no fused form")
+    for layout in LAYOUTS.values():
+        torch.manual_seed(0)
+        values = torch.randn(8, 3, 4, 2)
+        laid_out, plain = nn.Parameter(layout(values)), nn.Parameter(layout(values).clone())
+        plain.data = plain.data.contiguous()
+        pairs = [
+            (p, kind([p], **own)) for p, own in ((laid_out, settings), (plain, plain_settings))
+        ]
+        for i in range(3):
+            gradient = torch.randn(plain.shape, dtype=torch.float64)
+            update = Released(gradients={"p": gradient}, noise_variance=None, step=i, release=i + 1)
+            for p, optimizer in pairs:
+                set_gradients(optimizer, {"p": p}, update)
+                optimizer.step()
+            if i == 1:
+                # A checkpoint in safetensors keeps values and not their order.
+                for state in pairs[0][1].state.values():
+                    for key, x in state.items():
+                        state[key] = x.contiguous() if isinstance(x, Tensor) else x
+        torch.testing.assert_close(laid_out.detach(), plain.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_an_expanded_parameter_is_refused() -> None:
+    p = nn.Parameter(torch.randn(1, 5).expand(4, 5))
+    with pytest.raises(ValueError, match="'p' lie in one place of memory") as caught:
+        check_optimizer(torch.optim.SGD([p]), {"p": p})
+    assert len(str(caught.value)) <= 160

@@ -848,7 +848,9 @@ def divided_as(full: Tensor, like: Any) -> Tensor:
     size = -(-full.shape[0] // mesh.size())
     start = min(mesh.get_local_rank() * size, full.shape[0])
     # A copy lets the whole tensor be freed.
-    part = full[start : start + size].to(local(like).device, copy=True)
+    part = full[start : start + size].to(
+        local(like).device, copy=True, memory_format=torch.contiguous_format
+    )
     return DTensor.from_local(
         part, mesh, placements, run_check=False, shape=like.shape, stride=like.stride()
     )

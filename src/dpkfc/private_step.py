@@ -354,17 +354,53 @@ class ReleasePipeline:
 
 
 def set_gradients(
-    parameters: NamedTensors, update: Released, *, scale: float | None = None
+    optimizer: torch.optim.Optimizer,
+    parameters: NamedTensors,
+    update: Released,
+    *,
+    scale: float | None = None,
 ) -> None:
-    """Put an update into `p.grad`, in the type and the sharding of each parameter.
+    """Put an update into `p.grad`, in the type, sharding and memory order of each parameter.
+
+    torch's fused optimizers run through the memory of a parameter, its gradient and its state in
+    one order, whatever their strides. So the state is brought into that order too (a checkpoint
+    keeps none), and a parameter with gaps between its entries becomes contiguous.
 
     Args:
+        optimizer: steps next.
         parameters: the trainable parameters by name.
         update: from `ReleasePipeline.make_update`.
         scale: a number that multiplies every gradient first.
     """
+    states: Mapping[Any, Any] = getattr(optimizer, "state", {})
+    is_fused = any(group.get("fused") for group in optimizer.param_groups)
     for name, parameter in parameters.items():
+        if is_fused and not _is_dense(parameter):
+            with torch.no_grad():
+                parameter.set_(parameter.contiguous())
         gradient = update.gradients[name]
         if scale is not None:
             gradient = gradient * scale
-        parameter.grad = divided_as(gradient.to(parameter.dtype), parameter)
+        parameter.grad = _order_like(divided_as(gradient.to(parameter.dtype), parameter), parameter)
+        state = states.get(parameter, {})
+        for key, x in state.items():
+            if isinstance(x, Tensor) and x.shape == parameter.shape:
+                state[key] = _order_like(x, parameter)
+
+
+def _is_dense(x: Tensor) -> bool:
+    """Return whether the entries fill their part of the memory without gaps."""
+    sizes = sorted((stride, size) for size, stride in zip(x.shape, x.stride(), strict=True))
+    filled = 1
+    for stride, size in sizes:
+        if size > 1 and stride != filled:
+            return False
+        filled *= size
+    return True
+
+
+def _order_like(x: Tensor, parameter: Tensor) -> Tensor:
+    """Return a tensor whose entries lie in memory in the order of a parameter without gaps."""
+    if x.stride() == parameter.stride() or not _is_dense(parameter):
+        return x
+    return torch.empty_like(parameter, dtype=x.dtype, device=x.device).copy_(x)

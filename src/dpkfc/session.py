@@ -743,7 +743,7 @@ class Session:
         self._pipeline.postprocess.record_parameters(self._parameters)
         # A gradient that was left on a frozen parameter is not a release.
         self.optimizer.zero_grad(set_to_none=True)
-        set_gradients(self._parameters, update)
+        set_gradients(self.optimizer, self._parameters, update)
         try:
             self._weights.step(self.optimizer)
         finally:

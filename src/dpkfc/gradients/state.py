@@ -1153,7 +1153,8 @@ def check_optimizer(optimizer: Any, parameters: NamedTensors) -> None:
     Raises:
         ValueError: naming a parameter that is missing or foreign; a GradScaler, whose scale follows
             private gradients; an optimizer whose step needs a closure, which would ask for
-            gradients without noise, or that takes sparse gradients only; a complex parameter.
+            gradients without noise, or that takes sparse gradients only; a complex parameter, or
+            one that was expanded.
     """
     refuse(_find_wrong_kind(optimizer))
     in_optimizer: set[Tensor] = set()
@@ -1164,6 +1165,11 @@ def check_optimizer(optimizer: Any, parameters: NamedTensors) -> None:
             raise ValueError(
                 f"parameter '{name}' is complex, which is not supported; freeze it, or hold a real "
                 "one with a last axis of 2 (torch.view_as_complex)"
+            )
+        if any(size > 1 and not stride for size, stride in zip(p.shape, p.stride(), strict=True)):
+            raise ValueError(
+                f"several entries of parameter '{name}' lie in one place of memory (expand), so no "
+                "optimizer can change them; make the parameter of a clone()"
             )
         if p not in in_optimizer:
             raise ValueError(

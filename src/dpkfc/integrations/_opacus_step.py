@@ -458,7 +458,7 @@ class PrivateStep:
         scale = 1.0
         if self._reduction == "sum":
             scale = float(self.plan.expected_batch_size)
-        set_gradients(self._parameters, update, scale=scale)
+        set_gradients(self.optimizer, self._parameters, update, scale=scale)
         self._has_released = True
 
     def _find_misuse(self, recording: BatchRecording, untracked: list[str]) -> Checks:
