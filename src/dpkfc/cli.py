@@ -139,6 +139,9 @@ def calibrate(
     steps: _Steps = None,
     delta: _Delta = 1e-5,
     sampler: _Sampler = "poisson",
+    accountant: Annotated[
+        str | None, typer.Option(help="pld or rdp. Default: pld; rdp for --sampler fixed.")
+    ] = None,
 ) -> None:
     """Compute the noise multiplier σ that spends a budget, from (ε, δ), N, B and epochs."""
     from dpkfc.config import PrivacyConfig
@@ -149,6 +152,7 @@ def calibrate(
         epochs=epochs,
         steps=steps,
         sampler=sampler,
+        accountant=accountant,
     )
     open_console().print(plan_table(config.calibrate(epsilon, delta, dataset_size)))
 

@@ -356,7 +356,7 @@ def test_a_small_delta_after_many_releases_is_not_rounded_away(evidence) -> None
     else:
         with pytest.raises(
             ValueError,
-            match=r"PLD cannot resolve delta = 1e-12 after 100,000 releases.*accountant='rdp'",
+            match=r"PLD cannot resolve delta = 1e-12 in 100,000 releases.*accountant='rdp'",
         ):
             epsilon(event, count, delta)
         checked = cross_check(event, count, delta)

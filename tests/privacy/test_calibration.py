@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 
 import pytest
@@ -68,16 +69,35 @@ def test_a_delta_that_is_none(bad):
         calibrate_noise_multiplier(1.0, bad, FIXED.event, 1)
 
 
-def test_unreachable_targets():
-    event = Poisson(0.1, 100).event
-    with pytest.raises(
-        CalibrationError, match=r"epsilon = 1e\+06 .* all spend less; choose a smaller epsilon"
-    ):
-        calibrate_noise_multiplier(1e6, DELTA, event, 10)
-    with pytest.raises(
-        CalibrationError, match=r"epsilon = 1 .* all spend more; choose a larger epsilon"
-    ):
-        calibrate_noise_multiplier(1.0, DELTA, Poisson(1.0, 100).event, 10**13, "rdp")
+@pytest.mark.parametrize(
+    ("target", "sampler", "count", "accountant", "direction"),
+    [
+        # RDP spends 140 at the least noise, PLD 116: targets between the two were told "more".
+        (127.0, Poisson(0.01, 1000), 3, "pld", "smaller epsilon, up to"),
+        (1e6, Poisson(0.01, 1000), 3, "rdp", "smaller epsilon, up to"),
+        (1e-4, Poisson(1.0, 100), 10**6, "pld", "larger epsilon, from"),
+        (1e-4, Poisson(1.0, 100), 10**6, "rdp", "larger epsilon, from"),
+    ],
+)
+def test_the_way_out_of_an_unreachable_target_works(target, sampler, count, accountant, direction):
+    arguments = (sampler.event, count, accountant)
+    relation = sampler.neighbouring_relation
+    with pytest.raises(CalibrationError, match=f"choose a {direction}") as caught:
+        calibrate_noise_multiplier(target, DELTA, *arguments, relation=relation)
+    text = str(caught.value)
+    assert len(text) <= 160
+    named = float(re.search(rf"{direction} ([^, ]+)", text)[1])
+    assert calibrate_noise_multiplier(named, DELTA, *arguments, relation=relation) > 0
+
+
+def test_targets_that_no_epsilon_reaches():
+    event = Poisson(1.0, 100).event
+    with pytest.raises(CalibrationError, match="all spend about 0; choose a smaller delta"):
+        calibrate_noise_multiplier(1.0, 1 - 1e-12, event, 1)
+    event = Poisson(0.01, 1000).event
+    with pytest.raises(ValueError, match=r"cannot resolve delta = 1e-30 .* a delta above 1.2e-13"):
+        calibrate_noise_multiplier(1.0, 1e-30, event, 1)
+    assert calibrate_noise_multiplier(1.0, 1.2e-13, event, 1) > 0
     with pytest.raises(CalibrationError, match="number of releases must be >= 1, got 0"):
         calibrate_noise_multiplier(1.0, DELTA, event, 0)
 

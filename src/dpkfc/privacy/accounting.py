@@ -402,8 +402,8 @@ def _epsilon_by_pld(event: DpEvent, count: int, delta: float, relation: str) -> 
     rounding = _rounding(event, count)
     if not pld_resolves(event, count, delta):
         raise ValueError(
-            f"PLD cannot resolve delta = {delta} after {count:,} releases, whose rounding may reach"
-            f" {rounding:.1e}; choose a larger delta, or accountant='rdp'"
+            f"PLD cannot resolve delta = {delta:g} in {count:,} releases; choose a delta above"
+            f" {2.1 * rounding:.1e}, or accountant='rdp'"
         )
     resolved = delta - rounding
     charges = list(_single_events([(event, count)]))

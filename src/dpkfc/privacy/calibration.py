@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SMALLEST = 0.1
 LARGEST = 1e6
+_LOG_SMALLEST = math.log(SMALLEST)
+_LOG_LARGEST = math.log(LARGEST)
 _TOLERANCE = math.log(1.0005)  # of the bracket, in log(noise_multiplier)
 
 
@@ -99,12 +101,12 @@ def calibrate_noise_multiplier(
         raise CalibrationError(f"the number of releases must be >= 1, got {count}")
 
     @functools.cache
-    def compute_epsilon(noise_multiplier: float, name: str) -> float:
-        event = make_event(noise_multiplier)
+    def compute_epsilon(log_noise: float, name: str) -> float:
+        event = make_event(math.exp(log_noise))
         return EpsilonCurve(event, delta, relation, name, also=also).epsilon(count)
 
     def excess(log_noise: float, name: str = accountant) -> float:
-        return _log_ratio(compute_epsilon(math.exp(log_noise), name), epsilon)
+        return _log_ratio(compute_epsilon(log_noise, name), epsilon)
 
     rdp_excess = functools.partial(excess, name="rdp")
 
@@ -118,36 +120,41 @@ def calibrate_noise_multiplier(
     if also:
         # Where the search starts has no effect on its result: ε adds up about as Gaussian noise.
         target = math.sqrt(max(epsilon**2 - total_epsilon(also, delta) ** 2, (epsilon / 10) ** 2))
-    reach = (
-        f"no noise multiplier in [{SMALLEST:g}, {LARGEST:g}] gives epsilon = {epsilon:g} at delta ="
-        f" {delta:g} in {count}"
-    )
     bracket = _bracket(rdp_excess, 0.0)
-    if bracket is None and rdp_excess(math.log(SMALLEST)) <= 0:
-        raise CalibrationError(
-            f"{reach} releases, all spend less; choose a smaller epsilon or give the noise"
-        )
-    if accountant != "rdp":
+    if accountant != "rdp" and (bracket is not None or rdp_excess(_LOG_SMALLEST) > 0):
         # RDP is fast and a little too large. The integral is slower and about right. PLD is the
         # slowest.
         start = _estimate(bracket, rdp_excess, integral_excess)
         bracket = _bracket(excess, start, _TOLERANCE / 2)
     if bracket is None:
+        way = _way_out(epsilon, lambda log_noise: compute_epsilon(log_noise, accountant))
         raise CalibrationError(
-            f"{reach} releases by {accountant!r}, all spend more; choose a larger epsilon or delta"
+            f"no noise in [{SMALLEST:g}, {LARGEST:g}] spends epsilon = {epsilon:g} at delta ="
+            f" {delta:g} in {count:,} releases, {way}"
         )
-    noise_multiplier = math.exp(_narrow(excess, bracket))
-    total = compute_epsilon(noise_multiplier, accountant)
+    log_noise = _narrow(excess, bracket)
+    total = compute_epsilon(log_noise, accountant)
     if not total <= epsilon:
         raise CalibrationError(
-            f"the noise multiplier {noise_multiplier} spends {total}, above epsilon = {epsilon};"
-            " please report this"
+            f"the noise multiplier {math.exp(log_noise)} spends {total}, above epsilon ="
+            f" {epsilon}; please report this"
         )
-    return noise_multiplier
+    return math.exp(log_noise)
 
 
 Excess = Callable[[float], float]
 Bracket = tuple[float, float, float, float]
+
+
+def _way_out(epsilon: float, compute_epsilon: Callable[[float], float]) -> str:
+    """Return which targets can be reached, where the given one cannot."""
+    most = compute_epsilon(_LOG_SMALLEST)
+    if most > epsilon:
+        least = compute_epsilon(_LOG_LARGEST)
+        return f"all spend more; choose a larger epsilon, from {1.01 * least:.3g}, or larger delta"
+    if most < 1e-6:
+        return "all spend about 0; choose a smaller delta, or give the noise"
+    return f"all spend less; choose a smaller epsilon, up to {0.99 * most:.3g}, or give the noise"
 
 
 def _log_ratio(value: float, target: float) -> float:
@@ -163,11 +170,13 @@ def _estimate(bracket: Bracket | None, rdp_excess: Excess, integral_excess: Exce
 
     The search starts a little below the value by RDP, or at the largest where RDP has no bracket.
     """
-    start = math.log(LARGEST)
+    start = _LOG_LARGEST
     if bracket is not None:
         start = _narrow(rdp_excess, bracket, 0.02) - 0.05
     bracket = _bracket(integral_excess, start, 0.05)
-    return start if bracket is None else _narrow(integral_excess, bracket, 1e-4)
+    if bracket is not None:
+        return _narrow(integral_excess, bracket, 1e-4)
+    return start if integral_excess(_LOG_SMALLEST) > 0 else _LOG_SMALLEST
 
 
 def _bracket(excess: Excess, start: float, step: float = 0.1) -> Bracket | None:
@@ -176,14 +185,12 @@ def _bracket(excess: Excess, start: float, step: float = 0.1) -> Bracket | None:
     Returns:
         (low, high, excess at low > 0, excess at high <= 0), or None where there is no bracket.
     """
-    smallest = math.log(SMALLEST)
-    largest = math.log(LARGEST)
-    point = min(max(start, smallest), largest)
+    point = min(max(start, _LOG_SMALLEST), _LOG_LARGEST)
     value = excess(point)
     direction = 1.0 if value > 0 else -1.0
-    limit = largest if direction > 0 else smallest
+    limit = _LOG_LARGEST if direction > 0 else _LOG_SMALLEST
     while point != limit:
-        next_point = min(max(point + direction * step, smallest), largest)
+        next_point = min(max(point + direction * step, _LOG_SMALLEST), _LOG_LARGEST)
         next_value = excess(next_point)
         if (next_value > 0) != (value > 0):
             if direction > 0:

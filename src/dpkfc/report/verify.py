@@ -935,7 +935,8 @@ def _accountants_table(
     for name, value in rows.items():
         table.add_row(name, value)
     for accountant, epsilon in epsilons.items():
-        text = "does not apply to this sampler"
+        # RDP treats every sampler and δ, PLD neither replacement nor a δ below its rounding.
+        text = "does not apply to this sampler" if relation == "replace_one" else "cannot resolve δ"
         if epsilon is not None:
             text = f"[bold]{rounded_up(epsilon)}[/bold]"
         table.add_row(f"ε by {accountant.upper()}", text)
