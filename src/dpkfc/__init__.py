@@ -7,12 +7,6 @@ factors and noise.
 
 from __future__ import annotations
 
-import sys
-import warnings
-from importlib import import_module
-from types import ModuleType
-from typing import Any
-
 from dpkfc.callbacks import Callback, EarlyStopping, StepReport
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.config import Plan, PrivacyConfig
@@ -87,82 +81,3 @@ __all__ = [
     "register_batch_rule",
     "register_layer_rule",
 ]
-
-
-# --------------------------------------------------------------------------------------------------
-# Modules under the names that they had before November 2026. Each import of a name warns.
-
-FORMER_MODULES = {
-    "dpkfc.app.datasets.formats": "dpkfc.app.datasets",
-    "dpkfc.app.federated_demo": "dpkfc.app.demos",
-    "dpkfc.app.owndata.records": "dpkfc.app.owndata",
-    "dpkfc.app.recipes.recipe": "dpkfc.app.recipes",
-    "dpkfc.app.tuning.pool": "dpkfc.app.tuning.runs",
-    "dpkfc.assurance.audit": "dpkfc.audit.audit",
-    "dpkfc.assurance.subject": "dpkfc.audit.harness",
-    "dpkfc.audit.federated_runs": "dpkfc.audit.audit",
-    "dpkfc.blocks": "dpkfc.linalg.blocks",
-    "dpkfc.curvature.adadps": "dpkfc.curvature.diagonal",
-    "dpkfc.curvature.damping": "dpkfc.curvature.kfac",
-    "dpkfc.curvature.diagnostics": "dpkfc.curvature.probes",
-    "dpkfc.curvature.dp2": "dpkfc.curvature.diagonal",
-    "dpkfc.curvature.preconditioner": "dpkfc.curvature.kfac",
-    "dpkfc.curvature.probe_loss": "dpkfc.curvature.refresh",
-    "dpkfc.curvature.probe_pass": "dpkfc.curvature.refresh",
-    "dpkfc.curvature.text_probes": "dpkfc.curvature.probes",
-    "dpkfc.data.checks": "dpkfc.data.loading",
-    "dpkfc.data.public": "dpkfc.data.loading",
-    "dpkfc.data.units": "dpkfc.data.sampling",
-    "dpkfc.early_stopping": "dpkfc.callbacks",
-    "dpkfc.entropy": "dpkfc.privacy.rng",
-    "dpkfc.features.joined": "dpkfc.features",
-    "dpkfc.federated.app": "dpkfc.federated.flower",
-    "dpkfc.federated.options": "dpkfc.federated.plan",
-    "dpkfc.federated.partition": "dpkfc.federated.simulation",
-    "dpkfc.federated.runner": "dpkfc.federated.simulation",
-    "dpkfc.fsdp": "dpkfc.distributed",
-    "dpkfc.gradients.clipping": "dpkfc.gradients.clipped_sum",
-    "dpkfc.metric": "dpkfc.linalg.metric",
-    "dpkfc.plan": "dpkfc.config",
-    "dpkfc.postprocess.filters": "dpkfc.postprocess.steps",
-    "dpkfc.postprocess.optimizers": "dpkfc.postprocess",
-    "dpkfc.postprocess.protocol": "dpkfc.postprocess.pipeline",
-    "dpkfc.preconditioning": "dpkfc.private_step",
-    "dpkfc.privacy.events": "dpkfc.privacy.accounting",
-    "dpkfc.privacy.extra_release": "dpkfc.privacy.mechanism",
-    "dpkfc.privacy.grid": "dpkfc.privacy.mechanism",
-    "dpkfc.privacy.tradeoff": "dpkfc.privacy.accounting",
-    "dpkfc.recipes.federated_demo": "dpkfc.app.demos",
-    "dpkfc.report.numbers": "dpkfc.report",
-    "dpkfc.report.of_session": "dpkfc.report.card",
-    "dpkfc.report.total": "dpkfc.report.verify",
-    "dpkfc.studies.cell": "dpkfc.app.tuning.runs",
-    "dpkfc.tracking.batch_rules": "dpkfc.tracking",
-    "dpkfc.tracking.tracker": "dpkfc.tracking",
-}
-
-
-class FormerModule(ModuleType):
-    """Looks names up in the module that took the place of another one."""
-
-    def __init__(self, name: str, target: str) -> None:
-        super().__init__(name, f"Deprecated: use `{target}`.")
-        self._target = target
-
-    def __getattr__(self, name: str) -> Any:
-        """Return a name of the new module, with a warning."""
-        if name.startswith("__"):
-            raise AttributeError(name)
-        value = getattr(import_module(self._target), name)
-        message = f"{self.__name__} is now {self._target}; import {name} from there"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return value
-
-
-def register_former_modules() -> None:
-    """Make former modules importable. A module is loaded only when a name of it is asked for."""
-    for name, target in FORMER_MODULES.items():
-        sys.modules.setdefault(name, FormerModule(name, target))
-
-
-register_former_modules()

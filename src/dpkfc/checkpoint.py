@@ -13,7 +13,6 @@ import json
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -237,12 +236,6 @@ def exists(folder: StrPath) -> bool:
     """Return whether a checkpoint is here, or an earlier one that a crash has left."""
     target = Path(folder).resolve()
     return target.exists() or target.with_name(target.name + ".old").exists()
-
-
-def is_there(folder: StrPath) -> bool:
-    """Return what `exists` returns, under its former name."""
-    warnings.warn("is_there is now dpkfc.checkpoint.exists", DeprecationWarning, stacklevel=2)
-    return exists(folder)
 
 
 def keep_of_others(folder: StrPath, releases: int, is_own: Callable[[int, str], bool]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from dpkfc.app.run_folder import Metrics, Row, never_falling, not_private
+from dpkfc.app.run_folder import Metrics, Row, not_private
 
 
 def test_rows_come_back(tmp_path: Path):
@@ -59,18 +59,3 @@ def test_a_damaged_file_is_named(tmp_path: Path):
     (tmp_path / "m.parquet").write_bytes(b"junk")
     with pytest.raises(ValueError, match=r"m\.parquet: is no readable Parquet file"):
         Metrics.read(tmp_path / "m.parquet")
-
-
-def test_epsilon_of_an_older_file_falls_nowhere_and_is_nowhere_too_small(tmp_path: Path):
-    metrics = Metrics()
-    # exact at 0, 2 and 5, a grid value elsewhere
-    for step, epsilon in enumerate((0.0, 1.5, 1.2, 1.5, 2.9, 2.6, 2.9)):
-        metrics.add(Row(step=step, epsilon=epsilon))
-    metrics.write(tmp_path / "m.parquet")
-    epsilons = [row.epsilon for row in Metrics.read(tmp_path / "m.parquet").rows]
-    assert epsilons == [0.0, 1.2, 1.2, 1.5, 2.6, 2.6, 2.9]
-
-
-def test_epsilon_without_noise_stays_infinite():
-    rows = [Row(step=step, epsilon=math.inf if step else 0.0) for step in range(3)]
-    assert never_falling(rows) == rows

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
@@ -419,9 +419,7 @@ class Metrics:
 
     @classmethod
     def read(cls, path: Path) -> Metrics:
-        """Read what `write` wrote, with ε as `never_falling` gives it.
-
-        Older versions wrote ε of a grid next to exact values.
+        """Read what `write` wrote.
 
         Raises:
             ValueError: the file is damaged.
@@ -436,8 +434,7 @@ class Metrics:
             stored = schema.metadata or {}
             measured_on = stored[b"measured_on"].decode()
             refreshes = json.loads(stored[b"refreshes"])
-            # An older version wrote no settings.
-            settings = json.loads(stored.get(b"settings", b"{}"))
+            settings = json.loads(stored[b"settings"])
             missing = any(None in (row["step"], row["epsilon"]) for row in rows)
             if missing or not _are_refreshes(refreshes) or not isinstance(settings, dict):
                 raise ValueError("figures are missing")
@@ -448,24 +445,7 @@ class Metrics:
                 f"{path}: is no readable Parquet file of metrics ({one_line(error)}); delete it to"
                 " go on"
             ) from None
-        return cls(measured_on, never_falling([Row(**row) for row in rows]), refreshes, settings)
-
-
-def never_falling(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with the least ε of the row itself and all later rows.
-
-    A bound on the ε of more steps is a bound for fewer steps. So each ε stays an upper bound, and
-    none is larger than the next.
-
-    Args:
-        rows: by step; ε of each is at least the truth.
-    """
-    result: list[Row] = []
-    least = math.inf
-    for row in reversed(rows):
-        least = min(least, row.epsilon)
-        result.append(row if row.epsilon == least else replace(row, epsilon=least))
-    return result[::-1]
+        return cls(measured_on, [Row(**row) for row in rows], refreshes, settings)
 
 
 def _column_type(column: str) -> pa.DataType:
@@ -473,7 +453,7 @@ def _column_type(column: str) -> pa.DataType:
 
 
 def _check_columns(schema: pa.Schema) -> None:
-    """Refuse columns that are not those of `Row`; an older version may have written fewer.
+    """Refuse columns that are not those of `Row`.
 
     Raises:
         ValueError: naming the column.

@@ -9,7 +9,7 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -813,38 +813,9 @@ def _check_range(setting: dataclasses.Field[Any], value: Any) -> None:
 
 # --------------------------------------------------------------------------------------------------
 # TOML files. A file holds sections with the keys of the library, or settings by the names of their
-# flags outside of any section. Sections of earlier versions held the names of flags, too.
+# flags outside of any section.
 
-_EARLIER_SECTIONS: dict[str, Collection[str]] = {
-    "run": (
-        "data_dir",
-        "pretrained",
-        "vocabulary",
-        "validation_size",
-        "split_seed",
-        "pretrain_epochs",
-        "pretrain_lr",
-    ),
-    "privacy": ("augment",),
-    "optimizer": (
-        "optimizer",
-        "weight_average",
-        "adam_bc_floor",
-        "adam_bc_resolution",
-        "sofim_rho",
-        "sofim_beta",
-        "sofim_direction",
-    ),
-    "filter": _FIELDS,
-    "curvature": _FIELDS,
-    "machine": _FIELDS,
-}
-# Settings by section and key, those of earlier versions too.
-_BY_KEY = {
-    (part, name): _FIELDS[name] for part in _EARLIER_SECTIONS for name in _EARLIER_SECTIONS[part]
-}
-_BY_KEY |= {(setting.metadata["section"], _key(setting)): setting for setting in _FIELDS.values()}
-_KNOWN_SECTIONS = {section for section, _ in _BY_KEY}
+_BY_KEY = {(setting.metadata["section"], _key(setting)): setting for setting in _FIELDS.values()}
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -876,7 +847,7 @@ def flatten(content: Settings, where: str) -> dict[str, Any]:
             section.
     """
     for section, value in content.items():
-        if isinstance(value, Mapping) and section not in _KNOWN_SECTIONS:
+        if isinstance(value, Mapping) and section not in SECTIONS:
             shown = f"[{section}]" if section.isprintable() else repr(section)
             raise ConfigError(f"{where}: unknown section {shown}; {nearest(section, SECTIONS)}")
     settings: dict[str, Any] = {}
