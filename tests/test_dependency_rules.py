@@ -82,7 +82,7 @@ CORE = {
     "matplotlib",
     "tomli",
 }
-CORE |= {"tomli_w", "cryptography", "jinja2", "markupsafe"}
+CORE |= {"tomli_w", "cryptography", "filelock", "jinja2", "markupsafe"}
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "joblib", "cloudpickle", "shelve", "marshal"}
 UNSAFE_CALLS = {"torch.load", "torch.save", "eval", "exec"}
 GLOBAL_SEEDS = {

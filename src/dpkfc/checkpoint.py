@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -157,20 +156,20 @@ def write(
         for place, part in ((target, _PART), (fresh, _UNFINISHED_PART), (old, _UNFINISHED_PART)):
             _check_replaceable(place, part)
         _bring_back(target, old)
-        shutil.rmtree(fresh, ignore_errors=True)
+        _delete(fresh)
         _write_files(fresh, groups, packed_meta, private)
-        shutil.rmtree(old, ignore_errors=True)
+        _delete(old)
         if target.exists():
             target.rename(old)
         fresh.rename(target)
         _sync(target.parent)
-        shutil.rmtree(old, ignore_errors=True)
+        _delete(old)
     except TypeError as error:
         raise CheckpointError(str(error)) from error
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
             _bring_back(target, old)
-        shutil.rmtree(fresh, ignore_errors=True)  # a full disk gets its space back
+        _delete(fresh)  # a full disk gets its space back
         kept = "; the one before is still there" if target.exists() else ""
         raise CheckpointError(f"cannot write the checkpoint {target}: {error}{kept}") from error
 
@@ -224,6 +223,14 @@ def _check_replaceable(place: Path, part: re.Pattern[str]) -> None:
             f"cannot write the checkpoint {place}: the folder holds {min(foreign)!r}, which is no "
             f"part of a checkpoint; give a folder of its own, such as {place / 'checkpoint'}"
         )
+
+
+def _delete(folder: Path) -> None:
+    """Delete the files of a checkpoint and their folder, as far as that can be done."""
+    with contextlib.suppress(OSError):
+        for file in folder.iterdir():
+            file.unlink()
+        folder.rmdir()
 
 
 def _bring_back(target: Path, old: Path) -> None:
@@ -599,7 +606,12 @@ def _separate(named: NamedTensors) -> Tensors:
 
 def _sync(path: Path) -> None:
     """Wait until the disk has a file or, where the system can, the names in a folder."""
-    with contextlib.suppress(OSError) if path.is_dir() else contextlib.nullcontext():
+    if not path.is_dir():
+        # Windows syncs only what can be written.
+        with path.open("rb+") as file:
+            os.fsync(file.fileno())
+        return
+    with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)

@@ -111,7 +111,7 @@ def test_a_run_that_does_not_fit_is_refused_and_nothing_is_written(tmp_path: Pat
         ward.charge(large, ledger(None, large))
     assert len(str(no.value)) <= 160
     assert ward.path.read_bytes() == before
-    assert {path.name for path in tmp_path.iterdir()} == {"ward.toml"}
+    assert {path.name for path in tmp_path.iterdir()} == {"ward.toml", "ward.toml.lock"}
 
 
 def test_the_plan_that_a_refusal_names_fits_and_uses_the_rest(tmp_path: Path) -> None:
@@ -334,7 +334,8 @@ def test_processes_that_charge_at_once_do_not_overspend(tmp_path: Path) -> None:
     assert len(ward.charges) == fitting
     assert [charge.before for charge in ward.charges[1:]] == [c.after for c in ward.charges[:-1]]
     assert ward.spent <= 1.5
-    assert [entry.name for entry in tmp_path.iterdir()] == ["ward.toml"]
+    names = {entry.name for entry in tmp_path.iterdir()}
+    assert names == {"ward.toml", "ward.toml.lock"}
 
 
 def die_after_the_charge(folder: Path) -> None:

@@ -29,11 +29,8 @@ from dpkfc._checks import check_in_range, check_positive
 from dpkfc.privacy.accounting import compose, event_from_dict, event_to_dict, total_epsilon
 from dpkfc.privacy.calibration import PlanBase
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, sync_folder, verify
+from dpkfc.privacy.locks import take_lock
 
-try:
-    import fcntl
-except ImportError:  # not on Windows: there, nothing keeps two processes apart
-    fcntl = None  # type: ignore[assignment]
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -275,17 +272,9 @@ class Budget:
             return
         people = people or self.path.stem
         head = {"people": people, "epsilon": float(epsilon), "delta": float(delta)}
-        text = _HEAD + tomli_w.dumps(head)
-        part = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        try:
-            _write(part, text)
-            # A link, unlike a rename, leaves the file of a process that was faster.
-            with contextlib.suppress(FileExistsError):
-                os.link(part, self.path)
-            part.unlink()
-            sync_folder(self.path)
-        except OSError as error:
-            raise self._unusable(error, "written") from None
+        with _locked(self.path):
+            if not self.path.exists():
+                _replace(self.path, _HEAD + tomli_w.dumps(head))
 
     def _read(self) -> _State:
         try:
@@ -296,13 +285,10 @@ class Budget:
                 " --epsilon 3 --delta 1e-6"
             ) from None
         except (OSError, UnicodeDecodeError) as error:
-            raise self._unusable(error, "read") from None
-
-    def _unusable(self, error: Exception, verb: str) -> BudgetError:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        return BudgetError(
-            f"the budget {self.path.name} cannot be {verb} ({reason}); name another file"
-        )
+            reason = error.strerror if isinstance(error, OSError) else "it is not a text"
+            raise BudgetError(
+                f"the budget {self.path.name} cannot be read ({reason}); name another file"
+            ) from None
 
     def _price(
         self, state: _State, plan: PlanBase, releases: int, ledger: str, path: str
@@ -518,44 +504,20 @@ def _edit(state: _State, number: int, charge: Charge) -> str:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Keep other processes from charging; wait for one that does.
-
-    The file is replaced while it is locked, so who waited for the old one waits again.
-    """
-    if fcntl is None:
-        yield
-        return
-    while True:
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            raise BudgetError(
-                f"the budget {path.name} cannot be written ({error.strerror}); change its rights"
-            ) from None
-        try:
-            _lock(descriptor, path)
-            is_current = os.path.samestat(os.fstat(descriptor), os.stat(path))
-        except BaseException:
-            os.close(descriptor)
-            raise
-        if is_current:
-            break
-        os.close(descriptor)
+    """Keep other processes from charging; wait for one that does."""
+    try:
+        lock = take_lock(path, wait=True)
+    except (FileNotFoundError, PermissionError) as error:
+        raise _unwritable(path, error) from None
+    except OSError as error:
+        raise BudgetError(
+            f"the budget {path.name} cannot be locked ({error.strerror}), so two runs could spend"
+            " it twice; put it on another disk"
+        ) from None
     try:
         yield
     finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, path: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except OSError as error:
-        raise BudgetError(
-            f"the file system cannot lock the budget {path.name} ({error.strerror}), so two runs"
-            " could spend it twice; put it on another disk"
-        ) from None
+        lock.release()
 
 
 def _replace(path: Path, text: str) -> None:
@@ -563,16 +525,23 @@ def _replace(path: Path, text: str) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         _write(part, text)
-        os.chmod(part, os.stat(path).st_mode & 0o777)
+        if path.exists():
+            # A file that may not be written may not be replaced.
+            path.open("r+b").close()
+            os.chmod(part, os.stat(path).st_mode & 0o777)
         os.replace(part, path)
         sync_folder(path)
     except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink()
-        raise BudgetError(
-            f"the budget {path.name} cannot be written ({error.strerror}); make room, or change"
-            " the rights of its folder"
-        ) from None
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: OSError) -> BudgetError:
+    return BudgetError(
+        f"the budget {path.name} cannot be written ({error.strerror}); make room, or change the"
+        " rights of the file and its folder"
+    )
 
 
 def _write(path: Path, text: str) -> None:

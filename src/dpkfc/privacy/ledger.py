@@ -25,10 +25,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpkfc.privacy.accounting import event_from_dict, event_to_dict
+from dpkfc.privacy.locks import take_lock
 from dpkfc.privacy.rng import count_forks
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+    from filelock import BaseFileLock
 
 Values = Mapping[str, Any]
 
@@ -282,10 +284,6 @@ def _is_number(value: Any) -> bool:
 
 # --------------------------------------------------------------------------------------------------
 
-try:
-    import fcntl
-except ImportError:  # not on Windows: there, nothing keeps two processes apart
-    fcntl = None  # type: ignore[assignment]
 logger = logging.getLogger(__name__)
 
 
@@ -311,6 +309,7 @@ class Ledger:
         state: Verified,
         path: Path | None,
         descriptor: int | None,
+        lock: BaseFileLock | None,
         max_releases: int | None,
         extra: Mapping[str, int] | None = None,
     ) -> None:
@@ -325,6 +324,7 @@ class Ledger:
         self._counts = Counter(line.get("purpose", "") for line in state.releases)
         self._size = state.size
         self._descriptor = descriptor
+        self._lock = lock
         self._forks = count_forks()
         self._failure: str | None = None
         self._is_new = False
@@ -354,17 +354,17 @@ class Ledger:
 
         Raises:
             ValueError: the header sets a key that the ledger writes itself.
-            LedgerError: the file cannot be written or is open elsewhere; it belongs to another plan
-                or another header; a line was changed, left out or damaged. A last line that a crash
-                cut short is removed with a warning: its release never left.
+            LedgerError: the file cannot be written or locked, or is open elsewhere; it belongs to
+                another plan or another header; a line was changed, left out or damaged. A last line
+                that a crash cut short is removed with a warning: its release never left.
         """
         first = make_header(plan_hash, header)
         line, head = encode_line(first)
         state = Verified(first | {"hash": head}, [], [head], len(line))
         if path is None:
-            return cls(state, None, None, max_releases, extra)
+            return cls(state, None, None, None, max_releases, extra)
         path = Path(path)
-        descriptor = _open_locked(path)
+        descriptor, lock = _open_locked(path)
         try:
             content = _repair_torn_end(_read_all(descriptor), descriptor, path)
             if content:
@@ -374,11 +374,12 @@ class Ledger:
                 _write(descriptor, line, 0)
                 sync_folder(path)
         except BaseException as error:
-            _give_back(descriptor, unlock=True)
+            os.close(descriptor)
+            lock.release()
             if isinstance(error, OSError):
                 raise _unwritable(path, error) from error
             raise
-        ledger = cls(state, path, descriptor, max_releases, extra)
+        ledger = cls(state, path, descriptor, lock, max_releases, extra)
         ledger._is_new = not content
         return ledger
 
@@ -506,8 +507,14 @@ class Ledger:
         """Give the file and its lock back; a closed ledger takes no release."""
         self._report_end()
         self._failure = self._failure or "it is closed"
+        self._close_file()
+        if self._lock is not None:
+            # In a forked process this does nothing.
+            self._lock.release()
+
+    def _close_file(self) -> None:
         if self._descriptor is not None:
-            _give_back(self._descriptor, unlock=count_forks() == self._forks)
+            os.close(self._descriptor)
             self._descriptor = None
 
     def _report_end(self) -> None:
@@ -520,6 +527,8 @@ class Ledger:
         if self._is_new and not self.count and self._descriptor is not None:
             self._check_place()
             assert self.place is not None
+            # Windows deletes no open file.
+            self._close_file()
             self.place.unlink()
         self.close()
 
@@ -614,44 +623,39 @@ def _repair_torn_end(content: bytes, descriptor: int, path: Path) -> bytes:
     return content[:end]
 
 
-def _open_locked(path: Path) -> int:
+def _open_locked(path: Path) -> tuple[int, BaseFileLock]:
+    """Open a ledger's file and take its lock.
+
+    Raises:
+        LedgerError: it cannot be written or locked, is no ordinary file, or is open elsewhere.
+    """
+    # In text mode Windows would write two bytes at the end of a line.
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
+        descriptor = os.open(path, flags, 0o644)
     except OSError as error:
         raise _unwritable(path, error) from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise LedgerError(
+                f"the ledger {path} is no ordinary file; without one nothing may be released:"
+                " choose another name"
+            )
+        return descriptor, take_lock(path)
+    except BlockingIOError as error:
         os.close(descriptor)
         raise LedgerError(
-            f"the ledger {path} is no ordinary file; without one nothing may be released: choose"
-            " another name"
-        )
-    if fcntl is not None:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(descriptor)
-            raise LedgerError(
-                f"the ledger {path} is being written by another run; let it end, or close() it"
-            ) from error
-        except OSError as error:
-            logger.warning(
-                "the file system cannot lock the ledger %s (%s): let only one run write it",
-                path,
-                error,
-            )
-    return descriptor
-
-
-def _give_back(descriptor: int, *, unlock: bool) -> None:
-    """Close a ledger's file, and lift its lock in the process that took it.
-
-    A forked process holds the same lock: closing alone would leave it in place for as long as a
-    worker of a data loader lives.
-    """
-    if unlock and fcntl is not None:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)
+            f"the ledger {path} is being written by another run; let it end, or close() it"
+        ) from error
+    except OSError as error:
+        os.close(descriptor)
+        raise LedgerError(
+            f"the ledger {path} cannot be locked ({error.strerror}), so two runs could release"
+            " into it at once; choose a folder on another disk"
+        ) from error
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def _unwritable(path: Path, error: OSError) -> LedgerError:
@@ -676,7 +680,7 @@ def _write(descriptor: int, data: bytes, offset: int) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the name of a new file last, where folders can be synced."""
+    """Make the name of a new file last, where folders can be synced (not on Windows)."""
     with contextlib.suppress(OSError):
         folder = os.open(path.parent, os.O_RDONLY)
         try:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -74,7 +73,7 @@ class _Process:
         cls.forks += 1
 
 
-if sys.platform != "win32":
+if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_Process.add_fork)
 
 

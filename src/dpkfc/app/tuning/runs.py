@@ -29,9 +29,10 @@ from datetime import datetime, timezone
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Protocol, TextIO, cast
+from typing import Any, Protocol, cast
 
 import torch
+from filelock import BaseFileLock
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from safetensors import SafetensorError, safe_open
@@ -50,6 +51,7 @@ from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.memory import keep_freed_memory
 from dpkfc.privacy.ledger import LedgerError, version
+from dpkfc.privacy.locks import take_lock
 from dpkfc.report import ensure_mapping
 
 # --------------------------------------------------------------------------------------------------
@@ -148,16 +150,16 @@ class Store:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._rows = _read_rows(path)
-        self._lock: TextIO | None = None
+        self._lock: BaseFileLock | None = None
 
     def __enter__(self) -> Store:
-        self._lock = _lock(self.path.with_name(self.path.name + ".lock"))
+        self._lock = _lock(self.path)
         self._rows = _read_rows(self.path)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._lock is not None:
-            self._lock.close()
+            self._lock.release()
             self._lock = None
 
     def __len__(self) -> int:
@@ -243,31 +245,20 @@ def _is_checkpoint(checkpoint: Any) -> bool:
     return is_whole and isinstance(checkpoint["layers"], dict)
 
 
-def _lock(path: Path) -> TextIO | None:
-    """Lock a file until the process ends, however it ends; None where locks do not exist."""
-    try:
-        import fcntl
-    except ImportError:
-        return None
+def _lock(path: Path) -> BaseFileLock:
+    """Lock the rows of a study until the process ends, however it ends."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+", encoding="utf-8")
+        return take_lock(path)
+    except BlockingIOError:
+        raise StudyError(
+            f"another process works on {path}; wait for it, or choose another --out"
+        ) from None
     except OSError as error:
         raise StudyError(
-            f"{path} cannot be written ({error.strerror or error}); make room, or choose another"
-            " --out"
+            f"{path} cannot be written or locked ({error.strerror or error}); make room, or choose"
+            " another --out"
         ) from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise StudyError(
-            f"another process works on {path.with_suffix('')}; wait for it, or choose another --out"
-        ) from None
-    file.truncate(0)
-    file.write(str(os.getpid()))
-    file.flush()
-    return file
 
 
 # --------------------------------------------------------------------------------------------------
@@ -869,7 +860,7 @@ class Clock:
         """
         left = self.seconds_left()
         is_main = threading.current_thread() is threading.main_thread()
-        if not left or not is_main or not hasattr(signal, "setitimer"):
+        if not left or not is_main or not hasattr(signal, "SIGALRM"):
             yield
             return
 
