@@ -279,6 +279,7 @@ def test_an_empty_batch_is_pure_noise_and_is_charged() -> None:
 # -- going on --------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick("None-4")
 @pytest.mark.parametrize("every", [1, 4])
 @pytest.mark.parametrize("residual_norm", [S2, None])
 def test_a_run_goes_on_from_a_checkpoint_to_the_bit(

@@ -335,6 +335,7 @@ def loop_step(
     return norms
 
 
+@pytest.mark.quick("kfac-1", "kfac-a-None", "identity-3")
 @pytest.mark.parametrize("size", [None, 1, 3])
 @pytest.mark.parametrize(
     "settings", [None, kfac(), kfac(sides="input", every=3)], ids=["identity", "kfac", "kfac-a"]

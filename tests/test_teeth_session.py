@@ -31,6 +31,7 @@ from tests.recording import Heard
 # -- the metric at every refresh -------------------------------------------------------------------
 
 
+@pytest.mark.quick("probe", "raw")
 @pytest.mark.parametrize("scale", ["balanced", "probe", "raw", "trace"])
 def test_no_refresh_sees_private_data(scale: str) -> None:
     """Weights that never move (lr = 0): on any private data the metric of every refresh is the

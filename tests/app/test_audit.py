@@ -37,6 +37,7 @@ def _remembered_accounting():
         yield
 
 
+@pytest.mark.slow
 def test_a_run_folder_is_audited_and_its_card_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evidence
 ) -> None:

@@ -222,6 +222,7 @@ def test_public_data_that_nothing_has_compared_are_in_no_figure(
     assert run(config).stamp == ""
 
 
+@pytest.mark.slow
 def test_averaged_weights_are_evaluated_and_delivered(tmp_path: Path) -> None:
     """And a run with filters, schedule and average is continued from its checkpoint."""
     chosen = {

@@ -54,6 +54,7 @@ def test_a_batch_that_is_too_large_is_refused_before_features(
         assert ("expected_batch_size = 100 is more" in str(caught.value)) == (size == 100)
 
 
+@pytest.mark.slow
 def test_a_folder_is_trained_predicted_and_exported_by_its_features(
     finished: tuple[Path, Path],
 ) -> None:

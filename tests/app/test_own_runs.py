@@ -270,6 +270,7 @@ def test_a_class_with_one_example(tmp_path: Path):
     assert run(run_config({**QUICK, **chosen})).steps == 2
 
 
+@pytest.mark.slow
 def test_images_and_texts_train(tmp_path: Path):
     folder = write_images(tmp_path / "pets")
     out, sizes = tmp_path / "images", tmp_path / "images.toml"

@@ -96,6 +96,7 @@ def _remembering_loss() -> Loss:
     return loss
 
 
+@pytest.mark.quick("model0-*", "model3-*")
 @pytest.mark.parametrize(
     ("model", "loss"),
     [

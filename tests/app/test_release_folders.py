@@ -100,6 +100,7 @@ FORGERIES = {
 }
 
 
+@pytest.mark.quick("dpkfc train", "session", "federated", "opacus")
 @pytest.mark.parametrize("host", HOSTS)
 def test_an_honest_folder_passes(make_folder: Folder, host: str, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(make_folder(host), tmp_path / "run"))

@@ -196,6 +196,7 @@ def _raise() -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.quick("signal")
 @pytest.mark.parametrize(
     "act",
     [lambda: os.kill(os.getpid(), signal.SIGTERM), _raise],
@@ -353,6 +354,7 @@ def test_validation_figures_are_marked_private(tmp_path: Path):
     assert card["public_seeds"]["validation split"] == 0
 
 
+@pytest.mark.slow
 def test_mnist_from_files_with_every_method(tmp_path: Path):
     write_mnist(tmp_path / "mnist")
     for method in ("dp-sgd", "dp-kfc"):

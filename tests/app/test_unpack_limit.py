@@ -76,6 +76,7 @@ FORMATS: dict[str, tuple[str, Callable[[Path], object], Callable[[Path], object]
 }
 
 
+@pytest.mark.quick("npz", "idx", "zip", "bzip2")
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_file_that_unpacks_to_more_than_the_limit_is_refused_early(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -92,6 +92,7 @@ def prv(q: float, noise: float, count: int, delta: float) -> float:
         return float(accountant.get_epsilon(delta))
 
 
+@pytest.mark.quick("q 0.5*", "q 0.01, T 2000", "q 0.001, T 100", "q 1,*", "q 0.0001*")
 @pytest.mark.parametrize("group", GROUPS, ids=[f"q {q:g}, T {count}" for q, count in GROUPS])
 def test_the_grid(group: tuple[float, int], evidence) -> None:
     below = above = ratio = 0.0
@@ -150,6 +151,7 @@ def test_prv_of_opacus(evidence) -> None:
 # -- anchors and published values ------------------------------------------------------------------
 
 
+@pytest.mark.quick("1e-05-*")
 @pytest.mark.parametrize(
     ("noise", "count"), [(5.0, 100), (2.0, 1), (0.4, 3), (20.0, 50), (200.0, 100_000)]
 )

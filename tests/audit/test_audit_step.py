@@ -79,6 +79,7 @@ def calibrated() -> Subject:
     )
 
 
+@pytest.mark.slow
 def test_an_honest_step_passes_every_check(evidence) -> None:
     progress: dict[str, list[tuple[int, int]]] = {}
     subject = calibrated()

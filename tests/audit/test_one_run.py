@@ -102,6 +102,7 @@ def claimed_by_poisson() -> float:
     return claimed
 
 
+@pytest.mark.quick("DP-SGD")
 @pytest.mark.parametrize(
     "method", size(["DP-SGD", "DP-KFC", "DP-NGD", "fixed batches"], list(METHODS))
 )
@@ -117,6 +118,7 @@ def test_an_honest_run_stays_below_its_claim(method: str, evidence):
     record(evidence, method, result)
 
 
+@pytest.mark.quick("*DP-SGD")
 @pytest.mark.parametrize("method", ["DP-SGD", "DP-KFC"])
 @pytest.mark.parametrize("kept", size([0.1], [0.1, 0.0]))
 def test_a_run_with_too_little_noise_exceeds_its_claim(

@@ -42,6 +42,7 @@ ONE_SIZE, ROUNDED = "batches of one size", "rounded noise"
 FEW = ("as it is", "loss × 1e4", "loss × -1e4", "loss × 1e-4", "loss NaN", "random × 1000")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", size(("DP-KFC",), ("DP-SGD", "DP-KFC", "DP-NGD", "GEP", ONE_SIZE)))
 def test_the_replay_comes_as_near_to_the_bound_as_can_be(name: str, evidence) -> None:
     """A check that never comes near its bound would pass whatever happens."""

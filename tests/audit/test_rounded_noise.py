@@ -449,6 +449,7 @@ def train(p: Plan, folder: Path, stop: int | None = None) -> Tensor:
     return weights(model)
 
 
+@pytest.mark.quick("kfac")
 @pytest.mark.parametrize("settings", [RUNS["kfac"], GEP_SETTINGS], ids=["kfac", "gep"])
 def test_test_mode_repeats_and_resumes_bit_for_bit(
     settings: dict[str, object], tmp_path: Path
@@ -488,6 +489,7 @@ def test_rounded_noise_on_a_device() -> None:
     assert two_sided(z.cpu() * p.expected_batch_size, p.stddev) > 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("blank_figures")
 def test_the_command_line_trains_with_rounded_noise(tmp_path: Path) -> None:
     quick = [

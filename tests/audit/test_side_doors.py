@@ -123,6 +123,7 @@ def base(name: str, folder: Path) -> Seen:
 # -- nothing but the private figures ---------------------------------------------------------------
 
 
+@pytest.mark.quick("dropout", "natural steps")
 @pytest.mark.parametrize("name", [name for i, name in enumerate(TASKS) if FULL or i % 2])
 def test_the_same_data_twice_differ_in_nothing(name: str, tmp_path: Path) -> None:
     """Otherwise the walk could not tell a side door from chance; time and memory of a step are not

@@ -36,6 +36,7 @@ def bound(
         return distinguish_neighbors(subject_of(name), canaries, runs=runs, alpha=ALPHA)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", size(("DP-KFC",), ("DP-SGD", "DP-KFC", "GEP", "batches of one size"))
 )
@@ -48,6 +49,7 @@ def test_an_honest_step_stays_below_its_claim_and_near_it(name: str, evidence) -
     )
 
 
+@pytest.mark.quick("a tenth of the noise")
 @pytest.mark.parametrize("name", LEAKS)
 def test_a_leak_exceeds_the_claim(name: str, evidence) -> None:
     """Noise that is shared between shards has the right law in every number: only a learned score

@@ -227,6 +227,15 @@ def expected(
     return noisy
 
 
+@pytest.mark.quick(
+    "hybrid-conv",
+    "adadps decay-tokens",
+    "inputs, natural-tokens",
+    "ngd whitened-conv",
+    "ngd before-tokens",
+    "ngd after-conv",
+    "dp2*",
+)
 @pytest.mark.parametrize("kind", ["conv", "tokens"])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_release_equals_a_loop_over_examples(
@@ -263,6 +272,7 @@ def test_every_release_equals_a_loop_over_examples(
     assert built == [0, 2, 4]
 
 
+@pytest.mark.quick("adadps-conv", "ngd-tokens", "ngd after-conv")
 @pytest.mark.parametrize("kind", ["conv", "tokens"])
 @pytest.mark.parametrize("name", ["ngd", "ngd after", "adadps", "dp2"])
 def test_one_example_moves_the_sum_by_at_most_the_sensitivity(name: str, kind: str) -> None:
@@ -288,6 +298,7 @@ def test_one_example_moves_the_sum_by_at_most_the_sensitivity(name: str, kind: s
         assert 0 < float(moved) <= p.max_grad_norm * (1 + 1e-6)
 
 
+@pytest.mark.quick("ngd", "hybrid", "dp2*")
 @pytest.mark.parametrize(
     "name", ["ngd", "ngd before", "adadps decay", "dp2 corrected", "hybrid", "control"]
 )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -62,6 +63,7 @@ def _loss_after_training(preconditioner: KFAC | None, seed: int) -> float:
         return float(_losses(model, _texts(512, 7)).mean())
 
 
+@pytest.mark.slow
 def test_a_token_probe_trains_at_least_as_well_as_dp_adam():
     """The same noise, clip and rate. Six seeds gave 0.27 ± 0.04 plain, 0.28 ± 0.04 both sides, 0.25
     ± 0.02 inputs alone.

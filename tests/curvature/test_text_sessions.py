@@ -138,6 +138,7 @@ def _kfac(**fields: Any) -> KFAC:
     )
 
 
+@pytest.mark.quick("gpt2-lora-table")
 @pytest.mark.parametrize(
     ("kind", "law"),
     [("bert", "zipf"), ("gpt2", "uniform"), ("bert-lora", "uniform"), ("gpt2-lora", "table")],
@@ -170,6 +171,7 @@ def test_clipped_steps_in_the_metric_of_a_token_probe_equal_a_loop(kind, law):
         assert set(s.preconditioner.metric) == {layer.name for layer in layers}
 
 
+@pytest.mark.quick("table")
 @pytest.mark.parametrize("law", PROBES)
 def test_the_table_of_a_model_is_scaled_by_how_often_the_probe_reads_its_rows(law):
     """Rows of padding count nothing, and a row that is read more often is scaled less."""
@@ -214,6 +216,7 @@ def test_what_stands_in_the_padding_changes_no_factor():
             )
 
 
+@pytest.mark.quick("bert-lora")
 @pytest.mark.parametrize("kind", ["bert-lora", "gpt2-lora"])
 def test_adapters_train_with_noise_from_their_zero_start(kind):
     model = MODELS[kind]()

@@ -60,6 +60,7 @@ print([name for name in names if "gloo" in name])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are listed on Linux")
 def test_a_destroyed_group_leaves_no_thread_behind():
     """One that ends after the interpreter aborts the process, and torchrun calls a finished run

@@ -77,6 +77,7 @@ METHODS: dict[str, Any] = {
 MORE = {"NGD": {"readout": "natural"}, "GEP": {"clipping": "embedding_residual"}}
 
 
+@pytest.mark.quick("both-settings1", "NGD-settings0", "GEP-settings0")
 @pytest.mark.parametrize(
     "settings",
     [{"expected_batch_size": 6}, {"expected_batch_size": 30, "max_physical_batch_size": 5}],
@@ -260,6 +261,7 @@ def _map_of(built: PreconditionerState, model: nn.Module) -> Tensor:
     return torch.cat(found)
 
 
+@pytest.mark.quick("both", "NGD", "GEP")
 @pytest.mark.parametrize("name", SMALLER)
 def test_micro_batches_of_the_probe_change_no_metric(name: str) -> None:
     make, config = SMALLER[name]
@@ -375,6 +377,7 @@ def cpu() -> Exception:
 AUTO = {"expected_batch_size": 12, "max_physical_batch_size": "auto", "steps": 4}
 
 
+@pytest.mark.quick("*-MemoryError")
 @pytest.mark.parametrize("kind", [torch.cuda.OutOfMemoryError, MemoryError, cpu])
 @pytest.mark.parametrize(
     "own",

@@ -108,6 +108,7 @@ def test_own_weights_are_taken(tmp_path: Path) -> None:
 # -- maps beside each other ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_map_has_the_same_energy() -> None:
     settings = JoinedFeatures((Scattering(SHAPE), SyntheticEncoder(SHAPE)), size=400)
     inputs, _ = SyntheticImages(SHAPE).sample(400, torch.Generator().manual_seed(0))
@@ -153,6 +154,7 @@ def test_an_image_that_is_not_finite_changes_no_other() -> None:
     assert isinstance(module, nn.Module) and not list(module.parameters())[0].requires_grad
 
 
+@pytest.mark.quick("2-5")
 @pytest.mark.parametrize(("blocks", "convolutions"), [(1, 2), (2, 5), (6, 16)])
 def test_the_last_blocks_train_and_their_gradients_are_those_of_single_examples(
     blocks: int, convolutions: int

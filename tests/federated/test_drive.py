@@ -26,6 +26,7 @@ def settings_of(tmp_path, **more):
     return APP.settings({"folder": str(tmp_path / "server"), **QUICK, **more})
 
 
+@pytest.mark.quick("masked", "shares", "*kfac*")
 @pytest.mark.parametrize("case", CASES)
 def test_every_method_runs_on_clients_that_are_built_for_each_message(tmp_path, case: str):
     chosen = settings_of(tmp_path, case=case, noise=0.0 if case != "masked" else 1.0)

@@ -118,6 +118,7 @@ class Frozen(Client):
         return clipped
 
 
+@pytest.mark.quick("*0")
 @pytest.mark.parametrize("privacy", [TrustedServer("clients"), PerUpload()])
 def test_sound_clients_pass(privacy):
     plan = audit_plan(privacy)

@@ -188,6 +188,7 @@ def quadratic_run(options, rounds: int = 60):
     return distance, server._state["weight"].flatten(), own.flatten()
 
 
+@pytest.mark.quick("0.5")
 @pytest.mark.parametrize("rate", [0.5, 0.25])
 def test_the_servers_control_variate_is_the_mean_of_the_clients(rate: float):
     """Over all of them, whoever was drawn: a mean over the drawn ones alone would be 1 / rate as

@@ -111,6 +111,7 @@ def answer(plan, data, loss=loss_fn, **options):
     return client, found
 
 
+@pytest.mark.quick("*-Rows-3", "*-labelled-0", "*-wide-6")
 @pytest.mark.parametrize("broken", [0, 3, 6])
 @pytest.mark.parametrize("made", [Rows, labelled, wide], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("options", SINGLE, ids=lambda o: o["privacy"].name + str(len(o)))

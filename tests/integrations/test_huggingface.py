@@ -65,6 +65,7 @@ class CutOff(TrainerCallback):
 # -- the private path really runs ------------------------------------------------------------------
 
 
+@pytest.mark.quick("masked", "token")
 @pytest.mark.parametrize("task", TASKS)
 def test_the_updates_are_the_releases_of_a_session(task: str, tmp_path) -> None:
     """In test mode noise and sampling repeat, so that trainer and session must make the same
@@ -212,6 +213,7 @@ def test_collators_that_draw_random_numbers_are_taken(tmp_path) -> None:
         other.train()
 
 
+@pytest.mark.quick("3-True")
 @pytest.mark.parametrize(("epochs", "told"), [(3, True), (1, False)])
 def test_epochs_that_play_no_part_are_told(epochs: int, told: bool, tmp_path, caplog) -> None:
     """Three are the default of TrainingArguments, so that they cannot be told from a wish."""
@@ -350,6 +352,7 @@ def test_a_hook_that_would_be_shown_private_gradients_is_refused(tmp_path) -> No
     assert not verify(tmp_path / "ledger.jsonl").releases
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("preconditioned", [False, True])
 def test_a_run_that_is_cut_off_goes_on(preconditioned: bool, tmp_path) -> None:
     from dpkfc.curvature.kfac import KFAC
@@ -471,6 +474,7 @@ def test_bfloat16_is_autocast_and_nothing_of_the_model_is_replaced(tmp_path) -> 
     assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_activation_checkpointing_changes_no_release(tmp_path) -> None:
     ends = []
     for enabled in (False, True):

@@ -171,6 +171,7 @@ def test_a_worker_draws_each_batch_from_new_numbers() -> None:
 # -- the memory manager ----------------------------------------------------------------------------
 
 
+@pytest.mark.quick("scaled-*", "cnn-shape1-1")
 @pytest.mark.parametrize("bound", [1, 3, 100])
 @pytest.mark.parametrize(("build", "shape"), [(mlp, (6,)), (cnn, (1, 8, 8)), (scaled, (6,))])
 def test_physical_batches_give_what_one_big_batch_gives(build, shape, bound: int) -> None:

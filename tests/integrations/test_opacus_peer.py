@@ -47,6 +47,7 @@ def peer(model: nn.Module, source: DataLoader, max_grad_norm: float, **settings:
         )
 
 
+@pytest.mark.quick("mlp-*-0.3-mean", "mlp-*-sum", "scaled-*-0.3-sum", "cnn-*-0.3-mean")
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("max_grad_norm", [1e6, 0.3])
 @pytest.mark.parametrize(("build", "shape"), [(mlp, (6,)), (cnn, (1, 8, 8)), (scaled, (6,))])
@@ -134,6 +135,7 @@ def run(module: str, accountant: str) -> dict[str, object]:
     return names
 
 
+@pytest.mark.slow
 def test_an_opacus_script_runs_with_only_its_import_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -160,6 +162,7 @@ def test_the_default_accountants_agree() -> None:
         assert 0 <= theirs.get_epsilon(delta) - engine.get_epsilon(delta) < 0.015
 
 
+@pytest.mark.quick("kfac-per-layer", "kfac-natural", "plain")
 @pytest.mark.parametrize(
     ("preconditioner", "clipping", "readout"),
     [

@@ -396,6 +396,7 @@ def run(imports: str, script: str, epochs: int = 2) -> dict[str, object]:
     return names
 
 
+@pytest.mark.quick("digits", "words", "names", "characters")
 @pytest.mark.parametrize("script", ALL.values(), ids=ALL.keys())
 def test_a_script_runs_with_only_its_imports_changed(
     script: str, monkeypatch: pytest.MonkeyPatch
@@ -411,6 +412,7 @@ def test_a_script_runs_with_only_its_imports_changed(
     assert mine["privacy_engine"]._private.gradients == "whole batches, with a proved batch axis"
 
 
+@pytest.mark.quick("words")
 @pytest.mark.parametrize("script", [BERT, CHARACTERS, WORDS], ids=["bert", "characters", "words"])
 def test_the_noise_really_reaches_the_weights(script: str) -> None:
     loud = script.replace("target_epsilon=20.0", "target_epsilon=1e-4").replace(
@@ -487,6 +489,7 @@ def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> to
     return torch.stack([(one[name] - other[name]).square().sum() for name in one]).sum().sqrt()
 
 
+@pytest.mark.quick("characters-0.3")
 @pytest.mark.parametrize("max_grad_norm", [1e6, 0.3])
 @pytest.mark.parametrize("kind", ["bert", "characters"])
 def test_the_updates_are_those_of_opacus(kind: str, max_grad_norm: float) -> None:

@@ -45,6 +45,7 @@ COMBINATIONS: dict[str, tuple[tuple[PostProcess, ...], type, dict]] = {
 }
 
 
+@pytest.mark.quick("DiSK + SGD", "DP-KFC + DiSK + AdamBC", "low-pass*", "EMA + SOFIM")
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_combinations_train_and_resume_to_the_bit(name: str, tmp_path: Path) -> None:
     steps, optimizer, settings = COMBINATIONS[name]
@@ -69,6 +70,7 @@ def test_combinations_train_and_resume_to_the_bit(name: str, tmp_path: Path) -> 
     )
 
 
+@pytest.mark.quick("*two_point*-SGD", "*look_ahead*-Adam", "*storm*-AdamW")
 @pytest.mark.parametrize("optimizer", [SGD, ADAM, ADAMW])
 @pytest.mark.parametrize(
     "disk", [DiSK(0.4, 0.5), DiSK(0.6, mode="look_ahead"), DiSK(0.3, mode="storm")], ids=str
@@ -143,6 +145,7 @@ def test_what_the_optimizer_is_handed_after_a_filter_is_filtered_noise() -> None
     assert 0.05 < ratio < 0.25  # 0.111
 
 
+@pytest.mark.quick("DiSK + AdamBC")
 @pytest.mark.parametrize(
     "steps", [(DiSK(0.6),), (DiSK(0.6), AdamBC())], ids=["DiSK", "DiSK + AdamBC"]
 )

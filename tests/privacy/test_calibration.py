@@ -17,6 +17,7 @@ DELTA = 1e-5
 FIXED = FixedSize(20, 1000)
 
 
+@pytest.mark.quick("2.0-sampler1-*", "0.05-*", "1.0-sampler3-*")
 @pytest.mark.parametrize(
     ("target", "sampler", "count", "accountant"),
     [

@@ -176,6 +176,7 @@ def test_pairs_that_cannot_be_accounted_for_are_refused(event, accountant, relat
         epsilon(event, 1, DELTA, accountant, relation)
 
 
+@pytest.mark.quick("0.3")
 @pytest.mark.parametrize("noise", [0.3, 0.1, 0.02])
 def test_little_noise_is_accounted_for_on_a_wider_grid_and_bounds_an_integration(noise):
     event, count = poisson(0.004, noise), 300
@@ -185,6 +186,7 @@ def test_little_noise_is_accounted_for_on_a_wider_grid_and_bounds_an_integration
     cross_check(event, count, DELTA)
 
 
+@pytest.mark.quick("300-*")
 @pytest.mark.parametrize(
     ("most", "noise"), [(30, 0.97), (30, 0.05), (40, 0.6), (40, 0.3), (300, 0.97), (300, 0.05)]
 )

@@ -32,6 +32,7 @@ def _plan(*extra: ExtraRelease, accountant: str = "rdp", seed: int | None = None
     return config.calibrate(2.0, 1e-5, 1000)
 
 
+@pytest.mark.quick("rdp")
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_the_whole_plan_costs_what_was_asked(accountant: str):
     plan, alone = _plan(BOUNDS, LOOKS, accountant=accountant), _plan(accountant=accountant)

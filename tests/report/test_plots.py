@@ -87,6 +87,7 @@ FIGURES = {
 }
 
 
+@pytest.mark.quick("history*", "comparison*", "signal", "spectra", "spectra of one")
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_is_drawn(tmp_path: Path, name: str):
     path = save(FIGURES[name](), tmp_path / "plots" / "x.png")
