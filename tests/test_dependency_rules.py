@@ -22,7 +22,7 @@ SOURCE = ROOT / "src" / "dpkfc"
 
 MACHINE = {"distributed", "memory", "rng_state"}
 FOUR = {"privacy", "gradients", "curvature", "data"}
-LIBRARY = MACHINE | FOUR | {"linalg", "tracking", "verification", "postprocess"}
+LIBRARY = MACHINE | FOUR | {"linalg", "tracking", "public_rows", "verification", "postprocess"}
 LIBRARY |= {"features", "private_step", "checkpoint", "config", "session"}
 LIBRARY |= {"callbacks"}
 EVERYWHERE = {"_checks"}
@@ -38,7 +38,8 @@ ALLOWED = {
     "memory": {"distributed", "rng_state"},
     "privacy": set(),
     "gradients": {"linalg", "tracking", "distributed", "memory", "rng_state"},
-    "verification": {"linalg", "tracking", "gradients", "distributed", "memory", "rng_state"},
+    "public_rows": {"data", "gradients", "memory", "rng_state"},
+    "verification": MACHINE | {"linalg", "tracking", "gradients", "public_rows"},
     "curvature": {"linalg", "memory"},
     "features": {"curvature"},
     "postprocess": {"linalg", "privacy", "gradients"},
@@ -93,7 +94,7 @@ GLOBAL_SEEDS = {
 }
 GLOBAL_SEEDS |= {"torch.seed", "numpy.random.seed", "np.random.seed", "random.seed"}
 NORMAL_DRAWS = {"randn", "randn_like", "normal", "normal_", "standard_normal"}
-DRAWS_ALLOWED = ("privacy.mechanism", "privacy.rng", "curvature", "app", "audit", "verification")
+DRAWS_ALLOWED = ("privacy.mechanism", "privacy.rng", "curvature", "app", "audit", "public_rows")
 DRAWS_ALLOWED += ("features.synthetic_images",)
 PRIVATE_NAME = re.compile(
     r"^(mini_?|micro_?|train_?|user_?)?(batch|batches|dataset|data|loader|data_?loader|examples)$|private|secret|records?$"

@@ -48,14 +48,9 @@ from dpkfc.privacy.integration import Floats
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
 from dpkfc.privacy.mechanism import ClippedSum, Released, charge_extra, release_vector
 from dpkfc.private_step import PreconditionerManager, ReleasePipeline, set_gradients
+from dpkfc.public_rows import find_template
 from dpkfc.rng_state import device_of
-from dpkfc.verification import (
-    Attempts,
-    PublicRows,
-    attempts_like,
-    check_on_public_rows,
-    check_verify_setting,
-)
+from dpkfc.verification import check_on_public_rows, check_verify_setting
 
 # --------------------------------------------------------------------------------------------------
 # What a step takes and what it reports.
@@ -307,7 +302,8 @@ class Session:
             mix. "strict" refuses operations whose batch axis cannot be followed; False skips the
             check. Every pass is proved either way.
         public_records: records that are not private, for that check. By default numbers are drawn
-            with the types and shapes of the first record.
+            with the shapes of the tensors or the features of the dataset, or in types and lengths
+            that most of a few records share.
         budget: of the people in the dataset. The whole plan is charged before the session exists; a
             session that goes on with its ledger is not charged again.
         resume: go on with a ledger that holds releases. Where they spend the plan, only evaluation
@@ -412,6 +408,7 @@ class Session:
         self._gradient_mode = GradientMode()
         self._verified: set[Any] = set()
         self._unverified_reason = ""
+        self._failed_rows = 0  # PRIVATE
         self._weights = WeightGuard(self._parameters)
         self._released = ReleasedWeights(model)
         self._is_first_step = True
@@ -535,6 +532,7 @@ class Session:
         clipped = ClippedSum(total, self._clip.max_grad_norm, self._clip.clipping)
         released = self._release(clipped)
         self._pending = None
+        self._count_failures()
         update = self._pipeline.make_update(released)
         self._apply(update)
         self._average.update()
@@ -545,6 +543,21 @@ class Session:
         if self._callbacks.active:
             self._call_back(record)
         return record
+
+    def _count_failures(self) -> None:
+        """Count records that raised an error, and tell the operator when they first appear."""
+        failed = self._gradient_mode.failed_rows
+        if failed and not self._failed_rows:
+            self._warn_of_failures("this step", failed)
+        self._failed_rows += failed
+
+    def _warn_of_failures(self, where: str, count: int) -> None:
+        _log.warning(
+            "PRIVATE, for your eyes only: in %s, %d times a record could not be read or raised an"
+            " error, and contributed nothing; run loss_fn on such a record to see the error",
+            where,
+            count,
+        )
 
     def _call_back(self, record: StepRecord) -> None:
         """Report a step to the callbacks."""
@@ -635,6 +648,7 @@ class Session:
     ) -> tuple[Tensors, Tensor]:
         """Return clipped sum and norms at one size of micro-batches; keep nothing on failure."""
         config = self.plan.config
+        self._gradient_mode.failed_rows = 0
 
         def cut(rows: Any) -> list[Part]:
             return layout(rows, bound, multiple, config.unit_reduction, config.augmentations)
@@ -667,11 +681,13 @@ class Session:
             return
         self._gradient_mode.unproved_operation = None
         self._gradient_mode.is_checked = False
+        template = find_template(self._dataset, self._public_records)
+        template.warn(stacklevel=4)
         verdict = check_on_public_rows(
             self.model,
             self.layers,
             loss_fn,
-            self._public_rows(),
+            template.attempts(self._loader.collate, device_of(self.layers)),
             expected=self.plan.config.expected_rows,
             bound=self._size.bound,
             augment=self._augment,
@@ -685,29 +701,14 @@ class Session:
             )
         self._verified.add(program)
         self._gradient_mode.unproved_operation = unproved
-        self._gradient_mode.is_checked = not verdict.unchecked
+        # A failing record of one process would leave the others of a divided model waiting.
+        self._gradient_mode.is_checked = verdict.is_accepted and not self._is_sharded
         if unproved is not None:
             _log.warning("%s", self.gradients)
         self._unverified_reason = ""
         if verdict.unchecked:
             self._unverified_reason = f": {verdict.unchecked.splitlines()[0][:60]}"
         verdict.warn(stacklevel=4)
-
-    def _public_rows(self) -> Attempts:
-        """Return ways to make public rows.
-
-        They are the given records, or drawn rows with two or three choices of integers.
-        """
-        given = self._public_records
-        collate = self._loader.collate
-        if given is not None:
-
-            def repeat_given(count: int) -> PublicRows:
-                rows = [given[i % len(given)] for i in range(count)]
-                return PublicRows(rows, collate)
-
-            return [repeat_given]
-        return attempts_like(self._loader.example(), collate, device_of(self.layers))
 
     @property
     def unproved_operation(self) -> str:
@@ -1041,6 +1042,9 @@ class Session:
             self._has_latest_weights = False
             self._record_weights()
         self._callbacks.end(self)
+        if self._failed_rows:
+            self._warn_of_failures("this run", self._failed_rows)
+            self._failed_rows = 0
         self.ledger.close()
         self._loader.close()
 

@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations
-from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -44,299 +41,9 @@ from dpkfc.gradients.state import Augmentation, augmented, check_finite, check_m
 from dpkfc.gradients.tape import Tape, check_losses, run_eagerly, tensors_of
 from dpkfc.linalg.metric import NamedTensors
 from dpkfc.memory import is_out_of_memory
+from dpkfc.public_rows import Attempts, PublicRows, warn_of_padding
 from dpkfc.rng_state import device_of, preserve_generators, restarter, seed_generators
 from dpkfc.tracking import Unknown, UnknownOperation, forget_batches
-
-# --------------------------------------------------------------------------------------------------
-# Public rows: records with the types and shapes of one record, and numbers of a fixed seed.
-
-_SEED = 20261125
-_WORDS = ("a", "the", "good", "bad", "film", "was", "not", "very")
-# Kinds of numpy's numbers to types of tensors; others are integers.
-_NUMBERS = {"f": torch.float64, "b": torch.bool}
-# Kinds of integers, and whether they lie in a sequence, to the least one and the bound.
-_BOUNDS = {("tokens", True): (0, 4), ("ones", True): (1, 2), ("ones", False): (1, 2)}
-# The same, where floating-point numbers lie in [0, 1].
-_ARE_PROBABILITIES = {("ones", True), ("ones", False), ("bits", False)}
-
-
-Collate = Callable[[list[Any]], Any]
-"""Maps records to a batch."""
-Axis = tuple[Any, ...]
-"""Keys that lead to a value in a record, and a dimension of that value."""
-
-# What the longer of two records has more: short texts may be padded to a multiple of 64 or 512.
-_EXTRA_LENGTHS = (3, 35, 67, 131, 515)
-# Several short records: an id in one may be that of the padding.
-_SHORT_RECORDS = 8
-_MAX_SUBSETS = 8  # axes of one length that are made longer one by one
-
-
-@dataclass(frozen=True)
-class PublicRows:
-    """Public records, with a function that makes batches of them.
-
-    Attributes:
-        records: the records.
-        collate: list of records to a batch.
-        example: what they are like; None where they were given.
-        integers: as of `draw_public_rows`.
-    """
-
-    records: Sequence[Any]
-    collate: Collate
-    example: Any = None
-    integers: str = "tokens"
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def batch(self, indices: Sequence[int]) -> Any:
-        """Return a batch of some records."""
-        return self.collate([self.records[i] for i in indices])
-
-    def depends_on_padding(self, agree: Callable[[Any, Any], bool]) -> bool | None:
-        """Return whether a longer record in the batch changes what a record gives.
-
-        Any axis may have another length in each record, alone or with other axes of its length.
-
-        Args:
-            agree: whether the first rows of two batches give the same. What it raises says that
-                the batches cannot be compared.
-
-        Returns:
-            None where batches are padded and cannot be compared.
-        """
-        groups: dict[int, list[Axis]] = {}
-        for axis, length in _axes(self.example):
-            groups.setdefault(length, []).append(axis)
-        answers: set[bool | None] = set()
-        for length, group in groups.items():
-            for axes in _subsets(group):
-                own = {_ask(agree, *pair) for pair in self._padded_pairs(axes, length)}
-                answers |= own
-                if own - {None}:
-                    break
-        if False in answers:
-            return True
-        return None if answers == {None} else False
-
-    def _padded_pairs(self, axes: Sequence[Axis], length: int) -> Iterator[tuple[Any, Any]]:
-        """Yield batches of a short and a longer record with the short record alone.
-
-        The records differ along some axes, and the batch is padded to the longer one.
-        """
-        draw = _RecordDrawer(np.random.default_rng(_SEED), self.integers)
-        extras: Sequence[int] = _EXTRA_LENGTHS
-        values = {axis[:-1] for axis in axes}
-        if len(values) < len(axes):
-            # A volume that is longer in all directions would fill the memory.
-            extras = extras[:1]
-        for extra in extras:
-            longer = dict.fromkeys(axes, length + extra)
-            longest = draw.value_like(self.example, longer)
-            is_padded = False
-            for i in range(_SHORT_RECORDS):
-                shorter = dict.fromkeys(axes, max(1, length // (2 + i)))
-                short = draw.value_like(self.example, shorter)
-                # Records of several lengths need not fit into a batch.
-                with suppress(Exception):
-                    batch = self.collate([short, longest])
-                    is_padded = _shapes(batch) != _shapes(self.collate([short, short]))
-                    if is_padded:
-                        yield batch, self.collate([short])
-            if is_padded:
-                return
-
-
-def _ask(agree: Callable[[Any, Any], bool], batch: Any, alone: Any) -> bool | None:
-    """Return an answer, None where the batches cannot be compared."""
-    try:
-        return agree(batch, alone)
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        return None
-
-
-def warn_of_padding(stacklevel: int) -> None:
-    """Warn that batches are padded, and that no records could show whether padding mixes them."""
-    warnings.warn(
-        "batches are padded, and the model takes no public records of other lengths; whether"
-        " padding mixes examples is not checked",
-        stacklevel=stacklevel + 1,
-    )
-
-
-Attempts = Sequence[Callable[[int], PublicRows]]
-"""Each maps a number of records to public rows; the first rows that a loss accepts are used."""
-
-
-def attempts_like(record: Any, collate: Collate, device: torch.device) -> Attempts:
-    """Return ways to draw public rows like a record, with other integers."""
-    kinds = ["bits", "ones"]
-    if device.type == "cpu":
-        kinds = ["tokens", *kinds]  # a wrong label would end a CUDA process
-    return [partial(draw_public_rows, record, collate=collate, integers=kind) for kind in kinds]
-
-
-def draw_public_rows(record: Any, count: int, collate: Collate, integers: str) -> PublicRows:
-    """Draw records with the types and shapes of one record.
-
-    Args:
-        record: one record of a dataset. Its types and shapes are read, its values are not.
-        count: records to draw.
-        collate: list of records to a batch.
-        integers: the integers to draw. "tokens" means 0 to 3 inside of sequences and 0 or 1
-            elsewhere, "bits" means 0 or 1, which nearly all labels and tokens may be, and "ones"
-            means 1.
-
-    Returns:
-        The records. Floating-point numbers are standard normal. With "ones" all lie in [0, 1], as
-        probabilities do; with "bits" those do that are alone.
-
-    Raises:
-        TypeError: a record with a value of a type that cannot be drawn, by name.
-    """
-    draw = _RecordDrawer(np.random.default_rng(_SEED), integers)
-    records = [draw.value_like(record) for _ in range(count)]
-    return PublicRows(records, collate, record, integers)
-
-
-def _is_list_of_numbers(x: Any) -> bool:
-    return isinstance(x, list) and len(x) > 0 and all(isinstance(y, (int, float)) for y in x)
-
-
-def _axes(x: Any, place: Axis = ()) -> Iterator[tuple[Axis, int]]:
-    """Yield the axes of the tensors, lists of numbers and texts in a record, with their lengths."""
-    for dim, length in enumerate(_shape(x)):
-        yield (*place, dim), length
-    for key, value in _items(x):
-        yield from _axes(value, (*place, key))
-
-
-def _shape(x: Any) -> Sequence[int]:
-    """Return the lengths of the axes of a value."""
-    if isinstance(x, (Tensor, np.ndarray)):
-        return x.shape
-    if isinstance(x, str):
-        return (len(x.split()),)
-    return (len(x),) if _is_list_of_numbers(x) else ()
-
-
-def _items(x: Any) -> Iterable[tuple[Any, Any]]:
-    """Return the keys and values of a mapping, a list or a tuple."""
-    if isinstance(x, Mapping):
-        return x.items()
-    return enumerate(x) if isinstance(x, (list, tuple)) else ()
-
-
-def _subsets(axes: list[Axis]) -> Iterator[Sequence[Axis]]:
-    """Yield axes of one length: all of them, all but one, and one. They may be so by chance."""
-    yield axes
-    if 1 < len(axes) <= _MAX_SUBSETS:
-        yield from reversed([*combinations(axes, len(axes) - 1)])
-        yield from combinations(axes, 1)
-
-
-def unwrap_containers(batch: Any) -> Any:
-    """Return a batch with dicts and lists in place of other mappings and sequences.
-
-    torch does not find tensors inside of those.
-    """
-    if isinstance(batch, Mapping):
-        return {key: unwrap_containers(value) for key, value in batch.items()}
-    if isinstance(batch, (list, tuple)):
-        return [unwrap_containers(value) for value in batch]
-    return batch
-
-
-def _shapes(batch: Any) -> list[torch.Size]:
-    return [x.shape for x in tensors_of(unwrap_containers(batch)) if not x.is_nested]
-
-
-@dataclass(frozen=True)
-class _RecordDrawer:
-    """Draws values of the types and shapes of other values.
-
-    Attributes:
-        generator: of all numbers.
-        integers: as of `draw_public_rows`.
-    """
-
-    generator: np.random.Generator
-    integers: str
-
-    def value_like(
-        self, x: Any, sizes: Mapping[Axis, int] = MappingProxyType({}), place: Axis = ()
-    ) -> Any:
-        """Return a random value of the type of x.
-
-        Args:
-            x: the value.
-            sizes: axes of the record that get another length.
-            place: where in the record x lies.
-        """
-        shape = [sizes.get((*place, dim), length) for dim, length in enumerate(_shape(x))]
-        if isinstance(x, Tensor):
-            return self._tensor(x.dtype, shape)
-        if isinstance(x, np.ndarray):
-            tensor = torch.from_numpy(np.ascontiguousarray(x))
-            return self.value_like(tensor, sizes, place).numpy()
-        if isinstance(x, (np.generic, int, float)):
-            dtype = _NUMBERS.get(np.asarray(x).dtype.kind, torch.int64)
-            number = self._tensor(dtype, []).item()
-            return type(x)(number) if isinstance(x, np.generic) else number
-        if x is None:
-            return None
-        if isinstance(x, str) and self.integers != "ones":
-            return type(x)(" ".join(self.generator.choice(_WORDS, shape)))
-        if isinstance(x, (str, bytes)):
-            return type(x)()
-        if isinstance(x, (Mapping, list, tuple)):
-            return self._container(x, shape, sizes, place)
-        if hasattr(x, "__array_interface__") and hasattr(x, "mode"):
-            return self._image(x)
-        raise TypeError(
-            f"a record holds a {type(x).__name__}, for which no public value can be drawn; pass"
-            " public_records= (docs/errors.md#public-rows)"
-        )
-
-    def _container(
-        self, x: Any, shape: Sequence[int], sizes: Mapping[Axis, int], place: Axis
-    ) -> Any:
-        """Return a mapping, list or tuple of random values."""
-        if _is_list_of_numbers(x):
-            return [self.value_like(x[0]) for _ in range(*shape)]
-        values = {key: self.value_like(y, sizes, (*place, key)) for key, y in _items(x)}
-        if isinstance(x, Mapping):
-            return values
-        if hasattr(x, "_fields"):
-            return type(x)(*values.values())
-        return type(x)(values.values())
-
-    def _image(self, x: Any) -> Any:
-        shape = np.asarray(x).shape
-        pixels = self.generator.integers(0, 256, shape, dtype=np.uint8)
-        if hasattr(type(x), "fromarray"):
-            return type(x).fromarray(pixels)
-        from PIL import Image
-
-        return Image.fromarray(pixels)
-
-    def _tensor(self, dtype: torch.dtype, shape: list[int]) -> Tensor:
-        kind = (self.integers, bool(shape))
-        if dtype.is_floating_point or dtype.is_complex:
-            draw: Callable[[Any], Any] = self.generator.standard_normal
-            if kind in _ARE_PROBABILITIES:
-                draw = self.generator.random
-            return torch.as_tensor(draw(shape)).to(dtype)
-        least, bound = _BOUNDS.get(kind, (0, 2))
-        if dtype == torch.bool:
-            least, bound = 0, 2
-        values = self.generator.integers(least, bound, size=shape)
-        return torch.as_tensor(values).to(dtype)
-
 
 # --------------------------------------------------------------------------------------------------
 # Constants in place of random numbers, so that two passes of one model can be compared.
@@ -401,10 +108,12 @@ class Verdict:
         operation: why examples are differentiated one at a time; None where whole micro-batches are
             proved.
         unchecked: why nothing could be compared, or "".
+        is_accepted: whether the loss has accepted public rows.
     """
 
     operation: Unknown | None = None
     unchecked: str = ""
+    is_accepted: bool = True
 
     def warn(self, stacklevel: int) -> None:
         """Warn where nothing could be compared.
@@ -596,7 +305,7 @@ class _Check:
         """Return the verdict, unchecked where the loss accepts no public rows."""
         rows, reason = self.accepted_rows(attempts)
         if rows is None:
-            return Verdict(unchecked=reason)
+            return Verdict(unchecked=reason, is_accepted=False)
         size = max(2, min(self.max_rows // 2, expected))
         few = min(4, size)
         failure = self._trace_with_seeds(rows, size, few)
@@ -760,7 +469,7 @@ class _Check:
             for scale in _SCALES if bit == 0 else _SCALES[:1]:
                 try:
                     other_losses, other_gradient = run_pass(replaced, kept, scale)
-                except (RuntimeError, ValueError) as error:
+                except Exception as error:
                     if scale == 1.0 or is_out_of_memory(error):
                         raise
                     # The loss takes no rows of this scale, as where a target is a probability.
@@ -853,7 +562,7 @@ class _Check:
         batch = _scale_rows(rows.batch(range(size)), range(1, size), size, math.nan)
         augmented_batch: Any = ()
         # An augmentation may refuse NaN.
-        with suppress(ArithmeticError, ValueError):
+        with suppress(Exception):
             augmented_batch = self._augment(batch, size)
         for x in _row_tensors(augmented_batch, size):
             if bool(x[:1].isnan().any()):

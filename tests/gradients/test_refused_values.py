@@ -1,5 +1,5 @@
-"""Records whose values torch refuses, or whose loss is a constant: they add nothing, and the run
-goes on. A message or an end of the run would tell of them.
+"""Records that cannot be read, or on which torch or user code raises, and losses that are constant:
+they add nothing, and the run goes on. A message or an end of the run would tell of them.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -108,18 +109,130 @@ def test_a_record_that_torch_refuses_adds_nothing(
         assert session.steps_done == STEPS
 
 
-def test_a_label_outside_of_the_classes_is_named_without_its_value() -> None:
-    x, y = data(0.0)
-    labels = y.long()
-    labels[1::2] = 7
-    torch.manual_seed(0)
-    model = nn.Linear(4, 2).double()
-    plan = PrivacyConfig(expected_batch_size=8, steps=1, test_mode_seed=1).with_noise(0.0, 1e-3, N)
+class OwnError(Exception):
+    """What no library raises."""
+
+
+def by_label(x: Tensor) -> None:
+    F.cross_entropy(torch.zeros(len(x), 2), 7 * (x[:, 2] > 50).long(), reduction="none")
+
+
+def by_embedding(x: Tensor) -> None:
+    F.embedding(10 * (x[:, 2] > 50).long(), torch.zeros(3, 2))
+
+
+def by_numpy(x: Tensor) -> None:
+    np.linalg.inv(np.diag((x[:, 2] < 50).double().numpy()))
+
+
+def by_assert(x: Tensor) -> None:
+    assert bool((x[:, 2] < 50).all())
+
+
+def raising(error: BaseException) -> Callable[[Tensor], None]:
+    def check(x: Tensor) -> None:
+        if bool((x[:, 2] > 50).any()):
+            raise error
+
+    return check
+
+
+CHECKS = [by_label, by_embedding, by_numpy, by_assert]
+CHECKS += map(raising, [KeyError("a"), ValueError("SECRET"), StopIteration(), OwnError("SECRET")])
+
+
+class Rows(torch.utils.data.Dataset[Batch]):
+    def __init__(self, columns: Batch, check: Callable[[Tensor], None]) -> None:
+        self.columns, self.check = columns, check
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> Any:
+        x, y = (column[i] for column in self.columns)
+        self.check(x[None])
+        return x, y
+
+
+def run_with(
+    place: str, check: Callable[[Tensor], None], columns: Batch, *, verify: bool = True
+) -> tuple[list[Tensor], list[float]]:
+    """Return parameters and shares of failed records of a run in which one place makes a check."""
+    model = net()
 
     def loss_fn(model: nn.Module, batch: Batch) -> Tensor:
-        return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+        if place == "loss":
+            check(batch[0])
+        return bce(model, (batch[0], batch[1]))
 
-    with Session(plan, model, torch.optim.SGD(model.parameters(), 1.0), (x, labels)) as session:
-        with pytest.raises(ValueError, match="label or token id is outside the range") as error:
-            session.step(next(session.batches()), loss_fn)
-        assert "7" not in str(error.value)
+    def augment(batch: Batch) -> Batch:
+        check(batch[0])
+        return batch
+
+    def collate(rows: list[Batch]) -> Batch:
+        x = torch.stack([x for x, _ in rows])
+        check(x)
+        return x, torch.stack([y for _, y in rows])
+
+    if place == "model":
+        model.register_forward_pre_hook(lambda _, args: check(args[0]))
+    model.append(nn.Sigmoid())
+    plan = PrivacyConfig(expected_batch_size=8, steps=STEPS, test_mode_seed=1).with_noise(
+        0.0, 1e-3, N
+    )
+    session = Session(
+        plan,
+        model,
+        torch.optim.SGD(model.parameters(), 1.0),
+        Rows(columns, check) if place == "dataset" else columns,
+        augment=augment if place == "augment" else None,
+        collate_fn=collate if place == "collate" else None,
+        verify=verify,
+    )
+    with session:
+        shares = [session.step(b, loss_fn).nonfinite_fraction for b in session.batches()]
+    return [p.detach().clone() for p in model.parameters()], shares
+
+
+@pytest.mark.filterwarnings("ignore:public rows take their types")
+@pytest.mark.parametrize(
+    ("place", "check"),
+    [
+        *(("loss", check) for check in CHECKS),
+        *((place, CHECKS[-1]) for place in ("model", "augment", "collate", "dataset")),
+    ],
+)
+def test_a_record_on_which_user_code_raises_adds_what_a_nan_does(
+    place: str, check: Callable[[Tensor], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    expected, shares = run_with("", check, data(math.nan))
+    found, found_shares = run_with(place, check, data(100.0))
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-12)
+    assert found_shares == shares and any(shares)
+    assert "SECRET" not in caplog.text and "PRIVATE, for your eyes only" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "verify"), [(KeyboardInterrupt(), True), (MemoryError(), True), (KeyError(), False)]
+)
+def test_an_error_that_comes_from_no_record_ends_the_run(
+    error: BaseException, verify: bool
+) -> None:
+    with pytest.raises((type(error), RuntimeError)):
+        run_with("loss", raising(error), data(100.0), verify=verify)
+
+
+def test_a_record_that_makes_the_model_write_its_weights_ends_the_run() -> None:
+    class Writes(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if bool((x[:, 2] > 50).any()):
+                with torch.no_grad():
+                    self.weight.mul_(2)
+                raise OwnError
+            return super().forward(x)
+
+    model = nn.Sequential(Writes(4, 1), nn.Flatten(0), nn.Sigmoid()).double()
+    plan = PrivacyConfig(expected_batch_size=8, steps=1, test_mode_seed=1).with_noise(0.0, 1e-3, N)
+    with Session(plan, model, torch.optim.SGD(model.parameters(), 1.0), data(100.0)) as session:
+        with pytest.raises(ValueError, match="writes to the parameter"):
+            session.step(next(session.batches()), bce)

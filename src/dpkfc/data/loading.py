@@ -166,7 +166,8 @@ class MicroBatches:
     def load(self, parts: Sequence[Indices]) -> Iterator[Any]:
         """Yield the micro-batches of one step that is already cut, in order.
 
-        A caller may stop early: the next call starts with its own indices.
+        A caller may stop early: the next call starts with its own indices. Where the dataset or the
+        collate function raises an exception, the exception stands in place of the micro-batch.
 
         Args:
             parts: indices `[n]` of the examples of each micro-batch, n >= 1.
@@ -183,11 +184,16 @@ class MicroBatches:
         return self._load(parts)
 
     def _load(self, parts: Sequence[Indices]) -> Iterator[Any]:
-        if self._loader is None:
-            yield from map(self.batch, parts)
-        elif parts:
-            self._batch_indices[:] = [part.tolist() for part in parts]
-            yield from self._loader
+        self._batch_indices[:] = [part.tolist() for part in parts]
+        batches = map(self.batch, parts)
+        if self._loader is not None and parts:
+            batches = iter(self._loader)
+        for _ in parts:
+            try:
+                batch = next(batches)
+            except Exception as error:
+                batch = error
+            yield batch
 
     def close(self) -> None:
         """End the worker processes; later batches are loaded in this process."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -85,8 +84,9 @@ from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.privacy.mechanism import ClippedSum
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
 from dpkfc.private_step import ReleasePipeline
+from dpkfc.public_rows import UNREADABLE, find_template
 from dpkfc.rng_state import device_of, randomize_generators
-from dpkfc.verification import attempts_like, check_on_public_rows, check_verify_setting
+from dpkfc.verification import check_on_public_rows, check_verify_setting
 
 # --------------------------------------------------------------------------------------------------
 # A client's model, and the private sums that it forms from per-example gradients.
@@ -107,6 +107,7 @@ class Records:
     """
 
     def __init__(self, dataset: Any, collate_fn: Collate | None = None) -> None:
+        self.dataset = dataset
         self.loader = MicroBatches(dataset, collate_fn=collate_fn)
         self.all = np.arange(len(self.loader))
 
@@ -122,16 +123,6 @@ class Records:
         """
         parts = layout(indices, bound)
         return zip(self.loader.load([part.records for part in parts]), parts, strict=True)
-
-    def example(self) -> Any:
-        """Return the first readable record, not collated; None without one.
-
-        Its types and shapes are public.
-        """
-        for index in self.all:
-            with suppress(Exception):
-                return self.loader.example(int(index))
-        return None
 
 
 class LocalModel(PartyModel):
@@ -219,11 +210,12 @@ class LocalModel(PartyModel):
         return zero_sums(self.parameters)
 
     def verify(self, records: Records, *, strict: bool = False) -> None:
-        """Check model and loss once, on public rows with the types and shapes of a record.
+        """Check model and loss once, on public rows.
 
-        No value of a record is used. Where no record can be read, nothing is checked: such records
-        contribute zero. Where the loss takes no public rows, a `UserWarning` says so, and the
-        examples of every micro-batch that is not proved are differentiated one at a time.
+        No value of a record is used, and no type that most records do not share. Where no record
+        can be read, nothing is checked: such records contribute zero. Where the loss takes no
+        public rows, a `UserWarning` says so, and the examples of every micro-batch that is not
+        proved are differentiated one at a time.
 
         Args:
             records: of a client.
@@ -233,22 +225,24 @@ class LocalModel(PartyModel):
             ValueError: the loss mixes examples, by name of the operation.
             UnknownOperation: under `strict`, by name.
         """
-        example = records.example()
-        if self._is_verified or example is None:
+        if self._is_verified:
             return
+        template = find_template(records.dataset)
+        if template.problem == UNREADABLE:
+            return
+        template.warn(stacklevel=4)
         collate = records.loader.collate
         verdict = check_on_public_rows(
             self.model,
             self.layers,
             self.loss_fn,
-            attempts_like(example, collate, device_of(self.layers)),
+            template.attempts(collate, device_of(self.layers)),
             expected=self._config.local_divisor,
             bound=self._config.max_physical_batch_size,
             strict=strict,
         )
         verdict.warn(stacklevel=4)
         self._gradient_mode.unproved_operation = verdict.operation
-        self._gradient_mode.is_checked = not verdict.unchecked
         self._is_verified = True
 
     def clipped_sum(self, records: Records, indices: Indices, *, together: bool = False) -> Tensors:
@@ -280,7 +274,7 @@ class LocalModel(PartyModel):
 
     def mean_gradient(self, records: Records) -> Tensors:
         """PRIVATE and unclipped: return the gradient of the mean loss over all records."""
-        return self._mean_gradient(lambda: next(records.loader.load([records.all])))
+        return self._mean_gradient(partial(records.loader.batch, records.all))
 
     def fisher(self, records: Records) -> Tensor:
         """PRIVATE: return the empirical Fisher matrix of all records, `[d, d]` in float64."""

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from dis import opname
 from functools import partial
 from traceback import walk_tb
 from typing import Any, Protocol
@@ -29,6 +28,7 @@ from dpkfc.gradients.layers import MATRICES, Call, Calls, Layer, named_tensors
 from dpkfc.gradients.rules import blocks_of, joined_calls, settled
 from dpkfc.gradients.state import (
     Augmentation,
+    StateChangedError,
     augmented,
     check_finite,
     loss_state_restored,
@@ -824,8 +824,10 @@ class GradientMode:
     Attributes:
         unproved_operation: why examples are computed one at a time, None where whole micro-batches
             are proved. Public: found on public rows.
-        is_checked: the loss has accepted public rows. Then an example whose values torch refuses
-            adds nothing, as one with a NaN, and does not end the run.
+        is_checked: the loss has accepted public rows. Then a private record that cannot be read, or
+            on which user code raises an exception of any type, adds nothing, as one with a NaN, and
+            does not end the run. Memory that runs out does, and a pass that changes the weights.
+        failed_rows: private rows that added nothing for this reason. PRIVATE.
         exact_rows: rows of private micro-batches that were computed one at a time. PRIVATE.
         unproved_on_private_rows: the first operation that the tracker could not follow on private
             rows, though it could on public rows. PRIVATE: control flow may have led there.
@@ -833,6 +835,7 @@ class GradientMode:
 
     unproved_operation: Unknown | None = None
     is_checked: bool = False
+    failed_rows: int = 0
     exact_rows: int = 0
     unproved_on_private_rows: Unknown | None = None
 
@@ -864,7 +867,8 @@ def clipped_sum(
         metric: the coordinates in which units are clipped and summed.
         clip: clipping rule, its norm C, and the norm method of each layer.
         loss_fn: maps model and micro-batch to one loss a row `[n]`.
-        micro_batches: batches with their rows, in any order; none for an empty logical batch.
+        micro_batches: batches with their rows, in any order; none for an empty logical batch. An
+            exception in place of a batch says that it could not be read.
         one_record: number of a record to a batch of that record alone. None where every micro-batch
             is proved or has one row.
         mode: the way that was found on public rows. What private rows needed is noted in it.
@@ -924,10 +928,10 @@ class _Passes:
         if self.mode.unproved_operation is None and n > 1:
             calls = None
             try:
-                calls = self._together(loaded, rows)
-            except (RuntimeError, ValueError, ArithmeticError) as error:
+                calls = self._together(_check_read(loaded), rows)
+            except Exception as error:
                 # One example may have caused it.
-                if not self.mode.is_checked or is_out_of_memory(error):
+                if not self._may_go_on(error):
                     raise
             if calls is not None:
                 yield calls, n, Groups(rows.units, rows.group)
@@ -986,10 +990,18 @@ class _Passes:
             if weight == 0.0:
                 continue
             self.mode.exact_rows += 1
-            record = loaded
             if len(rows.records) > 1:
-                record = self._record(int(rows.records[row]))
-            self._add_row(record, weight, total)
+                self._check_separable()
+            try:
+                record = loaded
+                if self.one_record is not None and len(rows.records) > 1:
+                    record = self.one_record(int(rows.records[row]))
+                self._add_row(_check_read(record), weight, total)
+            except Exception as error:
+                if not self._may_go_on(error):
+                    raise
+                self.mode.failed_rows += 1
+                add_gradients(total, self._fill_gradients(math.nan))
         return blocks_of_one(self.layers, total or self._fill_gradients(0.0))
 
     def _fill_gradients(self, value: float) -> NamedTensors:
@@ -1009,13 +1021,13 @@ class _Passes:
                     torch.enable_grad(),
                 ):
                     factor = weight * point.weight
-                    try:
-                        gradients = example_gradient(self.model, self.loss_fn, own_batch, factor)
-                    except (RuntimeError, ValueError, ArithmeticError) as error:
-                        if not self.mode.is_checked or not _is_refused_by_torch(error):
-                            raise
-                        gradients = self._fill_gradients(math.nan)
+                    gradients = example_gradient(self.model, self.loss_fn, own_batch, factor)
                     add_gradients(total, gradients)
+
+    def _may_go_on(self, error: Exception) -> bool:
+        """Return whether an error may come from a record, which then adds nothing."""
+        is_ours = isinstance(error, StateChangedError) or is_out_of_memory(error)
+        return self.mode.is_checked and not is_ours
 
     def _points_and_batches(
         self,
@@ -1035,7 +1047,8 @@ class _Passes:
                     own_batch = tree_map(_copy_value, batch)
             yield point, own_batch
 
-    def _record(self, index: int) -> Any:
+    def _check_separable(self) -> None:
+        """Refuse a micro-batch that must be divided where no function reads one record."""
         if self.one_record is None:
             what = "the micro-batch"
             failure = self.mode.unproved_operation or self.mode.unproved_on_private_rows
@@ -1045,7 +1058,6 @@ class _Passes:
                 f"{what} hides the batch axis, and clipped_sum was given no one_record to "
                 "differentiate records alone"
             )
-        return self.one_record(index)
 
 
 def _copy_value(x: Any) -> Any:
@@ -1054,19 +1066,11 @@ def _copy_value(x: Any) -> Any:
     return deepcopy(x)
 
 
-def _is_refused_by_torch(error: Exception) -> bool:
-    """Return whether torch, or compiled code, has refused values, such as a NaN as an integer.
-
-    An id outside of a table or a label outside of the classes is an IndexError, and a mistake. What
-    a Python function of another library raises may be one.
-    """
-    trace: Any = error.__traceback__
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    frame = trace.tb_frame
-    is_raised = opname[frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
-    is_of_torch = frame.f_globals.get("__name__", "").startswith("torch.")
-    return (is_of_torch or not is_raised) and not is_out_of_memory(error)
+def _check_read(loaded: Any) -> Any:
+    """Return a batch, or raise the exception that stands in its place."""
+    if isinstance(loaded, Exception):
+        raise loaded
+    return loaded
 
 
 def batch_tracker(model: nn.Module, batch: Any, size: int) -> Tracker:

@@ -622,20 +622,24 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+class StateChangedError(ValueError):
+    """A pass has changed what only releases may change; it ends the run."""
+
+
 @contextmanager
 def _refuse_change(restore: Callable[[], str]) -> Iterator[None]:
     """Undo after the body what it changed, also after an error.
 
     Raises:
-        ValueError: the message of `restore`, of a change that may not happen.
+        StateChangedError: the message of `restore`, of a change that may not happen, whatever the
+            body has raised.
     """
-    fault = ""
     try:
         yield
     finally:
         fault = restore()
-    if fault:
-        raise ValueError(fault)
+        if fault:
+            raise StateChangedError(fault)
 
 
 @contextmanager
@@ -651,8 +655,8 @@ def restored_state(model: nn.Module, without: Collection[nn.Module] = ()) -> Ite
         without: modules that another guard watches.
 
     Raises:
-        ValueError: naming the parameter, buffer or module, which would carry statistics of private
-            data outside the mechanism.
+        StateChangedError: naming the parameter, buffer or module, which would carry statistics of
+            private data outside the mechanism.
     """
     with _refuse_change(PassState(model, without=without).restore):
         yield

@@ -38,6 +38,13 @@ from dpkfc.gradients.layers import Arguments, Calls, Keywords, Layer
 from dpkfc.gradients.state import AttributeSnapshot, Reached, evaluation_mode, restored_state
 from dpkfc.gradients.tape import Tape, custom_function, depends_on, is_differentiable, tensors_of
 from dpkfc.memory import is_out_of_memory
+from dpkfc.public_rows import (
+    PublicRows,
+    draw_public_rows,
+    find_template,
+    unwrap_containers,
+    warn_of_padding,
+)
 from dpkfc.tracking import (
     BatchAxis,
     State,
@@ -47,15 +54,7 @@ from dpkfc.tracking import (
     example_first,
     one_example_a_row,
 )
-from dpkfc.verification import (
-    PublicRows,
-    Verdict,
-    check_on_public_rows,
-    draw_public_rows,
-    have_equal_gradients,
-    unwrap_containers,
-    warn_of_padding,
-)
+from dpkfc.verification import Verdict, check_on_public_rows, have_equal_gradients
 
 # --------------------------------------------------------------------------------------------------
 # Modes of torch that stay on from one line of a script to another, outside of any `with`.
@@ -844,9 +843,10 @@ def check_padding(
     leaves, spec = tree_flatten((args, kwargs))
     matches = _match_leaves(leaves, tree_leaves(unwrap_containers(batch)))
     padded = _PaddedCall(model, leaves, spec, matches)
-    for integers in ("tokens", "bits", "ones"):
-        public = draw_public_rows(source.dataset[0], 0, source.collate_fn, integers)
-        is_different = public.depends_on_padding(padded.agree)
+    template = find_template(source.dataset)
+    template.warn(stacklevel=5)
+    for make_rows in template.attempts(source.collate_fn, torch.device("cpu")):
+        is_different = make_rows(0).depends_on_padding(padded.agree)
         if is_different:
             raise ValueError(
                 "an example that is padded to the length of a longer one has other outputs than "

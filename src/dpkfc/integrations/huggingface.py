@@ -52,8 +52,8 @@ from dpkfc.integrations import (
 )
 from dpkfc.memory import is_out_of_memory
 from dpkfc.privacy.budget import Budget
+from dpkfc.public_rows import Attempts, find_template
 from dpkfc.session import Session
-from dpkfc.verification import Attempts, attempts_like
 
 # --------------------------------------------------------------------------------------------------
 # Which of `transformers.TrainingArguments` a private run can keep, and which contradict its plan.
@@ -501,7 +501,7 @@ def _verify_default_loss(trainer: PrivateTrainer, dataset: Any, collate: AsDict)
     """Check on public rows that the default loss is the model's own."""
     if trainer.default_loss is not None:
         trainer.model.eval()
-        attempts = attempts_like(dataset[0], collate, trainer.args.device)
+        attempts = find_template(dataset).attempts(collate, trainer.args.device)
         trainer.default_loss.check_against_model(
             trainer.model, (trainer._prepare_inputs(single) for single in _singles_of(attempts))
         )

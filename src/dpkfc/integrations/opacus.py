@@ -41,7 +41,7 @@ import os
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Sized
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
 from itertools import product
 from typing import Any, NoReturn, cast
@@ -75,6 +75,7 @@ from dpkfc.privacy import accounting
 from dpkfc.privacy.budget import Budget
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError
 from dpkfc.privacy.rng import SamplingStream
+from dpkfc.public_rows import find_template
 from dpkfc.rng_state import fresh_seed, renew
 
 # --------------------------------------------------------------------------------------------------
@@ -658,7 +659,7 @@ class PrivateLoader(DataLoader[Any]):
         self.physical = _PhysicalBatchSampler(sampler, bound)
         self._is_repeatable = sampler.plan.test_mode
         collate = source.collate_fn
-        empty = _make_empty(collate([source.dataset[0]]))
+        empty = _make_empty(_collate_one(source))
         # The generator makes the seeds of worker processes.
         generator = source.generator if self._is_repeatable else torch.Generator()
         super().__init__(
@@ -806,6 +807,17 @@ def _make_empty(batch: Any) -> Any:
         f"the collate function makes a {type(batch).__name__}{shape} of one example; every part of"
         " a batch must be a tensor with the batch as its leading axis"
     )
+
+
+def _collate_one(source: DataLoader[Any]) -> Any:
+    """Return a batch of one public record, or of a private one where the function refuses those."""
+    for make_rows in find_template(source.dataset).attempts(source.collate_fn, torch.device("cpu")):
+        with suppress(Exception):
+            return make_rows(1).batch([0])
+    for i in range(1, len(source.dataset)):
+        with suppress(Exception):
+            return source.collate_fn([source.dataset[i]])
+    return source.collate_fn([source.dataset[0]])
 
 
 # --------------------------------------------------------------------------------------------------

@@ -1,0 +1,194 @@
+"""Public rows are like most records or like public facts, so that no single record decides what is
+checked, refused or printed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from datasets import Array2D, ClassLabel, Dataset, Features, Image, Sequence, Value
+from PIL import Image as Pictures
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Subset, TensorDataset
+
+from dpkfc.config import PrivacyConfig
+from dpkfc.public_rows import Template, _axes, _kind, find_template
+from dpkfc.session import Session
+
+N = 24
+Record = dict[str, Any]
+
+
+def usual(i: int) -> Record:
+    """A record with every kind of value."""
+    length = 2 + i % 5
+    return {
+        "ids": list(range(length)),
+        "nested": [[1, 2], [3] * length],
+        "vector": torch.ones(length),
+        "sparse": torch.eye(3)[i % 3],
+        "array": np.ones((2, 3), dtype=np.float32),
+        "picture": Pictures.new("RGB", (6, 4)),
+        "text": " ".join(["word"] * length),
+        "label": i % 3,
+        "none": None,
+    }
+
+
+class Rows(torch.utils.data.Dataset[Any]):
+    def __init__(self, first: Any, make: Callable[[int], Any] = usual) -> None:
+        self.first, self.make = first, make
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> Any:
+        if i:
+            return self.make(i)
+        if isinstance(self.first, Exception):
+            raise self.first
+        return self.first
+
+
+OTHERS: dict[str, Any] = {
+    "longer": usual(0) | {"ids": list(range(500)), "text": "word " * 99, "vector": torch.ones(99)},
+    "empty": usual(0) | {"ids": [], "text": "", "vector": torch.ones(0), "nested": []},
+    "another key": usual(0) | {"note": "x"},
+    "a key less": {"ids": [1]},
+    "floats": usual(0) | {"ids": [1.0, 2.0], "label": 1.0},
+    "text for a number": usual(0) | {"label": "two"},
+    "no value": usual(0) | {"label": None, "text": None},
+    "a value": usual(0) | {"none": 3},
+    "large": usual(0) | {"ids": [10**9], "label": 10**9},
+    "not a number": usual(0) | {"vector": torch.full((3,), torch.nan)},
+    "sparse": usual(0) | {"sparse": torch.eye(3)[0].to_sparse()},
+    "deeper": usual(0) | {"nested": [[[1]]]},
+    "another picture": usual(0) | {"picture": Pictures.new("L", (900, 2))},
+    "another shape": usual(0) | {"array": np.ones((7, 9, 1), dtype=np.float64)},
+    "unknown": usual(0) | {"label": object()},
+    "a tuple": (1, 2),
+    "unreadable": ValueError("cannot read scan-17.png"),
+}
+
+
+def description(template: Template) -> Any:
+    kinds = [(_kind(x), [*_axes(x)]) for x in template.prototypes]
+    return kinds, template.is_public, template.problem
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_first_record_leaves_no_trace(name: str) -> None:
+    expected = description(find_template(Rows(usual(0))))
+    assert description(find_template(Rows(OTHERS[name]))) == expected
+    assert expected[0] and not expected[1]
+
+
+def test_lengths_that_all_records_share_are_kept_and_others_are_varied() -> None:
+    for i, prototype in enumerate(find_template(Rows(usual(0))).prototypes):
+        lengths = dict(_axes(prototype))
+        length = (7, 3, 64, 256)[i]
+        assert lengths["ids", 0] == lengths["vector", 0] == lengths["text", 0] == length
+        assert prototype["array"].shape == (2, 3) and prototype["picture"].size == (6, 4)
+
+
+def test_no_value_of_a_record_is_taken() -> None:
+    rows = Rows(None, lambda i: {"x": torch.full((4,), 5.5), "n": 77, "text": "SECRET"})
+    prototype = find_template(rows).prototypes[0]
+    assert 5.5 not in prototype["x"] and prototype["n"] != 77 and prototype["text"] != "SECRET"
+
+
+def test_public_shapes_are_taken_without_a_record() -> None:
+    x, y = torch.full((N, 3, 4), 9.0), torch.ones(N, dtype=torch.long)
+    for dataset in ((x, y), TensorDataset(x, y), Subset(TensorDataset(x, y), range(4))):
+        template = find_template(dataset)
+        assert template.is_public
+        assert [v.shape for v in template.prototypes[0]] == [(3, 4), ()]
+        assert not template.prototypes[0][0].any()
+
+
+@pytest.mark.parametrize("form", [None, "torch", "numpy"])
+def test_features_of_a_hugging_face_data_set_are_public(form: str | None) -> None:
+    features = Features(
+        {
+            "ids": Sequence(Value("int64")),
+            "three": Sequence(Value("float32"), length=3),
+            "grid": Array2D((2, 2), "float32"),
+            "text": Value("string"),
+            "label": ClassLabel(names=["a", "b"]),
+            "flag": Value("bool"),
+            "picture": Image(),
+        }
+    )
+
+    def row(length: int) -> Record:
+        return {
+            "ids": [1] * length,
+            "three": [1.0] * 3,
+            "grid": np.ones((2, 2)).tolist(),
+            "text": "word " * length,
+            "label": 1,
+            "flag": True,
+            "picture": Pictures.new("RGB", (length, length)),
+        }
+
+    made = [Dataset.from_list([row(n), row(2)], features=features) for n in (1, 40)]
+    one, other = (find_template(x.with_format(form)) for x in made)
+    assert description(one) == description(other) and one.is_public
+    lengths = dict(_axes(one.prototypes[0]))
+    assert lengths["ids", 0] == 7 and lengths["three", 0] == 3
+
+
+def test_a_transform_of_a_hugging_face_data_set_is_followed() -> None:
+    dataset = Dataset.from_dict({"x": [1.0, 2.0]})
+    dataset.set_transform(lambda batch: {"z": [torch.ones(5) * v for v in batch["x"]]})
+    template = find_template(dataset)
+    assert template.is_public and dict(_axes(template.prototypes[0])) == {("z", 0): 5}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.out = nn.Embedding(20, 6, padding_idx=0), nn.Linear(6, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.out(self.table(ids).sum(1))
+
+
+def collate(rows: list[Any]) -> Any:
+    ids = pad_sequence([torch.as_tensor(x) for x, _ in rows], batch_first=True)
+    return ids, torch.tensor([y for _, y in rows])
+
+
+def outcome(first: Any) -> Any:
+    rows = Rows(first, lambda i: (torch.ones(2 + i % 4, dtype=torch.long), i % 3))
+    model = Net()
+    plan = PrivacyConfig(expected_batch_size=6, steps=1, test_mode_seed=1).with_noise(1.0, 1e-3, N)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        with Session(
+            plan, model, torch.optim.SGD(model.parameters(), 0.1), rows, collate_fn=collate
+        ) as session:
+            session._maybe_verify(lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none"))
+            text = session.gradients
+    return text, [str(w.message) for w in shown]
+
+
+def test_a_run_says_the_same_whatever_the_first_record_is() -> None:
+    text, shown = outcome((torch.ones(3, dtype=torch.long), 1))
+    assert any("private records share" in x for x in shown)
+    for first in ((torch.ones(99), 1), (torch.ones(3, 3), 1), ([], None), ValueError("SECRET")):
+        assert outcome(first) == (text, shown)
+
+
+def test_given_records_are_used_themselves() -> None:
+    template = find_template(Rows(ValueError()), [(torch.ones(2), 1)])
+    rows = template.attempts(list, torch.device("cpu"))[0](3)
+    assert template.is_public and len(rows) == 3 and torch.equal(rows.records[2][0], torch.ones(2))
