@@ -26,6 +26,7 @@ from hypothesis import HealthCheck, settings
 from torch.overrides import _get_current_function_mode
 
 from dpkfc.integrations._opacus_batch import remove_finished_modes
+from tests.machine import find_missing, is_disk_full, untried_processor
 from tests.quick import make_accounting_quick, make_figures_blank
 
 # Folders and files that test ε itself, or compare noise with a peer: ε is computed as for a run.
@@ -49,9 +50,25 @@ settings.load_profile("repeatable")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Say in one line what the machine lacks, instead of failing in a hundred places."""
+    missing = find_missing()
+    if missing:
+        pytest.exit(missing, returncode=pytest.ExitCode.USAGE_ERROR)
     torch.set_num_threads(1)
     # Collection leaves little garbage, and the search for it takes half of the time.
     gc.disable()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """End a run whose disk is full: every later test would fail for nothing else."""
+    if report.failed and is_disk_full():
+        pytest.exit(f"the disk of {tempfile.gettempdir()} is full: free some, or set TMPDIR", 1)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    remark = untried_processor()
+    if remark and terminalreporter.stats.get("failed"):
+        terminalreporter.write_line(remark)
 
 
 @pytest.hookimpl(tryfirst=True)
