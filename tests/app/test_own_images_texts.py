@@ -49,7 +49,7 @@ def test_a_broken_image_counts_as_one_without_a_class(tmp_path: Path):
     broken = records.labels == UNKNOWN
     assert broken.sum() == 2 and not records.inputs[broken].any()
     assert len(encode_folder(folder, SCHEMA, with_broken=False)) == 59
-    with pytest.raises(DatasetError, match=r"cat/0.png: is no whole PNG or JPEG"):
+    with pytest.raises(DatasetError, match=r"cat/0.png: is not a whole PNG, JPEG"):
         encode_folder(folder, replace(SCHEMA, images=ImageForm(size=16, broken="error")))
     for path in folder.rglob("*.*"):
         path.write_text("no image")
@@ -122,15 +122,20 @@ def test_classes_of_no_folder_are_refused_and_one_folder_is_enough(tmp_path: Pat
     folder = write_images(tmp_path / "pets")
     schema = tmp_path / "pets.toml"
     chosen = {"data": str(folder), "schema": str(schema)}
-    for classes, fits in (('["Cat", "Dog"]', False), ('["Cat", "dog"]', True)):
+    for classes, error in (
+        ('["Cat", "Dog"]', "folder 'cat' and class 'Cat' differ in case or Unicode form alone"),
+        ('["cow", "hen"]', "it holds cat, dog, and the schema lists cow, hen"),
+        ('["cow", "dog"]', r'folder cat is not a class; .* leave_out = \["cat"\]'),
+        ('["cow", "dog"]\n[images]\nleave_out = ["cat"]', ""),
+    ):
         schema.write_text(f"classes = {classes}\n", "utf-8")
         config = run_config(chosen)
         recipe = recipe_of(config)
-        if fits:
-            assert set(recipe.data(config).train[1].tolist()) == {UNKNOWN, 1}
-            continue
-        with pytest.raises(DatasetError, match="it holds cat, dog, and the schema lists Cat, Dog"):
-            recipe.data(config)
+        if error:
+            with pytest.raises(DatasetError, match=error):
+                recipe.data(config)
+        else:
+            assert recipe.data(config).train[1].unique().tolist() == [1]
 
 
 def test_lines_of_text(tmp_path: Path):

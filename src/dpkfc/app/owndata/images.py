@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
+import unicodedata
 import warnings
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -16,44 +20,207 @@ from dpkfc.app.owndata.files import column_texts, read_header, read_table, unit_
 from dpkfc.app.owndata.schema import ImageForm, Schema, target_of
 from dpkfc.app.settings import shorten
 
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
+_FORMATS = ("PNG", "JPEG", "TIFF", "BMP")
+
+# --------------------------------------------------------------------------------------------------
+# Names of folders, which are public: classes, and folders that are none.
+
+_SPLITS = {
+    "train": {"train", "training", "trainset"},
+    "validation": {"val", "valid", "validation", "valset", "dev"},
+    "test": {"test", "testing", "testset", "holdout", "eval", "evaluation"},
+}
+# Words of folders that differ in their numbers alone, and are no classes.
+_PARTS = set("fold part split batch shard chunk train training test patient subject case".split())
+_IMAGES = {"image", "images", "img", "imgs"}
+_MASKS = set(
+    "mask masks segmentation segmentations annotation annotations labels groundtruth gt overlay"
+    " overlays heatmap heatmaps thumbnail thumbnails thumbs augmented augmentation augmentations"
+    " copy copies backup backups".split()
+)
+_SYSTEM = {"lost+found", "system volume information"}
 
 
-def folder_classes(folder: Path) -> tuple[str, ...]:
+def folder_classes(folder: Path, left_out: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the names of the folders in a folder, sorted: the public classes.
 
+    Args:
+        folder: of images.
+        left_out: names of folders that are not classes.
+
     Raises:
-        DatasetError: fewer than two folders, or no folder at all.
+        DatasetError: fewer than two folders; folders that are splits, parts or masks; or two names
+            that differ in case or Unicode form alone.
     """
-    names = _folder_names(folder)
+    names = _folder_names(folder, left_out)
+    _check_splits(folder, names)
     if len(names) < 2:
+        inner = f" ({names[0]!r:.40})" if names else ""
         raise DatasetError(
-            f"{folder}: holds {len(names)} folders; give one folder a class, or --label-file with"
-            " a column of file names"
+            f"{folder}: holds {len(names)} folders{inner}; give --data with the one that holds a"
+            " folder a class, or --label-file with a column of file names"
         )
+    for name in names:
+        what = _suspicion(folder / name, names)
+        if what or name.lower() in _MASKS - {"mask"}:
+            raise DatasetError(_suspect_text(folder, folder / name, what or "is not of a class"))
+    stems = {re.sub(r"\d+", "", name) for name in names}
+    if len(stems) == 1 and _words(*stems) & _PARTS:
+        raise DatasetError(
+            f"{folder}: {shorten(names, 60)} look like parts or persons, not classes; give"
+            " --label-file, or list classes in a schema"
+        )
+    forms: dict[str, str] = {}
+    for name in names:
+        other = forms.setdefault(_fold(name), name)
+        if other != name:
+            raise DatasetError(
+                f"{folder}: folders {other!a:.40} and {name!a:.40} differ in case or Unicode form"
+                " alone; rename one, or list both in classes of a schema"
+            )
     return tuple(names)
 
 
-def check_classes(folder: Path, classes: Sequence[str]) -> None:
-    """Refuse a folder without a folder of any class. Names of folders are public.
+def check_classes(folder: Path, schema: Schema) -> None:
+    """Refuse a folder with a folder that is not a class. Names of folders are public.
 
     Raises:
         DatasetError: naming the folders, the classes and the fix.
     """
-    names = _folder_names(folder)
-    if not set(names).intersection(classes):
+    names = _folder_names(folder, schema.images.leave_out)
+    others = [name for name in names if name not in schema.classes]
+    if others == names:
+        _check_splits(folder, names)
+    for name in others:
+        for known in schema.classes:
+            if _fold(known) == _fold(name):
+                raise DatasetError(
+                    f"{folder}: folder {name!a:.40} and class {known!a:.40} differ in case or"
+                    " Unicode form alone; rename one"
+                )
+    if others == names:
         raise DatasetError(
             f"{folder}: no folder is named as a class: it holds {shorten(names, 60) or 'none'}, and"
-            f" the schema lists {shorten(classes, 60)}; write classes as the folders are named"
+            f" the schema lists {shorten(schema.classes, 60)}; write classes as the folders are"
+            " named"
+        )
+    if others:
+        raise DatasetError(_suspect_text(folder, folder / others[0], "is not a class"))
+
+
+def suspect_folders(folder: Path, left_out: Sequence[str] = ()) -> Iterator[tuple[Path, str]]:
+    """Yield folders inside of the folders of a folder that do not hold their images, and why."""
+    for place, names, _ in _walk(folder, left_out):
+        for name in names:
+            what = _suspicion(place / name, names)
+            if not what and place != folder and _words(name) & _MASKS:
+                what = "is named like masks or copies"
+            if what and (place != folder or (place / name).is_symlink()):
+                yield place / name, what
+
+
+def _check_folders(folder: Path, left_out: Sequence[str]) -> None:
+    """Refuse folders inside of the folders of a folder that do not hold their images.
+
+    Raises:
+        DatasetError: naming the first, and the fix.
+    """
+    for path, what in suspect_folders(folder, left_out):
+        raise DatasetError(_suspect_text(folder, path, what))
+    for place, names, _ in _walk(folder, left_out):
+        if place != folder:
+            _check_splits(place, names)
+
+
+def _suspicion(path: Path, siblings: Sequence[str]) -> str:
+    """Return why a folder does not hold images of its own, or an empty text."""
+    name = path.name
+    if path.is_symlink():
+        return "is a link, which is not followed"
+    if name[0] in "$@#~" or name.startswith("__") or name.lower() in _SYSTEM:
+        return "is of a program or system"
+    if not _holds_images(name) and any(map(_holds_images, siblings)):
+        return "stands beside a folder of images"
+    return ""
+
+
+def _suspect_text(folder: Path, path: Path, what: str) -> str:
+    return (
+        f"{folder}: folder {path.relative_to(folder)} {what}; remove it, or set leave_out ="
+        f' ["{path.name}"] under [images] of the schema'
+    )
+
+
+def _check_splits(folder: Path, names: Sequence[str]) -> None:
+    """Refuse folders that are splits of a data set.
+
+    Raises:
+        DatasetError: naming them, and the fix.
+    """
+    found: dict[str, str] = {}
+    for split, words in _SPLITS.items():
+        for name in names:
+            if _words(name) & words:
+                found.setdefault(split, name)
+    splits = list(dict.fromkeys(found.values()))
+    if len(splits) > 1:
+        raise DatasetError(
+            f"{folder}: {shorten(splits, 40)} are splits, not classes; give --data"
+            f" {folder / splits[0]}, and the others to dpkfc evaluate --data"
         )
 
 
-def _folder_names(folder: Path) -> list[str]:
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[a-z]+", name.lower()))
+
+
+def _holds_images(name: str) -> bool:
+    """Return whether a folder is named by the word images alone."""
+    words = _words(name)
+    return bool(words) and words <= _IMAGES
+
+
+def _fold(name: str) -> str:
+    """Return a name without differences of case and Unicode form, and blanks around it."""
+    folded = unicodedata.normalize("NFKC", name).casefold()
+    return unicodedata.normalize("NFKC", folded).strip()
+
+
+def _folder_names(folder: Path, left_out: Sequence[str]) -> list[str]:
     try:
         names = sorted(path.name for path in folder.iterdir() if path.is_dir())
     except OSError as error:
         raise unreadable_error(folder, error) from None
-    return [name for name in names if not name.startswith(".")]
+    return [name for name in names if not (name.startswith(".") or name in left_out)]
+
+
+def _walk(folder: Path, left_out: Sequence[str]) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Yield each folder with the names of its folders and files, without hidden ones."""
+
+    def stop(error: OSError) -> None:
+        raise unreadable_error(Path(error.filename), error) from None
+
+    for place, folders, files in os.walk(folder, onerror=stop):
+        folders[:] = sorted(
+            name for name in folders if not (name.startswith(".") or name in left_out)
+        )
+        yield Path(place), folders, sorted(name for name in files if not name.startswith("."))
+
+
+# --------------------------------------------------------------------------------------------------
+# Files of images and their labels.
+
+# Why a file contributes nothing, or differs from what a person sees. PRIVATE shares of the files.
+_BROKEN = "broken"
+_ABSENT = "no such file"
+_OUTSIDE = "no file of the folder (a link, pipe or device)"
+_DEEP_COLOURS = "unread, since colours have 16 bits a channel (bit depth)"
+_FLOATS = "unread, since pixels are floating-point numbers (bit depth)"
+_CLAMPED = "with pixels outside of 0 to white"
+_PAGES = "with several pages, of which the first is read"
+_REPEATED = "named by several rows"
+_OTHERS = "left out, since their suffix is not of a known image"
 
 
 def encode_folder(
@@ -64,16 +231,18 @@ def encode_folder(
     Args:
         folder: with one folder a class, or with the files that `labels` names.
         schema: public size, channels and classes.
-        labels: a table whose first column names files.
+        labels: a table with a column that names files.
         with_broken: whether files that cannot be read count, as they must in training.
 
     Returns:
-        Images float32 `[N, C, size, size]`, pixels from −1 to 1. Files outside of a folder of a
-        class have no label, and neither has a file that cannot be read, whose pixels are 0.
+        Images float32 `[N, C, size, size]`, pixels from −1 to 1, as a viewer shows them. Files
+        outside of a folder of a class have no label, and neither has a file that cannot be read,
+        whose pixels are 0.
 
     Raises:
-        DatasetError: a file cannot be read and `broken` is "error", or there are no images. In
-            training it is no error that no file can be read.
+        DatasetError: a folder that does not hold images of a class, or there are no images; a file
+            cannot be read and `broken` is "error". In training it is no error that no file can be
+            read.
     """
     if labels is None:
         labelled = _label_by_folder(folder, schema)
@@ -84,11 +253,14 @@ def encode_folder(
     form = schema.images
     nothing = np.zeros((form.channels, form.size, form.size), np.float32)
     check_unpacked_size(folder, len(paths) * nothing.nbytes)
+    root = folder.resolve()
     images = []
     contents = []
     whole = []
+    seen: Counter[str] = Counter({_BROKEN: 0})
     for row, path in enumerate(paths):
-        pixels = _read_image(path, form)
+        pixels, remarks = _read_image(path, root, form)
+        seen.update(remarks)
         if pixels is None:
             numbers[row] = unknown[0].item()
             pixels = nothing
@@ -97,16 +269,21 @@ def encode_folder(
         images.append(pixels)
         label = str(numbers[row])
         contents.append(pixels.tobytes() + label.encode())
+    named = Counter(paths[row] for row in whole)
+    seen[_REPEATED] = sum(count for count in named.values() if count > 1)
     if not (whole or with_broken):
         raise DatasetError(f"{folder}: holds no PNG or JPEG image that can be read; check --data")
-    broken = (len(paths) - len(whole)) / len(paths)
+    shares = {}
+    for remark, count in seen.items():
+        if count or remark == _BROKEN:
+            shares[remark, "files"] = count / len(paths)
     records = Records(
         inputs=torch.from_numpy(np.stack(images)),
         labels=torch.tensor(numbers),
         names=[os.path.relpath(path, folder) for path in paths],
         contents=contents,
         units=unit_names(people, contents, schema) if people else (),
-        figures={**figures, ("broken", "files"): broken},
+        figures={**figures, **shares},
     )
     return records if with_broken else records.select(whole)
 
@@ -117,28 +294,37 @@ _Labelled = tuple[list[Path], list[float], list[str | None], Figures]
 
 def _label_by_folder(folder: Path, schema: Schema) -> _Labelled:
     """Return the images of a folder, each with the class that the folder around it is named by."""
-    paths = [path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES]
+    left_out = schema.images.leave_out
+    _check_folders(folder, left_out)
+    paths = []
+    others = 0
+    for place, _, names in _walk(folder, left_out):
+        images = [place / name for name in names if name.lower().endswith(IMAGE_SUFFIXES)]
+        others += len(names) - len(images)
+        paths += images
     if not paths:
-        raise DatasetError(f"{folder}: holds no PNG or JPEG file; check --data")
+        raise DatasetError(
+            f"{folder}: holds no PNG or JPEG file, and none of {', '.join(IMAGE_SUFFIXES[3:])};"
+            " check --data"
+        )
     paths.sort()
     number_of = {name: number for number, name in enumerate(schema.classes)}
     numbers: list[float] = []
     for path in paths:
         top, *_ = path.relative_to(folder).parts
         numbers.append(number_of.get(top, UNKNOWN))
-    return paths, numbers, [], {}
+    shares = {(_OTHERS, "files"): others / (others + len(paths))} if others else {}
+    return paths, numbers, [], shares
 
 
 def _read_labels(folder: Path, schema: Schema, labels: Path) -> _Labelled:
     kinds, _ = read_header(labels, schema.delimiter)
-    first = next(iter(kinds))
-    names = [first, schema.target]
+    names = [schema.images.file or next(iter(kinds)), schema.target]
     if schema.unit:
         names.append(schema.unit)
     table, figures = read_table(labels, names, schema.delimiter)
     columns = [column_texts(labels, table, name) for name in names]
-    # The folder itself is no image.
-    paths = [folder / (name or "") for name in columns[0]]
+    paths = [_named_file(folder, name) for name in columns[0]]
     if not paths:
         raise DatasetError(f"{labels}: has a header and no rows; name the image files in it")
     numbers, shares = target_of(schema).encode(columns[1])
@@ -146,33 +332,202 @@ def _read_labels(folder: Path, schema: Schema, labels: Path) -> _Labelled:
     return paths, numbers.tolist(), people, {**figures, **shares}
 
 
-def _read_image(path: Path, form: ImageForm) -> np.ndarray | None:
-    """Return pixels float32 `[C, size, size]`, None for a file that cannot be read."""
+def _named_file(folder: Path, name: str | None) -> Path:
+    """Return the file that a row names, by itself: with a suffix of an image where it has none."""
+    # The folder itself is no image.
+    path = folder / (name or "").strip().replace("\\", "/")
+    if path.name and not path.name.lower().endswith(IMAGE_SUFFIXES):
+        for suffix in IMAGE_SUFFIXES:
+            longer = path.with_name(path.name + suffix)
+            if _exists(longer):
+                return longer
+    return path
+
+
+def _exists(path: Path) -> bool:
     try:
-        from PIL import Image
+        return path.exists()
+    # A name with a null character, or a longer one than the system takes.
+    except (OSError, ValueError):
+        return False
+
+
+def _read_image(
+    path: Path, root: Path, form: ImageForm
+) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """Return pixels float32 `[C, size, size]`, None for a file that is not read; and remarks."""
+    try:
+        import PIL.Image  # noqa: F401
     except ImportError:
         raise DatasetError("images are read by Pillow: pip install 'dpkfc[data]'") from None
-    mode = "RGB" if form.channels == 3 else "L"
-    shape = form.size, form.size
+    reason = _BROKEN
     try:
-        # A warning would tell of one image.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(path, formats=("PNG", "JPEG")) as image:
-                check_unpacked_size(path, image.width * image.height * 4)
-                scaled: Image.Image = image
-                if image.mode.startswith("I"):
-                    # A conversion would cut 16 bits to 255 instead of scaling them.
-                    scaled = image.point(lambda value: value / 257).convert("L")
-                scaled = scaled.convert(mode).resize(shape)
+        place = path.resolve()
+        if not _exists(path) or place == root:
+            reason = _ABSENT
+        elif not (place.is_file() and place.is_relative_to(root)):
+            reason = _OUTSIDE
+        else:
+            # A warning would tell of one image.
+            with warnings.catch_warnings(), place.open("rb") as file:
+                warnings.simplefilter("ignore")
+                pixels, remarks = _decode(file, path, form)
+            if pixels is not None:
+                return pixels, remarks
+            (reason,) = remarks
+        problem = reason
     # Whatever a decoder says about a damaged file.
     except Exception as error:
-        if form.broken == "skip":
-            return None
-        raise DatasetError(
-            f"{path}: is no whole PNG or JPEG ({type(error).__name__}); replace it, or set broken ="
-            " 'skip' under [images] of the schema"
-        ) from None
-    pixels = np.asarray(scaled, np.float32) / 127.5 - 1
-    pixels = pixels.reshape(*shape, form.channels)
-    return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+        problem = type(error).__name__
+    if form.broken == "skip":
+        return None, (reason,)
+    raise DatasetError(
+        f"{path}: is not a whole PNG, JPEG, TIFF or BMP ({problem}); replace it, or set broken ="
+        " 'skip' under [images] of the schema"
+    ) from None
+
+
+def _decode(
+    file: IO[bytes], path: Path, form: ImageForm
+) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """Return the pixels of an open file as a viewer shows it; or None, and why."""
+    from PIL import Image
+
+    png_depth = file.read(25)[24:]
+    file.seek(0)
+    with Image.open(file, formats=_FORMATS) as image:
+        check_unpacked_size(path, image.width * image.height * 4)
+        tags = getattr(image, "tag_v2", {})
+        depth = max(tags.get(_BITS, (8,)))
+        if image.format == "PNG":
+            depth = png_depth[0]
+        is_grey = image.mode.startswith("I")
+        if image.mode == "F":
+            return None, (_FLOATS,)
+        if depth > 8 and not is_grey:
+            return None, (_DEEP_COLOURS,)
+        remarks = []
+        # Phones write previews behind a JPEG image.
+        if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:
+            remarks.append(_PAGES)
+        is_inverted = tags.get(_PHOTOMETRIC) == 0
+        image.load()
+        upright = _turn(image)
+        if is_grey:
+            scaled, is_clamped = _scale_grey(upright, form, is_inverted)
+            remarks += [_CLAMPED] * is_clamped
+        else:
+            scaled = _lay_over(upright, form.background).convert(form.mode)
+        pixels = np.asarray(scaled.resize((form.size, form.size)), np.float32)
+    pixels = np.clip(pixels, 0, 255).reshape(form.size, form.size, -1) / 127.5 - 1
+    shape = (form.channels, form.size, form.size)
+    return np.ascontiguousarray(np.broadcast_to(pixels.transpose(2, 0, 1), shape)), tuple(remarks)
+
+
+# Tags of TIFF and EXIF.
+_BITS, _PHOTOMETRIC, _ORIENTATION, _GREATEST = 258, 262, 274, 281
+
+
+def _turn(image: Any) -> Any:
+    """Return an image as its EXIF orientation says that it is shown."""
+    from PIL.Image import Transpose
+
+    try:
+        orientation = image.getexif().get(_ORIENTATION, 1)
+    # Viewers show an image with damaged EXIF data too.
+    except Exception:
+        return image
+    method = {
+        2: Transpose.FLIP_LEFT_RIGHT,
+        3: Transpose.ROTATE_180,
+        4: Transpose.FLIP_TOP_BOTTOM,
+        5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270,
+        7: Transpose.TRANSVERSE,
+        8: Transpose.ROTATE_90,
+    }.get(orientation)
+    return image if method is None else image.transpose(method)
+
+
+def _scale_grey(image: Any, form: ImageForm, is_inverted: bool) -> tuple[Any, bool]:
+    """Return grey values of more than 8 bits as floating-point numbers from 0 to 255."""
+    from PIL import Image
+
+    values = np.asarray(image, np.float64)
+    shares = values / form.white
+    if is_inverted:
+        # Pillow inverts such files of 8 bits, and none of 16.
+        shares = 1 - shares
+    clamped = shares.clip(0, 1)
+    is_clamped = bool((clamped != shares).any())
+    hidden = image.info.get("transparency")
+    if isinstance(hidden, int):
+        clamped[values == hidden] = float(form.background == "white")
+    return Image.fromarray((clamped * 255).astype(np.float32)), is_clamped
+
+
+def _lay_over(image: Any, background: str) -> Any:
+    """Return an image without transparency, laid over a background."""
+    from PIL import Image
+
+    if not image.has_transparency_data:
+        return image
+    top = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", top.size, background), top).convert("RGB")
+
+
+# --------------------------------------------------------------------------------------------------
+# The greatest grey value of images, as their headers say.
+
+_MOST_HEADERS = 1000
+
+
+def propose_white(folder: Path) -> int:
+    """Return the value that most headers of images give to white; 255 for images of 8 bits.
+
+    No pixel is decoded. Of a large folder a part is looked at.
+    """
+    paths = []
+    for place, _, names in _walk(folder, ()):
+        paths += [place / name for name in names if name.lower().endswith(IMAGE_SUFFIXES)]
+    step = -(-len(paths) // _MOST_HEADERS) or 1
+    found = Counter(_white_of_header(path) for path in paths[::step])
+    del found[0]
+    return found.most_common(1)[0][0] if found else 255
+
+
+def _white_of_header(path: Path) -> int:
+    """Return the value of white by the header of a file, 0 for a file without one."""
+    from PIL import Image
+
+    if path.is_symlink() or not path.is_file():
+        return 0
+    try:
+        with warnings.catch_warnings(), path.open("rb") as file:
+            warnings.simplefilter("ignore")
+            start = file.read(4096)
+            file.seek(0)
+            with Image.open(file, formats=_FORMATS) as image:
+                if not image.mode.startswith("I"):
+                    return 255
+                tags = getattr(image, "tag_v2", {})
+                bits = min(tags.get(_BITS, (16,)))
+                if image.format == "PNG":
+                    bits = _significant_bits(start)
+                return int(max(tags.get(_GREATEST, (0,))) or 2**bits - 1)
+    except Exception:
+        return 0
+
+
+def _significant_bits(start: bytes) -> int:
+    """Return the bits of a grey PNG of 16 that hold its values, as its chunk sBIT says."""
+    place = 8
+    while place + 8 < len(start):
+        size = int.from_bytes(start[place : place + 4], "big")
+        kind = start[place + 4 : place + 8]
+        if kind == b"sBIT":
+            return start[place + 8]
+        if kind == b"IDAT":
+            break
+        place += size + 12
+    return 16

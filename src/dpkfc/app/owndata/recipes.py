@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -23,7 +24,13 @@ from dpkfc.app.owndata.files import (
     read_header,
     text_width,
 )
-from dpkfc.app.owndata.images import check_classes, encode_folder, folder_classes
+from dpkfc.app.owndata.images import (
+    check_classes,
+    encode_folder,
+    folder_classes,
+    propose_white,
+    suspect_folders,
+)
 from dpkfc.app.owndata.schema import (
     Schema,
     SchemaNoise,
@@ -282,7 +289,7 @@ def _image_recipe(config: RunConfig) -> Recipe:
 
     def read() -> Records:
         if labels is None:
-            check_classes(folder, schema.classes)
+            check_classes(folder, schema)
         return encode_folder(folder, schema, labels)
 
     recipe = Recipe(
@@ -294,7 +301,11 @@ def _image_recipe(config: RunConfig) -> Recipe:
         num_classes=outputs,
         constants={
             **public_facts(schema),
-            "normalisation": (f"scaled to {form.size} pixels, −1 to 1", "no number of the images"),
+            "normalisation": (
+                f"scaled to {form.size} pixels, −1 to 1; white is {form.white} where a grey value"
+                f" has more than 8 bits; transparency is laid over {form.background}",
+                "no number of the images",
+            ),
         },
         probe=lambda config: DeadLeaves(shape),
         read=lambda other, table=None: encode_folder(other, schema, table, with_broken=False),
@@ -329,7 +340,9 @@ def _folder_schema(config: RunConfig) -> Schema:
         ],
         ConfigError,
     )
-    schema = replace(schema, classes=schema.classes or folder_classes(folder))
+    schema = replace(
+        schema, classes=schema.classes or folder_classes(folder, schema.images.leave_out)
+    )
     return check_schema(schema, config.schema or str(folder))
 
 
@@ -455,6 +468,7 @@ _IMAGE_FORM = """\
 size = 32  # pixels of each side
 channels = 3  # 1 for grey
 broken = "skip"  # or "error"
+background = "white"  # or "black": behind transparent pixels
 """
 _IMAGE_UNIT = """\
 # unit = "patient"  # a column of the label file; ε then protects all images of one patient
@@ -486,8 +500,13 @@ def empty_schema(data: Path, target: str, text: str, label_file: Path | None) ->
     """
     kind = kind_of_data(data)
     if kind == "own-images" and label_file is None:
-        names = ", ".join(f"{name!r}" for name in folder_classes(data))
-        return f"# classes: the folders {names}\n\n{_IMAGE_FORM}"
+        suspects = sorted({path.name for path, _ in suspect_folders(data)})
+        classes = json.dumps(folder_classes(data, suspects), ensure_ascii=False)
+        form = _image_form(data)
+        if suspects:
+            names = json.dumps(suspects, ensure_ascii=False)
+            form += f"leave_out = {names}  # folders that do not hold images of a class\n"
+        return f"classes = {classes}  # the folders\n\n{form}"
     if not target:
         raise ConfigError("which column is learned? give --target NAME")
     if kind == "own-text":
@@ -499,5 +518,16 @@ def empty_schema(data: Path, target: str, text: str, label_file: Path | None) ->
         names = ", ".join(columns)[:60]
         raise DatasetError(f"{table}: has no column {target!r}; its header has {names}")
     if kind == "own-images":
-        return template({}, target, delimiter, _IMAGE_UNIT + _IMAGE_FORM)
+        first = json.dumps(next(iter(columns)), ensure_ascii=False)
+        form = f"{_image_form(data)}file = {first}  # the column that names files\n"
+        return template({}, target, delimiter, _IMAGE_UNIT + form)
     return template(columns, target, delimiter)
+
+
+def _image_form(folder: Path) -> str:
+    """Return the form of images, with white as most headers say it."""
+    white = propose_white(folder)
+    if white == 255:
+        return f"{_IMAGE_FORM}# white = 4095  # of grey images with more than 8 bits\n"
+    note = "as headers say" if white != 65535 else "16 bits; 4095 where a detector fills 12 of them"
+    return f"{_IMAGE_FORM}white = {white}  # {note}\n"

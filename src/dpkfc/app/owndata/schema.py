@@ -437,12 +437,26 @@ class ImageForm:
             names it and ends, which one person's file then decides.
         features: "synthetic" learns a linear head on features that need no data; "network" learns
             a small convolutional network. "" takes the features up to 64 pixels.
+        white: the value of white in grey images of more than 8 bits: 4095 where a detector fills 12
+            of 16 bits. Greater values are clamped.
+        background: "white" or "black": what shows through transparent pixels.
+        leave_out: names of folders that are not read.
+        file: column of a label file that names files; empty for its first one.
     """
 
     size: int = 32
     channels: int = 3
     broken: str = "skip"
     features: str = ""
+    white: int = 65535
+    background: str = "white"
+    leave_out: tuple[str, ...] = ()
+    file: str = ""
+
+    @property
+    def mode(self) -> str:
+        """The mode of Pillow that has so many channels."""
+        return "RGB" if self.channels == 3 else "L"
 
     @property
     def has_features(self) -> bool:
@@ -635,6 +649,14 @@ def _form_checks(images: ImageForm, text: TextForm, where: str) -> Iterator[tupl
     yield (
         images.broken not in ("error", "skip"),
         f"{where} [images]: broken must be error or skip, got {images.broken!r}",
+    )
+    yield (
+        images.white < 1,
+        f"{where} [images]: white must be the value of white, such as 4095, got {images.white}",
+    )
+    yield (
+        images.background not in ("white", "black"),
+        f"{where} [images]: background must be white or black, got {images.background!r}",
     )
     yield (
         text.encoder not in ("words", "weighted-words", "sentences"),
