@@ -29,6 +29,7 @@ def speed(*arguments: object, check: bool = True) -> forked.Done:
     return done
 
 
+@pytest.mark.slow
 def test_a_smoke_run_times_every_contender_and_writes_a_table(tmp_path: Path):
     path = tmp_path / "speed.json"
     printed = speed(
@@ -52,6 +53,7 @@ def test_a_smoke_run_times_every_contender_and_writes_a_table(tmp_path: Path):
     assert speed("--table", "--output", path).stdout == printed
 
 
+@pytest.mark.slow
 def test_memory_is_taken_above_what_the_process_held_before_its_first_step():
     for contender in ("dp_sgd", "dp_kfc"):
         printed = speed(
@@ -173,6 +175,7 @@ def test_the_growth_of_memory_is_that_of_the_process_that_takes_most():
     assert sum(cell.startswith("– (") for cell in memory["processes"].values()) == 1
 
 
+@pytest.mark.slow
 def test_the_phases_of_a_step_add_up_to_it():
     options = ("--smoke", "--only", "smoke-cnn", "--rounds", 2, "--threads", 1)
     done = forked.script(ROOT / "benchmarks" / "phases.py", *options, cwd=ROOT)
@@ -203,6 +206,7 @@ def test_a_card_that_is_not_there_is_named():
     assert done.returncode == 2 and "--kept" in done.stderr
 
 
+@pytest.mark.slow
 def test_dp_ngd_is_timed_with_several_views_of_each_example():
     options = ("--smoke", "--views", "--threads", 1)
     done = forked.script(ROOT / "benchmarks" / "method_speed.py", *options, cwd=ROOT)

@@ -239,6 +239,7 @@ def test_the_noise_of_every_entry_is_known(share: float, residual_norm: float | 
         read_out(found, basis, layers, "whitened")
 
 
+@pytest.mark.slow
 def test_noise_reaches_the_parameters_with_the_variance_of_the_plan() -> None:
     """A session on an empty loss is pure noise: two-sided against S₁² diag(L Lᵀ) + S₂²."""
     model = net()

@@ -309,6 +309,7 @@ def exact_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return loss_fn(model, batch)
 
 
+@pytest.mark.quick("identity")
 @pytest.mark.parametrize("settings", [None, kfac()], ids=["identity", "kfac"])
 def test_autocast_around_a_step_changes_nothing_of_norms_metric_and_release(
     settings: object,

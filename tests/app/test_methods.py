@@ -90,6 +90,9 @@ def test_a_method_whitens_the_sides_that_its_equation_has(method: str) -> None:
     )
 
 
+@pytest.mark.quick(
+    "dp-adamw", "dp-sgd-normalised", "de-et-al", "dp-kfc-g", "disk", "doppler", "sofim"
+)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains(method: str, public: str) -> None:
     more = {"pretrain_epochs": 1} if "pretrain_epochs" in METHODS[method].settings else {}
@@ -172,6 +175,7 @@ def test_an_oracle_is_stamped(tmp_path: Path) -> None:
     assert card_of(tmp_path / "run")["guarantee"]["certified"] is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["dp-sgd", "adadps", "dp-ngd", "gep"])
 def test_figures_of_a_source_that_the_plan_does_not_use_are_measured_on_noise(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

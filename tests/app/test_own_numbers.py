@@ -117,6 +117,7 @@ def test_predictions_are_numbers_between_the_bounds(finished, tmp_path: Path):
     assert 100 <= float(rows[0]["cost"]) < float(rows[1]["cost"]) <= 300
 
 
+@pytest.mark.slow
 def test_card_audit_export_and_page_say_what_is_learned(finished, tmp_path: Path, monkeypatch):
     monkeypatch.setattr("dpkfc.audit.audit.SIZES", (1,))
     make_statistics_quick(monkeypatch)

@@ -410,6 +410,7 @@ def test_a_task_with_other_examples_is_refused_in_one_line(train: object):
         task_examples(task, "my_task:make")
 
 
+@pytest.mark.slow
 def test_images_with_a_table_of_labels_are_evaluated_with_one(tmp_path: Path):
     folder = write_images(tmp_path / "pets")
     table, schema = tmp_path / "labels.csv", tmp_path / "pets.toml"

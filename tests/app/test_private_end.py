@@ -244,6 +244,7 @@ def test_forfeited_steps_forfeit_evaluations(tmp_path: Path):
 # -- runs ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick("private-error")
 @pytest.mark.parametrize("stop_on", ["private-loss", "private-error"])
 def test_a_run_evaluates_as_often_as_planned(tmp_path: Path, stop_on: str):
     out = tmp_path / "run"

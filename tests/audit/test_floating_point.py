@@ -427,6 +427,7 @@ def _quick(name: str, kind: str) -> bool:
     return zlib.crc32((name + kind).encode()) % 12 < (6 if kind == "float32" else 2)
 
 
+@pytest.mark.quick("*-float32", "*-bfloat16")
 @pytest.mark.parametrize(
     ("name", "kind"), [(n, k) for n in MODELS for k in TYPES if size(_quick(n, k), True)]
 )

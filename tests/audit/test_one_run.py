@@ -102,7 +102,7 @@ def claimed_by_poisson() -> float:
     return claimed
 
 
-@pytest.mark.quick("DP-SGD")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", size(["DP-SGD", "DP-KFC", "DP-NGD", "fixed batches"], list(METHODS))
 )
@@ -144,6 +144,7 @@ def test_a_run_with_too_little_noise_exceeds_its_claim(
     record(evidence, f"{method}, noise × {kept}", result)
 
 
+@pytest.mark.slow
 def test_mislabelled_canaries_bound_an_honest_run(evidence):
     plan = settings(accountant="rdp").with_noise(NOISE, DELTA, EXAMPLES)
     result = audit(plan, kind="mislabelled", canaries=500)

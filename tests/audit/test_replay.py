@@ -154,6 +154,7 @@ def test_a_random_forward_pass_is_an_error() -> None:
         replay(subject, Canaries(canaries.names, canaries.rows, canaries.factors), sizes=(2,))
 
 
+@pytest.mark.slow
 def test_dropout_and_random_augmentation_raise_no_alarm() -> None:
     dropping = vectors(
         model=lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3))

@@ -84,6 +84,7 @@ def test_a_shipped_sampler_passes_on_its_secret_stream(name: str, evidence) -> N
     evidence("samplers", f"{name}, secret stream", batches=2 * STEPS, examples=N, tests=len(found))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "b"), [(20, 2), (2, 1), (3, 2), (5, 5), (100, 99), (30_000, 3)])
 @pytest.mark.parametrize("name", SHIPPED)
 def test_small_and_extreme_data_sets_pass_too(name: str, n: int, b: int) -> None:

@@ -87,6 +87,7 @@ def dense(factor: Any) -> Tensor:
     return dense_matrix(factor) if isinstance(factor, Eigen) else factor.values
 
 
+@pytest.mark.quick("*-7")
 @pytest.mark.parametrize("chunk", [7, 64, 100])
 @pytest.mark.parametrize("sharing", ["expand", "reduce"])
 @pytest.mark.parametrize("name", CASES)

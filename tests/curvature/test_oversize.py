@@ -142,6 +142,9 @@ def _exact(block: Block, lengths: Tensor, sharing: str) -> Tensor:
     return sum(x.T @ x for x in kept) / (n * block.groups)
 
 
+@pytest.mark.quick(
+    "outer-4-9-False-expand", "outer-12-3-True-reduce", "groups-*-expand", "tied-*-reduce"
+)
 @pytest.mark.parametrize("sharing", ["expand", "reduce"])
 @pytest.mark.parametrize(
     ("kind", "n", "t", "masked"),

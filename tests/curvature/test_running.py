@@ -328,6 +328,7 @@ def _run(folder, stops, fields) -> Tensor:
     return weights(model)
 
 
+@pytest.mark.quick("fields1")
 @pytest.mark.parametrize(
     "fields",
     [

@@ -101,6 +101,7 @@ def test_two_processes_make_the_run_of_one(tmp_path: Path, alone: dict[str, torc
     }
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_process_stops_all_and_a_restart_goes_on(
     tmp_path: Path, alone: dict[str, torch.Tensor]
 ) -> None:
@@ -118,6 +119,7 @@ def test_a_signal_to_one_process_stops_all_and_a_restart_goes_on(
     _same(tmp_path / "run", alone)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_off_before_its_first_checkpoint_begins_anew(
     tmp_path: Path, alone: dict[str, torch.Tensor]
 ) -> None:

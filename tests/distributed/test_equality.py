@@ -66,6 +66,9 @@ def results() -> list[dict[str, dict[str, dict[str, Any]]]]:
     return run(_worker, max(WORLDS))
 
 
+@pytest.mark.quick(
+    "DP-SGD*", "DP-KFC", "DiSK", "DP-KFC on words", "*micro*", "*NGD*", "DP-KFC, two probes*"
+)
 @pytest.mark.parametrize("name", CASES)
 def test_several_processes_equal_one(name: str) -> None:
     alone = _outcome(CASES[name])

@@ -203,6 +203,7 @@ def _restarted(rank: int, folder: Path, fault: str) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_torchrun_goes_on_from_the_last_checkpoint(tmp_path: Path, straight: torch.Tensor) -> None:
     """Rank 1 is killed in its third step, before the charge: the run ends as if nothing had
     happened, dropout included.
@@ -219,6 +220,7 @@ def test_torchrun_goes_on_from_the_last_checkpoint(tmp_path: Path, straight: tor
     ]
 
 
+@pytest.mark.slow
 def test_a_release_that_was_charged_and_lost_stays_charged(
     tmp_path: Path, straight: torch.Tensor
 ) -> None:
@@ -240,6 +242,7 @@ def test_a_release_that_was_charged_and_lost_stays_charged(
     assert torch.equal(one, two) and not torch.equal(one, straight)
 
 
+@pytest.mark.slow
 def test_another_number_of_processes_is_refused_unless_it_is_meant(
     tmp_path: Path, straight: torch.Tensor
 ) -> None:

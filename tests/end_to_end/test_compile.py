@@ -148,6 +148,7 @@ PARTS = {
 }
 
 
+@pytest.mark.quick("*new")
 @pytest.mark.parametrize("seen", [False, True], ids=["new", "with graphs from before"])
 @pytest.mark.parametrize("change", PARTS.values(), ids=PARTS)
 def test_a_compiled_part_trains_as_it_does_uncompiled(

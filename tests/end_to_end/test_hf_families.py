@@ -165,6 +165,7 @@ FAMILIES = [
 ]
 
 
+@pytest.mark.quick("*-sdpa-plain", "gpt2-eager-dense metric", "bert-eager-dense metric")
 @pytest.mark.parametrize("kind", [None, "dense"], ids=["plain", "dense metric"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)

@@ -88,6 +88,7 @@ def scatter(image: Tensor, scales: int, angles: int, order: int) -> Tensor:
     return torch.stack(features)
 
 
+@pytest.mark.quick("shape1-*")
 @pytest.mark.parametrize(
     ("shape", "scales", "angles", "order"),
     [((2, 9, 8), 2, 2, 2), ((1, 8, 11), 1, 3, 2), ((1, 8, 8), 2, 2, 1), ((1, 9, 5), 2, 1, 2)],

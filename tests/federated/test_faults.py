@@ -40,6 +40,7 @@ CLIENT_STAGES = ("keys", "client", "answered", "unmask")
 MODELS = [TrustedServer(), TrustedServer("clients"), SecureAggregation(), PerUpload()]
 
 
+@pytest.mark.quick("*0")
 @pytest.mark.parametrize("privacy", MODELS)
 def test_any_set_of_dead_clients_leaves_enough_noise_or_no_release(privacy):
     for k in range(CLIENTS + 1):

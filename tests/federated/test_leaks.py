@@ -125,6 +125,7 @@ def test_sound_clients_pass(privacy):
     assert all(f.passed for f in check_federation(plan, clients_of(plan)).values())
 
 
+@pytest.mark.quick("Silent")
 @pytest.mark.parametrize("kind", [Silent, Faint])
 def test_a_client_that_skips_noise_is_found(kind):
     plan = audit_plan()

@@ -188,7 +188,7 @@ def quadratic_run(options, rounds: int = 60):
     return distance, server._state["weight"].flatten(), own.flatten()
 
 
-@pytest.mark.quick("0.5")
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.5, 0.25])
 def test_the_servers_control_variate_is_the_mean_of_the_clients(rate: float):
     """Over all of them, whoever was drawn: a mean over the drawn ones alone would be 1 / rate as
@@ -208,6 +208,7 @@ def test_the_servers_control_variate_is_the_mean_of_the_clients(rate: float):
     assert float(control.norm()) < 1e-3
 
 
+@pytest.mark.slow
 def test_scaffold_finds_the_optimum_where_changes_are_clipped():
     """Control variates of changes before they were clipped drift away from what the server is sent:
     the run then stands still.

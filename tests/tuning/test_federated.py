@@ -101,6 +101,7 @@ def test_curvature_is_that_of_both_sides_as_in_the_results():
     assert made["preconditioner"].sides == "both"
 
 
+@pytest.mark.slow
 def test_a_control_takes_over_the_settings_and_leaves_the_second_order_out(tmp_path):
     store = Store(tmp_path / "results.json")
     assert STUDY.choose_settings(store, "cifar10", "fedgd-matched") is None
@@ -119,6 +120,7 @@ def test_a_control_takes_over_the_settings_and_leaves_the_second_order_out(tmp_p
     )
 
 
+@pytest.mark.slow
 def test_a_finished_study_runs_nothing_and_its_report_names_every_arm(tmp_path):
     path = tmp_path / "results.json"
     store = Store(path)
@@ -144,6 +146,7 @@ def test_the_results_file_that_is_shipped_is_of_this_study():
     assert len(store) and {row["hash"] for row in store} <= hashes(STUDY, store)
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_report(tmp_path, monkeypatch):
     monkeypatch.setattr("dpkfc_papers.federated_study.SMOKE", TINY)
     lines: list[str] = []

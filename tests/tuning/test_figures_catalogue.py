@@ -40,6 +40,7 @@ def measured_course(tmp_path_factory):
     return folder, row, reproduce_figures([*COURSES, "kfc-mean-field"], folder, small=True)
 
 
+@pytest.mark.slow
 def test_every_figure_is_written_and_drawn_and_says_that_it_is_not_private(measured_course):
     folder, _, figures = measured_course
     assert not list(folder.glob("runs/*/model.safetensors"))

@@ -11,6 +11,8 @@ from torch import nn
 from dpkfc.app.models import VisionTransformer
 from dpkfc_papers.measurements import density, fisher_product, lanczos
 
+pytestmark = pytest.mark.slow
+
 
 def tiny():
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()

@@ -15,6 +15,8 @@ from tests.tuning.test_tune import answered, row_of, score
 pytest.importorskip("optuna")
 pytest.importorskip("sklearn")
 
+pytestmark = pytest.mark.slow
+
 
 def test_rungs_and_thirds():
     assert [n for n in range(1, 30) if is_rung(n)] == [1, 3, 9, 27]

@@ -16,6 +16,8 @@ from tests.tuning.test_tune import answered, row_of, settings
 optuna = pytest.importorskip("optuna")
 pytest.importorskip("sklearn")
 
+pytestmark = pytest.mark.slow
+
 KILLED = "its process ended (killed, or out of memory)"
 
 

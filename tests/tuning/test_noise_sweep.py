@@ -14,6 +14,8 @@ from dpkfc_papers import commands, tables
 from dpkfc_papers.figures import FIGURES, find, reproduce_figures
 from dpkfc_papers.measurements import NOISES, RATES, SEEDS, SWEEP_METHODS, best, points, sweep_cells
 
+pytestmark = pytest.mark.slow
+
 FIGURE = FIGURES["disk-fig6a"]
 
 

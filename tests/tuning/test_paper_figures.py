@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import nn
 
@@ -94,6 +95,7 @@ def test_a_network_is_judged_at_the_norm_and_the_rate_of_dp_fedsofim(benchmark_m
     assert "Here this holds" in table and "+1.00 ± 0.00" in table and "+3.00 ± 0.00" in table
 
 
+@pytest.mark.slow
 def test_a_network_trains_from_scratch_on_images(benchmark_module) -> None:
     study = benchmark_module("federated_variations")
     x = torch.randn(60, 1, 14, 14)

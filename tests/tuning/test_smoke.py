@@ -41,6 +41,7 @@ TABLE = table_of(
 )
 
 
+@pytest.mark.slow
 def test_each_run_is_tried_once_small_and_apart_and_what_fails_is_named(tmp_path):
     pytest.importorskip("sklearn")
     found = {one.row: one for one in run_small([TABLE], tmp_path)}

@@ -99,6 +99,7 @@ def searches_of(tmp_path, store, names=("dp-sgd", "dp-adam"), trials=6, **more):
     )
 
 
+@pytest.mark.slow
 def test_every_method_gets_the_same_number_of_trials_in_rounds_of_five(tmp_path):
     store = Store(tmp_path / "results.json")
     source = Trials(searches_of(tmp_path, store, trials=6), store)
@@ -128,6 +129,7 @@ def test_the_first_trial_is_the_recipes_own_and_tests_take_what_won_on_the_whole
     )
 
 
+@pytest.mark.slow
 def test_a_study_that_was_killed_tries_lost_trials_again_and_repeats_none(tmp_path):
     store = Store(tmp_path / "results.json")
     source = Trials(searches_of(tmp_path, store, ["dp-sgd"]), store)
@@ -258,6 +260,7 @@ def put_trial(store, search, params, pruned=False):
     return run
 
 
+@pytest.mark.slow
 def test_trials_of_an_earlier_space_count_and_win_with_their_own_settings(tmp_path):
     store = Store(tmp_path / "results.json")
     (search,) = searches_of(tmp_path, store, ["dp-sgd"], trials=20)
@@ -346,6 +349,7 @@ def test_runs_of_the_truncated_sampler_are_counted_and_its_choice_is_refused(tmp
         )
 
 
+@pytest.mark.quick("now0*")
 @pytest.mark.parametrize(
     ("now", "message"),
     [
@@ -379,6 +383,7 @@ def test_a_random_search_states_epsilon_with_its_tuning(tmp_path, fake_scores, m
         tune.tune(settings(search="random", trials=6), tmp_path)
 
 
+@pytest.mark.quick("trials.sqlite3-kinds0")
 @pytest.mark.parametrize("kinds", [("tpe", "random"), ("random", "tpe")])
 @pytest.mark.parametrize("lost", ["results.json", "trials.sqlite3", "nothing"])
 def test_a_folder_is_of_one_kind_of_search(tmp_path, fake_scores, monkeypatch, kinds, lost):
@@ -534,11 +539,13 @@ def test_the_number_of_random_trials_is_told_to_the_operator_alone(tmp_path, mon
     assert not number.search(repr((table.notes, table.rows, table.commands)))
 
 
+@pytest.mark.slow
 def test_what_won_is_trained_on_the_whole_training_set(tmp_path, fake_scores):
     tuned = tune.tune(settings(settings={"steps": 4, "validation_size": 50}), tmp_path)
     assert tuned.validation == 50 and "--validation-size" not in tuned.arms[0].command
 
 
+@pytest.mark.slow
 def test_the_accuracy_study_tunes_then_tests_what_won_and_goes_on_where_it_stopped(
     tmp_path, monkeypatch
 ):

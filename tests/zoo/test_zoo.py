@@ -4,10 +4,13 @@ where it mixes examples.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 import pytest
 
 from tests.zoo.known_failures import KNOWN_FAILURES
-from tests.zoo.registry import Architecture
+from tests.zoo.registry import SOUND, Architecture
 from tests.zoo.run import PACKAGE, compare, from_the_library, select_entries
 
 ALL = select_entries()
@@ -31,6 +34,22 @@ def get_name(architecture: Architecture) -> str:
     return architecture.name
 
 
+def select_quick(architectures: Iterable[Architecture]) -> list[str]:
+    """Return the names that `make test` takes: every model that must or may be refused, and one in
+    three sound models of a family (in eight where a library makes the model).
+    """
+    names, seen = [], Counter()
+    for architecture in architectures:
+        if architecture.kind != SOUND:
+            names.append(architecture.name)
+            continue
+        if seen[architecture.family] % (8 if architecture.requires else 3) == 0:
+            names.append(architecture.name)
+        seen[architecture.family] += 1
+    return names
+
+
+@pytest.mark.quick(*select_quick(ALL))
 @pytest.mark.parametrize("architecture", ALL, ids=get_name)
 def test_an_architecture_releases_the_clipped_sum_or_is_refused(architecture: Architecture) -> None:
     result = compare(architecture)
@@ -42,6 +61,7 @@ def test_an_architecture_releases_the_clipped_sum_or_is_refused(architecture: Ar
         assert result.is_good, f"{result.outcome}: {result.detail}"
 
 
+@pytest.mark.quick("bart_eager", "packed_lstm", "hierarchical_documents", "loss_of_triplets")
 @pytest.mark.parametrize("name", PRECONDITIONED)
 def test_an_architecture_trains_with_a_preconditioner(name: str) -> None:
     """Layers whose examples the probe cannot tell apart keep the identity."""
