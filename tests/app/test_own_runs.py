@@ -505,7 +505,23 @@ def test_train_says_its_method_and_why(tmp_path: Path):
         "train", "--data", str(path), "--schema", str(schema), *flags, "--out", str(tmp_path / "r")
     )
     assert code == 0 and "method: dp-sgd (the default: level with DP-KFC" in text
-    assert "PRIVATE, for you alone: missing: age 1.0%" in text
+    assert text.index("example of the schema") < text.index("PRIVATE, for you alone")
+    assert re.search(r"PRIVATE, for you alone.*│ age +│ 0.5% +│ 1.0% +│ – +│", text, re.DOTALL)
+
+
+def test_labels_of_no_class_are_said_before_and_after_a_run(tmp_path: Path):
+    path, schema = write_patients(tmp_path)
+    schema.write_text(SCHEMA.replace('["no", "yes"]', '["No.", "perhaps"]'), "utf-8")
+    own = ["--data", str(path), "--schema", str(schema)]
+    code, looked = _call("doctor", *own)
+    assert code == 0 and "full stop: labels" in looked
+    chosen = {"data": str(path), "schema": str(schema), "out": str(tmp_path / "run")}
+    schema.write_text(SCHEMA.replace('["no", "yes"]', '["never", "perhaps"]'), "utf-8")
+    code, looked = _call("doctor", *own)
+    assert code == 0 and "100.0% of the records have no known target" in looked
+    run(run_config({**QUICK, **chosen}))
+    code, text = _call("evaluate", str(tmp_path / "run"))
+    assert code == 0 and "no test row has a known label" in text and "0.0000" not in text
 
 
 def test_tables_of_recipes_and_the_version():

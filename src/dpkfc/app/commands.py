@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperOption
 
-from dpkfc.app.owndata import describe_figures
+from dpkfc.app.owndata.display import print_shares, schema_table
 from dpkfc.app.owndata.recipes import empty_schema, own_kind
 from dpkfc.app.recipes.catalogue import RECIPES, recipe_of, run_config
 from dpkfc.app.run_folder import RunFolderError, write_text
@@ -43,6 +43,7 @@ from dpkfc.report.verify import Card, CardError, explain_ledger, read_card, veri
 from dpkfc.terminal import INTERRUPTED, make_table, open_console, print_error, resumable
 
 if TYPE_CHECKING:
+    from dpkfc.app.recipes import Recipe
     from dpkfc.app.results import Result
 
 
@@ -559,14 +560,17 @@ def train(
         choices = read_choices(config, settings)
         run_settings = run_config(choices)
         if console is not None and is_first():
-            _print_line(console, _describe_method(choices, run_settings))
+            recipe = recipe_of(run_settings)
+            if recipe.columns:
+                console.print(schema_table(recipe.columns))
+            _print_line(console, _describe_method(recipe, choices, run_settings))
         result = run(run_settings, console, any_world_size=any_world_size)
     _announce(result)
 
 
-def _describe_method(choices: dict[str, Any], settings: RunConfig) -> str:
+def _describe_method(recipe: Recipe, choices: dict[str, Any], settings: RunConfig) -> str:
     """Return which method a run takes and why, in one line."""
-    reason = recipe_of(settings).reason or f"the default of the recipe {settings.recipe}"
+    reason = recipe.reason or f"the default of the recipe {settings.recipe}"
     if "method" in choices:
         reason = "as chosen"
     return f"method: {settings.method} ({reason})"
@@ -588,8 +592,7 @@ def _announce(result: Result) -> None:
     if result.errors:
         errors = ", ".join(f"{name} {value:.5g}" for name, value in result.errors.items())
         _print_line(console, f"{errors} ({result.measured_on}; ε does not cover these figures)")
-    if result.figures:
-        _print_line(console, describe_figures(result.figures))
+    print_shares(console, result.figures)
     if result.head:
         console.print(
             f"ledger: {result.releases} releases, head {result.head} (send both to the person who"
@@ -875,7 +878,7 @@ def predict(
     count = write_predictions(trained, records, out)
     console = open_console()
     console.print(f"{count:,} predictions: {out}", soft_wrap=True)
-    _print_line(console, describe_figures(records.figures))
+    print_shares(console, records.figures)
 
 
 def evaluate_run(
@@ -911,6 +914,13 @@ def evaluate_run(
         split = trained.recipe.data(trained.config)
         evaluation = evaluate_examples(trained, split.test)
     console = open_console()
+    if not evaluation.examples:
+        _print_line(
+            console,
+            f"no test row has a known label: {evaluation.unlabelled:,} rows; compare classes in"
+            f" {run}/schema.toml with the file. PRIVATE: for you alone.",
+        )
+        return
     judged = evaluation.judged
     named = trained.recipe.task.figures(judged.accuracy, judged.loss)
     figures = [f"{name} {_number(value)}" for name, value in named.items()]

@@ -11,6 +11,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from dpkfc.app.assembly import make_kfac
+from dpkfc.app.owndata.display import print_shares, schema_table
 from dpkfc.app.owndata.tasks import call_function
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, recipe_of, run_config
 from dpkfc.app.run_folder import RunFolder
@@ -108,6 +109,10 @@ def doctor_report(
     own = _own_config(target, settings)
     if own is not None:
         recipe = recipe_of(own)
+        if recipe.columns and not target:
+            console.print(schema_table(recipe.columns))
+            # Its owner compares public names with the file before ε is spent.
+            print_shares(console, recipe.load(own).figures)
         model, name = recipe.model(own.seed), recipe.title
         curvature = make_kfac(own, recipe.input_shape, recipe_probe=recipe.probe)
     else:

@@ -23,6 +23,8 @@ Figures = Mapping[tuple[str, str], float]
 # The label of a record whose class is missing or not among the public ones. A number that is
 # missing is NaN.
 UNKNOWN = -1
+# How the name of the unit of a record without one begins.
+ALONE = "record "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +112,9 @@ def split_records(records: Records, validation_size: int, seed: int, source: str
         validation = _select(records, np.flatnonzero(is_validation))
     unknown = (~records.is_known).double().mean()
     figures = {**records.figures, ("without a known target", "records"): float(unknown)}
+    if records.units:
+        alone = sum(unit.startswith(ALONE) for unit in records.units)
+        figures["without a unit", "records"] = alone / len(records)
     return ExampleSet(
         train=_select(records, train_rows),
         test=_select(records, np.flatnonzero(is_test)),
@@ -152,12 +157,3 @@ def _unit_numbers(records: Records, rows: np.ndarray) -> Tensor | None:
     distinct = sorted(set(units))
     number_of = {unit: number for number, unit in enumerate(distinct)}
     return torch.tensor([number_of[unit] for unit in units])
-
-
-def describe_figures(figures: Figures) -> str:
-    """Return the private shares in one line for the operator."""
-    groups: dict[str, list[str]] = {}
-    for (what, column), share in figures.items():
-        groups.setdefault(what, []).append(f"{column} {share:.1%}")
-    parts = [f"{what}: {', '.join(shares)}" for what, shares in groups.items()]
-    return f"PRIVATE, for you alone: {'; '.join(parts)}" if parts else ""

@@ -24,7 +24,7 @@ from dpkfc.app.datasets import (
     unreadable_error,
 )
 from dpkfc.app.datasets.text import hashed_texts
-from dpkfc.app.owndata import UNKNOWN, Figures, Records, number_equal
+from dpkfc.app.owndata import ALONE, UNKNOWN, Figures, Records, number_equal
 from dpkfc.app.owndata.schema import Schema, canonical, target_of
 from dpkfc.app.pretrained import SENTENCE_WIDTH, minilm_vectors
 from dpkfc.app.recipes.text import weighted_words
@@ -341,7 +341,7 @@ def unit_names(
         name = f"unit {person}"
         if person in unknown:
             digest = hashlib.blake2b(next(alone), digest_size=16)
-            name = f"record {digest.hexdigest()}"
+            name = f"{ALONE}{digest.hexdigest()}"
         names.append(name)
     return names
 

@@ -212,15 +212,17 @@ def _walk(folder: Path, left_out: Sequence[str]) -> Iterator[tuple[Path, list[st
 # Files of images and their labels.
 
 # Why a file contributes nothing, or differs from what a person sees. PRIVATE shares of the files.
-_BROKEN = "broken"
-_ABSENT = "no such file"
-_OUTSIDE = "no file of the folder (a link, pipe or device)"
-_DEEP_COLOURS = "unread, since colours have 16 bits a channel (bit depth)"
-_FLOATS = "unread, since pixels are floating-point numbers (bit depth)"
-_CLAMPED = "with pixels outside of 0 to white"
-_PAGES = "with several pages, of which the first is read"
-_REPEATED = "named by several rows"
-_OTHERS = "left out, since their suffix is not of a known image"
+BROKEN = "broken"
+ABSENT = "no such file"
+OUTSIDE = "no file of the folder (a link, pipe or device)"
+DEEP_COLOURS = "unread, since colours have 16 bits a channel (bit depth)"
+FLOATS = "unread, since pixels are floating-point numbers (bit depth)"
+CLAMPED = "with pixels outside of 0 to white"
+PAGES = "with several pages, of which the first is read"
+REPEATED = "named by several rows"
+# A column of a label file whose cells name files, where those of its first or stated one do not.
+BETTER_COLUMN = "rows whose file is named by"
+OTHERS = "left out, since their suffix is not of a known image"
 
 
 def encode_folder(
@@ -257,7 +259,7 @@ def encode_folder(
     images = []
     contents = []
     whole = []
-    seen: Counter[str] = Counter({_BROKEN: 0})
+    seen: Counter[str] = Counter({BROKEN: 0})
     for row, path in enumerate(paths):
         pixels, remarks = _read_image(path, root, form)
         seen.update(remarks)
@@ -270,12 +272,12 @@ def encode_folder(
         label = str(numbers[row])
         contents.append(pixels.tobytes() + label.encode())
     named = Counter(paths[row] for row in whole)
-    seen[_REPEATED] = sum(count for count in named.values() if count > 1)
+    seen[REPEATED] = sum(count for count in named.values() if count > 1)
     if not (whole or with_broken):
         raise DatasetError(f"{folder}: holds no PNG or JPEG image that can be read; check --data")
     shares = {}
     for remark, count in seen.items():
-        if count or remark == _BROKEN:
+        if count or remark == BROKEN:
             shares[remark, "files"] = count / len(paths)
     records = Records(
         inputs=torch.from_numpy(np.stack(images)),
@@ -313,7 +315,7 @@ def _label_by_folder(folder: Path, schema: Schema) -> _Labelled:
     for path in paths:
         top, *_ = path.relative_to(folder).parts
         numbers.append(number_of.get(top, UNKNOWN))
-    shares = {(_OTHERS, "files"): others / (others + len(paths))} if others else {}
+    shares = {(OTHERS, "files"): others / (others + len(paths))} if others else {}
     return paths, numbers, [], shares
 
 
@@ -329,7 +331,29 @@ def _read_labels(folder: Path, schema: Schema, labels: Path) -> _Labelled:
         raise DatasetError(f"{labels}: has a header and no rows; name the image files in it")
     numbers, shares = target_of(schema).encode(columns[1])
     people = columns[2] if schema.unit else []
-    return paths, numbers.tolist(), people, {**figures, **shares}
+    others = [name for name in kinds if name != names[0]]
+    better = {} if any(map(_exists, paths)) else _find_column(folder, schema, labels, others)
+    return paths, numbers.tolist(), people, {**figures, **shares, **better}
+
+
+# Rows that are looked at for another column of names.
+_MOST_ROWS = 200
+
+
+def _find_column(folder: Path, schema: Schema, labels: Path, names: Sequence[str]) -> Figures:
+    """Return the share of rows whose file each of some columns names, where it is not 0."""
+    shares = {}
+    for name in names:
+        try:
+            table, _ = read_table(labels, [name], schema.delimiter)
+            cells = column_texts(labels, table, name)[:_MOST_ROWS]
+        # A column that is no text or number.
+        except DatasetError:
+            continue
+        count = sum(bool(cell) and _exists(_named_file(folder, cell)) for cell in cells)
+        if count:
+            shares[BETTER_COLUMN, name] = count / len(cells)
+    return shares
 
 
 def _named_file(folder: Path, name: str | None) -> Path:
@@ -360,13 +384,13 @@ def _read_image(
         import PIL.Image  # noqa: F401
     except ImportError:
         raise DatasetError("images are read by Pillow: pip install 'dpkfc[data]'") from None
-    reason = _BROKEN
+    reason = BROKEN
     try:
         place = path.resolve()
         if not _exists(path) or place == root:
-            reason = _ABSENT
+            reason = ABSENT
         elif not (place.is_file() and place.is_relative_to(root)):
-            reason = _OUTSIDE
+            reason = OUTSIDE
         else:
             # A warning would tell of one image.
             with warnings.catch_warnings(), place.open("rb") as file:
@@ -403,19 +427,19 @@ def _decode(
             depth = png_depth[0]
         is_grey = image.mode.startswith("I")
         if image.mode == "F":
-            return None, (_FLOATS,)
+            return None, (FLOATS,)
         if depth > 8 and not is_grey:
-            return None, (_DEEP_COLOURS,)
+            return None, (DEEP_COLOURS,)
         remarks = []
         # Phones write previews behind a JPEG image.
         if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:
-            remarks.append(_PAGES)
+            remarks.append(PAGES)
         is_inverted = tags.get(_PHOTOMETRIC) == 0
         image.load()
         upright = _turn(image)
         if is_grey:
             scaled, is_clamped = _scale_grey(upright, form, is_inverted)
-            remarks += [_CLAMPED] * is_clamped
+            remarks += [CLAMPED] * is_clamped
         else:
             scaled = _lay_over(upright, form.background).convert(form.mode)
         pixels = np.asarray(scaled.resize((form.size, form.size)), np.float32)

@@ -179,6 +179,11 @@ def evaluate_examples(trained: Trained, examples: Examples, unlabelled: int = 0)
         names = trained.recipe.classes or tuple(map(str, range(count)))
         for name, score in zip(names, score_classes(trained.model, examples), strict=True):
             rows.append((name, score.examples, score.recall, score.precision))
+    elif trained.recipe.answer is not None:
+        # A number of a file, NaN where it is missing.
+        is_known = ~examples[1].isnan()
+        unlabelled += int((~is_known).sum())
+        examples = examples[0][is_known], examples[1][is_known]
     judged = task.judge(trained.model, examples)
     return Evaluation(
         judged=judged,

@@ -15,6 +15,7 @@ from dpkfc._checks import refuse
 from dpkfc.app.datasets import DatasetError, ExampleSet, unreadable_error
 from dpkfc.app.models import linear_from_zero
 from dpkfc.app.owndata import TEST_SHARE, Records, split_records
+from dpkfc.app.owndata.display import describe_columns
 from dpkfc.app.owndata.files import (
     TABLE_SUFFIXES,
     TEXT_SUFFIXES,
@@ -447,6 +448,7 @@ def _with_schema(recipe: Recipe, schema: Schema) -> Recipe:
         unit=schema.unit or "example",
         max_records_per_unit=schema.max_records if schema.unit else None,
         schema=_used_schema(schema, recipe.title),
+        columns=describe_columns(schema, recipe.name),
         reason=REASONS[recipe.name],
     )
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -906,6 +907,15 @@ def target_of(schema: Schema) -> Classes | Number:
     return Classes(schema.classes)
 
 
+LIKE_A_CLASS = "a class but for case, blanks, accents' form or a full stop"
+
+
+def _fold(text: str) -> str:
+    """Return a text without what people overlook between a label and a class."""
+    folded = unicodedata.normalize("NFKC", canonical(text)).casefold()
+    return unicodedata.normalize("NFKC", folded).strip(" \t\n.,;:'\"")
+
+
 @dataclass(frozen=True)
 class Classes:
     """One of public classes. Its label is a number, `UNKNOWN` for any other value."""
@@ -920,15 +930,20 @@ class Classes:
         return len(self.names)
 
     def encode(self, values: Sequence[str | None]) -> tuple[np.ndarray, Figures]:
-        """Return class numbers int64 `[N]`."""
+        """Return class numbers int64 `[N]`, and the share of texts that are nearly a class."""
         number_of = {canonical(name): number for number, name in enumerate(self.names)}
-        numbers = []
-        for value in values:
-            number = UNKNOWN
+        nearly = {_fold(name) for name in self.names}
+        known: dict[str | None, int] = {None: UNKNOWN}
+        near = set()
+        for value in dict.fromkeys(values):
             if value is not None:
-                number = number_of.get(canonical(value), UNKNOWN)
-            numbers.append(number)
-        return np.array(numbers, np.int64), {}
+                known[value] = number_of.get(canonical(value), UNKNOWN)
+                if known[value] == UNKNOWN and _fold(value) in nearly:
+                    near.add(value)
+        numbers = [known[value] for value in values]
+        share = sum(value in near for value in values) / max(1, len(values))
+        shares = {(LIKE_A_CLASS, "labels"): share} if share else {}
+        return np.array(numbers, np.int64), shares
 
     def answer(self, outputs: Tensor) -> dict[str, list[str]]:
         """Return the most probable class, and the probabilities of all."""

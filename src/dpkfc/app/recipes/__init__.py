@@ -325,6 +325,7 @@ class Recipe:
             images it may also take a table of labels.
         answer: maps outputs `[N, ...]` to the columns of a file of predictions.
         schema: what is public of a user's own data, as TOML.
+        columns: name, kind, bounds and an example of each of its columns, from the schema.
         reason: why its defaults name the method that they name.
         private_bounds: number of columns whose bounds a release decides.
         find_bounds: maps examples, plan and ledger to the schema with bounds, as TOML; None where
@@ -349,6 +350,7 @@ class Recipe:
     read: Callable[..., Records] | None = None
     answer: Callable[[Tensor], dict[str, list[str]]] | None = None
     schema: str = ""
+    columns: tuple[tuple[str, str, str, str], ...] = ()
     reason: str = ""
     private_bounds: int = 0
     find_bounds: Callable[[ExampleSet, Plan, Ledger], str] | None = None

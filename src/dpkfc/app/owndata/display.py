@@ -1,0 +1,202 @@
+"""What a terminal shows of own data: the public schema, and private shares for the owner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dpkfc.app.owndata import Figures
+from dpkfc.app.owndata.images import (
+    ABSENT,
+    BETTER_COLUMN,
+    BROKEN,
+    CLAMPED,
+    DEEP_COLOURS,
+    REPEATED,
+)
+from dpkfc.app.owndata.schema import LIKE_A_CLASS, Column, Schema
+from dpkfc.app.settings import shorten
+
+# Name, kind, bounds and an example of a column.
+ColumnRow = tuple[str, str, str, str]
+
+# --------------------------------------------------------------------------------------------------
+# The schema, before ε is spent. Nothing here depends on a record.
+
+
+def describe_columns(schema: Schema, form: str) -> tuple[ColumnRow, ...]:
+    """Return a row for the target, and one for each input. Examples are of the schema.
+
+    Args:
+        schema: public.
+        form: of the data: "own-table", "own-images" or "own-text".
+    """
+    target = f"{schema.target or 'the folder'} (target)"
+    rows = [(target, "class", shorten(schema.classes, 60), _first(schema.classes))]
+    if schema.target_bounds:
+        rows = [(target, "number", _interval(schema.target_bounds), _middle(schema.target_bounds))]
+    if form == "own-images":
+        image = schema.images
+        size = f"{image.size} × {image.size} × {image.channels}"
+        rows.append(("image", "image", f"{size}, white {image.white}", "a PNG file"))
+    elif form == "own-text":
+        text = schema.text
+        size = f"{text.length} tokens" if text.encoder == "sentences" else f"{text.buckets} buckets"
+        rows.append((text.key, "text", f"{text.encoder}, {size}", "pain at night"))
+    else:
+        rows += [(name, *_describe(column)) for name, column in schema.columns.items()]
+    if schema.unit and schema.unit not in schema.columns:
+        rows.append((schema.unit, "unit", "", ""))
+    return tuple(rows)
+
+
+def _describe(column: Column) -> tuple[str, str, str]:
+    """Return kind, bounds and an example of a column."""
+    if column.is_open:
+        return column.kind, "found by a private release", ""
+    if column.bounds:
+        return column.kind, _interval(column.bounds), _middle(column.bounds)
+    if column.categories:
+        return column.kind, shorten(column.categories, 60), _first(column.categories)
+    sizes = f"{column.buckets} buckets" if column.buckets else ""
+    examples = {"flag": "yes", "text": "pain at night", "category": "any text"}
+    return column.kind, sizes, examples.get(column.kind, "")
+
+
+def _first(names: Sequence[str]) -> str:
+    return names[0] if names else ""
+
+
+def _interval(bounds: Sequence[float | str]) -> str:
+    """Return pairs of bounds as a text."""
+    pairs = zip(bounds[::2], bounds[1::2], strict=True)
+    return "; ".join(f"{_plain(least)} to {_plain(greatest)}" for least, greatest in pairs)
+
+
+def _middle(bounds: Sequence[float | str]) -> str:
+    """Return a value inside of each pair of bounds."""
+    values = []
+    for least, greatest in zip(bounds[::2], bounds[1::2], strict=True):
+        if isinstance(least, str) or isinstance(greatest, str):
+            values.append(str(least))
+        else:
+            values.append(_plain(round(least + (greatest - least) / 2, 3)))
+    return "/".join(values)
+
+
+def _plain(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.6g}"
+
+
+def schema_table(rows: Sequence[ColumnRow]) -> Table:
+    """Return a table of the schema, one line a column."""
+    table = _one_line_table("column", "kind", "bounds", "example of the schema")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _one_line_table(name: str, *columns: str) -> Table:
+    """Return a table whose long names are cut, so that each row is one line."""
+    table = Table(header_style="bold")
+    table.add_column(name, no_wrap=True, overflow="ellipsis")
+    for column in columns:
+        table.add_column(column, no_wrap=True, overflow="ellipsis", min_width=10)
+    return table
+
+
+# --------------------------------------------------------------------------------------------------
+# Shares of a file, for its owner alone. ε does not protect them, so each block is marked.
+
+MARK = "PRIVATE, for you alone"
+# What is counted for columns, as the headings of a table.
+_OF_COLUMNS = {
+    "outside of bounds": "clamped",
+    "missing": "missing",
+    "of no known category": "unknown",
+}
+# Shares of records or of a column from which the owner is warned.
+_MANY_RECORDS = 0.1
+_MANY_VALUES = 0.99
+# Columns that a warning names.
+_MOST_NAMES = 5
+
+
+def print_shares(console: Console, figures: Figures) -> None:
+    """Print the shares of a file that were clamped, missing or unknown, marked PRIVATE.
+
+    Args:
+        console: of the owner.
+        figures: shares by what is counted and the column.
+    """
+    columns: dict[str, dict[str, float]] = {}
+    lines = []
+    for (what, name), share in figures.items():
+        if what in _OF_COLUMNS:
+            columns.setdefault(name, {})[what] = share
+        else:
+            lines.append(f"{what}: {name} {share:.1%}")
+    if not figures:
+        return
+    console.print(Text(f"{MARK}; ε does not protect these shares of the file", style="bold"))
+    for line in lines:
+        console.print(Text(f"  {line}"), soft_wrap=True)
+    if columns:
+        table = _one_line_table("column", *_OF_COLUMNS.values())
+        for name, shares in columns.items():
+            cells = [f"{shares[what]:.1%}" if what in shares else "–" for what in _OF_COLUMNS]
+            table.add_row(Text(name), *cells)
+        console.print(table)
+    warnings = _warnings(figures)
+    if warnings:
+        console.print()
+        for warning in warnings:
+            console.print(Text(f"{MARK}: {warning}", style="bold"), soft_wrap=True)
+
+
+def _warnings(figures: Figures) -> list[str]:
+    """Return what the owner has to look at before ε is spent."""
+    found = []
+    unknown = figures.get(("without a known target", "records"), 0.0)
+    if unknown >= _MANY_RECORDS:
+        found.append(
+            f"{unknown:.1%} of the records have no known target. They count as records and"
+            " contribute nothing to the model; compare target and classes with the file."
+        )
+    for (what, name), share in figures.items():
+        advice = _ADVICE.get(what)
+        if advice and share >= _MANY_RECORDS:
+            found.append(f"{what}: {name} {share:.1%}; {advice}")
+    for what, heading in _OF_COLUMNS.items():
+        names = [
+            name
+            for (kind, name), share in figures.items()
+            if kind == what and share >= _MANY_VALUES
+        ]
+        if names:
+            more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+            listed = ", ".join(names[:_MOST_NAMES])
+            found.append(f"nearly every value is {heading} in {listed}{more}: {_LOOK[what]}")
+    return found
+
+
+_LOOK = {
+    "outside of bounds": "compare bounds with the unit of the column",
+    "missing": "compare kind, format and missing with the file",
+    "of no known category": "compare categories with the file",
+}
+_ADVICE = {
+    "unreadable": "compare delimiter and encoding with the file, and quote cells that hold either",
+    "empty": "compare key under [text] with the file",
+    "without a unit": "each of them counts as a person of its own; compare the unit with the file",
+    LIKE_A_CLASS: "write classes as the file has them",
+    BETTER_COLUMN: "set file under [images] to this column",
+    ABSENT: "compare --data and file under [images] with the names in the label file",
+    BROKEN: "open one of them in a viewer, or convert them",
+    DEEP_COLOURS: "convert them to 8 bits a channel, or to grey",
+    CLAMPED: "compare white under [images] with the device",
+    REPEATED: "an image counts once for each row; name a unit, or keep one row an image",
+}

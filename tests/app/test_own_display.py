@@ -1,0 +1,93 @@
+"""What a terminal shows of own data: the public schema, and shares for the owner's eyes."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from dpkfc.app.owndata.display import (
+    MARK,
+    describe_columns,
+    print_shares,
+    schema_table,
+)
+from dpkfc.app.owndata.images import encode_folder
+from dpkfc.app.owndata.schema import Column, ImageForm, Schema, target_of
+from tests.app.own_files import write_images
+
+
+def printed(thing: object = None, width: int = 80, **figures_of: object) -> str:
+    """Return what a console of some width shows of a table, or of shares."""
+    file = io.StringIO()
+    console = Console(file=file, width=width)
+    if thing is not None:
+        console.print(thing)
+    else:
+        print_shares(console, figures_of["figures"])  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def test_a_column_of_two_thousand_has_one_short_line():
+    names = [f"a column of a long and very descriptive name, {number}" for number in range(2000)]
+    columns = {name: Column(kind="number", bounds=(0.0, 110.0)) for name in names}
+    schema = Schema(target="y", classes=("no", "yes"), columns=columns)
+    text = printed(schema_table(describe_columns(schema, "own-table")))
+    assert len(text.splitlines()) == 2000 + 1 + 4 and max(map(len, text.splitlines())) <= 80
+    assert "0 to 110" in text and "│ 55 " in text
+    figures = {("missing", name): 0.25 for name in names}
+    figures |= {("outside of bounds", name): 1.0 for name in names}
+    lines = printed(figures=figures).splitlines()
+    assert sum("25.0%" in line for line in lines) == 2000
+    (warning,) = (line for line in lines if line.startswith(f"{MARK}: "))
+    assert "and 1995 more" in warning and max(map(len, lines)) < 500
+
+
+def test_every_kind_of_column_has_an_example_of_the_schema():
+    columns = {
+        "age": Column(kind="number", bounds=(0.0, 1.0)),
+        "lab": Column(kind="number"),
+        "sex": Column(kind="category", categories=("female", "male")),
+        "ward": Column(kind="category", buckets=8),
+        "smoker": Column(kind="flag"),
+        "note": Column(kind="text", buckets=256),
+        "id": Column(kind="unit"),
+    }
+    schema = Schema(target="days", target_bounds=(0.0, 60.0), unit="id", columns=columns)
+    assert describe_columns(schema, "own-table") == (
+        ("days (target)", "number", "0 to 60", "30"),
+        ("age", "number", "0 to 1", "0.5"),
+        ("lab", "number", "found by a private release", ""),
+        ("sex", "category", "female, male", "female"),
+        ("ward", "category", "8 buckets", "any text"),
+        ("smoker", "flag", "", "yes"),
+        ("note", "text", "256 buckets", "pain at night"),
+        ("id", "unit", "", ""),
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "near"),
+    [("<=50K.", True), (" <=50k", True), ("≤50K", False), ("other", False)],
+)
+def test_labels_that_are_nearly_a_class_are_counted(value: str, near: bool):
+    labels, figures = target_of(Schema(classes=("<=50K", ">50K"))).encode([value, None, ">50K"])
+    assert labels.tolist()[1:] == [-1, 1]
+    assert list(figures.values()) == ([pytest.approx(1 / 3)] if near else [])
+
+
+def test_another_column_of_a_label_file_that_names_files_is_found(tmp_path: Path):
+    folder = write_images(tmp_path / "pets", 8)
+    table = tmp_path / "labels.csv"
+    names = sorted(path.relative_to(folder).with_suffix("") for path in folder.rglob("*.*"))
+    rows = [f"L{row},{name},{name.parts[0]}" for row, name in enumerate(names)]
+    table.write_text("lesion,image,animal\n" + "\n".join(rows) + "\n", "utf-8")
+    schema = Schema(target="animal", classes=("cat", "dog"), images=ImageForm(size=8))
+    figures = encode_folder(folder, schema, table).figures
+    assert figures["rows whose file is named by", "image"] == 1.0
+    text = printed(figures=figures)
+    assert "no such file: files 100.0%" in text and "set file under [images]" in text
+    schema = Schema(target="animal", classes=("cat", "dog"), images=ImageForm(file="image"))
+    assert encode_folder(folder, schema, table).is_known.all()
