@@ -16,8 +16,9 @@ import torch
 
 from dpkfc.app.datasets import DatasetError, check_unpacked_size, unreadable_error
 from dpkfc.app.owndata import UNKNOWN, Figures, Records
-from dpkfc.app.owndata.files import column_texts, read_header, read_table, unit_names
+from dpkfc.app.owndata.files import unit_names
 from dpkfc.app.owndata.schema import ImageForm, Schema, target_of
+from dpkfc.app.owndata.tables import read_header, read_table
 from dpkfc.app.settings import shorten
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
@@ -320,20 +321,20 @@ def _label_by_folder(folder: Path, schema: Schema) -> _Labelled:
 
 
 def _read_labels(folder: Path, schema: Schema, labels: Path) -> _Labelled:
-    kinds, _ = read_header(labels, schema.delimiter)
-    names = [schema.images.file or next(iter(kinds)), schema.target]
+    header = read_header(labels, schema)
+    names = [schema.images.file or header.names[0], schema.target]
     if schema.unit:
         names.append(schema.unit)
-    table, figures = read_table(labels, names, schema.delimiter)
-    columns = [column_texts(labels, table, name) for name in names]
+    table = read_table(labels, names, schema)
+    columns = [table.columns[name].texts for name in names]
     paths = [_named_file(folder, name) for name in columns[0]]
     if not paths:
         raise DatasetError(f"{labels}: has a header and no rows; name the image files in it")
     numbers, shares = target_of(schema).encode(columns[1])
     people = columns[2] if schema.unit else []
-    others = [name for name in kinds if name != names[0]]
+    others = [name for name in header.names if name != names[0]]
     better = {} if any(map(_exists, paths)) else _find_column(folder, schema, labels, others)
-    return paths, numbers.tolist(), people, {**figures, **shares, **better}
+    return paths, numbers.tolist(), people, {**table.figures, **shares, **better}
 
 
 # Rows that are looked at for another column of names.
@@ -345,9 +346,8 @@ def _find_column(folder: Path, schema: Schema, labels: Path, names: Sequence[str
     shares = {}
     for name in names:
         try:
-            table, _ = read_table(labels, [name], schema.delimiter)
-            cells = column_texts(labels, table, name)[:_MOST_ROWS]
-        # A column that is no text or number.
+            cells = read_table(labels, [name], schema).columns[name].texts[:_MOST_ROWS]
+        # A column that is not text or number, or whose name stands twice.
         except DatasetError:
             continue
         count = sum(bool(cell) and _exists(_named_file(folder, cell)) for cell in cells)

@@ -16,15 +16,7 @@ from dpkfc.app.datasets import DatasetError, ExampleSet, unreadable_error
 from dpkfc.app.models import linear_from_zero
 from dpkfc.app.owndata import TEST_SHARE, Records, split_records
 from dpkfc.app.owndata.display import describe_columns
-from dpkfc.app.owndata.files import (
-    TABLE_SUFFIXES,
-    TEXT_SUFFIXES,
-    check_file,
-    encode_table,
-    encode_texts,
-    read_header,
-    text_width,
-)
+from dpkfc.app.owndata.files import TEXT_SUFFIXES, encode_table, encode_texts, text_width
 from dpkfc.app.owndata.images import (
     check_classes,
     encode_folder,
@@ -43,6 +35,13 @@ from dpkfc.app.owndata.schema import (
     schema_toml,
     target_of,
     template,
+)
+from dpkfc.app.owndata.tables import (
+    TABLE_SUFFIXES,
+    check_file,
+    list_parts,
+    read_header,
+    suffix_of,
 )
 from dpkfc.app.owndata.tasks import judgement, load_task, make_model, task_examples
 from dpkfc.app.recipes import Recipe
@@ -112,13 +111,12 @@ def kind_of_data(path: Path) -> str:
     Raises:
         DatasetError: nothing is there, or a form that is not known.
     """
-    suffix = path.suffix.lower()
+    suffix = suffix_of(path)
     try:
-        is_folder = path.is_dir()
+        if path.is_dir():
+            return "own-table" if list_parts(path) else "own-images"
     except OSError as error:
         raise unreadable_error(path, error) from None
-    if is_folder:
-        return "own-images"
     if suffix in TABLE_SUFFIXES:
         return "own-table"
     if suffix in TEXT_SUFFIXES:
@@ -515,15 +513,13 @@ def empty_schema(data: Path, target: str, text: str, label_file: Path | None) ->
         check_file(data)
         return template({}, target, sections=_TEXT.format(key=text))
     table = label_file or data
-    columns, delimiter = read_header(table)
-    if target not in columns:
-        names = ", ".join(columns)[:60]
-        raise DatasetError(f"{table}: has no column {target!r}; its header has {names}")
+    header = read_header(table)
+    header.check(table, [target])
     if kind == "own-images":
-        first = json.dumps(next(iter(columns)), ensure_ascii=False)
+        first = json.dumps(header.names[0], ensure_ascii=False)
         form = f"{_image_form(data)}file = {first}  # the column that names files\n"
-        return template({}, target, delimiter, _IMAGE_UNIT + form)
-    return template(columns, target, delimiter)
+        return template({}, target, header.delimiter, _IMAGE_UNIT + form)
+    return template(header.kinds, target, header.delimiter)
 
 
 def _image_form(folder: Path) -> str:

@@ -14,6 +14,8 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +29,23 @@ from dpkfc._checks import refuse
 from dpkfc.app.datasets import Examples
 from dpkfc.app.datasets.text import hashed_texts
 from dpkfc.app.owndata import UNKNOWN, Figures
+from dpkfc.app.owndata.cells import (
+    MISSING,
+    THOUSANDS,
+    NumberForm,
+    canonical,
+    category_name,
+    is_known_encoding,
+    read_flag,
+    read_moment,
+    read_number,
+    read_pair,
+)
 from dpkfc.app.recipes import CLASSIFICATION, Judged, Task, model_outputs, squared_error
 from dpkfc.app.settings import ConfigError, nearest, read_toml
 from dpkfc.curvature.probes import Probe, Sample
 
-KINDS = ("number", "category", "flag", "text", "ignore", "unit")
-MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "None", "?")
-_TRUE = ("true", "t", "yes", "y", "1", "1.0")
-_FALSE = ("false", "f", "no", "n", "0", "0.0")
+KINDS = ("number", "pair", "date", "category", "flag", "text", "ignore", "unit")
 # Columns of a text without `buckets`.
 TEXT_BUCKETS = 1024
 _HASH_KEY = b"dpkfc categories 1"
@@ -44,8 +55,15 @@ _HASH_KEY = b"dpkfc categories 1"
 
 _IDENTIFIERS = frozenset(
     "id ids uid uuid guid ssn mrn nhs name firstname lastname surname forename fullname username"
-    " email mail phone telephone mobile fax address street passport iban account license licence"
-    " identifier".split()
+    " email passport iban identifier".split()
+)
+# These name a person alone or with the other words, as in `home_phone` and `street address`. A
+# `phone_service` is none of a person.
+_CONTACTS = frozenset(
+    "mail phone telephone mobile fax address street account license licence".split()
+)
+_BESIDE_CONTACTS = frozenset(
+    "e number numbers no nr num home work private patient customer client person contact".split()
 )
 _FREE_TEXT = frozenset(
     "note notes comment comments remark remarks text description summary message".split()
@@ -61,7 +79,9 @@ def _words_of_name(name: str) -> set[str]:
 
 def is_identifier(name: str) -> bool:
     """Return whether a column is named like something that identifies a person."""
-    return bool(_words_of_name(name) & _IDENTIFIERS)
+    words = _words_of_name(name)
+    is_contact = bool(words & _CONTACTS) and words <= _CONTACTS | _BESIDE_CONTACTS
+    return is_contact or bool(words & _IDENTIFIERS)
 
 
 def is_free_text(name: str) -> bool:
@@ -186,21 +206,32 @@ class Column:
 
     Attributes:
         kind: one of `KINDS`.
-        bounds: least and greatest number; what lies outside is clamped.
+        bounds: least and greatest number or date; of a pair those of both numbers, four in all.
         categories: known texts; all others share one bucket.
         buckets: hash texts to so many buckets instead.
         missing: texts that mean a missing value; empty as the schema says.
         identifier: False where a person has looked at the name and found no identifier.
+        numeric: whether categories are numbers, so that 1 and 1.0 are one.
+        decimal, thousands: as of a schema; empty as the schema says.
+        signs: whether a comparison sign before a number is dropped.
+        measured_in: what may stand behind a number, such as "mg".
+        format: of a date, as of `strptime`; empty for ISO 8601.
         origin: of the bounds: "private" where a run has found them, "default" where it saw too few
             numbers, empty where a person has stated them.
     """
 
     kind: str = ""
-    bounds: tuple[float, ...] = ()
+    bounds: tuple[float | str, ...] = ()
     categories: tuple[str, ...] = ()
     buckets: int = 0
     missing: tuple[str, ...] = ()
     identifier: bool = True
+    numeric: bool = False
+    decimal: str = ""
+    thousands: str = ""
+    signs: bool = False
+    measured_in: str = ""
+    format: str = ""
     origin: str = ""
 
     def check(self, name: str, where: str, *, may_be_open: bool = False) -> None:
@@ -214,39 +245,86 @@ class Column:
         Raises:
             ConfigError: naming the column and the fix.
         """
-        refuse(self._checks(name, f"{where}: column {name!r}", may_be_open), ConfigError)
+        start = f"{where}: column {name!r}"
+        if self.kind not in KINDS:
+            raise ConfigError(f"{start} has kind {self.kind!r}; choose {' | '.join(KINDS)}")
+        if self.identifier and is_identifier(name) and self.kind not in ("ignore", "unit"):
+            raise ConfigError(
+                f"{start} looks like an identifier: set kind = 'ignore' or 'unit', or"
+                " identifier = false if it names no person"
+            )
+        if self.origin not in ("", "private", "default") or (self.origin and not self.bounds):
+            raise ConfigError(f"{start} has origin {self.origin!r}; a run sets it, leave it out")
+        self._check_form(start)
+        if self.kind in _BOUNDED and not (may_be_open and self.is_open) and not self.limits:
+            raise ConfigError(
+                f"{start} needs bounds = {_BOUNDED[self.kind]}, known without the data; got"
+                f" {list(self.bounds)}"
+            )
+        if self.kind == "category" and not self.categories and self.buckets < 1:
+            text = ", or kind = 'text'" if is_free_text(name) else ""
+            raise ConfigError(f"{start} needs categories = [...] or buckets = NUMBER{text}")
+        for number, category in enumerate(self.categories):
+            names = [self._name(other) for other in self.categories[:number]]
+            if self._name(category) in names:
+                raise ConfigError(f"{start}: category {category!r} stands twice; leave one out")
+        if self.kind == "text" and not _is_power_of_two(self.buckets or TEXT_BUCKETS):
+            raise ConfigError(
+                f"{start}: buckets of a text must be a power of two, got {self.buckets}"
+            )
 
-    def _checks(self, name: str, start: str, may_be_open: bool) -> Iterator[tuple[object, str]]:
-        yield (
-            self.kind not in KINDS,
-            f"{start} has kind {self.kind!r}; choose {' | '.join(KINDS)}",
-        )
-        yield (
-            self.identifier and is_identifier(name) and self.kind not in ("ignore", "unit"),
-            f"{start} looks like an identifier: set kind = 'ignore' or 'unit', or"
-            " identifier = false if it names no person",
-        )
-        yield (
-            self.origin not in ("", "private", "default") or (self.origin and not self.bounds),
-            f"{start} has origin {self.origin!r}; a run sets it, leave it out",
-        )
-        yield (
-            self.kind == "number"
-            and not _are_bounds(self.bounds)
-            and not (may_be_open and self.is_open),
-            f"{start} needs bounds = [least, greatest], known without the data; got"
-            f" {list(self.bounds)}",
-        )
-        text = ", or kind = 'text'" if is_free_text(name) else ""
-        yield (
-            self.kind == "category" and not self.categories and self.buckets < 1,
-            f"{start} needs categories = [...] or buckets = NUMBER{text}",
-        )
-        size = self.buckets or TEXT_BUCKETS
-        yield (
-            self.kind == "text" and not _is_power_of_two(size),
-            f"{start}: buckets of a text must be a power of two, got {size}",
-        )
+    def _check_form(self, start: str) -> None:
+        """Refuse signs that contradict each other, and keys of other kinds."""
+        form = self.form
+        if form.decimal not in (".", ",") or form.decimal == form.thousands:
+            raise ConfigError(
+                f"{start}: decimal must be '.' or ',' and not thousands, got {form.decimal!r:.20}"
+            )
+        if form.thousands not in THOUSANDS:
+            raise ConfigError(
+                f"{start}: thousands must be '.', ',', ' ' or \"'\", got {form.thousands!r:.20}"
+            )
+        kinds_of_key = {
+            "numeric": ("category",),
+            "signs": ("number", "pair"),
+            "measured_in": ("number", "pair"),
+            "format": ("date",),
+        }
+        for key, kinds in kinds_of_key.items():
+            if getattr(self, key) and self.kind not in kinds:
+                raise ConfigError(
+                    f"{start}: {key} is for kind = {kinds[0]!r}, got kind = {self.kind!r}"
+                )
+
+    @property
+    def form(self) -> NumberForm:
+        """How numbers are written."""
+        return NumberForm(self.decimal or ".", self.thousands, self.signs, self.measured_in)
+
+    @property
+    def reads_numbers(self) -> bool:
+        """Whether texts are read as numbers."""
+        return self.kind in ("number", "pair") or self.numeric
+
+    @property
+    def limits(self) -> list[tuple[float, float]]:
+        """Least and greatest value of each number, none where the bounds are not right."""
+        ends: list[float] = []
+        for bound in self.bounds:
+            value: float | None = None
+            if isinstance(bound, str) and self.kind == "date":
+                value = read_moment(bound, self.format)
+                value = read_moment(bound) if value is None else value
+            elif not isinstance(bound, str) and self.kind != "date":
+                value = bound
+            if value is None:
+                return []
+            ends.append(value)
+        pairs = list(zip(ends[::2], ends[1::2], strict=False))
+        wanted = {"number": 2, "date": 2, "pair": 4}.get(self.kind)
+        if len(ends) != wanted or not all(_are_bounds(pair) for pair in pairs):
+            return []
+        return pairs
 
     @property
     def is_open(self) -> bool:
@@ -263,11 +341,44 @@ class Column:
         """Number of features, the indicator of a missing value included."""
         values = {
             "number": 1,
+            "pair": 2,
+            "date": 1,
             "flag": 1,
             "category": self.buckets or len(self.categories) + 1,
             "text": self.buckets or TEXT_BUCKETS,
         }
         return values[self.kind] + 1 if self.kind in values else 0
+
+    def meaning(self, text: str | None) -> Meaning | None:
+        """Return what a text means in this column, None for a missing value.
+
+        This alone decides what a cell means, whoever has read it: the numbers of a number, a pair,
+        a date (seconds since 1970) or a flag (1 or −1), and the name of a category or a text.
+        """
+        if text is None or self._name(text) in self._missing:
+            return None
+        if self.kind == "number":
+            value = read_number(text, self.form)
+            return None if value is None else (value,)
+        if self.kind == "pair":
+            return read_pair(text, self.form)
+        if self.kind == "date":
+            moment = read_moment(text, self.format)
+            return None if moment is None else (moment,)
+        if self.kind == "flag":
+            flag = read_flag(text)
+            return None if flag is None else (flag,)
+        return self._name(text) if self.kind == "category" else text
+
+    def _name(self, text: str) -> str:
+        """Return what categories and missing values are compared by."""
+        if self.kind == "category":
+            return category_name(text, self.form if self.numeric else None)
+        return text.strip() if self.kind == "text" else canonical(text)
+
+    @cached_property
+    def _missing(self) -> frozenset[str]:
+        return frozenset(map(self._name, self.missing or MISSING))
 
     def encode(self, values: Sequence[str | None]) -> Encoded:
         """Encode the values of a column, each by itself.
@@ -279,20 +390,16 @@ class Column:
             Features float32 `[N, width]`; the last one is 1 for a missing value, whose others are
             zero.
         """
-        known = list(dict.fromkeys(values))
-        number_of = {value: number for number, value in enumerate(known)}
-        codes = np.array([number_of[value] for value in values], np.int64)
-        rows = np.zeros((len(known), self.width), np.float32)
-        is_missing = np.array([self._is_missing(value) for value in known], bool)
+        number_of: dict[str | None, int] = {}
+        codes = np.array([number_of.setdefault(x, len(number_of)) for x in values], np.int64)
+        meanings = [self.meaning(value) for value in number_of]
+        is_missing = np.array([meaning is None for meaning in meanings], bool)
+        present = [meaning for meaning in meanings if meaning is not None]
+        rows = np.zeros((len(meanings), self.width), np.float32)
         rows[is_missing, -1] = 1.0
-        present = []
-        for value, missing in zip(known, is_missing, strict=True):
-            if value is not None and not missing:
-                present.append(value)
-        odd = np.zeros(len(known), bool)
-        encode = _ENCODERS[self.kind]
-        rows[~is_missing, :-1], odd[~is_missing] = encode(self, present)
-        counts = np.bincount(codes, minlength=len(known))
+        odd = np.zeros(len(meanings), bool)
+        rows[~is_missing, :-1], odd[~is_missing] = _ENCODERS[self.kind](self, present)
+        counts = np.bincount(codes, minlength=len(meanings))
         total = max(1, len(values))
         return Encoded(
             features=rows[codes],
@@ -300,16 +407,14 @@ class Column:
             odd=int(counts[odd].sum()) / total,
         )
 
-    def _is_missing(self, value: str | None) -> bool:
-        if value is None:
-            return True
-        if canonical(value) in map(canonical, self.missing or MISSING):
-            return True
-        if self.kind == "number":
-            return parse_number(value) is None
-        if self.kind == "flag":
-            return value.strip().lower() not in (*_TRUE, *_FALSE)
-        return False
+
+# What a text means: numbers, or a name.
+Meaning = tuple[float, ...] | str
+_BOUNDED = {
+    "number": "[least, greatest]",
+    "date": "[earliest, latest] in the format of the column",
+    "pair": "[least, greatest, least, greatest] of its two numbers",
+}
 
 
 def _is_power_of_two(number: int) -> bool:
@@ -338,56 +443,33 @@ class Encoded:
     odd: float
 
 
-def canonical(text: str) -> str:
-    """Return a text without spaces around it, and in one form where programs write two.
-
-    A column of whole numbers with missing values is often stored as 1.0, and true as True or TRUE.
-    """
-    text = text.strip()
-    if text.lower() in ("true", "false"):
-        return text.lower()
-    head, _, zeros = text.partition(".")
-    is_whole = zeros != "" and not zeros.strip("0") and head.removeprefix("-").isdecimal()
-    return head if is_whole else text
-
-
-def parse_number(text: str) -> float | None:
-    """Return a number, None where a text is none. Infinity is a number, which is clamped."""
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return None if math.isnan(value) else value
-
-
 _Rows = tuple[np.ndarray, np.ndarray]
 
 
-def _encode_numbers(column: Column, values: list[str]) -> _Rows:
+def _encode_numbers(column: Column, values: list[Any]) -> _Rows:
     """Map the bounds to −1 and 1, and clamp what lies outside; without bounds return bins."""
+    numbers = np.array(values, np.float64).reshape(len(values), column.width - 1)
     if column.is_open:
-        bins = bin_numbers(np.array([float(value) for value in values], np.float64))
-        return bins.astype(np.float32)[:, None], np.zeros(len(values), bool)
-    least, greatest = column.bounds
-    numbers = np.array([float(value) for value in values], np.float64)
+        return bin_numbers(numbers).astype(np.float32), np.zeros(len(values), bool)
+    least, greatest = np.array(column.limits).T
     clamped = np.clip(numbers, least, greatest)
     share = (clamped - least) / (greatest - least)
     scaled = share * 2 - 1
-    return scaled[:, None], clamped != numbers
+    return scaled, (clamped != numbers).any(axis=1)
 
 
-def _encode_categories(column: Column, values: list[str]) -> _Rows:
+def _encode_categories(column: Column, values: list[Any]) -> _Rows:
     """Return one-hot rows; the last place belongs to unknown categories, which buckets lack."""
     rows = np.zeros((len(values), column.width - 1), np.float32)
     odd = np.zeros(len(values), bool)
-    place_of = {canonical(category): place for place, category in enumerate(column.categories)}
-    for number, value in enumerate(values):
-        text = canonical(value)
+    names = [column.meaning(category) for category in column.categories]
+    place_of = {name: place for place, name in enumerate(names)}
+    for number, name in enumerate(values):
         if column.buckets:
-            place = _bucket(text, column.buckets)
+            place = _bucket(name, column.buckets)
         else:
-            place = place_of.get(text, len(column.categories))
-            odd[number] = text not in place_of
+            place = place_of.get(name, len(column.categories))
+            odd[number] = name not in place_of
         rows[number, place] = 1.0
     return rows, odd
 
@@ -397,23 +479,22 @@ def _bucket(text: str, buckets: int) -> int:
     return int.from_bytes(digest.digest(), "big") % buckets
 
 
-def _encode_flags(column: Column, values: list[str]) -> _Rows:
-    rows = np.full((len(values), 1), -1.0, np.float32)
-    for number, value in enumerate(values):
-        if value.strip().lower() in _TRUE:
-            rows[number] = 1.0
+def _encode_flags(column: Column, values: list[Any]) -> _Rows:
+    rows = np.array(values, np.float32).reshape(len(values), 1)
     return rows, np.zeros(len(values), bool)
 
 
-def _encode_texts(column: Column, values: list[str]) -> _Rows:
+def _encode_texts(column: Column, values: list[Any]) -> _Rows:
     rows = np.zeros((0, column.width - 1), np.float32)
     if values:
         rows = hashed_texts(values, column.width - 1).numpy()
     return rows, np.zeros(len(values), bool)
 
 
-_ENCODERS: dict[str, Callable[[Column, list[str]], _Rows]] = {
+_ENCODERS: dict[str, Callable[[Column, list[Any]], _Rows]] = {
     "number": _encode_numbers,
+    "pair": _encode_numbers,
+    "date": _encode_numbers,
     "category": _encode_categories,
     "flag": _encode_flags,
     "text": _encode_texts,
@@ -494,8 +575,15 @@ class Schema:
         unit: column of the person whose records ε protects together; empty for single records.
         max_records: most records of one unit that count in a step.
         missing: texts that mean a missing value.
-        delimiter: of a CSV file.
+        delimiter: of a CSV file; empty takes the one that the header shows. A blank stands for any
+            number of blanks.
+        encoding: of a CSV file.
+        header: whether the first line of a CSV file names the columns.
+        names: of the columns, in their order, where no line names them.
+        lines_in_cells: whether a quoted cell of a CSV file may hold line breaks. Quotes then decide
+            which lines are one record.
         decimal: the sign before the fraction of a number that is stored as text: "." or ",".
+        thousands: the sign between its groups of three digits: ".", ",", " " or "'".
         columns: of a table.
         images: of a folder of images.
         text: of a file of texts.
@@ -507,8 +595,13 @@ class Schema:
     unit: str = ""
     max_records: int = 4
     missing: tuple[str, ...] = MISSING
-    delimiter: str = ","
+    delimiter: str = ""
+    encoding: str = "utf-8"
+    header: bool = True
+    names: tuple[str, ...] = ()
+    lines_in_cells: bool = False
     decimal: str = "."
+    thousands: str = ""
     columns: Mapping[str, Column] = field(default_factory=dict)
     images: ImageForm = ImageForm()
     text: TextForm = TextForm()
@@ -584,12 +677,17 @@ def check_schema(schema: Schema, where: str, *, may_be_open: bool = False) -> Sc
     """
     columns = {}
     units = [schema.unit] if schema.unit else []
-    for name, column in schema.columns.items():
+    for name, stated in schema.columns.items():
         if name == schema.target:
             raise ConfigError(f"{where}: {name!r} is the target; remove [columns.{name}]")
+        column = dataclasses.replace(
+            stated,
+            missing=stated.missing or schema.missing,
+            decimal=stated.decimal or schema.decimal,
+            thousands=stated.thousands or schema.thousands,
+        )
         column.check(name, where, may_be_open=may_be_open)
-        missing = column.missing or schema.missing
-        columns[name] = dataclasses.replace(column, missing=missing)
+        columns[name] = column
         if column.kind == "unit":
             units.append(name)
     refuse(_schema_checks(schema, units, where), ConfigError)
@@ -622,12 +720,29 @@ def _schema_checks(schema: Schema, units: list[str], where: str) -> Iterator[tup
         f" {list(schema.target_bounds)}",
     )
     yield (
-        schema.decimal not in (".", ",") or schema.decimal == schema.delimiter,
-        f"{where}: decimal must be '.' or ',' and not the delimiter, got {schema.decimal!r}",
+        schema.decimal not in (".", ",") or schema.decimal == schema.thousands,
+        f"{where}: decimal must be '.' or ',' and not thousands, got {schema.decimal!r:.20}",
     )
     yield (
-        len(schema.delimiter) != 1 or schema.delimiter in '"\r\n',
+        schema.thousands not in THOUSANDS,
+        f"{where}: thousands must be '.', ',', ' ' or \"'\", got {schema.thousands!r:.20}",
+    )
+    yield (
+        len(schema.delimiter) > 1 or schema.delimiter in ('"', "\r", "\n"),
         f"{where}: delimiter must be one character, such as ';', got {schema.delimiter!r:.20}",
+    )
+    yield (
+        not is_known_encoding(schema.encoding),
+        f"{where}: encoding {schema.encoding!r:.20} is not known; choose utf-8, cp1252, latin-1,"
+        " utf-16 or another of Python's",
+    )
+    yield (
+        schema.header == bool(schema.names),
+        f"{where}: header = false and names = [...] of all columns belong together",
+    )
+    yield (
+        len(set(schema.names)) < len(schema.names),
+        f"{where}: names has two equal names; name each column once",
     )
     yield (
         schema.max_records < 1,
@@ -694,6 +809,7 @@ _WORDS = {
     "bool": "true or false",
     "tuple[str, ...]": "a list",
     "tuple[float, ...]": "a list of numbers",
+    "tuple[float | str, ...]": "a list of numbers, or of dates",
 }
 
 
@@ -703,10 +819,17 @@ def _plain_value(kind: str, value: Any, where: str) -> Any:
     if kind == "tuple[str, ...]" and isinstance(value, list):
         return tuple(map(_plain_text, value))
     if kind == "tuple[float, ...]" and isinstance(value, list):
-        are_numbers = [isinstance(inner, int | float) for inner in value]
-        if all(are_numbers):
+        if all(isinstance(inner, int | float) for inner in value):
             return tuple(map(float, value))
+    if kind == "tuple[float | str, ...]" and isinstance(value, list):
+        kinds = int | float | str | date
+        if all(isinstance(inner, kinds) for inner in value):
+            return tuple(x if isinstance(x, str) else _plain_bound(x) for x in value)
     raise ConfigError(f"{where} must be {_WORDS.get(kind, 'a table')}, got {value!r:.40}")
+
+
+def _plain_bound(value: float | date) -> float | str:
+    return value.isoformat() if isinstance(value, date) else float(value)
 
 
 def _plain_text(value: Any) -> str:
@@ -732,8 +855,9 @@ def schema_toml(schema: Schema, title: str) -> str:
     columns = {}
     for name, column in schema.columns.items():
         columns[name] = _plain_table(column)
-        if column.missing == schema.missing:
-            columns[name].pop("missing", None)
+        for key in ("missing", "decimal", "thousands"):
+            if getattr(column, key) == getattr(schema, key):
+                columns[name].pop(key, None)
     table["columns"] = columns
     return f"# {title}\n{tomli_w.dumps(table)}"
 
@@ -833,8 +957,11 @@ class SchemaNoise(Probe):
     def _draw(self, column: Column, n: int, generator: torch.Generator) -> Tensor:
         rows = torch.zeros(n, column.width)
         uniform = torch.rand(n, generator=generator)
-        if column.kind == "number":
+        if column.kind in ("number", "date"):
             rows[:, 0] = 2 * uniform - 1
+        elif column.kind == "pair":
+            rows[:, 0] = 2 * uniform - 1
+            rows[:, 1] = 2 * torch.rand(n, generator=generator) - 1
         elif column.kind == "flag":
             rows[:, 0] = torch.where(uniform < 0.5, 1.0, -1.0)
         elif column.kind == "category":
@@ -903,7 +1030,8 @@ def target_of(schema: Schema) -> Classes | Number:
     """Return the target of a schema: how it is encoded, learned, judged and predicted."""
     if schema.target_bounds:
         least, greatest = schema.target_bounds
-        return Number(schema.target, least, greatest, schema.missing)
+        form = NumberForm(schema.decimal, schema.thousands)
+        return Number(schema.target, least, greatest, schema.missing, form)
     return Classes(schema.classes)
 
 
@@ -967,18 +1095,26 @@ class Number:
         name: of the column.
         least, greatest: public bounds.
         missing: texts that mean a missing value.
+        form: how numbers are written.
     """
 
     name: str
     least: float
     greatest: float
     missing: tuple[str, ...]
+    form: NumberForm = NumberForm()
     likelihood: str = "gaussian"
     outputs: int = 1
 
     def encode(self, values: Sequence[str | None]) -> tuple[np.ndarray, Figures]:
         """Return scaled numbers float32 `[N]`, and the share that was clamped."""
-        column = Column(kind="number", bounds=(self.least, self.greatest), missing=self.missing)
+        column = Column(
+            kind="number",
+            bounds=(self.least, self.greatest),
+            missing=self.missing,
+            decimal=self.form.decimal,
+            thousands=self.form.thousands,
+        )
         encoded = column.encode(values)
         is_missing = encoded.features[:, 1] == 1
         labels = np.where(is_missing, np.nan, encoded.features[:, 0])

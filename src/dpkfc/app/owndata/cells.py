@@ -1,0 +1,192 @@
+"""What the text of a cell means: pure functions from a text to a value, one a kind of column.
+
+They look at one text and at what a schema states, and at nothing else. Every reader of files shares
+them, so that a value means the same however it was stored.
+"""
+
+from __future__ import annotations
+
+import codecs
+import math
+import re
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+# What schemas take for a missing value where they say nothing.
+MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "None", "?")
+TRUE = ("true", "t", "yes", "y", "1", "1.0")
+FALSE = ("false", "f", "no", "n", "0", "0.0")
+
+# What people write between groups of three digits, by the sign that a schema states.
+_GROUP_MARKS = {
+    "": "",
+    ".": ".",
+    ",": ",",
+    " ": " \u00a0\u2009\u202f",
+    "'": "'\u2019",
+}
+THOUSANDS = tuple(_GROUP_MARKS)
+_COMPARISON = re.compile(r"(?:[<>]=?|[≤≥~≈])\s*")
+_ISO = re.compile(
+    r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?)?\s?(Z|[+-]\d\d:?\d\d)?",
+    re.ASCII,
+)
+_EPOCH = datetime(1970, 1, 1)
+_WHOLE = re.compile(r"(-?\d+)\.0+", re.ASCII)
+_DECIMAL = re.compile(r"([+-]?)0*(\d*?)(?:\.(\d*?)0*)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class NumberForm:
+    """How people have written numbers.
+
+    Attributes:
+        decimal: the sign before the fraction.
+        thousands: the sign between groups of three digits, one of `THOUSANDS`.
+        signs: whether a comparison sign before a number is dropped: `<0.5` is 0.5.
+        measured_in: what may stand behind a number, such as "mg".
+    """
+
+    decimal: str = "."
+    thousands: str = ""
+    signs: bool = False
+    measured_in: str = ""
+
+
+PLAIN = NumberForm()
+
+
+def read_number(text: str, form: NumberForm = PLAIN) -> float | None:
+    """Return a number, None where a text is not one. Infinity is a number, which is clamped.
+
+    Digits are 0 to 9 alone, and `1_000` is not a number.
+    """
+    text = text.strip()
+    if form.signs:
+        sign = _COMPARISON.match(text)
+        text = text[sign.end() :] if sign else text
+    if form.measured_in:
+        text = text.removesuffix(form.measured_in).rstrip()
+    if form.thousands:
+        marks = _GROUP_MARKS[form.thousands]
+        head, sign_of_fraction, tail = text.partition(form.decimal)
+        if any(mark in head for mark in marks):
+            if not re.fullmatch(rf"[+\-−]?[0-9]{{1,3}}(?:[{re.escape(marks)}][0-9]{{3}})+", head):
+                return None
+            head = re.sub(f"[{re.escape(marks)}]", "", head)
+        text = head + sign_of_fraction + tail
+    if form.decimal != ".":
+        if "." in text:
+            return None
+        text = text.replace(form.decimal, ".")
+    if text.startswith("−"):
+        text = "-" + text[1:]
+    # Python also takes digits of other scripts, and an underscore between digits.
+    if not text.isascii() or "_" in text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return None if math.isnan(value) else value
+
+
+def read_pair(text: str, form: NumberForm = PLAIN) -> tuple[float, float] | None:
+    """Return two numbers with a slash between them, such as a blood pressure of 120/80."""
+    first, _, second = text.partition("/")
+    values = read_number(first, form), read_number(second, form)
+    if values[0] is None or values[1] is None:
+        return None
+    return values[0], values[1]
+
+
+def read_moment(text: str, form: str = "") -> float | None:
+    """Return a date or time as seconds since 1970, None where a text is not one.
+
+    Args:
+        text: of the cell.
+        form: as of `datetime.strptime`, such as "%d.%m.%Y"; empty for ISO 8601. A time without a
+            zone counts as UTC.
+    """
+    text = text.strip()
+    if not form:
+        parts = _ISO.fullmatch(text)
+        if parts is None:
+            return None
+        day, minutes, seconds, fraction, zone = parts.groups()
+        text = f"{day} {minutes or '00:00'}:{seconds or '00'}.{(fraction or '0')[:6]}"
+        form = "%Y-%m-%d %H:%M:%S.%f"
+        if zone:
+            text, form = f"{text}{zone}", f"{form}%z"
+    # Digits of other scripts.
+    if re.search(r"[^\W\d_]|\d", text) and any(c.isdigit() and not c.isascii() for c in text):
+        return None
+    try:
+        moment = datetime.strptime(text, form)
+        if moment.tzinfo is not None:
+            moment = moment.astimezone(timezone.utc).replace(tzinfo=None)
+    except (ValueError, OverflowError):
+        return None
+    return (moment - _EPOCH).total_seconds()
+
+
+def read_flag(text: str) -> float | None:
+    """Return 1 for a text that says yes, −1 for no, None for any other."""
+    word = text.strip().lower()
+    if word in TRUE:
+        return 1.0
+    return -1.0 if word in FALSE else None
+
+
+def canonical(text: str) -> str:
+    """Return a class, an id or a flag in one form where programs write two.
+
+    Spaces around it are dropped. Whole numbers are often stored as 1.0 where a value is missing,
+    and true as True or TRUE.
+    """
+    text = text.strip()
+    if text.lower() in ("true", "false"):
+        return text.lower()
+    whole = _WHOLE.fullmatch(text)
+    return whole[1] if whole else text
+
+
+def category_name(text: str, form: NumberForm | None = None) -> str:
+    """Return what categories are compared by: a text without spaces around it.
+
+    Args:
+        text: of the cell.
+        form: of categories that are numbers: 250, 250.0 and 2.5e2 are then one. ICD codes are not.
+    """
+    text = text.strip()
+    value = None if form is None else read_number(text, form)
+    if form is None or value is None:
+        return text
+    plain = text.replace(form.decimal, ".") if form.decimal != "." else text
+    parts = _DECIMAL.fullmatch(plain)
+    if parts is None or not math.isfinite(value):
+        return number_text(value)
+    sign, whole, fraction = parts.groups()
+    digits = f"{whole or '0'}.{fraction}" if fraction else whole or "0"
+    return f"-{digits}" if sign == "-" and digits != "0" else digits
+
+
+def is_known_encoding(name: str) -> bool:
+    """Return whether a file in this encoding can be split into lines whatever a line holds.
+
+    Encodings with states are not: a sign in one line would change the lines behind it.
+    """
+    try:
+        codecs.lookup(name)
+        if codecs.lookup(name).name.startswith(("utf-16", "utf-32")):
+            return True
+        return bytes(range(128)).decode(name) == "".join(map(chr, range(128)))
+    except (LookupError, ValueError, TypeError):
+        return False
+
+
+def number_text(value: float) -> str:
+    """Return a stored number as text. A whole one has neither a point nor an exponent."""
+    if math.isfinite(value) and value == int(value):
+        return str(int(value))
+    return repr(value)

@@ -1,0 +1,261 @@
+"""Records of a table: how many a file holds, and that none of them reaches another one."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet
+import pytest
+
+from dpkfc.app.datasets import DatasetError
+from dpkfc.app.owndata import Records
+from dpkfc.app.owndata.files import encode_table, encode_texts
+from dpkfc.app.owndata.schema import Column, Schema, check_schema
+from dpkfc.app.owndata.tables import split_line
+
+SCHEMA = check_schema(
+    Schema(
+        target="y",
+        classes=("0", "1"),
+        unit="who",
+        columns={
+            "a": Column(kind="number", bounds=(0, 10)),
+            "b": Column(kind="category", buckets=8),
+            "note": Column(kind="text", buckets=16),
+        },
+    ),
+    "schema",
+)
+HEADER = ["a", "b", "note", "who", "y"]
+
+
+def _seen(records: Records) -> Counter[object]:
+    units = records.units or [""] * len(records)
+    rows = zip(records.inputs.tolist(), records.labels.tolist(), units, strict=True)
+    return Counter((tuple(inputs), label, unit) for inputs, label, unit in rows)
+
+
+def _changes(before: Records, after: Records) -> tuple[int, int]:
+    """Return how many records are gone and how many are new."""
+    one, other = _seen(before), _seen(after)
+    return (one - other).total(), (other - one).total()
+
+
+def _write(path: Path, rows: Sequence[str], delimiter: str, end: str, encoding: str) -> Path:
+    text = end.join([delimiter.join(HEADER), *rows]) + end
+    path.write_bytes(text.encode(encoding, "surrogateescape"))
+    return path
+
+
+def _rows(delimiter: str, kind: str) -> list[str]:
+    draw = random.Random(0)
+    rows = []
+    for number in range(30):
+        note = {
+            "plain": f"note {number}",
+            "quoted": f'"said ""{number}""{delimiter} then"',
+            "inches": '27"',
+            "lines": f'"two\n""{number}"" lines{delimiter}\n"',
+            "blanks": f' "{number}{delimiter} 2" ',
+        }[kind if number % 3 else "plain"]
+        cells = [f"{draw.random():.3f}", draw.choice("xyz"), note, f"p{number // 2}", number % 2]
+        rows.append(delimiter.join(map(str, cells)))
+    return rows
+
+
+_HOSTILE = [
+    '1,x,"open,me,1',
+    '"1,x,n,me,1',
+    '1,x,n,me,"1',
+    '1,x,n,me,"',
+    '"',
+    '""',
+    '"""',
+    '"""",',
+    "'",
+    '1,x,"two\nlines",me,1',
+    '1,x,"\n2,y,m,p1,0\n2,y,m,p1,0\n",me,1',
+    '1,x,"' + "1,x,n,me,1\n" * 500 + '",me,1',
+    '1,x,"' + "w " * 70_000 + '",me,1',
+    "1,x," + "w" * 200_000 + ",me,1",
+    "1,x,a\0b,me,1",
+    "1,x,n,\0,1",
+    "1,x,a\udcff,me,1",
+    "1,x,a\rb,me,1",
+    "1,x,n,me,1\r\r",
+    "1,x,a\x0bb\x0cc\x1cd\x1de\x1ef\x85g\u2028h\u2029i,me,1",
+    "\ufeff1,x,n,me,1",
+    "1,x",
+    "1,x,n,me,1,,,2",
+    "   ",
+    ",,,,",
+    '1,x,\\",me,1',
+    '1,x,a"b",me,1',
+    '1,x,"a"b,me,1',
+    "9" * 5000 + ",x,n,me,1",
+    "a,b,note,who,y",
+    "sep=;",
+]
+
+
+@pytest.mark.parametrize("kind", ["plain", "quoted", "inches", "lines", "blanks"])
+@pytest.mark.parametrize(
+    ("delimiter", "end", "encoding", "packed"),
+    [
+        (",", "\n", "utf-8", False),
+        (";", "\r\n", "utf-8", True),
+        ("\t", "\n", "cp1252", False),
+        ("|", "\n", "utf-16", False),
+        (",", "\r", "shift_jis", False),
+    ],
+)
+def test_a_record_of_a_csv_file_reaches_no_other(
+    tmp_path: Path, kind: str, delimiter: str, end: str, encoding: str, packed: bool
+):
+    rows = _rows(delimiter, kind)
+    schema = replace(SCHEMA, delimiter=delimiter, encoding=encoding)
+    path = tmp_path / "t.csv"
+
+    def read(rows: Sequence[str]) -> Records:
+        _write(path, [row.replace("\n", end) for row in rows], delimiter, end, encoding)
+        if not packed:
+            return encode_table(path, schema)
+        with gzip.open(f"{path}.gz", "wb") as file:
+            file.write(path.read_bytes())
+        return encode_table(Path(f"{path}.gz"), schema)
+
+    plain = read(rows)
+    assert len(plain) == 30
+    for hostile in _HOSTILE:
+        row = hostile.replace(",", delimiter)
+        if end == "\r" and "\r" in row:
+            continue  # two lines
+        try:
+            row.encode(encoding, "surrogateescape")
+        except UnicodeEncodeError:
+            continue
+        for place in (0, 15, 30):
+            gone, new = _changes(plain, read([*rows[:place], row, *rows[place:]]))
+            assert gone == 0 and new <= 1, (hostile[:40], place)
+
+
+def test_quotes_decide_where_a_schema_lets_them(tmp_path: Path):
+    rows = ['1,x,"open,me,1', '7,y,27",p0,0', "2,z,n,p1,1"]
+    path = _write(tmp_path / "t.csv", rows, ",", "\n", "utf-8")
+    assert len(encode_table(path, SCHEMA)) == 3
+    assert len(encode_table(path, replace(SCHEMA, lines_in_cells=True))) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "cells"),
+    [
+        ('a,"b,c",d', ["a", "b,c", "d"]),
+        ('a, "b, c" ,d', ["a", "b, c", "d"]),
+        ('a,"b""c",', ["a", 'b"c', ""]),
+        ('a,b"c",""', ["a", 'b"c"', ""]),
+        (' a , b "c"', [" a ", ' b "c"']),
+    ],
+)
+def test_cells_of_a_line(line: str, cells: list[str]):
+    assert split_line(line, ",") == (cells, "whole")
+    assert split_line(line.replace(",", "\t"), "\t")[0] == [x.replace(",", "\t") for x in cells]
+
+
+def test_blanks_between_cells_count_as_one():
+    assert split_line("  6   148\t72 ", " ") == (["6", "148", "72"], "whole")
+    assert split_line('6 "a b"  72', " ") == (["6", "a b", "72"], "whole")
+
+
+PEOPLE = [uuid.UUID(int=number) for number in range(9, 16)]
+BYTES = [person.bytes for person in PEOPLE]
+WHOLE = [7, 2**53 - 1, 10**10, 10**15, 8, 9, 10]
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        pa.array(BYTES, pa.binary(16)),
+        pa.array(BYTES),
+        pa.array([b"\xff%d" % number for number in range(7)]),
+        pa.array([b"\xff%d" % number for number in range(7)]).dictionary_encode(),
+        pa.ExtensionArray.from_storage(pa.uuid(), pa.array(BYTES, pa.binary(16))),
+        pa.array(list(map(str, PEOPLE))).dictionary_encode(),
+        pa.array(WHOLE),
+        pa.array(list(map(float, WHOLE))),
+        pa.array(list(map(float, WHOLE))).dictionary_encode(),
+        pa.array([2**64 - 1 - number for number in range(7)], pa.uint64()),
+        pa.array(list(map(Decimal, WHOLE)), pa.decimal128(30, 0)),
+        pa.array([Decimal(number * 100) for number in range(1, 8)], pa.decimal128(10, -2)),
+        pa.array([f"{number}.0" for number in WHOLE]),
+        pa.array(list(range(7)), pa.date32()),
+    ],
+    ids=lambda ids: str(ids.type),
+)
+@pytest.mark.parametrize("suffix", ["parquet", "feather"])
+def test_a_person_is_one_unit_however_ids_are_stored(tmp_path: Path, ids: pa.Array, suffix: str):
+    rows = [number % 7 for number in range(70)]
+    table = pa.table({"who": ids.take(pa.array(rows)), "a": rows, "y": [x % 2 for x in rows]})
+    path = tmp_path / f"t.{suffix}"
+    write = pa.parquet.write_table if suffix == "parquet" else pa.feather.write_feather
+    if suffix == "parquet" and pa.types.is_decimal(ids.type) and ids.type.scale < 0:
+        pytest.skip("Parquet has no such type")
+    write(table, path)
+    schema = replace(SCHEMA, columns={"a": SCHEMA.columns["a"]})
+    assert len(set(encode_table(path, schema).units)) == 7
+    if isinstance(ids.type, pa.UuidType):
+        assert set(encode_table(path, schema).units) == {f"unit {person}" for person in PEOPLE}
+    if pa.types.is_integer(ids.type) or pa.types.is_floating(ids.type):
+        texts = [f"unit {value}" for value in ids.cast(pa.decimal128(38, 0)).to_pylist()]
+        assert set(encode_table(path, schema).units) == set(texts)
+
+
+@pytest.mark.parametrize(
+    "ids", [pa.nulls(3), pa.array([[1]] * 3), pa.array([{"a": 1}] * 3)], ids=lambda x: str(x.type)
+)
+def test_ids_without_a_text_are_refused_by_their_type(tmp_path: Path, ids: pa.Array):
+    pa.parquet.write_table(
+        pa.table({"who": ids, "a": [1, 2, 3], "y": [0, 1, 0]}), tmp_path / "t.parquet"
+    )
+    schema = replace(SCHEMA, columns={"a": SCHEMA.columns["a"]})
+    with pytest.raises(DatasetError, match="column 'who' has the type .*store it as text"):
+        encode_table(tmp_path / "t.parquet", schema)
+
+
+def test_a_person_in_json_is_one_unit(tmp_path: Path):
+    forms = ["7", "7.0", '"7"', '" 7 "', "7e0"]
+    forms += ['{"a": 1, "b": [2]}', '{"b":[2],"a":1}']
+    lines = [f'{{"text": "t", "y": 0, "who": {form}}}' for form in forms]
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join([*lines, *lines]), "utf-8")
+    units = encode_texts(path, SCHEMA).units
+    assert len(set(units)) == 2 and len(set(units[:5])) == 1
+
+
+def test_a_text_depends_on_no_other_record(tmp_path: Path):
+    schema = replace(SCHEMA, unit="", columns={"a": Column(kind="category", buckets=64)})
+    for top in (10**3, 10**10, 10**15, 2**53 - 1):
+        codes = [top - number for number in range(20)]
+        found = []
+        for values in (pa.array(codes), pa.array([*map(float, codes), None])):
+            table = pa.table({"a": values, "y": ["0"] * len(values)})
+            pa.parquet.write_table(table, tmp_path / "t.parquet")
+            found.append(encode_table(tmp_path / "t.parquet", schema))
+        assert _changes(*found) == (0, 1)
+
+
+def test_one_value_that_is_no_text_costs_as_much_as_others(tmp_path: Path):
+    schema = replace(SCHEMA, unit="", columns={"a": Column(kind="category", buckets=64)})
+    for value in (b"\xff", b"x"):
+        table = pa.table({"a": [b"x"] * 20_000 + [value], "y": ["0"] * 20_001})
+        pa.parquet.write_table(table, tmp_path / "t.parquet")
+        records = encode_table(tmp_path / "t.parquet", schema)
+        assert records.inputs[-1, -1] == (value == b"\xff") and records.inputs[:-1, -1].sum() == 0
