@@ -62,6 +62,22 @@ def read_number(text: str, form: NumberForm = PLAIN) -> float | None:
     Digits are 0 to 9 alone, and `1_000` is not a number.
     """
     text = text.strip()
+    if form is not PLAIN:
+        text = _write_plainly(text, form)
+    if text.startswith("−"):
+        text = "-" + text[1:]
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    # Python also takes digits of other scripts, and an underscore between digits.
+    if math.isnan(value) or not text.isascii() or "_" in text:
+        return None
+    return value
+
+
+def _write_plainly(text: str, form: NumberForm) -> str:
+    """Return a number as Python writes it, and a text that is not a number as one that is not."""
     if form.signs:
         sign = _COMPARISON.match(text)
         text = text[sign.end() :] if sign else text
@@ -69,26 +85,15 @@ def read_number(text: str, form: NumberForm = PLAIN) -> float | None:
         text = text.removesuffix(form.measured_in).rstrip()
     if form.thousands:
         marks = _GROUP_MARKS[form.thousands]
-        head, sign_of_fraction, tail = text.partition(form.decimal)
-        if any(mark in head for mark in marks):
-            if not re.fullmatch(rf"[+\-−]?[0-9]{{1,3}}(?:[{re.escape(marks)}][0-9]{{3}})+", head):
-                return None
-            head = re.sub(f"[{re.escape(marks)}]", "", head)
-        text = head + sign_of_fraction + tail
+        whole, sign_of_fraction, fraction = text.partition(form.decimal)
+        if any(mark in whole for mark in marks):
+            if not re.fullmatch(rf"[+\-−]?[0-9]{{1,3}}(?:[{re.escape(marks)}][0-9]{{3}})+", whole):
+                return ""
+            whole = re.sub(f"[{re.escape(marks)}]", "", whole)
+        text = whole + sign_of_fraction + fraction
     if form.decimal != ".":
-        if "." in text:
-            return None
-        text = text.replace(form.decimal, ".")
-    if text.startswith("−"):
-        text = "-" + text[1:]
-    # Python also takes digits of other scripts, and an underscore between digits.
-    if not text.isascii() or "_" in text:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return None if math.isnan(value) else value
+        text = "" if "." in text else text.replace(form.decimal, ".")
+    return text
 
 
 def read_pair(text: str, form: NumberForm = PLAIN) -> tuple[float, float] | None:

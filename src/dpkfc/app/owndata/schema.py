@@ -31,6 +31,7 @@ from dpkfc.app.datasets.text import hashed_texts
 from dpkfc.app.owndata import UNKNOWN, Figures
 from dpkfc.app.owndata.cells import (
     MISSING,
+    PLAIN,
     THOUSANDS,
     NumberForm,
     canonical,
@@ -296,10 +297,11 @@ class Column:
                     f"{start}: {key} is for kind = {kinds[0]!r}, got kind = {self.kind!r}"
                 )
 
-    @property
+    @cached_property
     def form(self) -> NumberForm:
         """How numbers are written."""
-        return NumberForm(self.decimal or ".", self.thousands, self.signs, self.measured_in)
+        form = NumberForm(self.decimal or ".", self.thousands, self.signs, self.measured_in)
+        return PLAIN if form == PLAIN else form
 
     @property
     def reads_numbers(self) -> bool:
@@ -355,11 +357,13 @@ class Column:
         This alone decides what a cell means, whoever has read it: the numbers of a number, a pair,
         a date (seconds since 1970) or a flag (1 or −1), and the name of a category or a text.
         """
-        if text is None or self._name(text) in self._missing:
+        if text is None:
             return None
         if self.kind == "number":
             value = read_number(text, self.form)
-            return None if value is None else (value,)
+            return None if value is None or value in self._missing_numbers else (value,)
+        if self._name(text) in self._missing:
+            return None
         if self.kind == "pair":
             return read_pair(text, self.form)
         if self.kind == "date":
@@ -380,6 +384,11 @@ class Column:
     def _missing(self) -> frozenset[str]:
         return frozenset(map(self._name, self.missing or MISSING))
 
+    @cached_property
+    def _missing_numbers(self) -> frozenset[float | None]:
+        """Numbers that mean a missing value, such as 999."""
+        return frozenset(read_number(text, self.form) for text in self.missing)
+
     def encode(self, values: Sequence[str | None]) -> Encoded:
         """Encode the values of a column, each by itself.
 
@@ -390,9 +399,10 @@ class Column:
             Features float32 `[N, width]`; the last one is 1 for a missing value, whose others are
             zero.
         """
-        number_of: dict[str | None, int] = {}
-        codes = np.array([number_of.setdefault(x, len(number_of)) for x in values], np.int64)
-        meanings = [self.meaning(value) for value in number_of]
+        known = dict.fromkeys(values)
+        number_of = {value: number for number, value in enumerate(known)}
+        codes = np.fromiter(map(number_of.__getitem__, values), np.int64, len(values))
+        meanings = [self.meaning(value) for value in known]
         is_missing = np.array([meaning is None for meaning in meanings], bool)
         present = [meaning for meaning in meanings if meaning is not None]
         rows = np.zeros((len(meanings), self.width), np.float32)
