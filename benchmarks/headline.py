@@ -3,8 +3,8 @@ page's numbers.
 
     python benchmarks/headline.py     # docs/img/accuracy.png; prints the table
 
-Every number is one of the accuracy study (`accuracy_study.py`): settings chosen on a validation
-split, judged on the test set.
+Every number is one of the accuracy study (`accuracy_study.py`), or of a grid with more seeds of the
+same settings: settings chosen on a validation split, judged on the test set.
 """
 
 from __future__ import annotations
@@ -51,14 +51,29 @@ LINES = (
 Cells = Mapping[str, Mapping[float, Sequence[float]]]  # arm to ε to accuracies, %
 
 
+# A grid has run the settings that the study chose with more seeds, which stand on every page that
+# has one number for the cell: grid and label by recipe and arm.
+MORE_SEEDS = {("fashion-mnist-cnn", "dp-sgd"): ("fashion-baselines", "DP-SGD")}
+
+
 def cells(results: Mapping[str, Any], recipe: str) -> Cells:
-    """Accuracies on the test set by arm and ε, a value a seed."""
+    """Accuracies on the test set by arm and ε, a value a seed.
+
+    README, docs/results.md and docs/which-method.md take each of their cells from here.
+    """
+    import grids
     from dpkfc.app.html import winners_tests
+    from dpkfc.app.tuning.runs import Store
 
     found: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in winners_tests(results.get("rows", {}).values()):
         if row["run"]["recipe"] == recipe:
             found[row["tag"]["arm"]][row["target_epsilon"]].append(100 * row["accuracy"])
+    for (of_recipe, arm), (name, label) in MORE_SEEDS.items():
+        if of_recipe == recipe and arm in found:
+            grid = grids.GRIDS[name]
+            tests = grid.tests(Store(grids.RESULTS / f"{name}.json"), label)
+            found[arm][grid.common["epsilon"]] = [100 * test["accuracy"] for test in tests]
     return found
 
 

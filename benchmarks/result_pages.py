@@ -128,17 +128,13 @@ STUDY = {
 
 
 def study_lines(recipe: str) -> list[Line]:
-    """Return methods on the CNN of the DP-KFC paper; five seeds of a grid stand for three."""
+    """Return methods on the CNN of the DP-KFC paper."""
     import headline
 
     found = headline.cells(read_json(RESULTS / "accuracy" / "cnn.json"), recipe)
-    grids_too = claims.measured(RESULTS)[claims.STUDIES[recipe]]
     lines = []
     for arm, label in STUDY.items():
         cells = {epsilon: found[arm][epsilon] for epsilon in sorted(found[arm])}
-        more = grids_too.get("leaves-mapped" if arm == "dp-kfc-natural" else arm, ())
-        if len(more) > len(cells.get(1.0, ())):
-            cells[1.0] = list(more)
         if cells:
             lines.append(Line(label, cells))
     return lines

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import claims
 import grids
-from common import RESULTS, interval, markdown
+import headline
+from common import RESULTS, interval, markdown, read_json
 
 CHART = Path(__file__).resolve().parents[1] / "docs" / "img" / "which-method.svg"
 ARMS = ("dp-sgd", "dp-adam", "dp-kfc-a", "natural", "adadps", "dp-ngd")
@@ -34,19 +35,19 @@ HEAD = (
 
 @dataclass(frozen=True)
 class Row:
-    """A task: its place among the claims, and arms that only a grid has."""
+    """A task: its recipe on the front page, or its place among the claims and arms of a grid."""
 
     title: str
     epsilon: str
     study: str = ""
-    arms: Mapping[str, str] | None = None  # names among the claims that differ from ARMS
+    recipe: str = ""
     grid: str = ""
     labels: Mapping[str, str] | None = None
 
 
 ROWS = (
-    Row("MNIST, CNN", "1", "MNIST, CNN", arms={"natural": "dp-kfc-natural"}),
-    Row("Fashion-MNIST, CNN", "1", "Fashion-MNIST, CNN", arms={"natural": "dp-kfc-natural"}),
+    Row("MNIST, CNN", "1", recipe="mnist-cnn"),
+    Row("Fashion-MNIST, CNN", "1", recipe="fashion-mnist-cnn"),
     Row(
         "CIFAR-10, CNN",
         "2",
@@ -81,8 +82,10 @@ def accuracies(row: Row, found: claims.Accuracies) -> dict[str, Sequence[float]]
     from dpkfc.app.tuning.runs import Store
 
     values = dict(found[row.study]) if row.study else {}
-    for arm, name in (row.arms or {}).items():
-        values[arm] = values[name]
+    if row.recipe:
+        study = headline.cells(read_json(RESULTS / "accuracy" / "cnn.json"), row.recipe)
+        values = {arm: study[arm][float(row.epsilon)] for arm in study}
+        values["natural"] = values["dp-kfc-natural"]
     if row.grid:
         store = Store(RESULTS / "grids" / f"{row.grid}.json")
         for arm, label in (row.labels or {}).items():
