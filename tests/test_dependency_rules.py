@@ -24,7 +24,7 @@ MACHINE = {"distributed", "memory", "rng_state"}
 FOUR = {"privacy", "gradients", "curvature", "data"}
 LIBRARY = MACHINE | FOUR | {"linalg", "tracking", "public_rows", "verification", "postprocess"}
 LIBRARY |= {"features", "private_step", "checkpoint", "config", "session"}
-LIBRARY |= {"callbacks"}
+LIBRARY |= {"callbacks", "weights"}
 EVERYWHERE = {"_checks"}
 ALLOWED = {
     "_checks": set(),
@@ -37,7 +37,8 @@ ALLOWED = {
     "distributed": {"gradients"},  # for types only
     "memory": {"distributed", "rng_state"},
     "privacy": set(),
-    "gradients": {"linalg", "tracking", "distributed", "memory", "rng_state"},
+    "weights": {"checkpoint", "distributed", "privacy"},
+    "gradients": {"linalg", "tracking", "distributed", "memory", "rng_state", "weights"},
     "public_rows": {"data", "gradients", "memory", "rng_state"},
     "verification": MACHINE | {"linalg", "tracking", "gradients", "public_rows"},
     "curvature": {"linalg", "memory"},
@@ -83,7 +84,7 @@ CORE = {
     "matplotlib",
     "tomli",
 }
-CORE |= {"tomli_w", "cryptography", "filelock", "jinja2", "markupsafe"}
+CORE |= {"tomli_w", "cryptography", "filelock", "jinja2", "markupsafe", "xxhash"}
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "joblib", "cloudpickle", "shelve", "marshal"}
 UNSAFE_CALLS = {"torch.load", "torch.save", "eval", "exec"}
 GLOBAL_SEEDS = {

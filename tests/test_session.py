@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkfc.checkpoint import CheckpointError, digest_weights, read_weights_record
+from dpkfc.checkpoint import CheckpointError
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise
@@ -19,6 +19,7 @@ from dpkfc.postprocess.pipeline import WeightEMA
 from dpkfc.privacy import Budget, BudgetError
 from dpkfc.privacy.ledger import BudgetExhausted, LedgerError
 from dpkfc.session import Session
+from dpkfc.weights import digest_weights, read_weights_record
 from tests.recording import Heard
 
 N = 40

@@ -13,7 +13,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -117,7 +116,7 @@ _SESSION = {
     "world_size": int,
 }
 # Errors of code that trusts its input, when a file was made by hand. The file is wrong then.
-_MISFIT = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
+MISFIT = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
 
 
 class CheckpointError(RuntimeError):
@@ -185,7 +184,7 @@ def _write_files(
         tensors = _separate(named)
         _write_synced(path, partial(save_file, tensors), private)
         manifest["sha256"][group] = file_digest(path)
-    content = manifest | {"digest": _digest_manifest(manifest)}
+    content = manifest | {"digest": digest_manifest(manifest)}
     text = json.dumps(content, indent=1)
     _write_synced(folder / "manifest.json", lambda part: part.write_text(text, "utf-8"), private)
     _sync(folder)
@@ -284,7 +283,7 @@ def remembered_ledger(folder: StrPath) -> tuple[int, str] | None:
     try:
         meta = _read_manifest(_find_newest(target))["meta"]
         return int(meta["ledger_count"]), str(meta["ledger_head"])
-    except (OSError, *_MISFIT) as error:
+    except (OSError, *MISFIT) as error:
         raise _damaged(target, error) from error
 
 
@@ -325,7 +324,7 @@ def read(folder: StrPath) -> tuple[Groups, dict[str, Any]]:
             # bit.
             tensors[group] = {name: tensor.clone() for name, tensor in load_file(path).items()}
         return tensors, unpack(manifest["meta"], tensors.pop(_STATE, {}))
-    except (OSError, SafetensorError, *_MISFIT) as error:
+    except (OSError, SafetensorError, *MISFIT) as error:
         raise _damaged(target, error) from error
 
 
@@ -340,7 +339,7 @@ def _read_manifest(target: Path) -> dict[str, Any]:
             f" {_ADVICE}"
         )
     digest = manifest.pop("digest", None)
-    expected = None if version == _READABLE[0] else _digest_manifest(manifest)
+    expected = None if version == _READABLE[0] else digest_manifest(manifest)
     if digest != expected:
         raise CheckpointError(f"{path} is damaged (its hash does not fit); {_ADVICE}")
     wrong = [name for name in manifest["sha256"] if not _GROUP.fullmatch(name)]
@@ -349,7 +348,8 @@ def _read_manifest(target: Path) -> dict[str, Any]:
     return manifest
 
 
-def _digest_manifest(manifest: Values) -> str:
+def digest_manifest(manifest: Values) -> str:
+    """Return the SHA-256 of plain values, as their JSON with sorted keys."""
     text = json.dumps(manifest, sort_keys=True)
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
@@ -387,6 +387,9 @@ def _find_misfits(tensors: Values, meta: Values) -> Iterator[tuple[bool, str]]:
     takers = meta.get("takers", [])
     yield not isinstance(takers, list), "takers"
     yield not all(isinstance(x, str) for x in takers), "takers"
+    accepted = meta.get("accepted", [])
+    yield not isinstance(accepted, list), "accepted"
+    yield not all(isinstance(x, int) for x in accepted), "accepted"
 
 
 def check_run(
@@ -432,7 +435,7 @@ def fitting(folder: StrPath) -> Iterator[None]:
     """
     try:
         yield
-    except _MISFIT as error:
+    except MISFIT as error:
         raise CheckpointError(
             f"checkpoint {Path(folder)} does not fit ({_reason(error)}); {_ADVICE}"
         ) from error
@@ -464,6 +467,7 @@ def place_file(path: Path, write: Callable[[Path], object], *, private: bool = F
         part.unlink(missing_ok=True)
         _write_synced(part, write, private)
         part.replace(path)
+        _sync(path.parent)
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
             part.unlink()
@@ -481,109 +485,6 @@ def file_digest(path: Path) -> str:
         while piece := file.read(1 << 24):
             digest.update(piece)
     return digest.hexdigest()
-
-
-# -- digests of weights ----------------------------------------------------------------------------
-
-_RECORD_FORMAT = 1
-
-
-def digest_tensors(weights: Values) -> dict[str, str]:
-    """Return the SHA-256 of type, shape and bytes of each tensor, whatever file it lies in.
-
-    Values that are no tensors are left out, and so are sparse tensors: no checkpoint can hold them.
-    """
-    digests = {}
-    for name, tensor in weights.items():
-        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
-            continue
-        whole = tensor.detach().cpu().contiguous()
-        digest = hashlib.sha256(f"{whole.dtype} {tuple(whole.shape)}\n".encode())
-        digest.update(whole.reshape(-1).view(torch.uint8).numpy().data)
-        digests[name] = digest.hexdigest()
-    return digests
-
-
-def digest_weights(weights: Values) -> str:
-    """Return one SHA-256 of the names and values of all tensors of a state dict.
-
-    It does not depend on the device, the order or the file format.
-    """
-    lines = [f"{name} {digest}" for name, digest in sorted(digest_tensors(weights).items())]
-    return hashlib.sha256("\n".join(lines).encode("utf-8")).hexdigest()
-
-
-@dataclass(frozen=True, kw_only=True)
-class WeightsRecord:
-    """The weights that a session released last, by the digests of their tensors.
-
-    Attributes:
-        ledger: name of the ledger.
-        releases, head: of the ledger when the session ended.
-        weights: digest of each tensor of the model.
-        average: digests where the average of the weights is in the model; {} without an average.
-    """
-
-    ledger: str
-    releases: int
-    head: str
-    weights: Mapping[str, str]
-    average: Mapping[str, str] = field(default_factory=dict)
-
-    def describes(self, weights: Values) -> bool:
-        """Return whether tensors are these weights, or their average.
-
-        A file may leave out a tensor that it holds under another name.
-        """
-        digests = digest_tensors(weights)
-        for recorded in filter(None, (self.weights, self.average)):
-            are_equal = digests.items() <= recorded.items()
-            missing = set(recorded.values()) - set(digests.values())
-            if are_equal and not missing:
-                return True
-        return False
-
-
-def weights_record_path(ledger: Path) -> Path:
-    """Return the file next to a ledger that holds the record of its weights."""
-    return ledger.with_name(f"{ledger.stem}.weights.json")
-
-
-def write_weights_record(ledger: Path, record: WeightsRecord) -> None:
-    """Write the record next to its ledger; a crash leaves the old one or the new one.
-
-    Raises:
-        CheckpointError: the disk cannot take it.
-    """
-    path = weights_record_path(ledger)
-    content = {"format": _RECORD_FORMAT, **asdict(record)}
-    text = json.dumps(content | {"hash": _digest_manifest(content)}, indent=1) + "\n"
-    place_file(path, lambda part: part.write_text(text, "utf-8"))
-    _sync(path.parent)
-
-
-def read_weights_record(ledger: Path) -> WeightsRecord | None:
-    """Return the record next to a ledger; None without one.
-
-    Raises:
-        CheckpointError: it is damaged, or of a later format.
-    """
-    path = weights_record_path(ledger)
-    try:
-        content = json.loads(path.read_text("utf-8"))
-        stated = content.pop("hash")
-        if content.pop("format") != _RECORD_FORMAT:
-            raise ValueError("another format")
-        record = WeightsRecord(**content)
-        if _digest_manifest({"format": _RECORD_FORMAT, **asdict(record)}) != stated:
-            raise ValueError("its hash does not fit")
-    except FileNotFoundError:
-        return None
-    except (OSError, *_MISFIT) as error:
-        raise CheckpointError(
-            f"the record of the weights {path} is damaged ({_reason(error)[:60]}); put it back"
-        ) from error
-    return record
 
 
 def _separate(named: NamedTensors) -> Tensors:
@@ -629,7 +530,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
     before = optimizer.state_dict()
     try:
         optimizer.load_state_dict(state)
-    except _MISFIT as error:
+    except MISFIT as error:
         optimizer.load_state_dict(before)  # the error may have come halfway
         raise CheckpointError(
             f"the checkpoint belongs to another optimizer ({_reason(error)})"

@@ -33,12 +33,11 @@ from dpkfc.distributed import DistributedContext, check_alike, check_in_step
 from dpkfc.gradients.clipped_sum import EvaluationPoint, GradientMode, LossFn, clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import (
-    ReleasedWeights,
-    WeightGuard,
     check_moved,
     check_optimizer,
     check_unchanged,
     identify_program,
+    step_on_release,
     traces,
 )
 from dpkfc.memory import MicroBatchSize
@@ -51,6 +50,7 @@ from dpkfc.private_step import PreconditionerManager, ReleasePipeline, set_gradi
 from dpkfc.public_rows import find_template
 from dpkfc.rng_state import device_of
 from dpkfc.verification import check_on_public_rows, check_verify_setting
+from dpkfc.weights import ReleasedWeights, check_recorded_weights, record_weights
 
 # --------------------------------------------------------------------------------------------------
 # What a step takes and what it reports.
@@ -233,50 +233,6 @@ def open_shared_ledger(plan: Plan, path: StrPath | None, ranks: DistributedConte
 
 
 # --------------------------------------------------------------------------------------------------
-# The weights that the releases of a ledger have made, remembered next to it.
-
-
-def record_weights(
-    ledger: Ledger, model: nn.Module, average: Mapping[str, str] | None = None
-) -> None:
-    """Write the digests of a model next to its ledger; do nothing for a ledger in memory.
-
-    Args:
-        ledger: open, at the release that made the weights.
-        model: with these weights.
-        average: digests of its tensors with the average of the weights.
-
-    Raises:
-        CheckpointError: the disk cannot take it.
-    """
-    if ledger.place is None:
-        return
-    record = checkpoint.WeightsRecord(
-        ledger=ledger.id,
-        releases=ledger.count,
-        head=ledger.head,
-        weights=checkpoint.digest_tensors(model.state_dict()),
-        average=average or {},
-    )
-    checkpoint.write_weights_record(ledger.place, record)
-
-
-def check_recorded_weights(ledger: Ledger, model: nn.Module) -> None:
-    """Check that a model holds the weights that were recorded after the last release of a ledger.
-
-    Raises:
-        LedgerError: it holds others, or none were recorded.
-        CheckpointError: the record is damaged.
-    """
-    record = None if ledger.place is None else checkpoint.read_weights_record(ledger.place)
-    if record is None or record.head != ledger.head or not record.describes(model.state_dict()):
-        raise LedgerError(
-            f"the model does not hold the weights of {ledger.name}: restore its checkpoint, or load"
-            " the weights that it released last"
-        )
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 class Session:
@@ -409,8 +365,7 @@ class Session:
         self._verified: set[Any] = set()
         self._unverified_reason = ""
         self._failed_rows = 0  # PRIVATE
-        self._weights = WeightGuard(self._parameters)
-        self._released = ReleasedWeights(model)
+        self._weights = ReleasedWeights(model)
         self._is_first_step = True
         # Releases of earlier runs in the ledger; 0 after `restore`.
         self._unrestored_releases = self.ledger.steps
@@ -463,7 +418,7 @@ class Session:
         """
         if self._step == 0 and self.ledger.steps:
             check_recorded_weights(self.ledger, self.model)
-        self._weights.check()
+        self._weights.check_parameters()
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -521,13 +476,15 @@ class Session:
             raise RuntimeError(
                 "pass each batch of session.batches() to session.step() once, in the order drawn"
             )
+        self._average.start()
         self._check_state()
         if not self._callbacks.has_started:
             self._callbacks.start(self, self.preconditioner)
-        self._average.start()
         self._pipeline.preconditioning.refresh(self._step)
         run = self._ranks.run_collective if self._is_sharded else self._ranks.run_on_all
         sums, norms = run(lambda: self._clipped_sum(batch, loss_fn))
+        # A forward pass may write through `.data`, which torch does not count.
+        self._ranks.run_on_all(self._weights.check_parameters)
         total = self._ranks.sum(sums)
         clipped = ClippedSum(total, self._clip.max_grad_norm, self._clip.clipping)
         released = self._release(clipped)
@@ -536,7 +493,6 @@ class Session:
         update = self._pipeline.make_update(released)
         self._apply(update)
         self._average.update()
-        self._released.record()
         record = step_record(batch, update, norms, self._clip.max_grad_norm, started)
         self._step += 1
         self._has_latest_weights = True
@@ -575,15 +531,16 @@ class Session:
 
     @property
     def unprotected_figures(self) -> dict[str, str]:
-        """Figures that callbacks are given and ε does not cover, with the reason."""
-        return self._callbacks.unprotected_figures(PRIVATE_FIGURES)
+        """Figures that callbacks are given, and weights of other code, with the reason."""
+        figures = self._callbacks.unprotected_figures(PRIVATE_FIGURES)
+        return {**figures, **self._weights.unprotected_figures}
 
     def _check_state(self) -> None:
         """Check before a step that the model is the one of the last step."""
 
         def check() -> None:
             check_unchanged(self.model, self.layers, self._parameters, finite=self._is_sharded)
-            self._weights.check()
+            self._weights.check_parameters()
 
         self._ranks.run_on_all(check)
         if self._is_first_step and self._ranks.is_rank0 and self._unrestored_releases:
@@ -746,8 +703,9 @@ class Session:
         self.optimizer.zero_grad(set_to_none=True)
         set_gradients(self.optimizer, self._parameters, update)
         try:
-            self._weights.step(self.optimizer)
+            step_on_release(self.optimizer, self._parameters)
         finally:
+            self._weights.record()
             self.optimizer.zero_grad(set_to_none=True)
         if self._is_first_step and self.plan.noise_multiplier > 0:
             check_moved(self.optimizer, self._parameters, before)
@@ -760,15 +718,18 @@ class Session:
             RuntimeError: the plan keeps no average (`PrivacyConfig.weight_average`), or the average
                 is in the model already.
         """
-        return distributed.resharded(self.model, self._weights.wrap(self._average.swap_in()))
+        self._average.check_swapped_out()
+        self._weights.check_parameters()
+        return distributed.resharded(self.model, self._average.swap_in())
 
     def accept_weights(self) -> None:
         """Continue from weights that you have written between two releases.
 
         The weights may depend on private data only through releases, such as an average of released
-        weights. Nothing checks that, and ε is not valid otherwise.
+        weights. Nothing checks that, and ε is not valid otherwise, so the card says that it was
+        done. All processes call this method.
         """
-        self._weights.accept()
+        self._weights.accept(self.ledger.steps, self._ranks)
 
     def release_vector(self, purpose: str, vector: Floats, norm: float) -> Floats:
         """Charge one release beside the steps, and return a private vector with its noise.
@@ -867,7 +828,7 @@ class Session:
         Raises:
             RuntimeError: nothing was released or restored, or a tensor differs, by its name.
         """
-        self._released.check()
+        self._weights.check()
 
     def released_state(self) -> Tensors:
         """Return the delivered tensors: released weights, averaged where the plan says so.
@@ -881,8 +842,8 @@ class Session:
         has_average = self.plan.config.weight_average
         with self.averaged_weights() if has_average else nullcontext():
             state = self._model_state() if self._is_sharded else self.model.state_dict()
+            self._ranks.run_on_all(partial(self._weights.check_state, state))
             tensors = checkpoint.copy_tensors(distributed.whole(state, keep=self._ranks.is_rank0))
-        self._released.check_names(tensors)
         return tensors
 
     # -- checkpoints ------------------------------------------------------------------------------
@@ -912,7 +873,8 @@ class Session:
                 " a step, before session.save()"
             )
         check_in_step(self._ranks, self._parameters, "save")
-        self._ranks.run_on_all(self._weights.check)
+        self._average.check_swapped_out()
+        self._ranks.run_on_all(self._weights.check_parameters)
         self._ranks.broadcast_from_rank0(
             lambda: checkpoint.keep_of_others(
                 folder, self._unrestored_releases, self.ledger.contains
@@ -949,6 +911,8 @@ class Session:
             meta["world_size"] = self._ranks.world_size
         if self._callbacks.takers:
             meta["takers"] = list(self._callbacks.takers)
+        if self._weights.accepted:
+            meta["accepted"] = list(self._weights.accepted)
         state = self.model.state_dict()
         # What modules keep beside tensors (`get_extra_state`).
         plain = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
@@ -1023,8 +987,8 @@ class Session:
             states = meta["torch_rng"].view(meta["world_size"], -1)
             torch.set_rng_state(states[self._ranks.rank % len(states)].clone())
         self._callbacks.add_takers(meta.get("takers", []))
-        self._weights.accept()
-        self._released.record()
+        self._weights = ReleasedWeights(self.model, meta.get("accepted", ()))
+        self._weights.record()
         preconditioning.current = preconditioner
         self._step = meta["step"]  # a batch that was drawn for this step stays pending
         self._unrestored_releases = 0
@@ -1050,12 +1014,11 @@ class Session:
 
     def _record_weights(self) -> None:
         try:
-            self._weights.check()
-            average: dict[str, str] = {}
+            average: Tensors = {}
             if self.plan.config.weight_average:
                 with self.averaged_weights():
-                    average = checkpoint.digest_tensors(self.model.state_dict())
-            record_weights(self.ledger, self.model, average)
+                    average = checkpoint.copy_tensors(self.model.state_dict())
+            record_weights(self.ledger, self._weights, average)
         except (RuntimeError, OSError) as error:
             _log.warning("no digest of the weights is kept next to the ledger: %s", error)
 

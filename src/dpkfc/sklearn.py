@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpkfc._checks import check_integer, check_not_negative, check_one_of, check_positive
-from dpkfc.checkpoint import StrPath, digest_weights
+from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise
@@ -38,6 +38,7 @@ from dpkfc.privacy.ledger import Ledger, parse
 from dpkfc.report.card import LEDGER, ledger_bytes, session_card, write_weights_and_card
 from dpkfc.rng_state import preserve_generators, seed_generators
 from dpkfc.session import Session
+from dpkfc.weights import digest_weights
 
 __all__ = ["DPLogisticRegression", "DPMLPClassifier", "DPMLPRegressor", "expected_failed_checks"]
 

@@ -5,14 +5,18 @@ door".
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, TensorDataset
 
 from dpkfc import PrivacyConfig, Session
+from dpkfc.integrations.opacus import PrivacyEngine
 
 N, STEPS = 20, 3
 X, Y = torch.randn(N, 4, generator=torch.Generator().manual_seed(0)), torch.arange(N) % 2
@@ -48,7 +52,38 @@ def write_one_entry(session: Session) -> None:
         session.model.weight[0, 0] += 1
 
 
-@pytest.mark.parametrize("write", [step_on_plain_gradients, load_other_weights, write_one_entry])
+def replace_data(session: Session) -> None:
+    session.model.weight.data = X[:2].clone()
+
+
+def write_data(session: Session) -> None:
+    session.model.weight.data.neg_()
+
+
+def write_array(session: Session) -> None:
+    session.model.weight.detach().numpy()[:] = X[:2].flip(0).numpy()
+
+
+def write_vector(session: Session) -> None:
+    nn.utils.vector_to_parameters(X.flatten()[:10].clone(), session.model.parameters())
+
+
+def average_with_past(session: Session) -> None:
+    average = AveragedModel(session.model, use_buffers=True)
+    average.module.weight.data.add_(1)
+    for p, mean in zip(session.model.parameters(), average.parameters(), strict=True):
+        p.data.copy_(mean)
+
+
+def write_frozen(session: Session) -> None:
+    session.model.prototypes.data = X[:3].clone()
+
+
+WAYS = [step_on_plain_gradients, load_other_weights, write_one_entry, replace_data, write_data]
+WAYS += [write_array, write_vector, average_with_past]
+
+
+@pytest.mark.parametrize("write", WAYS)
 def test_weights_that_were_written_between_two_releases_end_the_run_before_the_next(
     write: Callable, tmp_path: object
 ) -> None:
@@ -67,6 +102,106 @@ def test_weights_that_were_written_between_two_releases_end_the_run_before_the_n
         session.accept_weights()
         session.step(batch, loss_fn)
         assert session.steps_done == 2
+
+
+def test_a_frozen_parameter_is_guarded_and_equal_values_are_no_change() -> None:
+    model = nn.Linear(4, 2)
+    model.prototypes = nn.Parameter(torch.randn(3, 4), requires_grad=False)
+    optimizer = torch.optim.SGD([model.weight, model.bias], 0.1)
+    with session_of(model, optimizer) as session:
+        step(session)
+        model.load_state_dict({name: x.clone() for name, x in model.state_dict().items()})
+        step(session)
+        session.accept_weights()
+        assert not session.unprotected_figures
+        write_frozen(session)
+        with pytest.raises(RuntimeError, match="'prototypes' was written between two releases"):
+            step(session)
+
+
+class RenormedInForward(nn.Linear):
+    """As EEG models do it: a write that torch does not count, here from the second step on."""
+
+    writes = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.writes:
+            self.weight.data = torch.renorm(self.weight.data, p=2, dim=0, maxnorm=1e-3)
+        return super().forward(x)
+
+
+def test_a_forward_pass_that_begins_to_write_is_noticed_before_a_release() -> None:
+    model = RenormedInForward(4, 2)
+    with session_of(model) as session:
+        step(session)
+        RenormedInForward.writes = True
+        try:
+            with pytest.raises(RuntimeError, match="'weight' was written .* in a forward pass"):
+                step(session)
+        finally:
+            RenormedInForward.writes = False
+        assert session.steps_done == 1
+
+
+def make_engine() -> Any:
+    model, engine = nn.Linear(4, 2), PrivacyEngine(accountant="rdp")
+    _, optimizer, loader = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+        data_loader=DataLoader(TensorDataset(X, Y), batch_size=5),
+        noise_multiplier=2.0,
+        max_grad_norm=1.0,
+    )
+
+    def run() -> None:
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            break
+
+    return engine, model, run
+
+
+def make_session() -> Any:
+    session = session_of(nn.Linear(4, 2))
+    return session, session.model, lambda: step(session)
+
+
+@pytest.mark.parametrize("make", [make_session, make_engine])
+def test_accepted_weights_are_named_on_the_card(make: Callable, tmp_path: Path) -> None:
+    said = {"title": "t", "chosen_by": "fixed", "not_private": {}}
+    host, model, run = make()
+    with host:
+        host.accept_weights()  # before the first release any weights may begin
+        run()
+        assert not host.write_card(tmp_path / "first", **said)["not_private"]
+        for _ in range(2):
+            model.weight.data.mul_(0.5)
+            with pytest.raises(RuntimeError, match="was written between two releases"):
+                run()
+            with pytest.raises(RuntimeError, match="is not as the last release left it"):
+                host.write_card(tmp_path / "card", **said)
+            host.accept_weights()
+            run()
+        model.weight.data.mul_(0.5)
+        host.accept_weights()
+        card = host.write_card(tmp_path / "card", **said)
+    (reason,) = card["not_private"].values()
+    assert reason.startswith("accepted by accept_weights() after release 1, 2, 3: ε covers them")
+    assert reason in (tmp_path / "card" / "privacy_card.md").read_text("utf-8")
+
+
+def test_a_restored_run_remembers_what_was_accepted(tmp_path: Path) -> None:
+    with session_of(nn.Linear(4, 2)) as session:
+        step(session)
+        write_data(session)
+        session.accept_weights()
+        session.save(tmp_path / "checkpoint")
+        said = session.unprotected_figures
+        session.restore(tmp_path / "checkpoint")
+        step(session)
+        assert session.unprotected_figures == said and said
 
 
 def test_evaluation_and_an_average_beside_the_model_write_nothing() -> None:

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader
 
-from dpkfc.checkpoint import read_weights_record
 from dpkfc.integrations.opacus import PrivacyEngine
 from dpkfc.privacy import Budget
 from dpkfc.privacy.accounting import epsilon
 from dpkfc.privacy.ledger import BudgetExhausted, LedgerError, verify
+from dpkfc.weights import read_weights_record
 from tests.integrations.opacus_cases import (
     B,
     N,

@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpkfc.app.datasets import UnpackedSizeError, check_unpacked_size, one_line
-from dpkfc.checkpoint import CheckpointError, place_file, weights_record_path
+from dpkfc.checkpoint import CheckpointError, place_file
+from dpkfc.weights import find_record_path
 
 # The file that a finished run writes last.
 LAST_PLOT = "spectra.png"
@@ -206,7 +207,7 @@ class RunFolder:
             shutil.rmtree(new_checkpoint, ignore_errors=True)
             for path in (
                 self.ledger,
-                weights_record_path(self.ledger),
+                find_record_path(self.ledger),
                 self.metrics,
                 part,
                 self.schema,

@@ -56,7 +56,6 @@ from dpkfc.federated.plan import (
     stream_seed,
 )
 from dpkfc.federated.secure_aggregation import decode, round_scope, total, unmask
-from dpkfc.gradients.state import ReleasedWeights
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
@@ -64,6 +63,7 @@ from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
 from dpkfc.private_step import ReleasePipeline
 from dpkfc.rng_state import device_of
+from dpkfc.weights import ReleasedWeights
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -318,7 +318,7 @@ class Server(PartyModel):
             except BaseException:
                 self.ledger.abandon()
                 raise
-        self._released_weights = ReleasedWeights(model)
+        self._weights = ReleasedWeights(model)
 
     # -- the protocol ------------------------------------------------------------------------------
 
@@ -458,8 +458,10 @@ class Server(PartyModel):
         """Release the sum of the survivors and step, or drop the round.
 
         Raises:
-            RuntimeError: no round is open.
+            RuntimeError: no round is open, or other code has written a parameter since the last
+                release; the round stays open then.
         """
+        self._weights.check_parameters()
         self.fix_survivors()
         this_round = self._current_round()
         # Whatever happens below, no message outlives the round.
@@ -484,6 +486,13 @@ class Server(PartyModel):
             return replace(record, cohort=None, survivors=None)
         return record
 
+    def accept_weights(self) -> None:
+        """Continue from weights that you have written between two rounds; the card says so.
+
+        As `Session.accept_weights`.
+        """
+        self._weights.accept(self.ledger.count)
+
     # -- inside ------------------------------------------------------------------------------------
 
     def _current_round(self) -> OpenRound:
@@ -496,6 +505,7 @@ class Server(PartyModel):
         needed = self._config.survivors
         if self._open is not None:
             raise RuntimeError("a round is in progress; close it first")
+        self._weights.check_parameters()
         if len(self.enrolled) < needed:
             raise RuntimeError(
                 f"{len(self.enrolled)} clients are enrolled and a round needs {needed}; start more"
@@ -600,10 +610,15 @@ class Server(PartyModel):
             update, self._state = config.rule.step(direction.gradients, self._state, participation)
             for name, p in self.parameters.items():
                 p.sub_(update[name].to(p.dtype))
-        self._released_weights.record()
+        self._weights.record()
         return direction.notes
 
     # -- what was spent, and checkpoints -----------------------------------------------------------
+
+    @property
+    def unprotected_figures(self) -> dict[str, str]:
+        """Return what ε does not cover: weights that other code has written."""
+        return self._weights.unprotected_figures
 
     @property
     def rounds_left(self) -> int:
@@ -661,10 +676,10 @@ class Server(PartyModel):
         Raises:
             RuntimeError: no round was released, or the model does not hold what was released last.
         """
-        self._released_weights.check()
-        tensors = checkpoint.copy_tensors(self.model.state_dict())
-        self._released_weights.check_names(tensors)
-        return tensors
+        self._weights.check()
+        state = self.model.state_dict()
+        self._weights.check_state(state)
+        return checkpoint.copy_tensors(state)
 
     def save(self, folder: StrPath, extra: Any = None) -> None:
         """Write a checkpoint between rounds.
@@ -693,6 +708,7 @@ class Server(PartyModel):
             "ledger_count": self.ledger.count,
             "ledger_head": self.ledger.head,
             "stepped": self._last_release,
+            "accepted": self._weights.accepted,
             "extra": extra,
         }
         filled = {name: tensors for name, tensors in groups.items() if tensors}
@@ -732,7 +748,8 @@ class Server(PartyModel):
             self.coordinates.current = preconditioner
             self._last_release = int(meta.get("stepped", -1))
             self.model.load_state_dict(tensors["model"], strict=False)
-            self._released_weights.record()
+            self._weights = ReleasedWeights(self.model, meta.get("accepted", ()))
+            self._weights.record()
         self._delivery.forget()
         return meta["extra"]
 

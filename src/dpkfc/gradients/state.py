@@ -11,7 +11,6 @@ the examples, and changes what the model computes later, is refused there.
 from __future__ import annotations
 
 import cmath
-import hashlib
 import io
 import logging
 import math
@@ -42,6 +41,7 @@ from dpkfc.gradients.layers import Layer, join_names, named_tensors
 from dpkfc.linalg.metric import NamedTensors
 from dpkfc.linalg.norms import is_on_accelerator
 from dpkfc.rng_state import restarter
+from dpkfc.weights import digest_tensors
 
 # --------------------------------------------------------------------------------------------------
 # Values that modules keep in their plain attributes: whether a pass changed them, and their values
@@ -420,7 +420,7 @@ class PassState:
         self._model = model
         self._paths = paths_of(model, without)
         self._buffers: dict[_Place, tuple[Tensor, Tensor]] = {}
-        self._parameters: dict[_Place, tuple[Any, int, Tensor | bytes | None]] = {}
+        self._parameters: dict[_Place, tuple[Any, int, Tensor | str | None]] = {}
         self._extra: dict[nn.Module, Snapshot] = {}
         for place, b in self._tensors("_buffers").items():
             self._buffers[place] = (b, b.clone())
@@ -512,7 +512,7 @@ _PUT_BACK = "It has been put back"
 
 
 def _restore_parameter(
-    original: Any, version: int, copy: Tensor | bytes | None, now: Tensor | None
+    original: Any, version: int, copy: Tensor | str | None, now: Tensor | None
 ) -> str:
     """Undo a change of a parameter, and return what became of it, empty where nothing changed.
 
@@ -528,7 +528,7 @@ def _restore_parameter(
             original.data = value
         return _PUT_BACK
     is_lost = copy is None and original._version != version
-    if isinstance(copy, bytes):
+    if isinstance(copy, str):
         is_lost = _digest(original) != copy
     if is_lost:
         with torch.no_grad():
@@ -551,7 +551,7 @@ def _are_same(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
     return bool(torch.stack(flags).all())
 
 
-def _copy_or_digest(p: Tensor) -> Tensor | bytes | None:
+def _copy_or_digest(p: Tensor) -> Tensor | str | None:
     """Return a copy in main memory, or the digest of a large frozen parameter.
 
     It is None for a parameter that has neither (not loaded, quantised).
@@ -564,17 +564,12 @@ def _copy_or_digest(p: Tensor) -> Tensor | bytes | None:
         return None
 
 
-def _digest(p: Tensor) -> bytes:
-    """Return the digest of the shape and the values."""
-    shape = str(tuple(p.shape))
-    digest = hashlib.sha256(shape.encode())
-    flat = local(p).contiguous().flatten()
-    for part in flat.split(LARGE // p.element_size()):
-        digest.update(part.view(torch.uint8).cpu().numpy())
-    return digest.digest()
+def _digest(p: Tensor) -> str:
+    # A reloaded parameter may be on another device.
+    return digest_tensors({"": local(p).cpu()})[""]
 
 
-def _is_reloaded(before: Tensor, now: Tensor | None, copy: Tensor | bytes | None) -> bool:
+def _is_reloaded(before: Tensor, now: Tensor | None, copy: Tensor | str | None) -> bool:
     """Return whether a frozen parameter is another object with the same values.
 
     Some libraries load a layer for the time of the pass.
@@ -583,7 +578,7 @@ def _is_reloaded(before: Tensor, now: Tensor | None, copy: Tensor | bytes | None
         return False
     if copy is None or now.is_meta:
         return True
-    if isinstance(copy, bytes):
+    if isinstance(copy, str):
         return _digest(now) == copy
     return same_values(now.detach(), copy)
 
@@ -1374,91 +1369,45 @@ def check_moved(
             )
 
 
-class WeightGuard:
-    """Detects whether other code than the session has written a parameter since the last release.
+def step_on_release(optimizer: torch.optim.Optimizer, parameters: NamedTensors) -> None:
+    """Run an optimizer on the released gradients.
 
-    Torch counts the writes of a tensor, but not a write through `parameter.data`.
+    The last of all step pre-hooks checks that `p.grad` still holds the release. In wrappers of
+    other libraries the optimizer is found by the attribute `optimizer`. An object without hooks has
+    none to check.
 
     Args:
+        optimizer: of the run.
         parameters: trainable ones, by name.
+
+    Raises:
+        RuntimeError: a pre-hook replaced or wrote a gradient, by name of the parameter. Then no
+            parameter is written.
     """
+    released = {}
+    for name, p in parameters.items():
+        if p.grad is not None:
+            released[name] = (p.grad, p.grad._version)
 
-    def __init__(self, parameters: NamedTensors) -> None:
-        self._parameters = dict(parameters)
-        # Empty before the first release: training may start from any weights.
-        self._versions: dict[str, int] = {}
-
-    def accept(self) -> None:
-        """Take the weights as they are now for those of the last release."""
-        for name, p in self._parameters.items():
-            self._versions[name] = p._version
-
-    def check(self) -> None:
-        """Raise if a parameter was written since the weights were accepted.
-
-        Raises:
-            RuntimeError: naming the parameter.
-        """
-        for name, version in self._versions.items():
-            if self._parameters[name]._version != version:
+    def check(stepped: torch.optim.Optimizer, *_: Any) -> None:
+        if is_nested_step(stepped):
+            return
+        for name, (gradient, version) in released.items():
+            is_same = parameters[name].grad is gradient
+            if not is_same or gradient._version != version:
                 raise RuntimeError(
-                    f"parameter '{name}' was written between two releases; leave steps to "
-                    "session.step(), or call session.accept_weights()"
+                    f"a step pre-hook replaced the release in the gradient of '{name}'; remove "
+                    "the hook"
                 )
 
-    @contextmanager
-    def wrap(self, work: AbstractContextManager[None]) -> Iterator[None]:
-        """Accept what a context of the session writes when it is entered and left.
-
-        Raises:
-            RuntimeError: a parameter was written before.
-        """
-        self.check()
-        try:
-            with work:
-                self.accept()
-                yield
-        finally:
-            self.accept()
-
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Run an optimizer on the released gradients, and accept the weights after its step.
-
-        The last of all step pre-hooks checks that `p.grad` still holds the release. In wrappers of
-        other libraries the optimizer is found by the attribute `optimizer`. An object without hooks
-        has none to check.
-
-        Raises:
-            RuntimeError: a pre-hook replaced or wrote a gradient, by name of the parameter. Then no
-                parameter is written.
-        """
-        released = {}
-        for name, p in self._parameters.items():
-            if p.grad is not None:
-                released[name] = (p.grad, p.grad._version)
-
-        def check(stepped: torch.optim.Optimizer, *_: Any) -> None:
-            if is_nested_step(stepped):
-                return
-            for name, (gradient, version) in released.items():
-                is_same = self._parameters[name].grad is gradient
-                if not is_same or gradient._version != version:
-                    raise RuntimeError(
-                        f"a step pre-hook replaced the release in the gradient of '{name}'; remove "
-                        "the hook"
-                    )
-
-        inner: Any = optimizer
-        while inner is not None and "_optimizer_step_pre_hooks" not in vars(inner):
-            inner = vars(inner).get("optimizer")
-        handle: AbstractContextManager[Any] = nullcontext()
-        if inner is not None:
-            handle = inner.register_step_pre_hook(check)
-        with handle:
-            try:
-                optimizer.step()
-            finally:
-                self.accept()
+    inner: Any = optimizer
+    while inner is not None and "_optimizer_step_pre_hooks" not in vars(inner):
+        inner = vars(inner).get("optimizer")
+    handle: AbstractContextManager[Any] = nullcontext()
+    if inner is not None:
+        handle = inner.register_step_pre_hook(check)
+    with handle:
+        optimizer.step()
 
 
 # What torch puts around the step of each class of optimizers, to run the hooks.
@@ -1475,135 +1424,3 @@ def is_nested_step(optimizer: torch.optim.Optimizer) -> bool:
         if frame.f_code is _HOOKED_STEP and frame.f_locals["self"] is optimizer:
             steps += 1
     return steps > 1
-
-
-class ReleasedWeights:
-    """Knows the weights that a session released last, and tells all others from them.
-
-    Values are compared, so that a write through `.data` is seen too. The weights are released, and
-    nothing here reads private data.
-
-    Args:
-        model: whose parameters and saved buffers count.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._known: NamedTensors = {}
-        self._trained: NamedTensors = {}
-
-    def record(self) -> None:
-        """Take the weights as they are now for those that were released.
-
-        Frozen tensors are read once, since no release changes them.
-        """
-        changed = self._trained
-        if not self._known:
-            changed = self._tensors()
-            self._trained = {name: x for name, x in changed.items() if x.requires_grad}
-        for name, x in changed.items():
-            self._known[name] = _fingerprint(x)
-
-    def check(self) -> None:
-        """Raise unless the model holds the weights that were released last.
-
-        Raises:
-            RuntimeError: nothing was released or restored, or a tensor differs, by its name.
-        """
-        if not self._known:
-            raise RuntimeError(
-                "these weights come from no release: train, or restore() a checkpoint, before a"
-                " card is written"
-            )
-        reshard(self._model)
-        now = self._tensors()
-        for name in sorted(now.keys() | self._known.keys()):
-            is_same = name in now and name in self._known
-            if is_same:
-                found = _fingerprint(now[name])
-                is_same = torch.equal(found.cpu(), self._known[name].cpu())
-            if not is_same:
-                raise RuntimeError(
-                    f"'{name}' is not as the last release left it; a card is for released weights:"
-                    " write it before they change, or restore() them"
-                )
-
-    def check_names(self, names: Collection[str]) -> None:
-        """Raise unless every name is that of a parameter or a saved buffer, tied ones included.
-
-        Hooks of a state dict can add tensors that no release has made.
-
-        Raises:
-            RuntimeError: another name.
-        """
-        known = set(dict(self._model.named_parameters(remove_duplicate=False)))
-        for path, module in self._model.named_modules(remove_duplicate=False):
-            saved = module._buffers.keys() - module._non_persistent_buffers_set
-            known |= {join_names(path, name) for name in saved}
-        # torch saves the weights of a checkpointed module without the name of its wrapper.
-        known |= {name.replace("_checkpoint_wrapped_module.", "") for name in known}
-        other = sorted(set(names) - known)
-        if other:
-            raise RuntimeError(
-                f"'{other[0]}' of the state dict is no parameter and no buffer, so no release made"
-                " it; remove the hook that adds it"
-            )
-
-    def _tensors(self) -> NamedTensors:
-        tensors: NamedTensors = dict(self._model.named_parameters())
-        for path, module in self._model.named_modules():
-            for name, buffer in module.named_buffers(path, recurse=False):
-                is_saved = name.rpartition(".")[2] not in module._non_persistent_buffers_set
-                # No release changes a sparse buffer, and safetensors has no form for one.
-                if is_saved and buffer.layout == torch.strided:
-                    tensors[name] = buffer
-        return tensors
-
-
-_WIDTH = 1024
-_WORD = 8
-# So many rows stay in the cache of a processor, and of a card.
-_ROWS, _ROWS_ON_CARD = 64, 4096
-_SMALL = 1 << 16  # bytes of a tensor that is kept as it is
-
-
-def _fingerprint(x: Tensor) -> Tensor:
-    """Return the bytes of a small tensor, or weighted sums of the bits of a large one `[5]`.
-
-    The bits are words in rows of 1,024. Sums over columns and over rows, each weighted by its
-    number, tell where a word stands. Sums of integers are exact in every order; those of the upper
-    halves do not wrap around either. Memory is read once, a few rows at a time.
-    """
-    values = local(x).detach()
-    if values.is_complex():
-        values = torch.view_as_real(values)
-    flat = values.contiguous().flatten()
-    if flat.nbytes <= _SMALL:
-        return flat.clone().view(torch.uint8)
-    offset = flat.storage_offset() * flat.element_size()
-    if offset % _WORD:
-        flat = flat.clone()
-    every_byte = flat.view(torch.uint8)
-    end = flat.nbytes - flat.nbytes % _WORD
-    words = every_byte[:end].view(torch.int64)
-    rest = len(words) % _WIDTH
-    table = words[: len(words) - rest].view(-1, _WIDTH)
-    last = words.new_zeros(1, _WIDTH)
-    last[0, :rest] = words[len(words) - rest :]
-    count = _ROWS_ON_CARD
-    if values.is_cpu:
-        count = _ROWS
-    columns = words.new_zeros(2, _WIDTH)
-    rows = []
-    for block in (*table.split(count), last):
-        upper = block >> 32
-        columns[0] += block.sum(0)
-        columns[1] += upper.sum(0)
-        rows.append(torch.stack([block.sum(1), upper.sum(1)]))
-
-    def weigh(sums: Tensor) -> Tensor:
-        places = torch.arange(1, sums.shape[-1] + 1, device=sums.device)
-        return (sums * places).sum(-1)
-
-    tail = weigh(every_byte[end:].long())
-    return torch.cat([weigh(columns), weigh(torch.cat(rows, 1)), tail[None]])

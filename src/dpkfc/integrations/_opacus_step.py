@@ -41,7 +41,6 @@ from dpkfc.gradients.layers import Arguments, Keywords
 from dpkfc.gradients.state import (
     AttributeSnapshot,
     Reached,
-    ReleasedWeights,
     check_finite,
     check_optimizer,
     checked_state,
@@ -63,8 +62,13 @@ from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum
 from dpkfc.private_step import PreconditionerManager, ReleasePipeline, set_gradients
 from dpkfc.rng_state import preserve_generators, renew
-from dpkfc.session import check_recorded_weights, record_weights
 from dpkfc.tracking import Unknown, forget_batches
+from dpkfc.weights import (
+    ReleasedWeights,
+    check_recorded_weights,
+    read_weights_record,
+    record_weights,
+)
 
 if TYPE_CHECKING:
     from dpkfc.curvature.base import PreconditionerState
@@ -139,7 +143,8 @@ class PrivateStep:
         self._token: object = None
         self._has_ended = False
         self._pending_batch = PendingBatchGuard()
-        self._released = ReleasedWeights(model)
+        past = read_weights_record(ledger.place) if ledger.place and ledger.count else None
+        self.weights = ReleasedWeights(model, past.accepted if past else ())
         self._has_released = False  # in the optimizer's step that runs now
         # Closed after each forward pass: restores the state that the pass has changed.
         self._guards = ExitStack()
@@ -243,7 +248,7 @@ class PrivateStep:
         if not self._handles or self.ledger.count == self._releases_before:
             return
         try:
-            record_weights(self.ledger, self.model)
+            record_weights(self.ledger, self.weights)
         except (RuntimeError, OSError) as error:
             _log.warning("no digest of the weights is kept next to the ledger: %s", error)
 
@@ -340,8 +345,8 @@ class PrivateStep:
 
     @property
     def unprotected_figures(self) -> dict[str, str]:
-        """Return the figures that ε does not cover and the engine hands out: none."""
-        return {}
+        """Return what ε does not cover: weights that other code has written."""
+        return self.weights.unprotected_figures
 
     def _is_busy(self) -> bool:
         """Return whether this library itself runs the model."""
@@ -442,6 +447,7 @@ class PrivateStep:
         summer = cast(ClippedSummer, self._summer)
         recording.add_to(summer)
         if physical.last:
+            self.weights.check_parameters()
             self._release(summer)
         self._pending_batch.record_step(physical.last)
         self._end_recording()
@@ -512,7 +518,7 @@ class PrivateStep:
 
     def _end_step(self, optimizer: Optimizer, args: Arguments, kwargs: Keywords) -> None:
         if self._has_released and not is_nested_step(optimizer):
-            self._released.record()
+            self.weights.record()
             self._has_released = False
 
     # -- state ------------------------------------------------------------------------------------
@@ -528,7 +534,7 @@ class PrivateStep:
         Raises:
             RuntimeError: nothing was released, or a tensor differs, by its name.
         """
-        self._released.check()
+        self.weights.check()
 
     def released_state(self) -> dict[str, Tensor]:
         """Return the released weights.
@@ -537,9 +543,9 @@ class PrivateStep:
             RuntimeError: as `check_released`, or a tensor that is no parameter and no buffer.
         """
         self.check_released()
-        tensors = copy_tensors(self.model.state_dict())
-        self._released.check_names(tensors)
-        return tensors
+        state = self.model.state_dict()
+        self.weights.check_state(state)
+        return copy_tensors(state)
 
     def _clear_gradients(self) -> None:
         stepped = list_group_members(self.optimizer.param_groups)

@@ -240,6 +240,13 @@ class PrivacyEngine:
         card = session_card(self, **statements)
         return write_weights_and_card(folder, self._private.released_state(), self.ledger, card)
 
+    def accept_weights(self) -> None:
+        """Continue from weights that you have written between two releases; the card says so.
+
+        As `Session.accept_weights`.
+        """
+        self._private.weights.accept(self.ledger.count)
+
     def validate(
         self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None
     ) -> None:
@@ -342,6 +349,8 @@ class PrivacyEngine:
         state = saved.pop("optimizer_state_dict", None)
         if optimizer is not None and state is not None:
             checkpoint.load_optimizer(optimizer, state)
+        if self._step is not None and self._step.model is module:
+            self._step.weights.record()
         return saved
 
     def close(self) -> None:

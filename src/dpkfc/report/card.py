@@ -583,7 +583,7 @@ def build_federated_card(
         "assumed_public": _FEDERATED_PUBLIC,
         "chosen_by": chosen_by,
         "results": dict(results or {}),
-        "not_private": dict(not_private or {}),
+        "not_private": {**server.unprotected_figures, **(not_private or {})},
         "ledger": {"count": releases, "head": server.ledger.head},
         **_optional({}, server.receipt),
         "plan_hash": plan.hash,

@@ -20,9 +20,7 @@ from safetensors.torch import load_file
 
 from dpkfc.checkpoint import (
     file_digest,
-    read_weights_record,
     remembered_ledger,
-    weights_record_path,
 )
 from dpkfc.config import Plan, PrivacyConfig, count_steps
 from dpkfc.data.sampling import Poisson
@@ -49,6 +47,7 @@ from dpkfc.report.card import (
     to_markdown,
 )
 from dpkfc.report.officer import explain_guarantee, registry_record
+from dpkfc.weights import find_record_path, read_weights_record
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -457,7 +456,7 @@ def check_recorded(path: Path, ledger: Verified, card: Card | None) -> str:
     releases = record.releases
     if record.ledger != ledger.id or not ledger.contains(releases, record.head):
         raise CardError(
-            f"{weights_record_path(path)} is the record of another ledger than {path}: one of them"
+            f"{find_record_path(path)} is the record of another ledger than {path}: one of them"
             " was replaced"
         )
     if releases < len(ledger.releases):

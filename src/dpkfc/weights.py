@@ -1,0 +1,401 @@
+"""Which weights the releases of a run have made, told from all others by their values.
+
+Three things may write the weights of a model between two releases: the step of an optimizer on a
+release, `restore`, and a user who says so by `accept_weights`. Everything else (a write through
+`.data`, a NumPy view, a callback that averages) is noticed by a digest of their bytes, which is
+taken after each step, compared before the next release, and written next to the ledger at the end.
+Weights are released, so nothing here reads private data.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from dpkfc.checkpoint import MISFIT, CheckpointError, digest_manifest, place_file
+from dpkfc.distributed import DistributedContext, reshard
+from dpkfc.privacy.ledger import Ledger, LedgerError
+
+NamedTensors = Mapping[str, Tensor]
+_SINGLE_PROCESS = DistributedContext()
+
+# --------------------------------------------------------------------------------------------------
+# The digest of a tensor: of its type, its shape, and the bytes of its entries in their order.
+#
+# XXH3 reads a processor's memory as fast as a sum does. Tensors on an accelerator are condensed
+# there first: rows of 1,024 words of 32 bits become the sums of their products with random keys,
+# modulo 2^64. Two rows have one sum with a probability of at most 2^-33 over the keys.
+
+_WORDS = 1024
+_ROW = 4 * _WORDS
+_SMALL = 1 << 16  # bytes that are copied from an accelerator as they are
+_ROWS_AT_ONCE = 4096
+MakeHash = Callable[[bytes], Any]
+
+
+@torch.no_grad()
+def digest_tensors(
+    tensors: Mapping[str, Any], make_hash: MakeHash = xxhash.xxh3_128
+) -> dict[str, str]:
+    """Return the digest of each tensor by its name; values that are no tensors are left out.
+
+    With the default, digests of one process can be compared with each other.
+
+    Args:
+        tensors: of any layout. Of a sharded tensor the part of this process counts, of a quantised
+            or wrapped one its inner tensors, of one without memory (meta, sparse) its shape.
+        make_hash: of hashlib or xxhash.
+    """
+    contents: dict[str, list[int]] = {}
+    parts: list[Tensor] = []
+    for name, x in tensors.items():
+        if isinstance(x, Tensor):
+            own = [part if part.is_cpu else condense(part) for part in _list_parts(x)]
+            contents[name] = list(range(len(parts), len(parts) + len(own)))
+            parts += own
+    parts = _copy_to_host(parts)
+    digests = {}
+    for name, places in contents.items():
+        x = tensors[name]
+        digest = make_hash(f"{x.dtype} {tuple(x.shape)}\n".encode())
+        for i in places:
+            digest.update(parts[i].numpy().data)
+        digests[name] = digest.hexdigest()
+    return digests
+
+
+def digest_weights(weights: Mapping[str, Any]) -> str:
+    """Return one SHA-256 of the names and values of all tensors of a state dict.
+
+    It does not depend on the device, the order or the file format.
+    """
+    lines = [f"{name} {digest}" for name, digest in sorted(_digest_for_files(weights).items())]
+    return hashlib.sha256("\n".join(lines).encode("utf-8")).hexdigest()
+
+
+def _digest_for_files(weights: Mapping[str, Any]) -> dict[str, str]:
+    """Return the SHA-256 of each tensor that a file can hold, whatever device it is on."""
+    on_host = {}
+    for name, x in weights.items():
+        if isinstance(x, Tensor) and x.layout == torch.strided:
+            on_host[name] = x.detach().cpu()
+    return digest_tensors(on_host, hashlib.sha256)
+
+
+def _list_parts(x: Tensor) -> Iterator[Tensor]:
+    """Yield the memory of a tensor as bytes `[n]`, in the order of the entries."""
+    if is_traceable_wrapper_subclass(x):
+        inner = [getattr(x, name) for name in x.__tensor_flatten__()[0]]
+        for part in inner:
+            # A sharded tensor has a mesh too.
+            if isinstance(part, Tensor):
+                yield from _list_parts(part)
+    elif x.layout == torch.strided and not x.is_meta:
+        values = x.detach()
+        if values.is_quantized:
+            values = values.int_repr()
+        plain = values.resolve_conj().resolve_neg().contiguous()
+        yield plain.reshape(-1).view(torch.uint8)
+
+
+def condense(content: Tensor) -> Tensor:
+    """Return bytes `[n]` as they are, or as keyed sums of their rows where there are many."""
+    if len(content) <= _SMALL:
+        return content
+    if content.storage_offset() % 4:
+        content = content.clone()
+    end = len(content) - len(content) % _ROW
+    rows = content[:end].view(torch.int32).view(-1, _WORDS)
+    keys = _keys(content.device)
+    sums = [(block * keys).sum(1) for block in rows.split(_ROWS_AT_ONCE)]
+    return torch.cat([*(x.view(torch.uint8) for x in sums), content[end:]])
+
+
+@functools.cache
+def _keys(device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(-(2**63), 2**63 - 1, (_WORDS,), generator=generator).to(device)
+
+
+def _copy_to_host(parts: Sequence[Tensor]) -> list[Tensor]:
+    """Return all parts on the processor, after one copy from each device."""
+    copied = list(parts)
+    places = defaultdict(list)
+    for i, x in enumerate(parts):
+        if not x.is_cpu:
+            places[x.device].append(i)
+    for numbers in places.values():
+        lengths = [len(parts[i]) for i in numbers]
+        whole = torch.cat([parts[i] for i in numbers]).cpu()
+        for i, x in zip(numbers, whole.split(lengths), strict=True):
+            copied[i] = x
+    return copied
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+class ReleasedWeights:
+    """Knows the weights that a run released last, and tells all others from them.
+
+    Args:
+        model: whose parameters and saved buffers count.
+        accepted: of an earlier part of the run.
+
+    Attributes:
+        model: as given.
+        accepted: the numbers of releases after which weights of other code were accepted.
+    """
+
+    def __init__(self, model: nn.Module, accepted: Sequence[int] = ()) -> None:
+        self.accepted = list(accepted)
+        self.model = model
+        # Empty before the first release: training may start from any weights.
+        self._known: dict[str, str] = {}
+
+    def record(self) -> None:
+        """Take the weights as they are now for those that were released.
+
+        Frozen tensors are read once, since no release changes them.
+        """
+        changed = self._list_tensors()
+        if self._known:
+            changed = {name: x for name, x in changed.items() if x.requires_grad}
+        self._known |= digest_tensors(changed)
+
+    def accept(self, releases: int, ranks: DistributedContext = _SINGLE_PROCESS) -> None:
+        """Take the weights as they are now, and note it where they have changed since a release.
+
+        Args:
+            releases: so many were made.
+            ranks: the processes of the run, all of which call this method.
+        """
+        if not releases:
+            return
+        now = digest_tensors(self._list_tensors())
+        if ranks.any(now != self._known):
+            self.accepted.append(releases)
+        self._known = now
+
+    def check_parameters(self) -> None:
+        """Raise if something else than a release has written a parameter since the last one.
+
+        Raises:
+            RuntimeError: naming the parameter.
+        """
+        if not self._known:
+            return
+        name = self._find_changed(self._list_tensors(buffers=False))
+        if name is not None:
+            raise RuntimeError(
+                f"parameter '{name}' was written between two releases, behind a step or in a "
+                "forward pass; leave it to the steps, or call accept_weights()"
+            )
+
+    def check(self) -> None:
+        """Raise unless the model holds the weights that were released last.
+
+        Raises:
+            RuntimeError: nothing was released or restored, or a tensor differs, by its name.
+        """
+        if not self._known:
+            raise RuntimeError(
+                "these weights come from no release: train, or restore() a checkpoint, before a"
+                " card is written"
+            )
+        now = self._list_tensors()
+        gone = sorted(self._known.keys() - now.keys())
+        name = gone[0] if gone else self._find_changed(now)
+        if name is not None:
+            raise RuntimeError(
+                f"'{name}' is not as the last release left it; a card is for released weights:"
+                " write it before they change, or restore() them"
+            )
+
+    def _find_changed(self, tensors: NamedTensors) -> str | None:
+        """Return the name of the first tensor that is not as it was."""
+        now = digest_tensors(tensors)
+        return next((name for name in now if now[name] != self._known.get(name)), None)
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise unless a state dict holds the parameters and saved buffers of the model alone.
+
+        Hooks of a state dict can add tensors that no release has made, or replace some.
+
+        Args:
+            state: of the model, as it is now. Names of tied tensors may be left out.
+
+        Raises:
+            RuntimeError: a tensor of another name, or with other values.
+        """
+        own = self._list_tensors(tied=True)
+        # torch saves the weights of a checkpointed module without the name of its wrapper.
+        own |= {name.replace("_checkpoint_wrapped_module.", ""): x for name, x in own.items()}
+        tensors = {name: x for name, x in state.items() if isinstance(x, Tensor)}
+        other = sorted(tensors.keys() - own.keys())
+        if other:
+            raise RuntimeError(
+                f"'{other[0]}' of the state dict is no parameter and no buffer, so no release made"
+                " it; remove the hook that adds it"
+            )
+        expected = digest_tensors({name: own[name] for name in tensors})
+        found = digest_tensors(tensors)
+        changed = sorted(name for name in found if found[name] != expected[name])
+        if changed:
+            raise RuntimeError(
+                f"'{changed[0]}' of the state dict is not the tensor of the model, so no release"
+                " made it; remove the hook that replaces it"
+            )
+
+    @property
+    def unprotected_figures(self) -> dict[str, str]:
+        """Return what a card has to say about weights that other code wrote."""
+        count = len(self.accepted)
+        if not count:
+            return {}
+        where = ", ".join(map(str, self.accepted[:3]))
+        if count > 3:
+            where += f" and {count - 3} later ones, the last of them {self.accepted[-1]}"
+        return {
+            "weights that other code has written": f"accepted by accept_weights() after release "
+            f"{where}: ε covers them only if they were made from released weights alone"
+        }
+
+    def _list_tensors(self, *, buffers: bool = True, tied: bool = False) -> dict[str, Tensor]:
+        """Return parameters and saved buffers by name; tied ones once, unless asked for."""
+        # An evaluation may have left the model gathered.
+        reshard(self.model)
+        tensors: dict[str, Tensor] = dict(self.model.named_parameters(remove_duplicate=not tied))
+        if not buffers:
+            return tensors
+        for path, module in self.model.named_modules(remove_duplicate=not tied):
+            prefix = f"{path}." if path else ""
+            for name, buffer in module._buffers.items():
+                if buffer is not None and name not in module._non_persistent_buffers_set:
+                    tensors[prefix + name] = buffer
+        return tensors
+
+
+# --------------------------------------------------------------------------------------------------
+# The weights that the releases of a ledger have made, remembered in a file next to it.
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsRecord:
+    """The weights that a run released last, by the SHA-256 of their tensors.
+
+    Attributes:
+        ledger: name of the ledger.
+        releases, head: of the ledger when the run ended.
+        weights: digest of each tensor of the model.
+        average: digests where the average of the weights is in the model; {} without an average.
+        accepted: as of `ReleasedWeights`.
+    """
+
+    ledger: str
+    releases: int
+    head: str
+    weights: Mapping[str, str]
+    average: Mapping[str, str] = field(default_factory=dict)
+    accepted: Sequence[int] = ()
+
+    def describes(self, weights: Mapping[str, Any]) -> bool:
+        """Return whether tensors are these weights, or their average.
+
+        A file may leave out a tensor that it holds under another name.
+        """
+        digests = _digest_for_files(weights)
+        for recorded in filter(None, (self.weights, self.average)):
+            are_equal = digests.items() <= recorded.items()
+            missing = set(recorded.values()) - set(digests.values())
+            if are_equal and not missing:
+                return True
+        return False
+
+
+def find_record_path(ledger: Path) -> Path:
+    """Return the file next to a ledger that holds the record of its weights."""
+    return ledger.with_name(f"{ledger.stem}.weights.json")
+
+
+def record_weights(
+    ledger: Ledger, weights: ReleasedWeights, average: Mapping[str, Any] | None = None
+) -> None:
+    """Write the digests of a model next to its ledger; do nothing for a ledger in memory.
+
+    Args:
+        ledger: open, at the release that made the weights.
+        weights: of the model.
+        average: the state dict with the average of the weights.
+
+    Raises:
+        RuntimeError: something else than a release has written a parameter.
+        CheckpointError: the disk cannot take it.
+    """
+    weights.check_parameters()
+    if ledger.place is None:
+        return
+    record = WeightsRecord(
+        ledger=ledger.id,
+        releases=ledger.count,
+        head=ledger.head,
+        weights=_digest_for_files(weights.model.state_dict()),
+        average=_digest_for_files(average or {}),
+        accepted=weights.accepted,
+    )
+    content = {"format": _FORMAT, **asdict(record)}
+    text = json.dumps(content | {"hash": digest_manifest(content)}, indent=1) + "\n"
+    place_file(find_record_path(ledger.place), lambda part: part.write_text(text, "utf-8"))
+
+
+def read_weights_record(ledger: Path) -> WeightsRecord | None:
+    """Return the record next to a ledger; None without one.
+
+    Raises:
+        CheckpointError: it is damaged, or of a later format.
+    """
+    path = find_record_path(ledger)
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        stated = content.pop("hash")
+        if content.pop("format") != _FORMAT:
+            raise ValueError("another format")
+        record = WeightsRecord(**content)
+        if digest_manifest({"format": _FORMAT, **asdict(record)}) != stated:
+            raise ValueError("its hash does not fit")
+    except FileNotFoundError:
+        return None
+    except (OSError, *MISFIT) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(
+            f"the record of the weights {path} is damaged ({reason[:60]}); put it back"
+        ) from error
+    return record
+
+
+def check_recorded_weights(ledger: Ledger, model: nn.Module) -> None:
+    """Check that a model holds the weights that were recorded after the last release of a ledger.
+
+    Raises:
+        LedgerError: it holds others, or none were recorded.
+        CheckpointError: the record is damaged.
+    """
+    record = None if ledger.place is None else read_weights_record(ledger.place)
+    if record is None or record.head != ledger.head or not record.describes(model.state_dict()):
+        raise LedgerError(
+            f"the model does not hold the weights of {ledger.name}: restore its checkpoint, or load"
+            " the weights that it released last"
+        )
