@@ -1,6 +1,6 @@
 """Plant small faults in the source, one at a time, and see which tests notice.
 
-    python benchmarks/mutants.py --record             # the lines that each quick test reaches
+    python benchmarks/mutants.py --record             # the lines that each test reaches
     python benchmarks/mutants.py --number 10          # ten faults a file; results/mutants.json
     python benchmarks/mutants.py --file src/dpkfc/privacy/mechanism.py --list
 
@@ -26,6 +26,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 
@@ -189,6 +190,13 @@ class Record:
 
     lines: dict[str, dict[int, list[str]]]
 
+    @cached_property
+    def widths(self) -> Counter[str]:
+        """How many lines each test reaches: what it costs, roughly."""
+        return Counter(
+            test for found in self.lines.values() for tests in found.values() for test in tests
+        )
+
     @classmethod
     def read(cls, folder: Path) -> Record:
         lines: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
@@ -207,12 +215,6 @@ class Record:
                                     lines[file][byte * 8 + bit].append(context[: -len("|run")])
         return cls({file: dict(found) for file, found in lines.items()})
 
-    def widths(self) -> Counter[str]:
-        """Return how many lines each test reaches: what a test costs, roughly."""
-        return Counter(
-            test for found in self.lines.values() for tests in found.values() for test in tests
-        )
-
 
 def record(folder: Path, tests: Sequence[str]) -> None:
     """Run tests and write which lines each reaches."""
@@ -220,19 +222,10 @@ def record(folder: Path, tests: Sequence[str]) -> None:
     folder.mkdir(parents=True)
     settings = folder / "settings"
     settings.write_text("[run]\nbranch = false\nsource = src/dpkfc\n", "utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:xdist",
-        "-m",
-        "not slow and not bench",
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-m", "not bench"]
     command += ["--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report=", *tests]
     environment = {**os.environ, "COVERAGE_FILE": str(folder / "all.data"), "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, cwd=ROOT, env=environment, check=True)
+    subprocess.run(command, cwd=ROOT, env=environment, check=False)
 
 
 def quick_tests(root: Path) -> set[str]:
@@ -303,7 +296,7 @@ def judge(
     mutant: Mutant, tree: Path, found: Record, quick: set[str], most: int, seconds: float
 ) -> dict[str, object]:
     """Plant a fault, and return who notices it."""
-    path, widths = tree / mutant.file, found.widths()
+    path = tree / mutant.file
     sound = path.read_bytes()
     # A call that spans lines belongs to the lines of its words.
     reaching = {
@@ -311,7 +304,7 @@ def judge(
         for line in range(mutant.line, mutant.line + 1 + mutant.old.count("\n"))
         for test in found.lines[mutant.file].get(line, ())
     }
-    ordered = sorted(reaching, key=lambda test: (widths[test], test))
+    ordered = sorted(reaching, key=lambda test: (found.widths[test], test))
     row: dict[str, object] = asdict(mutant) | {"reached_by": len(reaching)}
     path.write_bytes(mutant.apply(sound))
     try:
