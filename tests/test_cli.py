@@ -236,6 +236,7 @@ def test_an_unexpected_error_is_one_line_unless_debugging(monkeypatch: pytest.Mo
     assert isinstance(_call("train", "--recipe", "digits").exception, KeyError)
 
 
+@pytest.mark.slow
 def test_the_demo_ends_with_a_table(tmp_path: Path):
     result = _call("demo", *QUICK, "--out", str(tmp_path / "demo"), "--quiet")
     assert result.exit_code == 0, (result.output, result.exception)

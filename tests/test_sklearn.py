@@ -275,6 +275,7 @@ def test_an_error_shows_no_row(rows):
     assert "7.25" not in str(caught.value) and len(str(caught.value)) <= 160
 
 
+@pytest.mark.slow
 def test_a_frame_may_mix_all_types_of_columns(blobs):
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(blobs[0], columns=["a", "b"])

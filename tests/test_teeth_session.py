@@ -224,6 +224,7 @@ def resized(m: Writer, x: Tensor) -> None:
     m.seen = torch.cat([m.seen, x.mean(0)])
 
 
+@pytest.mark.quick("True-0-*", "False-3-in_place", "False-3-counted")
 @pytest.mark.parametrize("write", [in_place, through_data, replaced, counted, resized])
 @pytest.mark.parametrize(("verify", "after"), [(True, 0), (False, 0), (False, 3), (True, 12)])
 def test_a_forward_pass_leaves_no_private_statistic_in_a_buffer(

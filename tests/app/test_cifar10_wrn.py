@@ -105,6 +105,7 @@ def tiny() -> nn.Module:
     )
 
 
+@pytest.mark.slow
 def test_a_tiny_run_shows_its_views_on_the_card(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,7 @@ def test_scores_of_classes():
     assert [score.examples for score in scores] == [1, 3, 1, 0]
 
 
+@pytest.mark.slow
 def test_a_run_writes_the_scores_of_its_classes(tmp_path: Path):
     out = tmp_path / "run"
     run(run_config({**BASE, "steps": 3, "out": str(out)}))

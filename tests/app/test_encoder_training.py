@@ -6,6 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from torch.nn import functional
 from typer.testing import CliRunner
@@ -59,6 +60,7 @@ def test_the_loss_is_the_formula() -> None:
     torch.testing.assert_close(contrast(u, v), total / 6)
 
 
+@pytest.mark.slow
 def test_training_repeats_with_the_seed_and_lowers_the_loss() -> None:
     weights, losses = [], []
     for _ in range(2):

@@ -91,6 +91,7 @@ def test_another_record_decides_nothing_about_a_label(tmp_path: Path):
     assert torch.equal(encode_table(some, read_schema(schema)).labels, whole[[50, 99]])
 
 
+@pytest.mark.slow
 def test_errors_are_in_the_unit_of_the_target(finished):
     folder, path = finished
     trained = load_run(folder)

@@ -206,6 +206,7 @@ def test_a_folder_without_weights_gives_no_predictions(tmp_path: Path):
         load_run(tmp_path)
 
 
+@pytest.mark.slow
 def test_people_are_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     make_audit_quick(monkeypatch)
     path, schema = write_patients(tmp_path)

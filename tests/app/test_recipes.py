@@ -116,8 +116,10 @@ def _smoke(name: str, planted: Path, **changed) -> RunConfig:
 
 # Their networks are trained in whole by cifar100-wrn and cifar10-resnet20.
 SMALLER = {"svhn-wrn": 10, "utkface-resnet20": 5}
+# Names of which `make test` takes none, since others read the same files or train the same model.
 SLOW = ("stackoverflow-minilm", "stackoverflow-head", "sst2-minilm", "ag-news-minilm")
-SLOW += ("cifar10-resnet20", "cifar100-wrn", "dart-gpt2-lora")
+SLOW += ("cifar10", "cifar10-resnet20", "cifar10-vit", "cifar100-wrn", "svhn-wrn", "mnist-vit")
+SLOW += ("utkface-resnet20", "breastmnist", "fashion-mnist", "e2e-gpt2-lora", "dart-gpt2-lora")
 
 
 def _mark_slow(names: Iterable[str]) -> list[Any]:

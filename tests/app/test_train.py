@@ -383,6 +383,7 @@ def test_signals_get_their_handlers_back():
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.slow
 def test_the_demo_compares_two_methods(tmp_path: Path):
     settings = {key: value for key, value in QUICK.items() if key != "recipe"}
     with draw_figures():

@@ -123,6 +123,7 @@ def test_one_failed_check_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> No
     assert "FAILED" in {row[3] for row in tabulate_findings(found.findings)}
 
 
+@pytest.mark.slow
 def test_a_check_that_cannot_be_ended_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps without a release leave nothing to judge."""
     in_data.skipping(False)(monkeypatch)

@@ -222,6 +222,7 @@ def _loss(model, batch):
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
+@pytest.mark.slow
 def test_a_session_takes_it_and_goes_on_from_a_checkpoint(tmp_path):
     probe = Refined(PinkNoise(SHAPE), 2)
     whole = tmp_path / "whole"

@@ -345,6 +345,7 @@ def test_a_probe_that_does_not_fit_the_model_is_named_before_any_release(fault):
         assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
 
 
+@pytest.mark.slow
 def test_the_last_probe_id_that_fits_is_taken():
     with _session(
         _bert(),

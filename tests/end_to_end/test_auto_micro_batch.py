@@ -50,6 +50,7 @@ def _no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 50)
 
 
+@pytest.mark.quick("2-*-kfac", "7-*-identity")
 @pytest.mark.parametrize("preconditioner", [None, kfac(probe_size=2)], ids=["identity", "kfac"])
 @pytest.mark.parametrize(
     ("capacity", "kind"), [(2, torch.cuda.OutOfMemoryError), (3, RuntimeError), (7, MemoryError)]
@@ -367,6 +368,7 @@ LOOKS: dict[str, tuple[nn.Module, int, float]] = {
 }
 
 
+@pytest.mark.quick("many weights")
 @pytest.mark.parametrize("name", LOOKS)
 def test_a_look_takes_no_more_memory_than_a_step(name: str) -> None:
     """Rows are repeated up to the expected batch, not to the most that are ever looked at, and

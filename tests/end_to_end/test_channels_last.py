@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -66,6 +67,7 @@ def test_steps_do_not_depend_on_the_layout(tmp_path: Path):
         torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_it_was_stopped(tmp_path: Path):
     whole, expected = opened(tmp_path / "whole")
     with whole:

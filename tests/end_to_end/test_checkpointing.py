@@ -131,6 +131,7 @@ class TrainingOnly(Deep):
             self.reentrant = kept
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("reentrant", [None, False, True])
 def test_a_session_with_checkpoints(reentrant: bool | None) -> None:
     """Verification runs in eval mode, where these checkpoints are off; a reentrant one is refused

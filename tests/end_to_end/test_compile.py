@@ -293,6 +293,7 @@ def through_a_function(backend: Any, part: str) -> Any:
     return loss
 
 
+@pytest.mark.quick("head-True", "block-False")
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("part", ["head", "block"])
 def test_a_graph_from_before_the_session_does_not_run(

@@ -82,6 +82,7 @@ INTERRUPTIONS = [(at, KeyboardInterrupt) for at in (1, 2, 4, 6, 8, 10, 11)]
 INTERRUPTIONS += [(at, ZeroDivisionError) for at in (4, 6, 8, 10, 11)]
 
 
+@pytest.mark.quick("2-Key*", "8-Key*", "11-Zero*")
 @pytest.mark.parametrize(("at", "error"), INTERRUPTIONS)
 def test_interrupted_anywhere_in_verification_or_in_a_batch(
     at: int, error: type[BaseException]
@@ -109,6 +110,7 @@ def uninterrupted() -> Tensor:
     return weights(model)
 
 
+@pytest.mark.quick("break", "close")
 @pytest.mark.parametrize("way", ["break", "close", "drop", "second loop"])
 def test_a_batch_that_was_drawn_and_left_is_drawn_again(way: str) -> None:
     """Test mode shows it: the run goes on as if the loop had not been left."""

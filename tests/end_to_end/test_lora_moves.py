@@ -70,6 +70,7 @@ def _session(model: nn.Module, **settings) -> tuple[Session, torch.optim.Optimiz
 PROBE = TokenNoise(vocab_size=V, length=T, min_length=T)
 
 
+@pytest.mark.quick("id-_llama")
 @pytest.mark.filterwarnings("ignore:epsilon is no guarantee")
 @pytest.mark.parametrize("build", [_gpt2, _llama])
 @pytest.mark.parametrize(

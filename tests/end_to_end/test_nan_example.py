@@ -22,6 +22,9 @@ BROKEN = {
 }
 
 
+@pytest.mark.quick(
+    "nan-{}-*", "infinity-*8}-kfac", "minus infinity-*8}-identity", "overflow-*3}-identity"
+)
 @pytest.mark.parametrize("preconditioner", [None, kfac()], ids=["identity", "kfac"])
 @pytest.mark.parametrize(
     "settings", [{}, {"max_physical_batch_size": 3}, {"pad_to_multiple": 8}], ids=str

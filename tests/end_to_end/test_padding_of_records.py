@@ -206,6 +206,7 @@ def run_script(model: nn.Module, change: Callable[[Tensor], Tensor], collate: An
         optimizer.step()
 
 
+@pytest.mark.quick("*0")
 @pytest.mark.parametrize(("kind", "change", "dim"), SCRIPTS, ids=["transposed", "cast", "copied"])
 def test_a_script_that_changes_its_batch_first_is_compared(
     kind: Any, change: Any, dim: int

@@ -98,6 +98,7 @@ def test_dropped_rounds_are_on_the_card_and_charged():
     )
 
 
+@pytest.mark.slow
 def test_the_demo_leaves_a_folder_a_method(tmp_path):
     pytest.importorskip("sklearn")
     from dpkfc.app.demos import METHODS, federated_demo

@@ -89,6 +89,7 @@ def test_a_step_without_a_leak_raises_no_alarm(name: str, evidence: Evidence) ->
     )
 
 
+@pytest.mark.quick("*module*", "*augmentation*")
 @pytest.mark.parametrize(
     "leak", [leak for leak in LEAKS if leak.subject in MIXING], ids=lambda leak: leak.name
 )

@@ -197,6 +197,7 @@ def masking(rows):
     }
 
 
+@pytest.mark.slow
 def test_collators_that_draw_random_numbers_are_taken(tmp_path) -> None:
     trainer = trainer_of(tmp_path, "masked", data_collator=masking, dropout=0.1)
     assert trainer.train().global_step == 3

@@ -326,6 +326,7 @@ def mean_square(out, y):
     return F.mse_loss(out[:, 0], y.double())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "criterion",
     [

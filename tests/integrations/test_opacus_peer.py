@@ -214,6 +214,7 @@ def test_the_steps_are_those_of_a_session(preconditioner, clipping: str, readout
     torch.testing.assert_close(weights(mine), weights(theirs), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_ghost_script_gets_its_four_values() -> None:
     criterion = nn.CrossEntropyLoss()
     model = mlp()

@@ -534,6 +534,7 @@ def test_the_updates_are_those_of_opacus(kind: str, max_grad_norm: float) -> Non
 # -- models that Opacus refuses or gets wrong ------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_positions_that_all_examples_share_may_train() -> None:
     """Full fine-tuning: position ids have the shape [1, T], which Opacus counts as one example."""
     from transformers import BertConfig, BertForSequenceClassification

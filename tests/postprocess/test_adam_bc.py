@@ -86,6 +86,7 @@ def test_the_noise_is_taken_off_after_the_correction_of_the_bias() -> None:
     assert value.notes["adam_bc/floor_fraction"] == pytest.approx(1 / 3)
 
 
+@pytest.mark.quick("*-whitened", "None-natural", "DiSK*inverse")
 @pytest.mark.parametrize("readout", ["whitened", "natural", "inverse"])
 @pytest.mark.parametrize(
     "filter_", [None, DiSK(0.3), EMA(0.3, "zero"), LowPass.butterworth(2, 0.4)], ids=str

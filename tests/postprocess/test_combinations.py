@@ -145,7 +145,7 @@ def test_what_the_optimizer_is_handed_after_a_filter_is_filtered_noise() -> None
     assert 0.05 < ratio < 0.25  # 0.111
 
 
-@pytest.mark.quick("DiSK + AdamBC")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "steps", [(DiSK(0.6),), (DiSK(0.6), AdamBC())], ids=["DiSK", "DiSK + AdamBC"]
 )

@@ -145,6 +145,7 @@ def length(row: dict[str, Tensor]) -> float:
     return math.sqrt(sum(float(g.double().square().sum()) for g in row.values()))
 
 
+@pytest.mark.quick("*-dense", "linear-None")
 @pytest.mark.parametrize("metric_kind", [None, "dense"])
 @pytest.mark.parametrize("case", ALL, ids=names)
 def test_the_clipped_sum_is_that_of_a_loop_that_clips_the_combination(

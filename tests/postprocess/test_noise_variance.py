@@ -59,6 +59,7 @@ def some_metric(seed: int) -> Metric:
     }
 
 
+@pytest.mark.quick("*-whitened", "*DiSK*-natural", "*LowPass*-inverse")
 @pytest.mark.parametrize("readout", ["whitened", "natural", "inverse"])
 @pytest.mark.parametrize("steps", FILTERS, ids=str)
 def test_the_variance_is_exact(steps: tuple[PostProcess, ...], readout: str) -> None:

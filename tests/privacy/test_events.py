@@ -119,6 +119,7 @@ def test_epsilon_grows_with_rate_count_and_inverse_noise(q, noise, count, more):
     assert epsilon(poisson(q, noise * more), count, DELTA, "rdp") <= base + 1e-12
 
 
+@pytest.mark.slow
 def test_epsilon_by_pld_grows_too():
     base = epsilon(poisson(0.02, 1.2), 100, DELTA)
     assert epsilon(poisson(0.03, 1.2), 100, DELTA) > base
@@ -323,6 +324,7 @@ def test_an_epsilon_in_the_millions_is_bounded_without_a_composition_by_pld(more
     assert checked["pld"] == checked["rdp"]
 
 
+@pytest.mark.slow
 def test_a_large_epsilon_below_a_million_is_still_that_of_pld():
     event = poisson(0.01, 0.1)
     assert VOID < epsilon(event, 1000, DELTA) < 0.2 * epsilon(event, 1000, DELTA, "rdp")

@@ -139,6 +139,7 @@ def test_a_cell_is_trained_charged_and_leaves_its_ledger_alone(tmp_path):
     assert Run.of(**{**row["run"]}).hash == run.hash == row["hash"]
 
 
+@pytest.mark.slow
 def test_a_watched_cell_can_be_ended_and_a_second_one_spends_in_a_folder_of_its_own(tmp_path):
     run = Run.of(
         "digits",

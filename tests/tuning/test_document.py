@@ -9,6 +9,8 @@ import re
 import statistics
 from pathlib import Path
 
+import pytest
+
 from dpkfc.app.html import best_trials
 from dpkfc.app.tuning.runs import Store
 
@@ -22,6 +24,7 @@ def read_line(path: Path) -> str:
     return " ".join(path.read_text("utf-8").split())
 
 
+@pytest.mark.slow
 def test_cells_of_the_paper_are_counted_by_recipe(benchmark_module):
     """Of IMDB in Table 5 as in the table of its cells."""
     tables = benchmark_module("tables")

@@ -108,6 +108,7 @@ def test_every_method_gets_the_same_number_of_trials_in_rounds_of_five(tmp_path)
     assert source.is_over and len(store) == 12
 
 
+@pytest.mark.slow
 def test_trials_train_on_the_rest_and_are_judged_on_the_validation_split(tmp_path):
     store = Store(tmp_path / "results.json")
     for task in answered(Trials(searches_of(tmp_path, store, trials=2), store)):
@@ -145,6 +146,7 @@ def test_a_study_that_was_killed_tries_lost_trials_again_and_repeats_none(tmp_pa
     )
 
 
+@pytest.mark.slow
 def test_a_lost_database_is_made_anew_from_the_results(tmp_path):
     store = Store(tmp_path / "results.json")
     answered(Trials(searches_of(tmp_path, store, ["dp-sgd"]), store), most=4)
@@ -173,6 +175,7 @@ def test_a_database_that_is_none_is_named(tmp_path):
         searches_of(tmp_path, Store(tmp_path / "results.json"))
 
 
+@pytest.mark.slow
 def test_hopeless_trials_are_pruned_and_say_nothing_about_the_best(tmp_path):
     store = Store(tmp_path / "results.json")
     (search,) = searches_of(tmp_path, store, ["dp-sgd"], trials=8)
@@ -186,6 +189,7 @@ def test_hopeless_trials_are_pruned_and_say_nothing_about_the_best(tmp_path):
     assert search.best()[1] == 0.88 and search.counts() == {"full": 5, "pruned": 1, "failed": 0}
 
 
+@pytest.mark.slow
 def test_a_random_search_prunes_nothing(tmp_path):
     (search,) = searches_of(tmp_path, Store(tmp_path / "results.json"), ["dp-sgd"], kind="random")
     for value in (0.9, 0.9, 0.9, 0.9, 0.9, 0.1):
@@ -234,6 +238,7 @@ def test_every_method_has_a_space_that_its_recipe_takes():
         ).config()
 
 
+@pytest.mark.slow
 def test_a_step_is_searched_as_the_product_of_rate_and_clip(tmp_path):
     store = Store(tmp_path / "results.json")
     answered(Trials(searches_of(tmp_path, store, ["dp-sgd"], trials=20), store))
@@ -302,6 +307,7 @@ def test_a_storage_of_an_earlier_space_is_read_as_it_was_written(tmp_path):
     assert dict(run.settings)["lr"] == pytest.approx(0.3)
 
 
+@pytest.mark.slow
 def test_trials_that_are_told_anew_are_competed_with(tmp_path):
     store = Store(tmp_path / "results.json")
     answered(Trials(searches_of(tmp_path, store, ["dp-sgd"], trials=5), store))
@@ -400,6 +406,7 @@ def test_a_folder_is_of_one_kind_of_search(tmp_path, fake_scores, monkeypatch, k
     assert tune.tune(before, tmp_path).arms[0].trials == 3
 
 
+@pytest.mark.slow
 def test_results_that_do_not_say_their_kind_are_of_the_default_one(tmp_path, fake_scores):
     tune.tune(settings(), tmp_path)
     assert all(
