@@ -49,6 +49,12 @@ def are_states_equal(states: Sequence[Tensor], others: Sequence[Tensor]) -> bool
     return all(torch.equal(a, b) for a, b in zip(states, others, strict=True))
 
 
+def host_states() -> tuple[Any, ...]:
+    """Return the states of the global generators of numpy and Python, which `==` compares."""
+    kind, keys, *rest = np.random.get_state()
+    return kind, np.asarray(keys).tobytes(), *rest, random.getstate()
+
+
 def restarter(device: torch.device) -> Callable[[], None]:
     """Return a function that restores the present state of torch, numpy and Python."""
     torch_states = random_states(device)

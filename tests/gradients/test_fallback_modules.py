@@ -4,11 +4,15 @@ float64.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
 
+from dpkfc import PrivacyConfig, Session
 from tests.gradients.loop import assert_equals_a_loop, examples, taped
 
 # as many positions as examples: a mask [T, T] must not be taken for one row an example
@@ -315,6 +319,40 @@ def test_bags_of_ids_with_offsets_are_refused() -> None:
     ids, offsets = torch.randint(0, 6, (9,)), torch.tensor([0, 2, 3, 7])
     with pytest.raises(ValueError, match="offsets count from the beginning of the batch"):
         taped(model, loss_fn, (ids, offsets), N)
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_hooks_of_all_modules_leave_each_example_its_gradient(is_before: bool) -> None:
+    """They see outputs before the tape does, so that no pass of several examples is proved."""
+
+    def change(module: nn.Module, args: Any, *output: Tensor) -> Any:
+        if not isinstance(module, nn.Linear):
+            return None
+        return 0.5 * output[0].sin() if output else (args[0].exp(),)
+
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    plan = PrivacyConfig(expected_batch_size=4, steps=1, sampler="fixed", max_grad_norm=0.1)
+    hooks = nn.modules.module
+    add_hook = hooks.register_module_forward_pre_hook if is_before else None
+    handle = (add_hook or hooks.register_module_forward_hook)(change)
+    try:
+        x = torch.randn(6, 3)
+        expected = []
+        for row in x:
+            model.zero_grad()
+            loss_fn(model, (row[None],)).sum().backward()
+            g = torch.cat([p.grad.flatten() for p in model.parameters()])
+            expected.append(g * min(1.0, 0.1 / float(g.norm())))
+        before = parameters_to_vector(model.parameters()).detach()
+        optimizer = torch.optim.SGD(model.parameters(), 1.0)
+        with Session(plan.with_noise(0, 1e-3, 6), model, optimizer, (x,)) as session:
+            for batch in session.batches():
+                session.step(batch, loss_fn)
+                rows = [int(i) for i in batch.rows]
+    finally:
+        handle.remove()
+    change_of_weights = 4 * (before - parameters_to_vector(model.parameters()).detach())
+    torch.testing.assert_close(change_of_weights, sum(expected[i] for i in rows), atol=1e-6, rtol=0)
 
 
 def test_under_autocast_inputs_are_narrower_than_the_parameters() -> None:

@@ -997,6 +997,47 @@ add(
 )
 
 
+def recordings(n: int) -> Batch:
+    """Raw audio of 64 samples, padded, with its mask and a label."""
+    lengths = torch.randint(40, 65, (n,), generator=generator_of(n + 50))
+    return waveforms(n) | {"attention_mask": (torch.arange(64) < lengths[:, None]).long()}
+
+
+def wav2vec2_in_training() -> nn.Module:
+    """Build a model that masks spans of each recording at random places, drawn with NumPy."""
+    masks = {"mask_time_prob": 0.3, "mask_time_length": 2, "mask_feature_prob": 0.3}
+    settings = _WAV | masks | {"mask_feature_length": 2, "layerdrop": 0.5}
+    model = build("Wav2Vec2ForSequenceClassification", "Wav2Vec2Config", settings, None)()
+    return model.requires_grad_().train()
+
+
+add_architecture(
+    "wav2vec2_in_training",
+    "transformers",
+    wav2vec2_in_training,
+    recordings,
+    loss_of_class,
+    is_random=True,
+    requires="transformers",
+)
+
+
+def rwkv_in_training() -> nn.Module:
+    """Build a model whose pass in evaluation mode, as on a probe, rescales its weights."""
+    settings = {"vocab_size": V, "hidden_size": 8, "num_hidden_layers": 2, "rescale_every": 1}
+    return build("RwkvForCausalLM", "RwkvConfig", settings | _ENDS, None)().train()
+
+
+add_architecture(
+    "rwkv_in_training",
+    "transformers",
+    rwkv_in_training,
+    plain_text,
+    loss_of_next,
+    requires="transformers",
+)
+
+
 def perceiver() -> nn.Module:
     """Build Perceiver with learnt latents and a learnt query of its decoder."""
     settings = {
@@ -1139,6 +1180,19 @@ add_adapted(
     prefix_projection=True,
     encoder_hidden_size=6,
 )
+
+
+def llama_adapter() -> nn.Module:
+    """Build LLaMA-Adapter, whose module with raw parameters is given the model's cache."""
+    import peft
+    import transformers
+
+    base = transformers.LlamaForCausalLM(transformers.LlamaConfig(**_LLAMA))
+    config = peft.AdaptionPromptConfig(task_type="CAUSAL_LM", adapter_len=3, adapter_layers=1)
+    return peft.get_peft_model(base, config).train()
+
+
+add_architecture("llama_adapter", "peft", llama_adapter, plain_text, loss_of_next, requires="peft")
 
 
 def loss_after_prompt(model: nn.Module, batch: Batch) -> Tensor:

@@ -367,6 +367,17 @@ def bag_of_words_weighted() -> nn.Module:
 
 
 @register("language", WORDS, classify)
+def bag_of_words_with_public_weights() -> nn.Module:
+    """The weights of the positions have a row for each example of the batch."""
+
+    def forward(m: Network, ids: Tensor) -> Tensor:
+        weights = torch.linspace(0.5, 1, ids.shape[1], dtype=torch.float64).expand(ids.shape)
+        return m.head(m.bag(ids, per_sample_weights=weights))
+
+    return Network(forward, bag=nn.EmbeddingBag(11, 4, mode="sum"), head=nn.Linear(4, 3))
+
+
+@register("language", WORDS, classify)
 def sparse_embedding() -> nn.Module:
     def forward(m: Network, ids: Tensor) -> Tensor:
         return m.head(m.wte(ids).mean(1))

@@ -4,9 +4,11 @@ functional calls, containers.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -271,6 +273,81 @@ def hook_that_collects_features() -> nn.Module:
     model.features = []
     model.body[0].register_forward_hook(lambda module, args, output: model.features.append(output))
     return model
+
+
+class _Own(nn.Module):
+    """A module without a rule, which runs again for each example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = parameter(5, 4)
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(F.linear(x, self.w) * scale)
+        return h, 2 * h
+
+
+def _hooked(*hooks: Callable[[nn.Module], Any]) -> nn.Module:
+    model = Network(lambda m, x: m.head(m.own(x)), own=_Own(), head=nn.Linear(5, 3))
+    for add_hook in hooks:
+        add_hook(model)
+    return model
+
+
+@register("mechanics", VECTORS, classify)
+def forward_hook_of_an_own_module() -> nn.Module:
+    return _hooked(lambda m: m.own.register_forward_hook(lambda own, args, h: h[0] * h[1] + 1))
+
+
+@register("mechanics", VECTORS, classify)
+def forward_hook_that_uses_another_layer() -> nn.Module:
+    model = _hooked(lambda m: m.own.register_forward_hook(lambda own, x, h: h[1] + m.side(x[0])))
+    model.side = nn.Linear(4, 5)
+    return model
+
+
+@register("mechanics", VECTORS, classify)
+def pre_hook_and_hook_of_an_own_module() -> nn.Module:
+    def change(own: nn.Module, args: Any, kwargs: Any) -> Any:
+        return (args[0].exp(),), {**kwargs, "scale": 0.5}
+
+    return _hooked(
+        lambda m: m.own.register_forward_pre_hook(change, with_kwargs=True),
+        lambda m: m.own.register_forward_hook(lambda own, args, h: h[0] * args[0].sum(1, True)),
+    )
+
+
+@register("mechanics", VECTORS, classify)
+def mask_left_by_another_layers_hook() -> nn.Module:
+    class Masked(_Own):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x * self.mask)[0]
+
+    def forward(m: Network, x: Tensor) -> Tensor:
+        return m.head(m.own(m.front(x)))
+
+    model = Network(forward, own=Masked(), front=nn.Linear(4, 4), head=nn.Linear(5, 3))
+    model.front.register_forward_hook(
+        lambda front, args, h: setattr(model.own, "mask", (h > 0).double())
+    )
+    return model
+
+
+@register("mechanics", VECTORS, classify, is_random=True)
+def own_module_that_draws_with_numpy() -> nn.Module:
+    class Masked(_Own):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x * torch.from_numpy(np.random.rand(*x.shape) < 0.5))[0]
+
+    return Network(lambda m, x: m.head(m.own(x)), own=Masked(), head=nn.Linear(5, 3))
+
+
+@register("mechanics", VECTORS, classify, is_random=True)
+def layer_that_python_skips_at_random() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        return m.head(m.up(x) if random.random() < 0.5 else torch.tanh(x))
+
+    return Network(forward, up=nn.Linear(4, 4), head=nn.Linear(4, 3))
 
 
 @register("mechanics", VECTORS, classify)

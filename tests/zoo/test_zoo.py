@@ -16,6 +16,7 @@ from tests.zoo.run import PACKAGE, compare, from_the_library, select_entries
 ALL = select_entries()
 PRECONDITIONED = (
     "roformer",
+    "rwkv_in_training",
     "whisper",
     "bart_eager",
     "packed_lstm",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,12 +84,16 @@ def fallback_gradients(layer: Layer, call: Call, batch_size: int) -> NamedTensor
         tensors = [y for y in tree_leaves(output) if isinstance(y, Tensor)]
         return [tensors[place] for place in used]
 
-    # A forward pass may store computed weights or caches on its modules.
+    # A forward pass may store computed weights or caches on its modules. Its recorded outputs are
+    # those that the module's forward hooks were given.
     before = AttributeSnapshot(module)
+    hooks = module._forward_hooks
     try:
+        module._forward_hooks = OrderedDict()
         with torch.enable_grad():
             result = _gradients_of_rows(layer, module, run, parameters, rows, gradients, batch_size)
     finally:
+        module._forward_hooks = hooks
         before.undo()
     return {role: raise_precision(g) for role, g in result.items()}
 

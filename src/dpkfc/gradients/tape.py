@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dpkfc.distributed import find_graph_tensor, trainable_tensors
@@ -32,7 +33,7 @@ from dpkfc.gradients.layers import Arguments, Axes, Call, Calls, Keywords, Layer
 from dpkfc.linalg.blocks import Lookup
 from dpkfc.linalg.metric import NamedTensors
 from dpkfc.memory import is_out_of_memory
-from dpkfc.rng_state import are_states_equal, random_states
+from dpkfc.rng_state import are_states_equal, host_states, random_states
 from dpkfc.tracking import (
     PARAMETRIC,
     BatchAxis,
@@ -197,18 +198,23 @@ class Tape:
         if self._own_tracker:
             self.size = self._given_size
             self._begin_tracker()
-            handle = self.model.register_forward_pre_hook(self._declare_inputs, with_kwargs=True)
-            self._stack.callback(handle.remove)
         else:
             self._share_parameters()
+        if _has_any_global_hook():
+            why = "it may change what a layer is given and returns"
+            self.tracker.fail("global module hook", why)
         members: dict[nn.Module, list[Layer]] = {}
         for layer in self.layers:
             if layer.is_hooked:
                 for module in layer.modules:
                     members.setdefault(module, []).append(layer)
         for module, layers in members.items():
+            # A module that runs again for each example applies the pre-hooks of its owner again,
+            # which may compute its weights, and no forward hook.
             before = module.register_forward_pre_hook(
-                Hook(partial(self._begin_call, tuple(layers))), with_kwargs=True
+                Hook(partial(self._begin_call, tuple(layers))),
+                with_kwargs=True,
+                prepend=all(layer.rule == "fallback" for layer in layers),
             )
             after = module.register_forward_hook(
                 Hook(partial(self._finish_call, tuple(layers))),
@@ -218,6 +224,11 @@ class Tape:
             )
             self._stack.callback(before.remove)
             self._stack.callback(after.remove)
+        if self._own_tracker:
+            handle = self.model.register_forward_pre_hook(
+                self._declare_inputs, with_kwargs=True, prepend=True
+            )
+            self._stack.callback(handle.remove)
         return self
 
     def __exit__(
@@ -308,6 +319,9 @@ class Tape:
             self.tracker.fail("EmbeddingBag", why)
         if layers[0].rule in ("fallback", "custom"):
             call.states = random_states(parameters[0].device)
+            call.host_states = host_states()
+            # A call may fill a list, a dictionary or a cache that it is given.
+            call.given = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
         self._calls.append((module, call))
 
     def _axis(self, x: Tensor) -> BatchAxis | None:
@@ -383,7 +397,9 @@ class Tape:
         call: _OpenCall,
     ) -> None:
         output_axes = self._declare_outputs(layers[0], call, outputs)
-        if call.states is not None and _has_drawn(call.states, call.parameters[0].device):
+        if call.states is not None and (
+            _has_drawn(call.states, call.parameters[0].device) or call.host_states != host_states()
+        ):
             why = "it holds parameters and draws random numbers"
             self.tracker.fail(type(module).__name__, why)
         if call.attention is not None and not self._check_attention(module, given):
@@ -391,7 +407,7 @@ class Tape:
         is_public = not any(output_axes)
         if is_public and self._is_followed and layers[0].rule not in _SINGLE_OUTPUT:
             return
-        args, kwargs = tree_map_only(Tensor, Tensor.detach, given)
+        args, kwargs = call.given or tree_map_only(Tensor, Tensor.detach, given)
         # No tracker need see how the tape looks at the graph.
         with torch._C.DisableTorchFunction():
             edges = [_edge(x, module) for x in outputs]
@@ -634,7 +650,9 @@ class _OpenCall:
         axes: batch axis of each.
         kinds: of states that the inputs have.
         paused: whether the tracker is.
-        states: of the random generators when it began.
+        states: of the random generators of torch when it began, of a module that runs again.
+        host_states: of those of numpy and Python.
+        given: its detached inputs before it began, of a module that runs again.
     """
 
     parameters: list[Tensor]
@@ -643,6 +661,8 @@ class _OpenCall:
     kinds: set[type]
     paused: bool = False
     states: Sequence[Tensor] | None = None
+    host_states: tuple[Any, ...] = ()
+    given: tuple[Arguments, Keywords] | None = None
     attention: AttentionCall | None = None
 
 
