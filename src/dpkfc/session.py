@@ -484,7 +484,7 @@ class Session:
         run = self._ranks.run_collective if self._is_sharded else self._ranks.run_on_all
         sums, norms = run(lambda: self._clipped_sum(batch, loss_fn))
         # A forward pass may write through `.data`, which torch does not count.
-        self._ranks.run_on_all(self._weights.check_parameters)
+        self._ranks.run_on_all(partial(self._weights.check_parameters, after_passes=True))
         total = self._ranks.sum(sums)
         clipped = ClippedSum(total, self._clip.max_grad_norm, self._clip.clipping)
         released = self._release(clipped)

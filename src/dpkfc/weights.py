@@ -163,6 +163,8 @@ class ReleasedWeights:
         self.model = model
         # Empty before the first release: training may start from any weights.
         self._known: dict[str, str] = {}
+        # Those that it does start from, before the passes of the first step.
+        self._first: dict[str, str] = {}
 
     def record(self) -> None:
         """Take the weights as they are now for those that were released.
@@ -188,19 +190,28 @@ class ReleasedWeights:
             self.accepted.append(releases)
         self._known = now
 
-    def check_parameters(self) -> None:
+    def check_parameters(self, *, after_passes: bool = False) -> None:
         """Raise if something else than a release has written a parameter since the last one.
+
+        Args:
+            after_passes: a check before the passes of this step has found nothing.
 
         Raises:
             RuntimeError: naming the parameter.
         """
-        if not self._known:
-            return
-        name = self._find_changed(self._list_tensors(buffers=False))
+        parameters = self._list_tensors(buffers=False)
+        if not self._known and not after_passes:
+            self._first = digest_tensors(parameters)
+        name = self._find_changed(parameters)
+        if name is not None and after_passes:
+            raise RuntimeError(
+                f"the forward pass writes to the parameter '{name}'; use a parametrization, or "
+                "write behind each step and call accept_weights()"
+            )
         if name is not None:
             raise RuntimeError(
-                f"parameter '{name}' was written between two releases, behind a step or in a "
-                "forward pass; leave it to the steps, or call accept_weights()"
+                f"parameter '{name}' was written between two releases; leave it to the steps, or "
+                "call accept_weights(), which the card names"
             )
 
     def check(self) -> None:
@@ -225,8 +236,9 @@ class ReleasedWeights:
 
     def _find_changed(self, tensors: NamedTensors) -> str | None:
         """Return the name of the first tensor that is not as it was."""
+        known = self._known or self._first
         now = digest_tensors(tensors)
-        return next((name for name in now if now[name] != self._known.get(name)), None)
+        return next((name for name in now if now[name] != known.get(name)), None)
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise unless a state dict holds the parameters and saved buffers of the model alone.

@@ -107,6 +107,23 @@ def test_weights_set_from_private_data_are_refused_and_put_back_each_time(how: s
         assert s.ledger.count == 0
 
 
+class NonNegative(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.weight.clamp_(min=0)
+        return super().forward(x)
+
+
+def test_a_constraint_inside_of_forward_is_named_with_the_way_out() -> None:
+    model = nn.Sequential(NonNegative(4, 3)).double()
+    before = model[0].weight.detach().clone()
+    source = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data()), batch_size=12)
+    engine, model, optimizer, batches = opacus_cases.private(model, data_loader=source)
+    with pytest.raises(ValueError, match="'0.weight'; use a parametrization, or write behind"):
+        opacus_cases.train(model, optimizer, batches)
+    assert torch.equal(model[0].weight, before) and engine.ledger.count == 0
+
+
 def test_an_opacus_script_puts_them_back_too() -> None:
     model = nn.Sequential(ActNorm("past the counter"), nn.Linear(4, 3)).double()
     dataset = torch.utils.data.TensorDataset(*data())

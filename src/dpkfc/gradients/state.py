@@ -498,23 +498,20 @@ class PassState:
                 if not fate:
                     continue
                 module._parameters[leaf] = original
-            yield (
-                f"the forward pass writes to the parameter '{self._name(module, leaf)}', which "
-                f"only released gradients may change. {fate}"
-            )
+            yield (f"the forward pass writes to the parameter '{self._name(module, leaf)}'; {fate}")
 
     def _name(self, module: nn.Module, leaf: str) -> str:
         self.written.append(module)
         return join_names(self._paths[module], leaf)
 
 
-_PUT_BACK = "It has been put back"
+_PUT_BACK = "use a parametrization, or write behind each step and call accept_weights()"
 
 
 def _restore_parameter(
     original: Any, version: int, copy: Tensor | str | None, now: Tensor | None
 ) -> str:
-    """Undo a change of a parameter, and return what became of it, empty where nothing changed.
+    """Undo a change of a parameter, and return what to do, empty where nothing changed.
 
     Args:
         original: the parameter before the pass.
@@ -533,7 +530,10 @@ def _restore_parameter(
     if is_lost:
         with torch.no_grad():
             original.fill_(float("nan") if original.is_floating_point() else 0)
-        return "Its value is unknown and has been erased: load the last checkpoint"
+        return (
+            "its value is unknown and has been erased: load the last checkpoint "
+            "(docs/errors.md#state)"
+        )
     if now is original or _is_reloaded(original, now, copy):
         return ""
     return _PUT_BACK

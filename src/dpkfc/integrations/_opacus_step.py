@@ -296,6 +296,8 @@ class PrivateStep:
         if not module.training:
             return
         self._check_unchanged()
+        if recording.physical.first and not recording.passes:
+            self.weights.check_parameters()
         recording.begin_forward()
         self._maybe_verify(args, kwargs, recording)
         # The script's loss may read the attributes until its step.
@@ -447,7 +449,7 @@ class PrivateStep:
         summer = cast(ClippedSummer, self._summer)
         recording.add_to(summer)
         if physical.last:
-            self.weights.check_parameters()
+            self.weights.check_parameters(after_passes=True)
             self._release(summer)
         self._pending_batch.record_step(physical.last)
         self._end_recording()
