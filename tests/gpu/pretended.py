@@ -25,21 +25,21 @@ def compiler() -> str | None:
 
 
 def built() -> Path:
-    """The library, compiled once for a version of torch and of its source.
+    """The library, compiled once for an installation of torch and a version of its source.
 
     Raises:
         subprocess.CalledProcessError: it does not compile.
     """
-    told = f"{version('torch')} {sysconfig.get_platform()}".encode() + SOURCE.read_bytes()
-    library = (
-        Path(tempfile.gettempdir())
-        / f"pretended-card-{os.getuid()}-{hashlib.sha256(told).hexdigest()[:16]}.so"
-    )
-    if library.exists():
-        return library
     found = find_spec("torch")
     assert found is not None and found.origin is not None
     torch = Path(found.origin).parent
+    key = f"{torch} {version('torch')} {sysconfig.get_platform()}".encode() + SOURCE.read_bytes()
+    library = (
+        Path(tempfile.gettempdir())
+        / f"pretended-card-{os.getuid()}-{hashlib.sha256(key).hexdigest()[:16]}.so"
+    )
+    if library.exists():
+        return library
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / library.name
         command = [
