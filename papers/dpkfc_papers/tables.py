@@ -421,7 +421,7 @@ class Tuning:
         for row in self.rows:
             tag = row.get("tag", {})
             if row["measured_on"] == "validation" and not tag.get("pruned") and "arm" in tag:
-                run = Run.stored(row)
+                run = Run.of(**row["run"])
                 trials.append((tag["arm"], _protocol(run), run.default("epsilon"), row))
         return trials
 

@@ -79,29 +79,6 @@ def test_a_default_that_has_changed_is_told_apart_from_what_was_run_before():
     )
 
 
-def test_a_stored_row_is_silent_about_the_default_it_was_made_with():
-    settings = {
-        "delta": 1e-5,
-        "epochs": 2.0,
-        "epsilon": 1.0,
-        "expected_batch_size": 256,
-        "validation_size": 5000,
-    }
-    run = Run.of("mnist-cnn", "dp-kfc", settings, evaluate_on="validation")
-    former = {"run": run.describe(), "hash": "b5c0c00a786ce5aa"}  # of a stored row
-    assert (
-        Run.stored(former).default("max_rank") == 64 and Run.stored(former).hash == former["hash"]
-    )
-    for row in (
-        {"run": run.describe(), "hash": run.hash},
-        {"run": run.describe()},
-        {**former, "hash": "0" * 16},
-    ):
-        assert Run.stored(row) == run and Run.stored(row).default("max_rank") == 32
-    measured = dataclasses.replace(run, seed=3, measure="module:function")
-    assert Run.stored({"run": measured.describe(), "hash": measured.hash}) == measured
-
-
 def test_another_version_of_the_mechanism_is_another_hash(monkeypatch):
     before = Run.of("digits", "dp-sgd").hash
     monkeypatch.setattr(cells, "MECHANISM", cells.MECHANISM + 1)

@@ -355,10 +355,8 @@ _MACHINE = {
     "chosen_by",
 }
 _OF_RUN = {"recipe", "method", "seed", "eval_on"}
-# Former defaults of K-FAC: a row that was made under them does not state them. Methods always state
-# `sides`.
-_FORMER: dict[str, Any] = {"max_rank": 64}
-_UNSTATED: dict[str, Any] = {**_FORMER, "sides": "both"}
+# Values of K-FAC that a hash leaves out, whatever the defaults are.
+_UNSTATED: dict[str, Any] = {"max_rank": 64, "sides": "both"}
 Plain = str | int | float | bool
 
 
@@ -422,31 +420,6 @@ class Run:
             )
         pairs = tuple(sorted(settings.items()))
         return cls(recipe, method, pairs, seed, evaluate_on, measure)
-
-    @classmethod
-    def stored(cls, row: Mapping[str, Any]) -> Run:
-        """Return the run of a stored row.
-
-        A default may have changed since. A setting that the row does not state has then the value
-        that fits its hash: the former default or today's.
-
-        Args:
-            row: with `run`, as of `describe`, and, where the row has one, `hash`.
-
-        Raises:
-            ConfigError: settings that this version does not know.
-        """
-        content = row["run"]
-        settings = content["settings"]
-        stated = {
-            field.name: content[field.name]
-            for field in dataclasses.fields(cls)
-            if field.name in content
-        }
-        run = cls.of(**{**stated, "settings": settings})
-        former = cls.of(**{**stated, "settings": {**_FORMER, **settings}})
-        digest = row.get("hash", run.hash)
-        return former if digest == former.hash != run.hash else run
 
     def config(self, **machine: Plain) -> RunConfig:
         """Return all settings of the run."""
@@ -694,10 +667,10 @@ def departures(run: Mapping[str, Any]) -> dict[str, Any]:
     given = {str(name): value for name, value in run["settings"].items()}
     try:
         if "hash" in run:
-            record = Run.stored({"run": {**run, "settings": given}, "hash": run["hash"]})
-            if record.hash != run["hash"]:
+            content = {**run, "settings": given}
+            names = [field.name for field in dataclasses.fields(Run) if field.name in content]
+            if Run.of(**{name: content[name] for name in names}).hash != run["hash"]:
                 return given
-            given = dict(record.settings)
         chosen = {name: value for name, value in given.items() if name in _FIELDS}
         names = {"recipe": run["recipe"], "method": run["method"]}
         full = dataclasses.asdict(run_config({**chosen, **names}))
