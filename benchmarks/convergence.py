@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from common import RESULTS, hardware, markdown, now, read_json, write_json
 from dpkfc import KFAC, PrivacyConfig, Session, WhiteNoise
+from pictures import finish, sheet
 
 PATH = RESULTS / "convergence.json"
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "img" / "convergence.png"
@@ -127,25 +128,18 @@ def table() -> str:
 
 def draw() -> None:
     """Draw the least norms over T beside the rate of the theorem."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, len(NOISES), figsize=(7, 3), sharey=True)
-    for panel, noise in zip(panels, NOISES, strict=True):
+    figure, panels = sheet(1, len(NOISES), height=3, sharey=True)
+    for panel, noise in zip(panels[0], NOISES, strict=True):
         for method, marker in zip(METHODS, "os", strict=True):
             cells = lines()[noise, method]
             panel.loglog(list(cells), list(cells.values()), marker=marker, label=NAMES[method])
         first = lines()[noise, METHODS[0]][STEPS[0]]
         rate = [first * math.sqrt(STEPS[0] / steps) for steps in STEPS]
-        panel.loglog(STEPS, rate, "--", color="#999999", label="1 / √T")
+        panel.loglog(STEPS, rate, "--", color="C6", label="1 / √T")
         panel.set_title(noise)
         panel.set_xlabel("steps T")
-    panels[0].set_ylabel("least mean ‖∇L‖²")
-    panels[0].legend()
-    figure.tight_layout()
-    figure.savefig(PICTURE, dpi=100, pil_kwargs={"optimize": True})
+    panels[0][0].set_ylabel("least mean ‖∇L‖²")
+    finish(figure, PICTURE, 3)
 
 
 def main() -> None:

@@ -18,10 +18,11 @@ import claims
 import grids
 import headline
 from common import RESULTS, half_interval, interval, machine_of_rows, markdown, read_json
+from pictures import finish, sheet
 
 RECIPE, CURVES_AT = "mnist-cnn", 1.0
 PICTURE = "disk.png"
-COLOURS = {"disk": ("DiSK", "#1b7837"), "dp-sgd": ("DP-SGD", "#333333")}
+COLOURS = {"disk": ("DiSK", "C2"), "dp-sgd": ("DP-SGD", "C6")}
 KAPPA, GAMMA = "filter_kappa", "disk_gamma"
 
 
@@ -137,21 +138,14 @@ def page() -> str:
 
 def draw(folder: Path) -> None:
     """Draw accuracy over ε, through training, and over κ and γ, as far as they were measured."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     found = settings_grid()
     if not found:
         return
-    figure, panels = plt.subplots(1, 3, figsize=(10.5, 3.4), constrained_layout=True)
-    _draw_epsilons(panels[0])
-    _draw_curves(panels[1])
-    _draw_grid(panels[2], found)
-    folder.mkdir(parents=True, exist_ok=True)
-    figure.savefig(folder / PICTURE, dpi=100, pil_kwargs={"optimize": True})
-    plt.close(figure)
+    figure, panels = sheet(3, 1, height=7.8)
+    _draw_epsilons(panels[0][0])
+    _draw_curves(panels[1][0])
+    _draw_grid(panels[2][0], found)
+    finish(figure, folder / PICTURE)
 
 
 def _draw_epsilons(panel: Any) -> None:
@@ -167,7 +161,7 @@ def _draw_epsilons(panel: Any) -> None:
     panel.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
     panel.minorticks_off()
     _dress(panel, "Figure 1: accuracy over ε", "ε", "test accuracy, %")
-    panel.legend(frameon=False, fontsize=8.5, loc="lower right")
+    panel.legend(loc="lower right")
 
 
 def _draw_curves(panel: Any) -> None:
@@ -177,15 +171,15 @@ def _draw_curves(panel: Any) -> None:
         means = [statistics.mean(values[step]) for step in steps]
         panel.plot(steps, means, label=label, color=colour, marker="o", markersize=3)
     _dress(panel, "Figure 2: through training, ε = 1", "step", "mean test accuracy, %")
-    panel.legend(frameon=False, fontsize=8.5, loc="lower right")
+    panel.legend(loc="lower right")
 
 
 def _draw_grid(panel: Any, found: Mapping[tuple[float, float], float]) -> None:
     kappas = sorted({kappa for kappa, _ in found})
     gammas = sorted({gamma for _, gamma in found})
     values = [[found[kappa, gamma] for gamma in gammas] for kappa in kappas]
-    panel.imshow(values, cmap="Greens", origin="lower", aspect="auto", vmin=min(found.values()) - 3)
-    middle = (min(found.values()) + max(found.values())) / 2
+    panel.imshow(values, cmap="Blues", origin="lower", aspect="auto")
+    middle = 0.4 * min(found.values()) + 0.6 * max(found.values())
     for row, of in enumerate(values):
         for column, value in enumerate(of):
             colour = "white" if value > middle else "black"
@@ -194,14 +188,13 @@ def _draw_grid(panel: Any, found: Mapping[tuple[float, float], float]) -> None:
             )
     panel.set_xticks(range(len(gammas)), [f"{gamma:g}" for gamma in gammas])
     panel.set_yticks(range(len(kappas)), [f"{kappa:g}" for kappa in kappas])
-    panel.set_title("Figure 8: validation accuracy, %", fontsize=10, loc="left")
-    panel.set_xlabel("γ", fontsize=9)
-    panel.set_ylabel("κ", fontsize=9)
+    panel.grid(False)
+    panel.set_title("Figure 8: validation accuracy, %")
+    panel.set_xlabel("γ")
+    panel.set_ylabel("κ")
 
 
 def _dress(panel: Any, title: str, below: str, beside: str) -> None:
-    panel.set_title(title, fontsize=10, loc="left")
-    panel.set_xlabel(below, fontsize=9)
-    panel.set_ylabel(beside, fontsize=9)
-    panel.grid(alpha=0.3)
-    panel.spines[["top", "right"]].set_visible(False)
+    panel.set_title(title)
+    panel.set_xlabel(below)
+    panel.set_ylabel(beside)

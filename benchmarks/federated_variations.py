@@ -372,19 +372,19 @@ def table() -> str:
 
 
 PICTURE = "federated-rates.png"
-COLOURS = {"sofim": "#b2182b", "fedgd": "#333333"}
+COLOURS = {"sofim": "C1", "fedgd": "C6"}
 
 
 def draw(folder: Path) -> None:
     """Draw test accuracy over the learning rate, if it was measured."""
     from common import half_interval
     from dpkfc.app.tuning.runs import Store
-    from result_pages import _finish, _sheet
+    from pictures import finish, sheet
 
     store = Store(PATH)
     if not all(swept(store, rule)[SWEPT[-1]] for rule in RULES):
         return
-    figure, panel = _sheet(3.4)
+    figure, ((panel,),) = sheet(height=3.2)
     for rule, label in RULES.items():
         found = swept(store, rule)
         means = [sum(values) / len(values) for values in found.values()]
@@ -393,9 +393,9 @@ def draw(folder: Path) -> None:
             list(found), means, yerr=errors, label=label, color=COLOURS[rule], marker="o", capsize=2
         )
     panel.set_xscale("log")
-    panel.set_xlabel("η", fontsize=9)
-    panel.set_ylabel("test accuracy, %", fontsize=9)
-    _finish(figure, panel, len(RULES), folder / PICTURE)
+    panel.set_xlabel("η")
+    panel.set_ylabel("test accuracy, %")
+    finish(figure, folder / PICTURE, len(RULES))
 
 
 if __name__ == "__main__":

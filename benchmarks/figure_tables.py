@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from common import RESULTS, markdown, read_json
@@ -161,3 +162,32 @@ def _nodes(density: Mapping[str, Any]) -> list[float]:
     for node in density["nodes"]:
         flat += node if isinstance(node, list) else [node]
     return flat
+
+
+def draw(folder: Path) -> None:
+    """Draw the pictures of the pages anew from the values that are kept of each run.
+
+    `dpkfc reproduce` draws them first, from all that it has measured.
+    """
+    from dpkfc.app.plots import save
+    from dpkfc_papers.draw import densities, landscape, mean_field, realised_map, spectra, tracking
+
+    of_checkpoints = {
+        "kfc-fig2": spectra,
+        "kfc-fig3": tracking,
+        "kfc-fig7": densities,
+        "kfc-theorem-5.4": realised_map,
+    }
+    for name, make in of_checkpoints.items():
+        for row in read_json(RESULTS / "figures" / f"{name}.json").get("rows", []):
+            path = folder / f"{name}-{row['run']['recipe']}.png"
+            if path.exists():
+                last = row["values"][-1]
+                save(make({**row, "checkpoints": row["values"], "epsilon": last["epsilon"]}), path)
+    grid: dict[str, list[Mapping[str, Any]]] = {}
+    for row in read_json(RESULTS / "figures" / "kfc-fig10.json").get("rows", []):
+        grid.setdefault(row["run"]["recipe"], []).append({**row, **row["values"]})
+    for recipe, rows in grid.items():
+        save(landscape(rows), folder / f"kfc-fig10-{recipe}.png")
+    for row in read_json(RESULTS / "figures" / "kfc-mean-field.json").get("rows", []):
+        save(mean_field({**row, **row["values"]}), folder / "kfc-mean-field.png")

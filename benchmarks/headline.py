@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from common import RESULTS, half_interval, interval, markdown, read_json
+from pictures import finish, sheet
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "img" / "accuracy.png"
 TITLES = {"mnist-cnn": "MNIST", "fashion-mnist-cnn": "Fashion-MNIST"}
@@ -32,20 +33,22 @@ class Line:
     label: str
     sees: str
     colour: str
+    marker: str
     style: str = "-"
 
 
+# Colours of the style of all pictures; DP-KFC has triangles, what sees public images squares.
 LINES = (
-    Line("dp-kfc-natural", "DP-KFC, natural", "nothing: dead leaves", "#b2182b"),
-    Line("dp-kfc-a", "DP-KFC, inputs", "nothing: pink noise", "#ef6548"),
-    Line("dp-kfc-pink", "DP-KFC, both sides", "nothing: pink noise", "#fdae6b"),
-    Line("dp-ngd", "DP-NGD", "500 public images", "#2166ac", "--"),
-    Line("adadps", "AdaDPS", "500 public images", "#67a9cf", "--"),
-    Line("disk", "DiSK", "nothing", "#1b7837"),
-    Line("dp-adambc", "DP-AdamBC", "nothing", "#7fbf7b"),
-    Line("dp-adam", "DP-Adam", "nothing", "#999999"),
-    Line("dp-sgd", "DP-SGD", "nothing", "#333333"),
-    Line("dp-kfc-oracle", "both sides, oracle: NOT PRIVATE", "private images", "#bbbbbb", ":"),
+    Line("dp-kfc-natural", "DP-KFC, natural", "nothing: dead leaves", "C1", "^"),
+    Line("dp-kfc-a", "DP-KFC, inputs", "nothing: pink noise", "C4", "^"),
+    Line("dp-kfc-pink", "DP-KFC, both sides", "nothing: pink noise", "C3", "^"),
+    Line("dp-ngd", "DP-NGD", "500 public images", "C0", "s", "--"),
+    Line("adadps", "AdaDPS", "500 public images", "C5", "s", "--"),
+    Line("disk", "DiSK", "nothing", "C2", "o"),
+    Line("dp-adambc", "DP-AdamBC", "nothing", "C3", "o"),
+    Line("dp-adam", "DP-Adam", "nothing", "C6", "o"),
+    Line("dp-sgd", "DP-SGD", "nothing", "black", "o"),
+    Line("dp-kfc-oracle", "both sides, oracle: NOT PRIVATE", "private images", "black", "D", ":"),
 )
 
 Cells = Mapping[str, Mapping[float, Sequence[float]]]  # arm to ε to accuracies, %
@@ -121,62 +124,30 @@ def _format_accuracy(values: Sequence[float]) -> str:
 
 
 def picture(results: Mapping[str, Any], path: Path) -> None:
-    """Accuracy against ε with 95 % intervals, a panel a data set, a label at the end of a line."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    """Accuracy against ε with 95 % intervals, a panel a data set."""
     shown = {recipe: found for recipe in TITLES if (found := _enough(cells(results, recipe)))}
-    figure, panels = plt.subplots(
-        1, len(shown), figsize=(7.2 * len(shown), 4.6), constrained_layout=True, squeeze=False
-    )
-    for panel, (recipe, found) in zip(panels[0], shown.items(), strict=True):
+    figure, panels = sheet(len(shown), 1, height=2.9 * len(shown) + 0.6)
+    for panel, (recipe, found) in zip(panels[:, 0], shown.items(), strict=True):
         epsilons = sorted({epsilon for of in found.values() for epsilon in of})
-        ends = []
         for number, line in enumerate(one for one in LINES if one.arm in found):
             # Neighbouring error bars must not overlap.
-            shift = 0.018 * (number - len(LINES) / 2)
-            x = [epsilons.index(epsilon) + shift for epsilon in sorted(found[line.arm])]
-            values = [found[line.arm][epsilon] for epsilon in sorted(found[line.arm])]
-            y = [statistics.mean(v) for v in values]
+            shift = 0.05 * (number - len(LINES) / 2)
+            known = sorted(found[line.arm])
+            values = [found[line.arm][epsilon] for epsilon in known]
+            text = f"{line.label} ({line.sees})" if "public" in line.sees else line.label
             panel.errorbar(
-                x,
-                y,
-                yerr=[half_interval(v) for v in values],
+                [epsilons.index(epsilon) + shift for epsilon in known],
+                [statistics.mean(of) for of in values],
+                yerr=[half_interval(of) for of in values],
                 color=line.colour,
                 linestyle=line.style,
-                marker="o",
-                markersize=4,
-                linewidth=2.4 if line.arm == "dp-kfc-natural" else 1.5,
+                marker=line.marker,
                 capsize=2,
-            )
-            ends.append((y[-1], x[-1] - shift + 0.08, line))
-        low, high = panel.get_ylim()
-        for (_, x_end, line), y_text in zip(
-            ends, _spread_heights([end[0] for end in ends], (high - low) / 19), strict=True
-        ):
-            text = f"{line.label} ({line.sees})" if "public" in line.sees else line.label
-            panel.annotate(
-                text,
-                (x_end, y_text),
-                (8, 0),
-                textcoords="offset points",
-                va="center",
-                color=line.colour,
-                fontsize=9,
+                label=text,
             )
         panel.set_xticks(range(len(epsilons)), [f"ε = {epsilon:g}" for epsilon in epsilons])
-        panel.set_xlim(-0.15, len(epsilons) - 1 + 0.95)
-        panel.set(
-            title=f"{TITLES[recipe]}, CNN, δ = 10⁻⁵, 5 epochs, batches of 256",
-            ylabel="test accuracy, %",
-        )
-        panel.grid(alpha=0.3)
-        panel.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+        panel.set_title(f"{TITLES[recipe]}, CNN: test accuracy, %")
+    finish(figure, path, 2)
 
 
 def _enough(found: Cells) -> dict[str, dict[float, Sequence[float]]]:
@@ -189,18 +160,6 @@ def _enough(found: Cells) -> dict[str, dict[float, Sequence[float]]]:
     }
     most = max((len(of) for of in kept.values()), default=0)
     return {arm: of for arm, of in kept.items() if of and len(of) == most}
-
-
-def _spread_heights(heights: Sequence[float], least: float) -> list[float]:
-    """Heights of labels, moved up and down until none is nearer to the next than `least`."""
-    order = sorted(range(len(heights)), key=lambda i: heights[i])
-    moved = [heights[i] for i in order]
-    for _ in range(200):
-        for i in range(len(moved) - 1):
-            short = least - (moved[i + 1] - moved[i])
-            if short > 1e-9:
-                moved[i], moved[i + 1] = moved[i] - short / 2, moved[i + 1] + short / 2
-    return [moved[order.index(i)] for i in range(len(heights))]
 
 
 def main() -> int:

@@ -23,16 +23,17 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from common import RESULTS, figures, figures_parser, hardware, markdown, now, read_json
+from pictures import finish, sheet
 
 PATH = RESULTS / "hessian.json"
 PICTURE = "hessian.png"
 EXAMPLES, STEPS, STARTS = 128, 32, 1
 MODELS = ("mnist-mlp", "mnist-cnn")
 COLOURS = {
-    "oracle": "#333333",
-    "pink noise": "#ef6548",
-    "white noise": "#fdae6b",
-    "public": "#2166ac",
+    "oracle": "black",
+    "pink noise": "C1",
+    "white noise": "C6",
+    "public": "C0",
 }
 
 
@@ -147,17 +148,12 @@ def table(results: Mapping[str, Any]) -> str:
 
 def draw(folder: Path) -> None:
     """Draw the sizes of eigenvalues by rank, if they were measured."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     results = read_json(PATH)
     if not results:
         return
     found = _grouped(results["rows"])
     names = {"public": "Fashion-MNIST", "oracle": "private examples (NOT PRIVATE)"}
-    figure, panels = plt.subplots(2, 2, figsize=(8, 6), constrained_layout=True)
+    figure, panels = sheet(2, 2, height=5)
     for panel, ((model, steps), sources) in zip(panels.flat, found.items(), strict=True):
         for source, colour in COLOURS.items():
             row = sources[source]
@@ -172,17 +168,12 @@ def draw(folder: Path) -> None:
         panel.set_xscale("log")
         panel.set_yscale("log")
         panel.set_ylim(bottom=1e-4)
-        panel.set_title(f"{model}, after {steps} steps", fontsize=10, loc="left")
-        panel.grid(alpha=0.3)
-        panel.spines[["top", "right"]].set_visible(False)
+        panel.set_title(f"{model}, after {steps} steps")
     for panel in panels[1]:
-        panel.set_xlabel("eigenvalues at least as large", fontsize=9)
+        panel.set_xlabel("eigenvalues at least as large")
     for panel in panels[:, 0]:
-        panel.set_ylabel("positive eigenvalue", fontsize=9)
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8.5)
-    figure.savefig(folder / PICTURE, dpi=100, pil_kwargs={"optimize": True})
-    plt.close(figure)
+        panel.set_ylabel("positive eigenvalue")
+    finish(figure, folder / PICTURE, 2)
 
 
 def main() -> int:

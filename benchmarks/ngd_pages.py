@@ -17,6 +17,7 @@ from typing import Any
 import claims
 import ngd_ablation as study
 from common import half_interval, interval, machine, machine_of_rows, markdown, read_json
+from pictures import finish, sheet
 
 SAME, OTHER, LEVEL = "same direction", "other direction", "not significant"
 NOT_RUN, TOO_FEW = "not run", "no verdict (one run)"
@@ -293,9 +294,9 @@ PICTURES = {
     "course": ("dp-ngd-fig4.png", "Accuracy through training by floor"),
 }
 LINES = {
-    "whitened": ("DP-NGD", "#b2182b"),
-    "adadps": ("AdaDPS", "#4292c6"),
-    "pretrained": ("DP-SGD-PT", "#999999"),
+    "whitened": ("DP-NGD", "C1"),
+    "adadps": ("AdaDPS", "C0"),
+    "pretrained": ("DP-SGD-PT", "C6"),
 }
 
 
@@ -411,12 +412,10 @@ def pictures(folder: Path) -> None:
 
 
 def _draw_lines(found: Mapping[str, Mapping[int, Values]], below: str, path: Path) -> None:
-    from result_pages import _finish, _sheet
-
     numbers = sorted({number for of in found.values() for number in of})
     if len(numbers) < 2:
         return
-    figure, panel = _sheet(3.4)
+    figure, ((panel,),) = sheet(height=3.2)
     for method, (label, colour) in LINES.items():
         of = found[method]
         if not of:
@@ -429,19 +428,17 @@ def _draw_lines(found: Mapping[str, Mapping[int, Values]], below: str, path: Pat
     panel.set_xscale("log")
     panel.set_xticks(numbers, [f"{n:,}" for n in numbers])
     panel.minorticks_off()
-    panel.set_xlabel(below, fontsize=9)
-    panel.set_ylabel("test accuracy, %", fontsize=9)
-    _finish(figure, panel, len(LINES), path)
+    panel.set_xlabel(below)
+    panel.set_ylabel("test accuracy, %")
+    finish(figure, path, len(LINES))
 
 
 def _draw_courses(found: Mapping[str, Sequence[Sequence[tuple[int, float]]]], path: Path) -> None:
-    from result_pages import _finish, _sheet
-
-    figure, panel = _sheet(3.4)
-    for (label, rows), colour in zip(found.items(), ("#b2182b", "#4292c6"), strict=True):
+    figure, ((panel,),) = sheet(height=3.2)
+    for (label, rows), colour in zip(found.items(), ("C1", "C0"), strict=True):
         for number, row in enumerate(rows):
             steps, values = zip(*row, strict=True)
             panel.plot(steps, values, color=colour, label=label if number == 0 else None)
-    panel.set_xlabel("step", fontsize=9)
-    panel.set_ylabel("test accuracy, %", fontsize=9)
-    _finish(figure, panel, 2, path)
+    panel.set_xlabel("step")
+    panel.set_ylabel("test accuracy, %")
+    finish(figure, path, 2)

@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from common import RESULTS, figures, figures_parser, hardware, markdown, now
+from pictures import finish, sheet
 
 PATH = RESULTS / "probe_whitening.json"
 EXAMPLES, HELD, STEPS, DAMPING = 512, 2000, (0, 150, 600), 0.1
@@ -128,28 +129,16 @@ def measure(data_dir: str) -> dict[str, Any]:
 
 def picture(seen: Mapping[str, Tensor], path: Path) -> None:
     """Eight examples of every probe but the private one."""
-    import matplotlib.pyplot as plt
-
     public = {name: x for name, x in seen.items() if "NOT PRIVATE" not in name}
-    figure, rows = plt.subplots(
-        len(public), 1, figsize=(7.2, 1.05 * len(public)), layout="constrained"
-    )
-    for axis, (name, x) in zip(rows, public.items(), strict=True):
+    figure, rows = sheet(len(public), 1, height=0.85 * len(public))
+    for axis, (name, x) in zip(rows[:, 0], public.items(), strict=True):
         axis.imshow(
             torch.cat([F.pad(image[0], (0, 2), value=float("nan")) for image in x[:8]], 1),
             cmap="gray",
         )
         axis.set_axis_off()
-        axis.text(
-            -4,
-            14,
-            name.replace(", ", ",\n").replace(" (", "\n("),
-            ha="right",
-            va="center",
-            fontsize=8,
-        )
-    figure.savefig(path, dpi=80, metadata={"Software": None})
-    plt.close(figure)
+        axis.set_title(name)
+    finish(figure, path)
 
 
 def table(results: Mapping[str, Any]) -> str:

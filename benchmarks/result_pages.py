@@ -21,6 +21,7 @@ import features_table
 import grids
 from common import RESULTS, half_interval, interval, markdown, read_json
 from features_table import Arm, Row
+from pictures import finish, sheet
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -366,38 +367,51 @@ def condition_table() -> str:
 # --------------------------------------------------------------------------------------------------
 # Pictures.
 
-COLOURS = {
-    "features": ("#b2182b", "#ef6548", "#fc9d59", "#7a0177", "#c51b8a"),
-    "network": ("#00441b", "#41ab5d"),
-    "here": ("#08519c", "#4292c6", "#6a51a3", "#999999", "#333333"),
-    "published": ("#000000",),
-}
-DASHES = ("-", "--", "-.")
-MARKERS = ("s", "D", "^", "v")
+# Lines of one kind share a marker, and no two lines of a panel share colour and marker.
+MARKERS = {"features": "o", "network": "s", "here": "^"}
+STYLES = {"features": "-", "network": "--", "here": "-"}
 
 
 def picture(name: str, path: Path) -> bool:
-    """Draw accuracy against ε with 95 % intervals; False where nothing was measured."""
+    """Draw accuracy against ε with 95 % intervals, a panel a data set.
+
+    Returns:
+        False where nothing was measured.
+    """
     lines = _private(TASKS[name].lines(name))
     if not any(line.kind != "published" for line in lines):
         return False
-    # Long names stand below one another.
-    columns = 1 if max(len(line.label) for line in lines) > 50 else 2
-    figure, panel = _sheet(3.2 + 0.2 * math.ceil(len(lines) / columns))
-    epsilons = _epsilons(lines)
-    used: dict[tuple[str, int], int] = {}
-    measured = [line for line in lines if line.kind != "published"]
+    groups = sorted({line.group for line in lines})
+    labels = dict.fromkeys(_arm_label(line, groups) for line in lines)
+    height = (2.8 if len(groups) == 1 else 2.3) * len(groups) + 0.17 * len(labels)
+    figure, panels = sheet(len(groups), 1, height=height)
+    # An arm has one colour in all panels.
+    numbers: dict[tuple[str, str], int] = {}
     for line in lines:
-        number = used.get((line.kind, line.group), 0)
-        used[line.kind, line.group] = number + 1
-        # Neighbouring points and error bars must not hide each other.
-        apart = measured.index(line) - (len(measured) - 1) / 2 if line in measured else 0
-        _draw(panel, line, epsilons, number, 0.05 * apart)
-    panel.set_xticks(range(len(epsilons)), [f"ε = {epsilon:g}" for epsilon in epsilons])
-    panel.set_xlim(-0.35, len(epsilons) - 0.65)
-    panel.set_title(f"{TASKS[name].title}: test accuracy, %", loc="left", fontsize=11)
-    _finish(figure, panel, columns, path)
+        key = line.kind, _arm_label(line, groups)
+        numbers.setdefault(key, sum(kind == line.kind for kind, _ in numbers))
+    for panel, group in zip(panels[:, 0], groups, strict=True):
+        own = [line for line in lines if line.group == group]
+        epsilons = _epsilons(own)
+        measured = [line for line in own if line.kind != "published"]
+        for line in own:
+            label = _arm_label(line, groups)
+            # Neighbouring points and error bars must not hide each other.
+            apart = measured.index(line) - (len(measured) - 1) / 2 if line in measured else 0
+            _draw(panel, line, epsilons, numbers[line.kind, label], 0.05 * apart, label)
+        panel.set_xticks(range(len(epsilons)), [f"ε = {epsilon:g}" for epsilon in epsilons])
+        panel.set_xlim(-0.35, len(epsilons) - 0.65)
+        data = TASKS[name].title
+        if len(groups) > 1:
+            data, _, _ = own[0].label.partition(": ")
+        panel.set_title(f"{data}: test accuracy, %")
+    finish(figure, path, 1)
     return True
+
+
+def _arm_label(line: Line, groups: Sequence[int]) -> str:
+    """Return the label of a line without its data set where that has a panel."""
+    return line.label if len(groups) == 1 else line.label.partition(": ")[2]
 
 
 def _private(lines: Sequence[Line]) -> list[Line]:
@@ -410,59 +424,30 @@ def _private(lines: Sequence[Line]) -> list[Line]:
     return kept
 
 
-def _draw(panel: Any, line: Line, epsilons: Sequence[float], number: int, shift: float) -> None:
-    colours = COLOURS[line.kind]
+def _draw(
+    panel: Any, line: Line, epsilons: Sequence[float], number: int, shift: float, label: str
+) -> None:
     published = line.kind == "published"
     known = sorted(set(line.cells) & set(epsilons))
-    x = [epsilons.index(epsilon) + shift for epsilon in known]
     values = [line.cells[epsilon] for epsilon in known]
-    errors = [half_interval(of) if len(of) > 1 else 0.0 for of in values]
+    colour = "black" if published else f"C{number % 7}"
     panel.errorbar(
-        x,
+        [epsilons.index(epsilon) + shift for epsilon in known],
         [statistics.mean(of) for of in values],
-        yerr=None if published else errors,
-        label=line.label,
-        color=colours[number % len(colours)],
-        linestyle=":" if published else DASHES[line.group % len(DASHES)],
-        linewidth=1 if published else 1.8,
-        marker=MARKERS[number % len(MARKERS)] if published else "o",
+        yerr=None if published else [half_interval(of) if len(of) > 1 else 0.0 for of in values],
+        label=label,
+        color=colour,
+        linestyle=":" if published else STYLES[line.kind],
+        linewidth=1 if published else None,
+        marker="Dv"[number % 2] if published else MARKERS[line.kind],
         markerfacecolor="white" if published else None,
-        markersize=6 if published else 4.5,
         capsize=2,
         zorder=2 if published else 3,
     )
 
 
-def _sheet(height: float) -> Any:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(figsize=(7, height), constrained_layout=True)
-
-
-def _finish(figure: Any, panel: Any, columns: int, path: Path) -> None:
-    import matplotlib.pyplot as plt
-
-    panel.grid(alpha=0.3)
-    panel.spines[["top", "right"]].set_visible(False)
-    handles, labels = panel.get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8.5
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100, pil_kwargs={"optimize": True})
-    plt.close(figure)
-
-
 def tabular_picture(path: Path) -> bool:
     """Draw accuracy of linear models on tables against ε; False where nothing was measured."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     tables = [
         entry
         for entry in read_json(RESULTS / "sklearn.json").get("tables", [])
@@ -470,10 +455,8 @@ def tabular_picture(path: Path) -> bool:
     ]
     if not tables:
         return False
-    figure, panels = plt.subplots(
-        1, len(tables), figsize=(7, 3), constrained_layout=True, squeeze=False
-    )
-    for panel, entry in zip(panels[0], tables, strict=True):
+    figure, panels = sheet(len(tables), 1, height=2.2 * len(tables))
+    for panel, entry in zip(panels[:, 0], tables, strict=True):
         rows = [one for one in entry["private"] if one["model"] == "logistic"]
         epsilons = sorted({one["epsilon"] for one in rows})
         for number, (method, label) in enumerate((("dp-kfc", "DP-KFC"), ("dp-sgd", "DP-SGD"))):
@@ -482,26 +465,22 @@ def tabular_picture(path: Path) -> bool:
                 for one in rows
                 if one["method"] == method
             }
-            _draw(panel, Line(label, cells), epsilons, 4 * number, 0.12 * number - 0.06)
+            kind = ("here", "network")[number]
+            line = Line(label, cells, kind)
+            _draw(panel, line, epsilons, 1 - number, 0.12 * number - 0.06, label)
         reference = 100 * statistics.mean(entry["references"]["not private"]["scores"])
-        panel.axhline(reference, color="#999999", linestyle="--", label="not private")
+        panel.axhline(reference, color="C6", linestyle="--", label="not private")
         panel.set_xticks(range(len(epsilons)), [f"ε = {epsilon:g}" for epsilon in epsilons])
         panel.set_xlim(-0.4, len(epsilons) - 0.6)
-        panel.set_title(entry["name"], fontsize=10)
-        panel.tick_params(labelsize=8.5)
-        panel.grid(alpha=0.3)
-        panel.spines[["top", "right"]].set_visible(False)
-    panels[0][0].set_ylabel("test accuracy, %", fontsize=9)
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    figure.savefig(path, dpi=100, pil_kwargs={"optimize": True})
-    plt.close(figure)
+        panel.set_title(f"{entry['name']}: test accuracy, %")
+    finish(figure, path, 3)
     return True
 
 
 def main() -> int:
     import disk_pages
     import federated_variations
+    import figure_tables
     import hessian
     import ngd_pages
 
@@ -513,6 +492,7 @@ def main() -> int:
     disk_pages.draw(PICTURES)
     federated_variations.draw(PICTURES)
     hessian.draw(PICTURES)
+    figure_tables.draw(PICTURES)
     return 0
 
 

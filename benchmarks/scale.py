@@ -41,6 +41,7 @@ from common import (
     write_json,
 )
 from memory import LATER, alone, give_back_memory, peaks
+from pictures import finish, sheet
 from processes import ask, seconds, started
 from stack import Point, case_of, contender_of, kfac_of
 
@@ -52,6 +53,13 @@ TITLES = {
     "dp_sgd": "DP-SGD",
     "dp_kfc": "DP-KFC",
     "refresh": "one refresh",
+}
+# Colours of the style of all pictures, and markers.
+LOOKS = {
+    "plain": ("C6", "o"),
+    "dp_sgd": ("C0", "s"),
+    "dp_kfc": ("C1", "^"),
+    "refresh": ("C2", "D"),
 }
 PAIRS = (("dp_sgd", "plain"), ("dp_kfc", "dp_sgd"))
 
@@ -306,40 +314,28 @@ def plot(results: Mapping[str, Any], path: Path) -> None:
     """One small picture an axis: times over size, both logarithmic, and a dotted line of the
     expected slope.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     axes = results["axes"]
-    figure, panels = plt.subplots(
-        1, len(axes), figsize=(3.1 * len(axes), 3.1), constrained_layout=True, squeeze=False
-    )
-    colours = {"plain": "#666666", "dp_sgd": "#1f77b4", "dp_kfc": "#d62728", "refresh": "#2ca02c"}
-    for panel, (axis, found) in zip(panels[0], axes.items(), strict=True):
+    figure, panels = sheet(-(-len(axes) // 2), 2, height=2.3 * -(-len(axes) // 2))
+    for panel in panels.flat[len(axes) :]:
+        panel.set_axis_off()
+    for panel, (axis, found) in zip(panels.flat, axes.items(), strict=False):
         sizes = found["sizes"]
         for name, times in found["milliseconds"].items():
-            panel.plot(
-                sizes, times, marker="o", markersize=4, color=colours[name], label=TITLES[name]
-            )
+            colour, marker = LOOKS[name]
+            panel.plot(sizes, times, marker=marker, color=colour, label=TITLES[name])
             exponent = EXPECTED[axis].get(name)
             if exponent is not None:
                 line = [times[-1] * (size / sizes[-1]) ** exponent for size in sizes]
-                panel.plot(sizes, line, linestyle=":", linewidth=1, color=colours[name])
+                panel.plot(sizes, line, linestyle=":", linewidth=1, color=colour)
         panel.set(
             xscale="log",
             yscale="log",
-            title=axis,
+            title=f"{axis}, milliseconds",
             xticks=sizes,
             xticklabels=[str(size) for size in sizes],
         )
         panel.minorticks_off()
-        panel.grid(alpha=0.3)
-    panels[0][0].set_ylabel("milliseconds")
-    panels[0][0].legend(fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    finish(figure, path, 4)
 
 
 def parse() -> argparse.Namespace:

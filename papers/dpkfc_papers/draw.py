@@ -19,6 +19,8 @@ from dpkfc.app.plots import (
     MUTED,
     PAPER,
     PLAIN,
+    PURPLE,
+    SKY,
     SPENT,
     WARNING,
     WHITENED,
@@ -44,15 +46,15 @@ _DASHES = (0, (4, 3))
 _SHORT_DASHES = (0, (2, 1.5))
 _DOTS = (0, (1, 1.4))
 SOURCES: dict[str, dict[str, Any]] = {
-    "none": {"color": "#b8a9c9", "label": "no preconditioner"},
-    "nothing": {"color": "#b8a9c9", "label": "no preconditioner"},
+    "none": {"color": SKY, "label": "no preconditioner"},
+    "nothing": {"color": SKY, "label": "no preconditioner"},
     "white noise": {"color": PLAIN},
     "pink noise": {"color": WHITENED},
     "public": {"color": SPENT, "label": "public (the other set)"},
     "oracle": {"color": INK, "linestyle": _LONG_DASHES, "label": "oracle (private data)"},
     OTHER_EXAMPLES: {"color": INK, "linestyle": _DOTS, "label": OTHER_EXAMPLES},
     "random directions": {
-        "color": "#c23b80",
+        "color": PURPLE,
         "linestyle": _SHORT_DASHES,
         "label": "random directions (control)",
     },
@@ -91,7 +93,7 @@ def grid(
         left=left / width,
         right=1 - 0.3 / width,
         top=1 - top / height,
-        bottom=0.82 / height,
+        bottom=0.9 / height,
         wspace=0.34,
         hspace=0.42,
     )
@@ -139,11 +141,12 @@ def _add_source_legend(figure: Figure, sources: Sequence[str], *, marker: bool =
             style |= {"linestyle": "", "markersize": 7, "markeredgecolor": style["color"]}
             style |= _marker(source)
         handles.append(Line2D([], [], linewidth=2, **style))
+    width, _ = figure.get_size_inches()
     add_legend(
         figure,
         handles,
         left=0.27,
-        ncols=min(6, len(handles)),
+        ncols=min(3 if width < 10 else 6, len(handles)),
         borderpad=0.2,
         columnspacing=1.4,
         handlelength=0.8 if marker else 2.4,
@@ -278,26 +281,25 @@ def _draw_spectrum(
 
 
 _TRACKED = (
-    ("undamped", "A", "cosine", "cos A, undamped"),
-    ("undamped", "G", "cosine", "cos G, undamped"),
-    ("authors", "G", "cosine", "cos G, + ε·I (artefact)"),
-    ("undamped", "F", "cosine", "cos A ⊗ G, undamped"),
-    ("undamped", "F", "error", "error A ⊗ G, undamped"),
-    ("authors", "G", "error", "error G, + ε·I (artefact)"),
+    ("undamped", "A", "cosine", "cos A"),
+    ("undamped", "G", "cosine", "cos G"),
+    ("undamped", "F", "cosine", "cos A ⊗ G"),
+    ("undamped", "F", "error", "error A ⊗ G"),
 )
 
 
 def tracking(row: Row) -> Figure:
-    """Draw similarity to the oracle through training (Figs 3, 8 and 9).
+    """Draw similarity to the oracle through training (Figs 3, 8 and 9), of undamped factors.
 
-    Undamped factors stand next to the sums of the authors' code.
+    A line has the range of the authors' sums, whose added identity hides every difference.
     """
     names = _select_layers(row)
     checkpoints = row["checkpoints"]
-    title = "How alike a probe's factors are to those of the private data"
-    width = 1.4 + 2.7 * len(names)
-    figure = sheet(width, 12.4, title, _caption(row), private=True)
-    axes = grid(figure, len(_TRACKED), len(names), top=1.5, left=0.95)
+    title = "Undamped factors of probes beside those of private data"
+    width = 1.4 + 1.9 * len(names)
+    figure = sheet(width, 7.4, title, _caption(row), private=True)
+    figure.text(0.3 / width, 0.36 / 7.4, _describe_sums(row, names), color=MUTED, fontsize=8.5)
+    axes = grid(figure, len(_TRACKED), len(names), top=1.35, left=0.75)
     steps = [checkpoint["step"] for checkpoint in checkpoints]
     first_layer = checkpoints[0]["layers"][names[0]]
     sources = _select_sources(first_layer["tracking"]["undamped"])
@@ -317,6 +319,21 @@ def tracking(row: Row) -> Figure:
         _label_rows(panels[0], label)
     _add_source_legend(figure, sources)
     return figure
+
+
+def _describe_sums(row: Row, names: Sequence[str]) -> str:
+    """Return the range of G on the authors' sums, where nothing differs."""
+    found: dict[str, list[float]] = {"cosine": [], "error": []}
+    for checkpoint in row["checkpoints"]:
+        for name in names:
+            for source in checkpoint["layers"][name]["tracking"]["authors"].values():
+                for number, values in found.items():
+                    values.append(source["G"][number])
+    least, most = min(found["cosine"]), max(found["error"])
+    return (
+        f"Not shown: with the authors' + ε·I, cos G of all sources (random too) is at least"
+        f" {least:.3f}, and the error at most {most:.3f}"
+    )
 
 
 def densities(row: Row) -> Figure:

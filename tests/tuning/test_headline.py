@@ -53,10 +53,3 @@ def test_the_picture_leaves_single_seeds_out(headline, tmp_path: Path):
     assert {arm: sorted(of) for arm, of in found.items()} == {"dp-sgd": [1.0], "dp-kfc-a": [1.0]}
     headline.picture(rows(CELLS), tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 5000
-
-
-def test_labels_keep_their_order_and_their_distance(headline):
-    moved = headline._spread_heights([1.0, 1.05, 3.0, 1.02], 0.2)
-    order = sorted(range(4), key=lambda i: moved[i])
-    assert order == [0, 3, 1, 2] and moved[2] == 3.0
-    assert all(moved[b] - moved[a] > 0.2 - 1e-6 for a, b in zip(order, order[1:], strict=False))

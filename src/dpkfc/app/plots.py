@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
+from matplotlib import rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
@@ -34,11 +35,14 @@ INK = "#22303c"
 MUTED = "#6b7886"
 GRID = "#e4e8ec"
 PAPER = "#ffffff"
-PLAIN = "#8a97a6"
-WHITENED = "#d1662b"
-SPENT = "#2f6f8f"
 WARNING = "#b3261e"
-COLOURS = (PLAIN, WHITENED, SPENT, "#5b8c5a", "#7d5ba6", "#a6813c")
+# The style of all pictures, and its colours.
+STYLE = Path(__file__).with_name("pictures.mplstyle")
+_RC = rc_params_from_file(STYLE, use_default_template=False)
+PALETTE: tuple[str, ...] = tuple(_RC["axes.prop_cycle"].by_key()["color"])
+BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY = PALETTE
+PLAIN, WHITENED, SPENT = GREY, VERMILION, BLUE
+COLOURS = (PLAIN, WHITENED, SPENT, GREEN, PURPLE, ORANGE)
 MAX_PANELS = 16
 _DASHES = (0, (4, 3))
 # Eigenvalues of a float32 factor below this fraction of the largest are rounding errors.

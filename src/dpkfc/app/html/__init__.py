@@ -918,10 +918,9 @@ def _read_chart(path: Path, content: Mapping[str, Any]) -> Chart:
 # method on the whole page.
 
 
-# Okabe and Ito's colours, which the colour-blind can tell apart. Their black and yellow are left
-# out, because they vanish on a dark or a bright page. Colours and symbols have different periods,
-# so that 56 methods look different.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7f7f7f")
+# Okabe and Ito's colours without black and yellow, which vanish on a dark or a bright page. Colours
+# and symbols have different periods, so that 56 methods look different.
+COLOURS = plots.PALETTE
 SYMBOLS = (
     "circle",
     "square",
