@@ -118,6 +118,7 @@ _OF_COLUMNS = {
     "missing": "missing",
     "of no known category": "unknown",
 }
+_WITHOUT_TARGET = "without a known target"
 # Shares of records or of a column from which the owner is warned.
 _MANY_RECORDS = 0.1
 _MANY_VALUES = 0.99
@@ -138,7 +139,10 @@ def print_shares(console: Console, figures: Figures) -> None:
         if what in _OF_COLUMNS:
             columns.setdefault(name, {})[what] = share
         else:
-            lines.append(f"{what}: {name} {share:.1%}")
+            is_none = what == _WITHOUT_TARGET and not share
+            lines.append(
+                f"{what}: " + (f"none of the {name}" if is_none else f"{name} {share:.1%}")
+            )
     if not figures:
         return
     console.print(Text(f"{MARK}; ε does not protect these shares of the file", style="bold"))
@@ -160,7 +164,7 @@ def print_shares(console: Console, figures: Figures) -> None:
 def _warnings(figures: Figures) -> list[str]:
     """Return what the owner has to look at before ε is spent."""
     found = []
-    unknown = figures.get(("without a known target", "records"), 0.0)
+    unknown = figures.get((_WITHOUT_TARGET, "records"), 0.0)
     if unknown >= _MANY_RECORDS:
         found.append(
             f"{unknown:.1%} of the records have no known target. They count as records and"

@@ -168,7 +168,11 @@ def evaluate_records(trained: Trained, records: Records) -> Evaluation:
 
 
 def evaluate_examples(trained: Trained, examples: Examples, unlabelled: int = 0) -> Evaluation:
-    """Evaluate a model on examples, with figures for each class where there are classes."""
+    """Evaluate a model on examples, with figures for each class where there are classes.
+
+    Raises:
+        DatasetError: no example has a known target.
+    """
     task = trained.recipe.task
     rows: list[ClassRow] = []
     count = trained.recipe.num_classes
@@ -184,6 +188,11 @@ def evaluate_examples(trained: Trained, examples: Examples, unlabelled: int = 0)
         is_known = ~examples[1].isnan()
         unlabelled += int((~is_known).sum())
         examples = examples[0][is_known], examples[1][is_known]
+    if not len(examples[1]):
+        raise DatasetError(
+            "no test row has a known label; check the column of the target, --label-file, and"
+            " classes or target_bounds in schema.toml of the run"
+        )
     judged = task.judge(trained.model, examples)
     return Evaluation(
         judged=judged,

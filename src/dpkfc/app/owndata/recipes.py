@@ -519,7 +519,13 @@ def empty_schema(data: Path, target: str, text: str, label_file: Path | None) ->
         first = json.dumps(header.names[0], ensure_ascii=False)
         form = f"{_image_form(data)}file = {first}  # the column that names files\n"
         return template({}, target, header.delimiter, _IMAGE_UNIT + form)
-    return template(header.kinds, target, header.delimiter)
+    return template(
+        header.usable,
+        target,
+        header.delimiter,
+        unusable=header.unusable,
+        labels=header.labels,
+    )
 
 
 def _image_form(folder: Path) -> str:

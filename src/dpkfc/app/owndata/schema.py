@@ -886,7 +886,7 @@ def _plain_table(value: Any) -> dict[str, Any]:
     return table
 
 
-_KINDS_LINE = "# number | category | flag | text | ignore | unit"
+_KINDS_LINE = f"# {' | '.join(KINDS)}"
 _HINTS = {
     "": f"""\
 kind = ""          {_KINDS_LINE}
@@ -895,6 +895,9 @@ kind = ""          {_KINDS_LINE}
     "number": """\
 kind = "number"    # as its type says; a code is a category
 bounds = []        # least and greatest""",
+    "date": """\
+kind = "date"      # as its type says
+bounds = []        # earliest and latest, such as 1990-01-01""",
     "flag": """\
 kind = "flag"      # true or false""",
     "ignore": """\
@@ -905,7 +908,12 @@ kind = "text"      # its words are hashed""",
 
 
 def template(
-    columns: Mapping[str, str], target: str, delimiter: str = ",", sections: str = ""
+    columns: Mapping[str, str],
+    target: str,
+    delimiter: str = ",",
+    sections: str = "",
+    unusable: Sequence[str] = (),
+    labels: Mapping[str, Mapping[str, str]] | None = None,
 ) -> str:
     """Return a schema to fill in, made from names and types alone.
 
@@ -914,6 +922,8 @@ def template(
         target: column that is learned.
         delimiter: of a CSV file.
         sections: further TOML, for images and texts.
+        unusable: what is left out of the columns, such as a name that stands twice.
+        labels: what a statistics package shows for codes, by column.
     """
     import tomli_w
 
@@ -928,6 +938,13 @@ def template(
     if delimiter != ",":
         lines.append(tomli_w.dumps({"delimiter": delimiter}).strip())
         lines.append('decimal = "."      # or ",", where numbers are written 3,5')
+    people = [name for name in columns if is_identifier(name) and name != target]
+    if people:
+        names = ", ".join(map(repr, people))
+        lines.append(f"# Left out, since named like a person's: {names}")
+        lines.append("# To keep one, set its kind and identifier = false.")
+    if unusable:
+        lines.append(f"# Left out, since a schema cannot name it: {', '.join(unusable)}")
     for name, kind in columns.items():
         if name == target:
             continue
@@ -937,6 +954,13 @@ def template(
         elif is_free_text(name):
             hint = "text"
         head, *_ = tomli_w.dumps({"columns": {name: {"kind": ""}}}).splitlines()
+        shown = (labels or {}).get(name)
+        if shown and hint == "number":
+            names = ", ".join(f"{code} = {label}" for code, label in shown.items())
+            codes = json.dumps(list(shown), ensure_ascii=False)
+            text = f'kind = "category"  # {" ".join(names.split())}\ncategories = {codes}'
+            lines += ["", head, f"{text}\nnumeric = true"]
+            continue
         lines += ["", head, _HINTS[hint]]
     return "\n".join([*lines, sections]).rstrip() + "\n"
 

@@ -13,6 +13,7 @@ import io
 import re
 import zlib
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -34,13 +35,21 @@ from dpkfc.app.datasets import (
 )
 from dpkfc.app.owndata import Figures
 from dpkfc.app.owndata.cells import MISSING, number_text, read_moment, read_number
+from dpkfc.app.owndata.packages import (
+    DATE_FORMATS,
+    SPREADSHEETS,
+    STATISTICS,
+    describe,
+    package_of,
+    read_columns,
+)
 from dpkfc.app.owndata.schema import Schema
 from dpkfc.app.settings import shorten
 
 PACKED = ".gz"
 DELIMITED = (".csv", ".tsv", ".txt", ".data")
 STORED = (".parquet", ".feather", ".arrow")
-TABLE_SUFFIXES = (*DELIMITED, *STORED)
+TABLE_SUFFIXES = (*DELIMITED, *STORED, *SPREADSHEETS, *STATISTICS)
 
 
 @dataclass(frozen=True)
@@ -79,11 +88,26 @@ class Header:
         names: in their order. Unnamed columns have an empty one.
         kinds: of column, where the stored type of a name tells; else an empty text.
         delimiter: of a CSV file.
+        labels: what a statistics package shows for codes, by column.
     """
 
     names: Sequence[str]
     kinds: Mapping[str, str]
     delimiter: str = ","
+    labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def usable(self) -> dict[str, str]:
+        """The kinds of the columns that a schema can name."""
+        count = Counter(self.names)
+        return {name: kind for name, kind in self.kinds.items() if name and count[name] == 1}
+
+    @property
+    def unusable(self) -> list[str]:
+        """What a schema cannot name, in words."""
+        twice = [name for name, count in Counter(self.names).items() if name and count > 1]
+        unnamed = ["a column without a name"] if "" in self.names else []
+        return [f"{name!r}, which stands twice" for name in twice] + unnamed
 
     def check(self, path: Path, wanted: Iterable[str]) -> None:
         """Refuse names that the file lacks or has twice.
@@ -131,7 +155,13 @@ def read_header(path: Path, schema: Schema | None = None) -> Header:
         if schema is None and not look_like_names(lines.names):
             raise DatasetError(_no_names(path))
         return Header(lines.names, dict.fromkeys(lines.names, ""), lines.delimiter)
-    return _stored_header(_stored_schema(path))
+    if suffix_of(path) in STORED:
+        return _stored_header(_stored_schema(path))
+    described = describe(path)
+    if schema is None and not look_like_names(described.names):
+        raise DatasetError(_no_names(path))
+    kinds = {name: kind.replace("text", "") for name, kind in described.stored.items()}
+    return Header(described.names, kinds, labels=described.labels)
 
 
 def _no_names(path: Path) -> str:
@@ -185,7 +215,12 @@ def read_table(path: Path, names: Sequence[str], schema: Schema) -> Table:
     check_table(path)
     if not path.is_dir() and suffix_of(path) in DELIMITED:
         return _read_delimited(path, names, schema)
-    read_header(path).check(path, names)
+    header = read_header(path, schema)
+    if suffix_of(path) in SPREADSHEETS and not look_like_names(header.names):
+        raise DatasetError(_no_names(path))
+    header.check(path, names)
+    if suffix_of(path) in (*SPREADSHEETS, *STATISTICS):
+        return _read_of_package(path, names, schema)
     if not path.is_dir():
         return _stored_table(path, names, schema, {})
     parts = [
@@ -436,6 +471,38 @@ def _read_delimited(path: Path, names: Sequence[str], schema: Schema) -> Table:
     return Table(columns, len(rows), {("unreadable", "rows"): unreadable})
 
 
+# Digits that a float holds without loss.
+_MOST_DIGITS = 16
+
+
+def _read_of_package(path: Path, names: Sequence[str], schema: Schema) -> Table:
+    """Read columns of a spreadsheet, or of a file of a statistics package."""
+    described = describe(path)
+    for name in names:
+        shown = described.formats.get(name, "")
+        width = re.search(r"\d+", shown)
+        is_number = described.stored[name] == "number"
+        if name == schema.unit and is_number and width and int(width[0]) > _MOST_DIGITS:
+            raise DatasetError(
+                f"{path}: ids of {name!r} are numbers of up to {width[0]} digits, whose last ones"
+                " are lost; store them as text"
+            )
+        column = schema.columns.get(name)
+        if column and column.kind == "date" and is_number:
+            known = ", ".join(DATE_FORMATS[package_of(path)])
+            raise DatasetError(
+                f"{path}: {name!r} is a number of format {shown!r}, which is not a date; known:"
+                f" {known}; set kind = 'number'"
+            )
+    decimals = {name: stated_decimal(schema, name) for name in names}
+    columns, rows, unreadable = read_columns(path, names, decimals)
+    return Table(
+        {name: Cells(texts, described.stored[name]) for name, texts in columns.items()},
+        rows,
+        {("unreadable", "rows"): unreadable / rows} if unreadable else {},
+    )
+
+
 # --------------------------------------------------------------------------------------------------
 # Parquet and Feather. The type of a column decides how its values are written, and no value.
 
@@ -522,20 +589,18 @@ def _stored_table(
             )
         texts = stored_texts(column, _id_of_bytes if is_id else _text_of_bytes)
         stored_as = _stored_as(column.type)
-        if stored_as == "number":
-            texts = write_as_stated(texts, schema, name)
+        decimal = stated_decimal(schema, name)
+        if stored_as == "number" and decimal != ".":
+            texts = [text and text.replace(".", decimal) for text in texts]
         columns[name] = Cells(texts, stored_as)
     return Table(columns, count)
 
 
-def write_as_stated(texts: list[str | None], schema: Schema, name: str) -> list[str | None]:
-    """Return texts of stored numbers with the sign before a fraction that a schema states."""
-    decimal = schema.decimal if schema.target_bounds and name == schema.target else "."
+def stated_decimal(schema: Schema, name: str) -> str:
+    """Return the sign before a fraction that a schema states for numbers of a column."""
     if name in schema.columns and schema.columns[name].reads_numbers:
-        decimal = schema.columns[name].form.decimal
-    if decimal == ".":
-        return texts
-    return [text and text.replace(".", decimal) for text in texts]
+        return schema.columns[name].form.decimal
+    return schema.decimal if schema.target_bounds and name == schema.target else "."
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:

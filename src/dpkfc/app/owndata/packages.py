@@ -1,0 +1,266 @@
+"""Tables of spreadsheets and statistics packages: Excel, SPSS, Stata, SAS.
+
+Their common readers change data without a word: durations wrap at 24 hours, one label turns a
+column of numbers into categories, integers become floats. Here codes stay codes, numbers stay
+numbers, and dates are converted from a list of formats alone.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime, time, timedelta
+from pathlib import Path
+from typing import Any
+
+from dpkfc.app.datasets import DatasetError, check_unpacked_size, damaged_error
+from dpkfc.app.owndata.cells import number_text
+
+SPREADSHEETS = (".xlsx",)
+STATISTICS = (".sav", ".zsav", ".por", ".dta", ".sas7bdat", ".xpt")
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a file says of its columns, and no row.
+
+    Attributes:
+        names: of the columns, in their order.
+        stored: "text", "number" or "date", by name.
+        formats: how the package shows a number, by name.
+        labels: codes of a column with the names that the package shows, by column.
+    """
+
+    names: Sequence[str]
+    stored: Mapping[str, str]
+    formats: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+_Writer = Callable[[float], str | None]
+# Columns as texts by name, the number of records, and that of records without a form.
+Columns = tuple[dict[str, list[str | None]], int, int]
+
+
+def describe(path: Path) -> Described:
+    """Return what a file says of its columns.
+
+    Raises:
+        DatasetError: a damaged file, or a package that is not installed.
+    """
+    if path.suffix.lower() in SPREADSHEETS:
+        with _Sheet(path) as sheet:
+            names = sheet.names
+        return Described(names, dict.fromkeys(names, "text"))
+    described = _read_statistics(path, metadataonly=True)[1]
+    stored = {}
+    formats = {}
+    for name in described.column_names:
+        formats[name] = described.original_variable_types.get(name) or ""
+        stored[name] = "number"
+        if described.readstat_variable_types[name] == "string":
+            stored[name] = "text"
+        elif _date_writer(path, formats[name]):
+            stored[name] = "date"
+    labels = {
+        name: {
+            number_text(code) if isinstance(code, float) else str(code): label
+            for code, label in of.items()
+        }
+        for name, of in described.variable_value_labels.items()
+    }
+    return Described(described.column_names, stored, formats, labels)
+
+
+def read_columns(path: Path, names: Sequence[str], decimals: Mapping[str, str]) -> Columns:
+    """Return these columns as texts. A cell without a value is None.
+
+    Args:
+        path: of the file.
+        names: of columns that it has.
+        decimals: the sign before a fraction that a schema states, by name.
+
+    Raises:
+        DatasetError: as `describe`.
+    """
+    if path.suffix.lower() in SPREADSHEETS:
+        with _Sheet(path) as sheet:
+            return sheet.read(names, decimals)
+    values, described = _read_statistics(path, usecols=list(names))
+    columns = {}
+    for name in names:
+        write = _date_writer(path, described.original_variable_types.get(name) or "")
+        sign = decimals.get(name, ".")
+        columns[name] = [_write_value(value, sign, write) for value in values[name]]
+    return columns, len(next(iter(columns.values()))), 0
+
+
+def _write_value(
+    value: Any, decimal: str, write: Callable[[float], str | None] | None
+) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if math.isnan(value):
+        return None
+    return write(value) if write else number_text(float(value)).replace(".", decimal)
+
+
+# --------------------------------------------------------------------------------------------------
+# Statistics packages, by pyreadstat: seconds stay numbers, and codes are not replaced by labels.
+
+_READERS = {
+    ".sav": "read_sav",
+    ".zsav": "read_sav",
+    ".por": "read_por",
+    ".dta": "read_dta",
+    ".sas7bdat": "read_sas7bdat",
+    ".xpt": "read_xport",
+}
+_SPSS = datetime(1582, 10, 14)
+_1960 = datetime(1960, 1, 1)
+# The beginning, the unit in seconds and the formats of dates, and of dates with times.
+_DATES: dict[str, list[tuple[datetime, float, frozenset[str]]]] = {
+    "spss": [
+        (_SPSS, 1, frozenset("DATE ADATE EDATE JDATE SDATE DATETIME YMDHMS".split())),
+    ],
+    "stata": [
+        (_1960, 86400, frozenset(("%TD", "%D"))),
+        (_1960, 0.001, frozenset(("%TC",))),
+    ],
+    "sas": [
+        (
+            _1960,
+            86400,
+            frozenset("DATE DDMMYY MMDDYY YYMMDD DDMMYYD MMDDYYD YYMMDDD DDMMYYP E8601DA".split()),
+        ),
+        (_1960, 1, frozenset("DATETIME E8601DT".split())),
+    ],
+}
+DATE_FORMATS = {
+    package: sorted(name for *_, formats in entries for name in formats)
+    for package, entries in _DATES.items()
+}
+
+
+def package_of(path: Path) -> str:
+    """Return the package that writes such a file."""
+    suffix = path.suffix.lower()
+    if suffix in (".sav", ".zsav", ".por"):
+        return "spss"
+    return "stata" if suffix == ".dta" else "sas"
+
+
+def _date_writer(path: Path, shown: str) -> _Writer | None:
+    """Return what writes a number of this format as an ISO date, None for other formats."""
+    name = shown.upper().rstrip("0123456789.")
+    for begin, unit, formats in _DATES[package_of(path)]:
+        # What stands behind %td says how Stata shows the date.
+        if name in formats or any(
+            f[0] == "%" and len(f) == 3 and name.startswith(f) for f in formats
+        ):
+            return lambda value: _write_date(begin, value * unit)
+    return None
+
+
+def _write_date(begin: datetime, seconds: float) -> str | None:
+    try:
+        return _write_moment(begin + timedelta(seconds=seconds))
+    except OverflowError:
+        return None
+
+
+def _write_moment(moment: datetime) -> str:
+    whole_day = moment.time() == time()
+    return moment.date().isoformat() if whole_day else moment.isoformat(sep=" ")
+
+
+def _read_statistics(path: Path, **chosen: Any) -> tuple[Any, Any]:
+    pyreadstat = _import("pyreadstat")
+    reader = getattr(pyreadstat, _READERS[path.suffix.lower()])
+    try:
+        return reader(str(path), disable_datetime_conversion=True, output_format="dict", **chosen)
+    # Whatever the parser says about a damaged file.
+    except Exception as error:
+        raise damaged_error(path, f"cannot be read ({type(error).__name__})") from None
+
+
+def _import(name: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise DatasetError(f"such tables are read by {name}: pip install '.[files]'") from None
+
+
+# --------------------------------------------------------------------------------------------------
+# Spreadsheets, by openpyxl: the values of the first sheet. How a cell is shown does not count.
+
+
+class _Sheet:
+    """The first sheet of a workbook, whose first row names the columns."""
+
+    def __init__(self, path: Path) -> None:
+        openpyxl = _import("openpyxl")
+        try:
+            with zipfile.ZipFile(path) as archive:
+                check_unpacked_size(path, sum(item.file_size for item in archive.infolist()))
+            self._book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+            sheet = self._book.worksheets[0]
+            sheet.reset_dimensions()
+            self._rows: Iterator[Sequence[Any]] = sheet.iter_rows(values_only=True)
+            first = next(self._rows, ())
+        except (zipfile.BadZipFile, KeyError, ValueError, IndexError, SyntaxError) as error:
+            raise damaged_error(path, f"cannot be read ({type(error).__name__})") from None
+        cells = [re.sub(r"\s*[\r\n]+\s*", " ", _write_cell(cell, ".") or "") for cell in first]
+        self.names = [cell.strip() for cell in cells]
+
+    def __enter__(self) -> _Sheet:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._book.close()
+
+    def read(self, names: Sequence[str], decimals: Mapping[str, str]) -> Columns:
+        """Return columns as texts."""
+        places = {name: self.names.index(name) for name in names}
+        columns: dict[str, list[str | None]] = {name: [] for name in names}
+        count = unreadable = 0
+        # A warning would tell of one cell.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for row in self._rows:
+                if all(cell is None for cell in row):
+                    continue
+                count += 1
+                has_form = all(cell is None for cell in row[len(self.names) :])
+                unreadable += not has_form
+                for name, place in places.items():
+                    is_there = has_form and place < len(row)
+                    cell = row[place] if is_there else None
+                    columns[name].append(_write_cell(cell, decimals.get(name, ".")))
+        return columns, count, unreadable
+
+
+_BEGIN_OF_DATES = datetime(1900, 3, 1)
+
+
+def _write_cell(value: Any, decimal: str) -> str | None:
+    """Return a cell as text. Dates are ISO 8601, durations seconds."""
+    if value is None or isinstance(value, str):
+        # Errors of formulas.
+        return None if value and re.fullmatch(r"#[A-Z0-9/]+[!?]?|#N/A", value) else value
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return number_text(value).replace(".", decimal)
+    if isinstance(value, datetime):
+        # Days 59 and 60 are one date to Excel, which knows a 29 February 1900.
+        return _write_moment(value) if value >= _BEGIN_OF_DATES else None
+    if isinstance(value, timedelta):
+        return number_text(value.total_seconds()).replace(".", decimal)
+    return value.isoformat() if isinstance(value, date | time) else None

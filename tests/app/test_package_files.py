@@ -1,0 +1,161 @@
+"""Files of Excel, SPSS, Stata and SAS, and folders of Parquet parts: what their readers change."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from dpkfc.app.datasets import DatasetError
+from dpkfc.app.owndata.recipes import empty_schema, kind_of_data
+from dpkfc.app.owndata.schema import Column, Schema, check_schema
+from dpkfc.app.owndata.tables import read_header, read_table
+
+pandas = pytest.importorskip("pandas")
+pyreadstat = pytest.importorskip("pyreadstat")
+openpyxl = pytest.importorskip("openpyxl")
+
+FRAME = {
+    "id": ["A1  ", "B2", "007"],
+    "day": [13_740_000_000.0, math.nan, 0.0],
+    "span": [90_000.0, 3_600.0, 0.5],
+    "age": [40.0, 999.0, math.nan],
+}
+
+
+def _write(path: Path, **chosen: Any) -> Path:
+    write = {".sav": "write_sav", ".dta": "write_dta", ".xpt": "write_xport"}[path.suffix]
+    getattr(pyreadstat, write)(pandas.DataFrame(FRAME), str(path), **chosen)
+    return path
+
+
+def _texts(path: Path, name: str, schema: Schema | None = None) -> list[str | None]:
+    return read_table(path, [name], schema or Schema()).columns[name].texts
+
+
+def test_spss_keeps_codes_and_long_times(tmp_path: Path):
+    path = _write(
+        tmp_path / "t.sav",
+        variable_format={"day": "DATE11", "span": "TIME8"},
+        variable_value_labels={"age": {999.0: "unknown"}},
+        missing_ranges={"age": [40]},
+    )
+    assert _texts(path, "span") == ["90000", "3600", "0.5"]
+    assert _texts(path, "age") == [None, "999", None]  # 40 is a missing value of the user
+    assert _texts(path, "day")[1:] == [None, "1582-10-14"]
+    assert _texts(path, "id") == ["A1", "B2", "007"]
+    text = empty_schema(path, "id", "text", None)
+    assert 'categories = ["999"]' in text and "999 = unknown" in text and 'kind = "date"' in text
+    assert read_header(path).kinds["span"] == "number"
+
+
+@pytest.mark.parametrize(
+    ("suffix", "formats", "day"),
+    [(".dta", {"day": "%td"}, "1960-01-01"), (".xpt", {"day": "DATE9"}, "1960-01-01")],
+)
+def test_dates_of_stata_and_sas(tmp_path: Path, suffix: str, formats: dict[str, str], day: str):
+    path = _write(tmp_path / f"t{suffix}", variable_format=formats)
+    # The first number of days is beyond the last date.
+    assert _texts(path, "day") == [None, None, day]
+    assert [text and text.strip() for text in _texts(path, "id")] == ["A1", "B2", "007"]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "shown"), [(".dta", "%tm"), (".xpt", "MONYY7"), (".sav", "MOYR8")]
+)
+def test_other_formats_are_numbers_or_refused_by_name(tmp_path: Path, suffix: str, shown: str):
+    path = _write(tmp_path / f"t{suffix}", variable_format={"span": shown})
+    assert _texts(path, "span")[0] == "90000"
+    dates = Schema(columns={"span": Column(kind="date", bounds=("1990-01-01", "2000-01-01"))})
+    with pytest.raises(DatasetError, match=rf"number of format '{shown}', which is not a date"):
+        _texts(path, "span", dates)
+
+
+def test_all_rows_and_zeros_of_a_sas_transport_file(tmp_path: Path):
+    path = tmp_path / "t.xpt"
+    frame = pandas.DataFrame({"a": ["x", "", ""], "b": [0.0, 1.0, 0.0]})
+    pyreadstat.write_xport(frame, str(path))
+    table = read_table(path, ["a", "b"], Schema())
+    assert table.rows == 3 and table.columns["b"].texts == ["0", "1", "0"]
+
+
+def test_ids_that_lose_digits_are_refused_by_their_format(tmp_path: Path):
+    path = _write(tmp_path / "t.sav", variable_format={"age": "F20.0"})
+    with pytest.raises(DatasetError, match="'age' are numbers of up to 20 digits.*store them as"):
+        _texts(path, "age", Schema(unit="age"))
+
+
+def test_cells_of_a_spreadsheet(tmp_path: Path):
+    path = tmp_path / "t.xlsx"
+    book = openpyxl.Workbook()
+    sheet = book.active
+    rows = [
+        ["id", " a\nb ", "day"],
+        ["007", 7, datetime(2026, 1, 2)],
+        [7, 1.5, datetime(2026, 1, 2, 3, 4)],
+        [7.0, 1e10, timedelta(hours=25)],
+        [None, None, None],
+        [True, "#N/A", 59],
+        ["x", 1, 60, "too many"],
+    ]
+    for row in rows:
+        sheet.append(row)
+    sheet["B2"].number_format = "000"
+    sheet["C6"].number_format = "yyyy-mm-dd"
+    book.save(path)
+    schema = Schema(columns={"a b": Column(kind="number", bounds=(0, 1), decimal=",")})
+    assert _texts(path, "id") == ["007", "7", "7", "true", None]
+    assert _texts(path, "a b", schema) == ["7", "1,5", "10000000000", None, None]
+    assert _texts(path, "day") == ["2026-01-02", "2026-01-02 03:04:00", "90000", None, None]
+    assert read_table(path, ["id"], schema).figures == {("unreadable", "rows"): 0.2}
+
+
+def test_a_spreadsheet_without_a_header_is_refused_and_not_repeated(tmp_path: Path):
+    path = tmp_path / "t.xlsx"
+    book = openpyxl.Workbook()
+    book.active.append(["Smith", 42])
+    book.save(path)
+    for call in (lambda: empty_schema(path, "y", "", None), lambda: _texts(path, "y")):
+        with pytest.raises(DatasetError, match="does not look like names") as caught:
+            call()
+        assert "Smith" not in str(caught.value) and "42" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["t.xlsx", "t.sav", "t.dta", "t.sas7bdat", "t.xpt", "t.por"])
+def test_a_damaged_file_is_named(tmp_path: Path, name: str):
+    (tmp_path / name).write_bytes(b"PK\3\4 and no more")
+    with pytest.raises(DatasetError, match=f"{name}: cannot be read"):
+        read_header(tmp_path / name)
+
+
+def test_a_folder_of_parts_is_a_table(tmp_path: Path):
+    for number, values in enumerate([["1", "2"], [3, 4], [5.0, None], []]):
+        folder = tmp_path / f"ward=east%20{number}"
+        folder.mkdir()
+        table = pa.table({"a": values, "y": ["0"] * len(values)})
+        pa.parquet.write_table(table, folder / "part-0.parquet")
+    (tmp_path / "_SUCCESS").write_text("")
+    (tmp_path / ".hidden.parquet").write_text("no part")
+    assert kind_of_data(tmp_path) == "own-table"
+    assert read_header(tmp_path).names == ["a", "y", "ward"]
+    assert _texts(tmp_path, "a") == ["1", "2", "3", "4", "5", None]
+    assert _texts(tmp_path, "ward")[2] == "east 1"
+    with pytest.raises(DatasetError, match="no column 'b'"):
+        _texts(tmp_path, "b")
+
+
+def test_a_column_stored_as_another_kind_is_refused(tmp_path: Path):
+    schema = check_schema(
+        Schema(target="y", columns={"a": Column(kind="number", bounds=(0, 1))}), "s"
+    )
+    from dpkfc.app.owndata.files import encode_table
+
+    table = pa.table({"a": pa.array([1], pa.date32()), "y": ["0"]})
+    pa.parquet.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(DatasetError, match="stored as a date.*set kind = 'date'"):
+        encode_table(tmp_path / "t.parquet", schema)
