@@ -290,7 +290,7 @@ def _kind(x: Any) -> Hashable:
         return type(x), tuple(map(_kind, x))
     if _is_image(x):
         return "image", x.mode
-    return type(x)
+    return "value", type(x)
 
 
 def _is_image(x: Any) -> bool:

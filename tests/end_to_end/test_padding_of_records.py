@@ -167,15 +167,15 @@ def test_a_collate_function_that_sorts_is_refused_as_one() -> None:
 
 
 class TooShort(Mean):
-    """Has six positions, fewer than any longer public record."""
+    """Has five positions, fewer than any longer public record."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        assert ids.shape[1] <= 6
+        assert ids.shape[1] <= 5
         return super().forward(ids)
 
 
 def test_padding_that_no_public_record_shows_gets_a_warning() -> None:
-    data = Rows(lambda length, generator: text(min(length, 6), generator))
+    data = Rows(lambda length, generator: text(min(length, 5), generator))
     with pytest.warns(UserWarning, match="whether padding mixes examples is not checked"):
         train(data, TooShort(masked=True), padded)
 

@@ -159,7 +159,7 @@ def test_a_model_with_another_loss_of_its_own_is_found_before_anything_is_spent(
 
 
 def test_the_loss_of_a_model_is_compared_on_public_rows(tmp_path) -> None:
-    """Of the training data the first record is read, for its types and shapes."""
+    """Of the training data a few records are read, for their types and shapes."""
 
     class Read(list):
         def __getitem__(self, i):
@@ -169,7 +169,7 @@ def test_the_loss_of_a_model_is_compared_on_public_rows(tmp_path) -> None:
     read, rows = set(), Read(examples("causal"))
     trainer = trainer_of(tmp_path, "causal")
     _verify_default_loss(trainer, rows, AsDict(pad))
-    assert read == {0}
+    assert 1 < len(read) <= 16
     assert trainer.default_loss._shifted
 
 

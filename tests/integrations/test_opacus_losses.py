@@ -20,6 +20,8 @@ from dpkfc import tracking
 from dpkfc.integrations.opacus import BatchMemoryManager
 from tests.integrations.opacus_cases import backward, data, loader, mlp, private, train, weights
 
+TORCH_BACKWARD = Tensor.backward
+
 
 class Mixing(torch.autograd.Function):
     """Hands its input on; its backward pass subtracts the mean over the batch."""
@@ -115,6 +117,7 @@ def test_a_loss_that_mixes_examples_is_refused_by_name(loss, match: str, alone: 
     with pytest.raises(ValueError, match=match) as caught:
         train(model, optimizer, batches, criterion=loss)
     assert len(str(caught.value)) <= 160
+    check_torch_is_as_before()
     assert engine.ledger.count == 0
     assert all(p.grad is None for p in model.parameters())
 
@@ -181,14 +184,33 @@ class Applied(nn.Module):
         return Plain.apply(x)
 
 
+def check_torch_is_as_before() -> None:
+    assert not _get_current_function_mode_stack() and not _get_current_dispatch_mode_stack()
+    assert Tensor.backward is TORCH_BACKWARD
+
+
 def test_a_batch_whose_loss_was_refused_is_not_stepped() -> None:
     engine, model, optimizer, batches = private(data_loader=loader(batch_size=20), verify=False)
     x, y = next(iter(batches))
-    with pytest.raises(ValueError, match="not a sum over examples"):
+    with pytest.raises(ValueError, match="not a sum over examples") as kept:
         centred(model(x), y).backward()
+    assert kept is not None  # what it holds keeps the batch alive
+    check_torch_is_as_before()
     with pytest.raises(RuntimeError, match="without a backward pass"):
         optimizer.step()
     assert engine.ledger.count == 0
+
+
+def test_a_refused_model_leaves_torch_as_it_was() -> None:
+    class Centred(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x - x.mean(0)
+
+    _, model, _, batches = private(mlp().append(Centred()))
+    x, _ = next(iter(batches))
+    with pytest.raises(ValueError, match="mixes examples"):
+        model(x)
+    check_torch_is_as_before()
 
 
 @pytest.mark.parametrize("others", [3, 6])
@@ -232,7 +254,7 @@ def test_batches_that_are_left_behind_leave_no_modes_behind() -> None:
     engine, _, _, batches = private(verify=False)
     next(iter(batches))
     engine.close()
-    assert not _get_current_function_mode_stack() and not _get_current_dispatch_mode_stack()
+    check_torch_is_as_before()
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ class MicroBatches:
 
     def _load(self, parts: Sequence[Indices]) -> Iterator[Any]:
         self._batch_indices[:] = [part.tolist() for part in parts]
-        batches = map(self.batch, parts)
+        batches: Iterator[Any] = map(self.batch, parts)
         if self._loader is not None and parts:
             batches = iter(self._loader)
         for _ in parts:

@@ -1,8 +1,9 @@
 """Record the passes over one physical batch of an Opacus-shaped script, up to `loss.backward()`.
 
 The modes of a tracker are on while the script works on a batch. They see what the script does with
-the batch, what the model computes and how the loss is reduced. The recording takes
-`loss.backward()` over: it asks for the gradient of every example and writes nothing into `p.grad`.
+the batch, what the model computes and how the loss is reduced. Meanwhile `Tensor.backward` is
+replaced, so that the recording takes `loss.backward()` over: it asks for the gradient of every
+example and writes nothing into `p.grad`.
 `PrivateStep` (`_opacus_step`) then has the recording add the gradients to a clipped sum.
 
 The last parts check the model and the padding of records on public rows, once a run.
@@ -17,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from itertools import islice, product
 from typing import Any, cast
 
@@ -77,23 +78,26 @@ class ScriptModes:
     def __init__(self, owner: object, modes: Sequence[Any]) -> None:
         remove_finished_modes()
         self._modes = list(modes)
+        self.is_suspended = False
         for mode in self._modes:
             mode.__enter__()
         weakref.finalize(owner, _finish, self._modes)
 
-    def switch_off(self, all_but: type | tuple[type, ...] = ()) -> None:
-        """Switch off the modes, except those of some types."""
+    def switch_off(self) -> None:
+        """Switch off the modes."""
         for mode in self._modes:
-            mode.is_on = mode.is_on and isinstance(mode, all_but)
+            mode.is_on = False
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
         """Switch all modes off inside the body."""
         before = [mode.is_on for mode in self._modes]
         self.switch_off()
+        self.is_suspended = True
         try:
             yield
         finally:
+            self.is_suspended = False
             for mode, was_on in zip(self._modes, before, strict=True):
                 mode.is_on = was_on
 
@@ -156,8 +160,34 @@ class _Inputs:
     versions: list[tuple[Tensor, int]]
 
 
-class _TakeOver(TorchFunctionMode):
-    """Hands `loss.backward()` to a recording; class-label losses get public divisors."""
+# Recordings that take `loss.backward()` over. A mode could not do it and be gone after a refusal: a
+# mode cannot leave its stack from inside of a function that it has intercepted.
+_FOLLOWED: weakref.WeakSet[BatchRecording] = weakref.WeakSet()
+_TORCH_BACKWARD = Tensor.backward
+
+
+@wraps(_TORCH_BACKWARD)
+def _take_over_backward(
+    self: Tensor,
+    gradient: Tensor | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Any = None,
+) -> None:
+    for recording in list(_FOLLOWED):
+        options = {"gradient": gradient, "inputs": inputs}
+        if not recording.modes.is_suspended and recording.differentiate(self, options):
+            return
+    _TORCH_BACKWARD(self, gradient, retain_graph, create_graph, inputs)
+
+
+def _replace_backward() -> None:
+    """Put the function above into torch while a recording needs it, and torch's own otherwise."""
+    Tensor.backward = _take_over_backward if _FOLLOWED else _TORCH_BACKWARD  # type: ignore[method-assign]
+
+
+class _PublicDivisors(TorchFunctionMode):
+    """Gives losses over class labels public divisors."""
 
     def __init__(self, recording: BatchRecording) -> None:
         super().__init__()
@@ -169,11 +199,8 @@ class _TakeOver(TorchFunctionMode):
         """Run one function of torch."""
         kwargs = kwargs or {}
         recording = self._recording()
-        if recording is not None and self.is_on:
-            if func is Tensor.backward and recording.differentiate(args[0], kwargs):
-                return None
-            if func in _CLASS_LOSSES and not recording.passes:
-                return _apply_public_divisor(recording, func, args, kwargs)
+        if recording is not None and self.is_on and func in _CLASS_LOSSES:
+            return _apply_public_divisor(recording, func, args, kwargs)
         return func(*args, **kwargs)
 
 
@@ -267,12 +294,17 @@ class BatchRecording:
                 self.tape = Tape(model, layers, self.size, tracker=self.tracker)
                 self.tape.__enter__()
             modes += self.tracker.modes()
-        self.modes = ScriptModes(self, [*modes, _TakeOver(self)])
+        self.modes = ScriptModes(self, [*modes, _PublicDivisors(self)])
+        weakref.finalize(self, _replace_backward)  # called after the set has lost the recording
+        _FOLLOWED.add(self)
+        _replace_backward()
 
     def end(self) -> None:
-        """Let go of the script."""
+        """Let go of the script, and leave torch as it was."""
         self._close_tape()
         self.modes.end()
+        _FOLLOWED.discard(self)
+        _replace_backward()
 
     def _close_tape(self) -> None:
         if self.tape is not None:
@@ -451,23 +483,24 @@ class BatchRecording:
             state = self.tracker.state(loss)
             if not isinstance(state, (Total, Unknown, BatchAxis)):
                 return False
-        if options["inputs"] is not None:
-            raise ValueError(
-                "backward(inputs=...) is not supported; freeze the other parameters before"
-                " make_private"
-            )
         self.passes += 1
         if self.passes > 1 or self.size == 0:
             return True
         # The script is followed no further. Later calls of `backward()` are still taken over.
         self._close_tape()
-        self.modes.switch_off(all_but=_TakeOver)
+        self.modes.switch_off()
         try:
+            if options["inputs"] is not None:
+                raise ValueError(
+                    "backward(inputs=...) is not supported; freeze the other parameters before"
+                    " make_private"
+                )
             # Anomaly mode would end the run at the first record with a NaN.
             with torch.autograd.set_detect_anomaly(False):
                 self._take_gradients(loss, state)
         except BaseException:
             self.passes = 0  # a refused batch is not stepped
+            self.end()
             raise
         return True
 

@@ -295,11 +295,15 @@ class PrivateStep:
         self._guards.close()  # torch calls no hook after a KeyboardInterrupt
         if not module.training:
             return
-        self._check_unchanged()
-        if recording.physical.first and not recording.passes:
-            self.weights.check_parameters()
-        recording.begin_forward()
-        self._maybe_verify(args, kwargs, recording)
+        try:
+            self._check_unchanged()
+            if recording.physical.first and not recording.passes:
+                self.weights.check_parameters()
+            recording.begin_forward()
+            self._maybe_verify(args, kwargs, recording)
+        except BaseException:
+            self.forget()
+            raise
         # The script's loss may read the attributes until its step.
         self._attributes = self._attributes or AttributeSnapshot(self.model)
         recording.memory = recording.memory or (self._attributes, Reached(self.model))
@@ -368,6 +372,9 @@ class PrivateStep:
             if recording is None or not is_followed:
                 return None
             return recording.end_forward(args, kwargs, output)
+        except BaseException:
+            self.forget()
+            raise
         finally:
             self._guards.close()
 
