@@ -37,7 +37,14 @@ from dpkfc.gradients.clipped_sum import (
 from dpkfc.gradients.fallback import gradient_of
 from dpkfc.gradients.layers import Call, Layer, named_tensors
 from dpkfc.gradients.rules import blocks_of
-from dpkfc.gradients.state import Augmentation, augmented, check_finite, check_memory, checked_state
+from dpkfc.gradients.state import (
+    Augmentation,
+    StateChangedError,
+    augmented,
+    check_finite,
+    check_memory,
+    checked_state,
+)
 from dpkfc.gradients.tape import Tape, check_losses, run_eagerly, tensors_of
 from dpkfc.linalg.metric import NamedTensors
 from dpkfc.memory import is_out_of_memory
@@ -842,7 +849,7 @@ def _mixing_message(failure: Unknown | None, what: str) -> str:
 
 
 def _is_permanent(error: Exception) -> bool:
-    """Return whether an error would recur on any rows: no memory, or losses of the wrong shape."""
+    """Return whether an error would recur on any rows: memory, state, or the shape of losses."""
     begins = ("loss_fn must return", "loss_fn returned", "loss_fn takes each")
     is_of_losses = isinstance(error, ValueError) and str(error).startswith(begins)
-    return is_of_losses or is_out_of_memory(error)
+    return is_of_losses or isinstance(error, StateChangedError) or is_out_of_memory(error)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+import random
+import threading
+from array import array
+from collections import ChainMap, UserDict, deque, namedtuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
+from queue import Queue, SimpleQueue
+from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import pytest
@@ -215,3 +223,127 @@ def test_ordinary_losses_are_left_alone(caplog: pytest.LogCaptureFixture) -> Non
     with pytest.raises(KeyboardInterrupt):
         make_stateless(on_the_model)(model, batch)
     assert len(model.shown) == 1  # looked after by the pass, which needs it until its end
+
+
+# -- what may hold a state -------------------------------------------------------------------------
+
+
+class Slots:
+    __slots__ = ("__hidden", "value")
+
+    def __init__(self) -> None:
+        self.value = self.__hidden = 0
+
+    def bump(self) -> None:
+        self.__hidden += 1
+        self.value += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    items: list[int] = field(default_factory=list)
+    inner: Slots = field(default_factory=Slots)
+
+
+Pair = namedtuple("Pair", "items")
+
+
+class Key:
+    """What a weak reference may point to."""
+
+
+KEY = Key()
+
+
+def set_item(x: Any, key: Any, value: Any) -> None:
+    x[key] = value
+
+
+def read(name: str) -> Callable[[Any], Any]:
+    return lambda x: getattr(x, name)
+
+
+def local() -> threading.local:
+    x = threading.local()
+    x.value = 0
+    return x
+
+
+def bump(x: Any) -> None:
+    x.value += 1
+
+
+# A holder, what changes it, and what is then read.
+HOLDERS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "SimpleNamespace": (lambda: SimpleNamespace(value=0), bump, read("value")),
+    "slots": (Slots, Slots.bump, lambda x: (x.value, x._Slots__hidden)),
+    "a frozen dataclass with slots": (
+        Frozen,
+        lambda x: (x.items.append(1), x.inner.bump()),
+        lambda x: (list(x.items), x.inner.value),
+    ),
+    "a named tuple": (lambda: Pair([]), lambda x: x.items.append(1), lambda x: len(x.items)),
+    "UserDict": (UserDict, lambda x: set_item(x, 1, 1), dict),
+    "ChainMap": (lambda: ChainMap({}), lambda x: set_item(x, 1, 1), dict),
+    "Queue": (Queue, lambda x: x.put(1), lambda x: (x.qsize(), x.unfinished_tasks)),
+    "SimpleQueue": (SimpleQueue, lambda x: x.put(1), lambda x: x.qsize()),
+    "a thread's own": (local, bump, read("value")),
+    "WeakKeyDictionary": (WeakKeyDictionary, lambda x: set_item(x, KEY, 1), len),
+    "WeakSet": (WeakSet, lambda x: x.add(KEY), len),
+    "array": (lambda: array("d", [0.0]), lambda x: x.append(1.0), list),
+    "bytearray": (lambda: bytearray(1), lambda x: set_item(x, 0, 1), bytes),
+    "count": (lambda: count(3), next, repr),
+    "the iterator of a list": (lambda: iter([1, 2, 3]), next, lambda x: x.__length_hint__()),
+    "random.Random": (lambda: random.Random(0), lambda x: x.random(), lambda x: x.getstate()),
+    "numpy's Generator": (
+        lambda: np.random.default_rng(0),
+        lambda x: x.random(),
+        lambda x: x.bit_generator.state,
+    ),
+    "RandomState": (
+        lambda: np.random.RandomState(0),
+        lambda x: x.rand(),
+        lambda x: x.get_state()[1].tolist(),
+    ),
+    "torch.Generator": (
+        lambda: torch.Generator().manual_seed(0),
+        lambda x: torch.rand(1, generator=x),
+        lambda x: x.get_state().tolist(),
+    ),
+}
+RANDOM = ("random.Random", "numpy's Generator", "RandomState", "torch.Generator")
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_a_state_is_put_back_whatever_holds_it(name: str) -> None:
+    make, change, contents = HOLDERS[name]
+    in_loss, model, x = make(), nn.Linear(2, 2), torch.zeros(1, 2)
+    model.memory = make()
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        change(in_loss)
+        change(model.memory)
+        return model(batch).sum(1)
+
+    before = [contents(in_loss), contents(model.memory)]
+    with loss_state.restored_attributes(model):
+        make_stateless(loss)(model, x)
+        assert contents(model.memory) != before[1]
+    assert [contents(in_loss), contents(model.memory)] == before
+    if name in RANDOM:
+        with pytest.raises(ValueError, match="random generator of its own"), checked_state(model):
+            make_stateless(loss)(model, x)
+
+
+def test_a_generator_that_advances_is_refused() -> None:
+    def numbers() -> Iterator[int]:
+        yield from range(9)
+
+    generator = numbers()
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return model(batch).sum(1) * next(generator)
+
+    with pytest.raises(ValueError, match="advances a generator") as error:
+        make_stateless(loss)(nn.Linear(2, 2), torch.zeros(1, 2))
+    assert len(str(error.value)) <= 160

@@ -10,24 +10,39 @@ the examples, and changes what the model computes later, is refused there.
 
 from __future__ import annotations
 
+import argparse
 import cmath
 import io
 import logging
 import math
 import operator
+import queue
+import random
 import sys
-from collections import Counter, OrderedDict, defaultdict, deque
+import threading
+import warnings
+from array import array
+from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
+from copy import copy as copy_object
 from dataclasses import dataclass
 from functools import cache, partial, update_wrapper
 from inspect import signature
-from itertools import chain, pairwise
+from itertools import chain, count, pairwise
 from traceback import walk_stack
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import (
+    CellType,
+    CodeType,
+    FunctionType,
+    GeneratorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import numpy as np
 import torch
@@ -48,12 +63,26 @@ from dpkfc.weights import digest_tensors
 # before.
 #
 # A forward pass may write into an attribute of a module (a running mean that is no buffer, a cache
-# of positions, attention maps, a counter). Tensors, arrays, numbers and texts are compared, alone
-# or inside lists, tuples, deques, sets, dicts, and objects of classes that belong to no installed
-# package (a memory bank of the user's own).
+# of positions, attention maps, a counter). Tensors, arrays, numbers, texts and random generators
+# are compared, alone or inside containers: lists, tuples, dicts and the like, holders of attributes
+# of the standard library, and objects of classes that belong to no installed package (a memory bank
+# of the user's own). Of an iterator it is only seen whether it has advanced.
 
 _INTERNAL = frozenset(vars(nn.Module())) - {"training"}
 _HOLDERS = (list, tuple, deque, set, frozenset, dict, OrderedDict, defaultdict, Counter)
+# Classes of the standard library whose objects are what their attributes are.
+_BY_ATTRIBUTES = (
+    SimpleNamespace,
+    argparse.Namespace,
+    UserDict,
+    UserList,
+    ChainMap,
+    queue.Queue,
+    threading.local,
+    WeakKeyDictionary,
+    WeakSet,
+    WeakValueDictionary,
+)
 _PLAIN = (int, float, complex, str, bytes, type(None))
 _DEPTH = 4
 _LONG = 1024
@@ -71,18 +100,96 @@ _Names = dict[nn.Module, frozenset[str]]
 """Modules with names of their attributes."""
 
 
+@dataclass(frozen=True)
+class _Accessor:
+    """How a state that is no attribute is read and written.
+
+    Attributes:
+        read: object to a value that no later change of the object reaches.
+        write: object and such a value; None where the state cannot be put back.
+        is_random: a generator of random numbers. A check on public rows refuses one that a pass
+            uses: put back after each pass, it would draw the same numbers for all of them.
+        is_iterator: put back by a copy in the place of the object.
+    """
+
+    read: Callable[[Any], Any]
+    write: Callable[[Any, Any], Any] | None = None
+    is_random: bool = False
+    is_iterator: bool = False
+
+
+def _write_bit_generator(x: np.random.Generator, state: Any) -> None:
+    x.bit_generator.state = state
+
+
+def _write_array(x: Any, state: bytes) -> None:
+    x[:] = type(x)(x.typecode, state) if isinstance(x, array) else state
+
+
+def _take_items(x: Any) -> tuple[Any, ...]:
+    items = tuple(x.get_nowait() for _ in range(x.qsize()))
+    _put_items(x, items)
+    return items
+
+
+def _put_items(x: Any, items: tuple[Any, ...]) -> None:
+    while not x.empty():
+        x.get_nowait()
+    for item in items:
+        x.put(item)
+
+
+def _copy_iterator(x: Any) -> Any:
+    """Return an iterator at the same place."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of itertools, from Python 3.12
+        return copy_object(x)
+
+
+def _frame_of(x: GeneratorType[Any, Any, Any]) -> Any:
+    """Return where a generator stands, and the numbers and texts among its variables."""
+    if x.gi_frame is None:
+        return None
+    variables = sorted(x.gi_frame.f_locals.items())
+    return x.gi_frame.f_lasti, [(k, v) for k, v in variables if isinstance(v, _PLAIN)]
+
+
+_ACCESSORS: dict[Any, _Accessor] = {
+    random.Random: _Accessor(random.Random.getstate, random.Random.setstate, is_random=True),
+    np.random.Generator: _Accessor(
+        lambda x: x.bit_generator.state, _write_bit_generator, is_random=True
+    ),
+    np.random.RandomState: _Accessor(
+        partial(np.random.RandomState.get_state, legacy=False),
+        np.random.RandomState.set_state,
+        is_random=True,
+    ),
+    torch.Generator: _Accessor(
+        torch.Generator.get_state, torch.Generator.set_state, is_random=True
+    ),
+    array: _Accessor(array.tobytes, _write_array),
+    bytearray: _Accessor(bytes, _write_array),
+    GeneratorType: _Accessor(_frame_of),
+    queue.SimpleQueue: _Accessor(_take_items, _put_items),
+    count: _Accessor(repr, is_iterator=True),
+}
+for _iterator in map(type, (iter([]), iter(()), iter(range(0)))):
+    _ACCESSORS[_iterator] = _Accessor(operator.length_hint, is_iterator=True)
+
+
 @dataclass(frozen=True, eq=False)
 class Snapshot:
     """A value, with what is needed to see a change in it and to undo the change.
 
     Attributes:
         value: the very object.
-        copy: of a tensor or an array. None where writing into it cannot be undone (parameters,
-            computed tensors).
+        copy: of a tensor, an array or an iterator. None where writing into it cannot be undone
+            (parameters, computed tensors).
         version: of a tensor. None where another guard watches the tensor.
         keys: of a dict or an object.
         inner: snapshots of the items of a container. None where its items are not compared.
         flat: `inner` holds the items themselves, which are compared by identity.
+        state: of an object that has an `_Accessor`.
     """
 
     value: Any
@@ -91,6 +198,7 @@ class Snapshot:
     keys: tuple[Any, ...] = ()
     inner: tuple[Any, ...] | None = None
     flat: bool = False
+    state: Snapshot | None = None
 
     @classmethod
     def take(
@@ -109,6 +217,9 @@ class Snapshot:
             return cls._take_tensor(x, watched, most)
         if isinstance(x, np.ndarray):
             return cls(x, x.copy() if x.nbytes <= most else None)
+        if type(x) in _ACCESSORS:
+            own = _copy_iterator(x) if _ACCESSORS[type(x)].is_iterator else None
+            return cls(x, own, state=cls._take_state(x))
         if not depth or not _is_container(type(x)) or id(x) in watched:
             return cls(x)
         if type(x) not in _HOLDERS:
@@ -129,6 +240,10 @@ class Snapshot:
             copy = x.detach().clone()
         return cls(x, copy, _version(x))
 
+    @classmethod
+    def _take_state(cls, x: Any) -> Snapshot:
+        return cls.take(_ACCESSORS[type(x)].read(x), set())
+
     def is_unchanged(self, now: Any, *, by_value: bool = False) -> bool:
         """Return whether `now` is the same object and nothing was written into it.
 
@@ -136,6 +251,8 @@ class Snapshot:
             now: the present value.
             by_value: compare the values of tensors, and not only torch's counter of writes.
         """
+        if self.state is not None and type(now) is type(self.value):
+            return self.state.equals(self._take_state(now))
         if now is not self.value:
             if type(now) is not type(self.value) or not isinstance(now, _PLAIN):
                 return False
@@ -156,9 +273,15 @@ class Snapshot:
         return all(item.is_unchanged(x, by_value=by_value) for item, x in pairs)
 
     def restore(self) -> Any:
-        """Return the object, with the contents that it had."""
+        """Return the object, with the contents that it had.
+
+        Raises:
+            StateChangedError: it has changed in a way that cannot be undone.
+        """
         x = self.value
-        if isinstance(self.copy, Tensor):
+        if self.state is not None:
+            x = self._restore_state(x)
+        elif isinstance(self.copy, Tensor):
             if not same_values(x, self.copy):
                 x = _write_copy(x, self.copy)
         elif isinstance(self.copy, np.ndarray):
@@ -170,10 +293,32 @@ class Snapshot:
             _fill(x, self.keys, items)
         return x
 
+    def _restore_state(self, x: Any) -> Any:
+        accessor = _ACCESSORS[type(x)]
+        if self.is_unchanged(x):
+            return x
+        if accessor.is_iterator:
+            return _copy_iterator(self.copy)
+        if accessor.is_random and _is_checking.get():
+            raise StateChangedError(
+                "model, loss_fn or augment has a random generator of its own; use those of torch,"
+                " numpy and random (docs/errors.md#state)"
+            )
+        if accessor.write is None:
+            raise StateChangedError(
+                f"model, loss_fn or augment advances a {type(x).__name__}, which cannot be put back"
+                " after a pass; take its values before training (docs/errors.md#state)"
+            )
+        assert self.state is not None
+        accessor.write(x, self.state.value)
+        return x
+
     def equals(self, other: Snapshot) -> bool:
         """Return whether two values are equal: tensors, arrays, numbers, texts and containers."""
         if type(self.value) is not type(other.value) or self.keys != other.keys:
             return False
+        if self.state is not None and other.state is not None:
+            return self.state.equals(other.state)
         if isinstance(self.value, _VALUES):
             return same_values(self._contents, other._contents)
         ours = self.inner or ()
@@ -283,7 +428,7 @@ def paths_of(model: nn.Module, without: Collection[nn.Module] = ()) -> dict[nn.M
 
 
 def _is_container(kind: Any) -> bool:
-    return kind in _HOLDERS or is_own(kind)
+    return kind in _HOLDERS or issubclass(kind, (tuple, *_BY_ATTRIBUTES)) or is_own(kind)
 
 
 @cache
@@ -296,7 +441,19 @@ def is_own(kind: Any) -> bool:
     own = [name for name in names if name.partition(".")[0] not in _COMMON]
     if not own or not all(map(is_own_module, own)):
         return False
-    return "__dict__" in dir(kind) and not issubclass(kind, type)
+    return not issubclass(kind, type) and ("__dict__" in dir(kind) or bool(_slots_of(kind.__mro__)))
+
+
+@cache
+def _slots_of(classes: tuple[Any, ...]) -> tuple[str, ...]:
+    """Return the names of the slots of a class and of the classes that it derives from."""
+    slots = []
+    for base in classes:
+        names = vars(base).get("__slots__", ())
+        for name in [names] if isinstance(names, str) else names:
+            is_mangled = name.startswith("__") and not name.endswith("__")
+            slots.append(f"_{base.__name__.lstrip('_')}{name}" if is_mangled else name)
+    return tuple(name for name in slots if name not in ("__dict__", "__weakref__"))
 
 
 @cache
@@ -311,7 +468,7 @@ def is_own_module(name: str) -> bool:
 
 @cache
 def _may_hold_values(kind: Any) -> bool:
-    return _is_container(kind) or issubclass(kind, (Tensor, np.ndarray))
+    return _is_container(kind) or kind in _ACCESSORS or issubclass(kind, (Tensor, np.ndarray))
 
 
 def same_values(one: Any, other: Any) -> bool:
@@ -347,15 +504,16 @@ def equal_or_nan(one: Tensor, other: Tensor) -> Tensor:
 def _holds_values(x: Any, depth: int = _DEPTH) -> bool:
     if depth and _is_container(type(x)):
         _, values = _items(x)
-        return any(_holds_values(y, depth - 1) for y in values)
-    return isinstance(x, _VALUES)
+        return isinstance(x, WeakSet) or any(_holds_values(y, depth - 1) for y in values)
+    return isinstance(x, _VALUES) or type(x) in _ACCESSORS
 
 
 def _items(x: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return the names, where a container has names, and the items of the container."""
     named = x
     if not isinstance(x, _HOLDERS):
-        named = vars(x)
+        named = dict(getattr(x, "__dict__", {}))
+        named |= {name: getattr(x, name) for name in _slots_of(type(x).__mro__) if hasattr(x, name)}
     elif not isinstance(x, dict):
         return (), tuple(x)
     return tuple(named), tuple(named.values())
@@ -365,9 +523,10 @@ def _fill(x: Any, keys: tuple[Any, ...], values: list[Any]) -> None:
     """Put items back into a container. Tuples and frozen sets keep theirs."""
     if isinstance(x, (tuple, frozenset)):
         return
-    container: Any = x
     if not isinstance(x, _HOLDERS):
-        container = vars(x)
+        _fill_attributes(x, dict(zip(keys, values, strict=True)))
+        return
+    container: Any = x
     container.clear()
     if isinstance(container, dict):
         container.update(zip(keys, values, strict=True))
@@ -375,6 +534,19 @@ def _fill(x: Any, keys: tuple[Any, ...], values: list[Any]) -> None:
         container.update(values)
     else:
         container.extend(values)
+
+
+def _fill_attributes(x: Any, values: dict[str, Any]) -> None:
+    """Give an object these attributes and no others."""
+    for name in _slots_of(type(x).__mro__):
+        if name in values:
+            # A frozen dataclass has a method of its own.
+            object.__setattr__(x, name, values.pop(name))
+        elif hasattr(x, name):
+            object.__delattr__(x, name)
+    if hasattr(x, "__dict__"):
+        vars(x).clear()
+        vars(x).update(values)
 
 
 def _version(x: Tensor) -> int:
@@ -1042,7 +1214,7 @@ class Reached:
                 ", ".join(new),
             )
         for x in changed:
-            if not x.snapshot.is_unchanged(x.snapshot.value, by_value=True):
+            if not x.snapshot.is_unchanged(_read(x.place, x.name), by_value=True):
                 return (
                     f"{self._function} writes to a tensor that it reaches by '{x.name}', and that "
                     "is too large to be put back; compute each example without a memory of others"

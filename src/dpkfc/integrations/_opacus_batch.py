@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 import math
 import textwrap
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -174,9 +175,11 @@ def _take_over_backward(
     create_graph: bool = False,
     inputs: Any = None,
 ) -> None:
+    options = {"gradient": gradient, "inputs": inputs}
     for recording in list(_FOLLOWED):
-        options = {"gradient": gradient, "inputs": inputs}
-        if not recording.modes.is_suspended and recording.differentiate(self, options):
+        # In another thread no operation was followed.
+        is_followed = recording.thread == threading.get_ident() and not recording.modes.is_suspended
+        if is_followed and recording.differentiate(self, options):
             return
     _TORCH_BACKWARD(self, gradient, retain_graph, create_graph, inputs)
 
@@ -252,7 +255,8 @@ class BatchRecording:
         forwards: how often the script called the model.
         memory: attributes of the model, and what its code reaches, before its first call.
         runs_single_examples: whether the recording itself runs the model, on single examples.
-        modes: follow the script and take over its `loss.backward()`.
+        modes: follow the script.
+        thread: in which the script iterates over the loader.
     """
 
     def __init__(
@@ -294,6 +298,7 @@ class BatchRecording:
                 self.tape = Tape(model, layers, self.size, tracker=self.tracker)
                 self.tape.__enter__()
             modes += self.tracker.modes()
+        self.thread = threading.get_ident()
         self.modes = ScriptModes(self, [*modes, _PublicDivisors(self)])
         weakref.finalize(self, _replace_backward)  # called after the set has lost the recording
         _FOLLOWED.add(self)
