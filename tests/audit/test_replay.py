@@ -37,6 +37,7 @@ from tests.injected_bugs.subjects import (
     texts,
     vectors,
 )
+from tests.recording import Heard
 
 ONE_SIZE, ROUNDED = "batches of one size", "rounded noise"
 FEW = ("as it is", "loss × 1e4", "loss × -1e4", "loss × 1e-4", "loss NaN", "random × 1000")
@@ -137,16 +138,12 @@ def test_a_canary_at_which_the_step_stops_is_a_departure() -> None:
 
 
 def test_a_random_forward_pass_is_an_error() -> None:
-    class Calls:
-        __slots__ = ("count",)  # not looked into, so a pass does not put it back
-
-    calls = Calls()
-    calls.count = 0
+    calls = Heard()  # not looked into, so a pass does not put it back
 
     class Counting(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            calls.count += 1
-            return x * (1 + 1e-3 * (calls.count % 7))
+            calls.append(None)
+            return x * (1 + 1e-3 * (len(calls) % 7))
 
     subject = vectors(model=lambda: nn.Sequential(nn.Linear(6, 3), Counting()))
     canaries = select(canaries_of("DP-SGD"), "as it is")

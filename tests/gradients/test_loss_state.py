@@ -311,7 +311,13 @@ HOLDERS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any]
         lambda x: x.get_state().tolist(),
     ),
 }
-RANDOM = ("random.Random", "numpy's Generator", "RandomState", "torch.Generator")
+# Draws of a generator, which no two passes may share.
+DRAWS: dict[str, Callable[[Any], float]] = {
+    "random.Random": lambda x: x.random(),
+    "numpy's Generator": lambda x: x.random(),
+    "RandomState": lambda x: x.rand(),
+    "torch.Generator": lambda x: float(torch.rand(1, generator=x)),
+}
 
 
 @pytest.mark.parametrize("name", HOLDERS)
@@ -330,9 +336,21 @@ def test_a_state_is_put_back_whatever_holds_it(name: str) -> None:
         make_stateless(loss)(model, x)
         assert contents(model.memory) != before[1]
     assert [contents(in_loss), contents(model.memory)] == before
-    if name in RANDOM:
-        with pytest.raises(ValueError, match="random generator of its own"), checked_state(model):
-            make_stateless(loss)(model, x)
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_generator_of_its_own_draws_as_torch_does(name: str) -> None:
+    generator = HOLDERS[name][0]()
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return batch * DRAWS[name](generator)
+
+    found = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        for _ in range(2):
+            found.append(float(make_stateless(loss)(nn.Linear(2, 2), torch.ones(1))))
+    assert found[:2] == found[2:4] and len(set(found)) == 4
 
 
 def test_a_generator_that_advances_is_refused() -> None:

@@ -5,7 +5,6 @@ seen, and so are wrong rules.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.rules import register_layer_rule
 from dpkfc.session import Session
 from dpkfc.verification import _Check
+from tests.recording import Heard
 
 COUNT = 8
 
@@ -90,15 +90,15 @@ def test_a_layer_rule_that_gives_other_gradients_is_refused_before_a_release() -
         assert session.ledger.count == 0
 
 
-FEATURES: SimpleQueue[Tensor] = SimpleQueue()
+FEATURES = Heard()
 MEANS = {"mean": torch.zeros(3, dtype=torch.float64)}
 
 
 def queued(h: Tensor) -> Tensor:
     """Add the features of the batch before, which no restored attribute holds."""
-    FEATURES.put(h.detach())
-    if FEATURES.qsize() > 1:
-        return h + FEATURES.get().mean(0)
+    FEATURES.append(h.detach())
+    if len(FEATURES) > 1:
+        return h + FEATURES.pop(0).mean(0)
     return h
 
 
@@ -141,14 +141,28 @@ def test_a_model_that_mixes_where_no_operation_shows_it_is_refused(
 GENERATOR = torch.Generator()
 
 
-def test_a_generator_that_a_model_keeps_is_refused() -> None:
+def test_a_generator_that_a_model_reaches_has_a_secret_seed_in_each_pass() -> None:
     """One more example would shift the numbers of a known seed for all others."""
+    before, numbers = GENERATOR.get_state(), Heard()
+
+    def mask(h: Tensor) -> Tensor:
+        drawn = torch.rand(len(h), 1, generator=GENERATOR)
+        numbers.append(float(drawn.detach()[0]))
+        return h * (drawn > 0.5)
+
+    def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        return model(batch[0]).sin().sum(1)
+
     x = torch.randn(24, 3, dtype=torch.float64)
-    model = Inner(lambda h: h * (torch.rand(len(h), 1, generator=GENERATOR) > 0.5))
+    model = Inner(mask)
     plan = PrivacyConfig(expected_batch_size=8, steps=2, test_mode_seed=1).with_noise(1.0, 1e-3, 24)
     with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), (x, x)) as session:
-        with pytest.raises(ValueError, match="generator"):
-            session.step(next(session.batches()), lambda m, b: m(b[0]).sin().sum(1))
+        batches = session.batches()
+        session.step(next(batches), loss)
+        numbers.clear()
+        session.step(next(batches), loss)
+    assert numbers and len(set(numbers)) == len(numbers)
+    assert torch.equal(GENERATOR.get_state(), before)
 
 
 def test_a_mean_that_a_model_keeps_elsewhere_is_put_back() -> None:

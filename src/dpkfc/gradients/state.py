@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import cmath
+import hashlib
 import io
 import logging
 import math
@@ -107,19 +108,30 @@ class _Accessor:
     Attributes:
         read: object to a value that no later change of the object reaches.
         write: object and such a value; None where the state cannot be put back.
-        is_random: a generator of random numbers. A check on public rows refuses one that a pass
-            uses: put back after each pass, it would draw the same numbers for all of them.
+        seed: generator of random numbers and a seed. A generator gets a seed from torch's global
+            one before a pass: put back alone, it would draw the same numbers in all of them.
         is_iterator: put back by a copy in the place of the object.
     """
 
     read: Callable[[Any], Any]
     write: Callable[[Any, Any], Any] | None = None
-    is_random: bool = False
+    seed: Callable[[Any, int], Any] | None = None
     is_iterator: bool = False
 
 
 def _write_bit_generator(x: np.random.Generator, state: Any) -> None:
     x.bit_generator.state = state
+
+
+def _seed_generator(x: np.random.Generator, seed: int) -> None:
+    x.bit_generator.state = type(x.bit_generator)(seed).state
+
+
+def _draw_seed() -> int:
+    """Return a seed from torch's global generator, also where its numbers are made constants."""
+    state = hashlib.sha256(bytes(torch.get_rng_state().tolist()))
+    torch.rand(())
+    return int.from_bytes(state.digest()[:4], "little")
 
 
 def _write_array(x: Any, state: bytes) -> None:
@@ -155,17 +167,19 @@ def _frame_of(x: GeneratorType[Any, Any, Any]) -> Any:
 
 
 _ACCESSORS: dict[Any, _Accessor] = {
-    random.Random: _Accessor(random.Random.getstate, random.Random.setstate, is_random=True),
+    random.Random: _Accessor(
+        random.Random.getstate, random.Random.setstate, seed=random.Random.seed
+    ),
     np.random.Generator: _Accessor(
-        lambda x: x.bit_generator.state, _write_bit_generator, is_random=True
+        lambda x: x.bit_generator.state, _write_bit_generator, seed=_seed_generator
     ),
     np.random.RandomState: _Accessor(
         partial(np.random.RandomState.get_state, legacy=False),
         np.random.RandomState.set_state,
-        is_random=True,
+        seed=np.random.RandomState.seed,
     ),
     torch.Generator: _Accessor(
-        torch.Generator.get_state, torch.Generator.set_state, is_random=True
+        torch.Generator.get_state, torch.Generator.set_state, seed=torch.Generator.manual_seed
     ),
     array: _Accessor(array.tobytes, _write_array),
     bytearray: _Accessor(bytes, _write_array),
@@ -218,8 +232,12 @@ class Snapshot:
         if isinstance(x, np.ndarray):
             return cls(x, x.copy() if x.nbytes <= most else None)
         if type(x) in _ACCESSORS:
-            own = _copy_iterator(x) if _ACCESSORS[type(x)].is_iterator else None
-            return cls(x, own, state=cls._take_state(x))
+            accessor = _ACCESSORS[type(x)]
+            own = _copy_iterator(x) if accessor.is_iterator else None
+            snapshot = cls(x, own, state=cls._take_state(x))
+            if accessor.seed is not None:
+                accessor.seed(x, _draw_seed())
+            return snapshot
         if not depth or not _is_container(type(x)) or id(x) in watched:
             return cls(x)
         if type(x) not in _HOLDERS:
@@ -299,11 +317,6 @@ class Snapshot:
             return x
         if accessor.is_iterator:
             return _copy_iterator(self.copy)
-        if accessor.is_random and _is_checking.get():
-            raise StateChangedError(
-                "model, loss_fn or augment has a random generator of its own; use those of torch,"
-                " numpy and random (docs/errors.md#state)"
-            )
         if accessor.write is None:
             raise StateChangedError(
                 f"model, loss_fn or augment advances a {type(x).__name__}, which cannot be put back"
