@@ -62,6 +62,7 @@ FILES = (
     "checkpoint.py",
     "tracking.py",
     "verification.py",
+    "weights.py",
 )
 TURNED = {
     ast.Lt: "<=",
