@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from dpkfc import keep_freed_memory, memory
+from dpkfc import allocator, keep_freed_memory
 from tests import forked
 
 GLIBC = pytest.mark.skipif(
@@ -60,5 +60,5 @@ def test_elsewhere_nothing_happens(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     assert not keep_freed_memory()
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())  # no glibc below
+    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: object())  # no glibc below
     assert not keep_freed_memory()

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,13 +87,14 @@ class Fragile:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left: int | None = None
         for owner, name in (
-            (checkpoint, "save_file"),
+            (safetensors.torch, "save_file"),
             (checkpoint, "_sync"),
             (Path, "rename"),
             (Path, "write_text"),
+            (Path, "unlink"),
+            (Path, "rmdir"),
         ):
             monkeypatch.setattr(owner, name, self._counted(getattr(owner, name)))
-        monkeypatch.setattr(shutil, "rmtree", self._removal(shutil.rmtree))
 
     def _tick(self) -> None:
         if self.left is not None:
@@ -104,16 +106,6 @@ class Fragile:
         def call(*args: Any, **kwargs: Any) -> Any:
             self._tick()
             return real(*args, **kwargs)
-
-        return call
-
-    def _removal(self, real: Any) -> Any:
-        def call(path: Any, **kwargs: Any) -> None:
-            for file in sorted(Path(path).iterdir()) if Path(path).exists() else []:
-                self._tick()
-                file.unlink()
-            self._tick()
-            real(path, **kwargs)
 
         return call
 

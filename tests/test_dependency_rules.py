@@ -23,21 +23,26 @@ SOURCE = ROOT / "src" / "dpkfc"
 MACHINE = {"distributed", "memory", "rng_state"}
 FOUR = {"privacy", "gradients", "curvature", "data"}
 LIBRARY = MACHINE | FOUR | {"linalg", "tracking", "public_rows", "verification", "postprocess"}
-LIBRARY |= {"features", "private_step", "checkpoint", "config", "session"}
-LIBRARY |= {"callbacks", "weights"}
-EVERYWHERE = {"_checks"}
+LIBRARY |= {"features", "private_step", "checkpoint", "tensors", "config", "session"}
+LIBRARY |= {"callbacks", "weights", "weights_record"}
+EVERYWHERE = {"_checks", "allocator", "clipping", "torchrun"}
 ALLOWED = {
     "_checks": set(),
+    "allocator": set(),
+    "clipping": set(),
+    "torchrun": set(),
     "linalg": set(),
     "tracking": set(),
-    "checkpoint": set(),
+    "checkpoint": {"tensors"},
+    "tensors": set(),
     "terminal": set(),
     "data": set(),
     "rng_state": {"privacy", "gradients"},  # fresh keys; layers for types only
     "distributed": {"gradients"},  # for types only
     "memory": {"distributed", "rng_state"},
     "privacy": set(),
-    "weights": {"checkpoint", "distributed", "privacy"},
+    "weights": {"checkpoint", "weights_record", "distributed", "privacy"},
+    "weights_record": {"checkpoint"},
     "gradients": {"linalg", "tracking", "distributed", "memory", "rng_state", "weights"},
     "public_rows": {"data", "gradients", "memory", "rng_state"},
     "verification": MACHINE | {"linalg", "tracking", "gradients", "public_rows"},
@@ -54,7 +59,7 @@ ALLOWED = {
     "report": LIBRARY | {"federated"},
     "audit": LIBRARY | {"federated"},
     "sklearn": LIBRARY | {"report"},
-    "cli": {"config", "distributed", "memory", "report", "terminal"},
+    "cli": {"config", "report", "terminal"},
     "app": LIBRARY | {"audit", "federated", "integrations", "report", "terminal"},
     "__main__": {"cli"},
 }

@@ -11,7 +11,6 @@ from rich.table import Table
 
 from dpkfc._checks import refuse
 from dpkfc.app.commands import add_command
-from dpkfc.app.tuning.runs import Clock, StudyError, worker_count
 from dpkfc.terminal import make_table, open_console, resumable
 
 
@@ -60,6 +59,7 @@ def reproduce(
         data_dir: Folder with the data sets; left out: $DPKFC_DATA, then Hugging Face datasets.
         quiet: No progress bar.
     """
+    from dpkfc.app.tuning.runs import Clock, worker_count
     from dpkfc_papers import federated_study as federated
     from dpkfc_papers.figures import reproduce_figures
 
@@ -126,6 +126,7 @@ def _kinds(
             a name.
     """
     from dpkfc.app.settings import nearest
+    from dpkfc.app.tuning.runs import StudyError
     from dpkfc_papers.federated_study import NAME
     from dpkfc_papers.figures import FIGURE_OF
     from dpkfc_papers.tables import load

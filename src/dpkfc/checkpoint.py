@@ -15,86 +15,21 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from dpkfc._checks import refuse
 
+if TYPE_CHECKING:
+    # Ledgers are verified without torch, which takes seconds to import.
+    import torch
+
+    from dpkfc.tensors import Groups, NamedTensors, Tensors
+
 StrPath = str | os.PathLike[str]
-# Tensors by name.
-Tensors = dict[str, Tensor]
-NamedTensors = Mapping[str, Tensor]
 # Plain values by name.
 Values = Mapping[str, Any]
-# Tensors by group and name.
-Groups = dict[str, Tensors]
-
-# --------------------------------------------------------------------------------------------------
-# Plain values with tensors among them, as JSON that keeps them exactly next to named tensors.
-#
-# Nothing is pickled, so reading a file runs no code of the file's author.
-
-_MARKS = ("!tensor", "!tuple", "!dict")
-_PLAIN = (int, float, str, type(None))
-
-
-def pack(value: Any, where: str, tensors: Tensors) -> Any:
-    """Return a value that JSON keeps exactly.
-
-    Tensors move to `tensors` under their path. Tuples, and dicts with keys that are not text, are
-    marked.
-
-    Raises:
-        TypeError: a value of another kind, by its path.
-    """
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, Tensor):
-        while where in tensors:
-            where += "'"
-        tensors[where] = value
-        return {"!tensor": where}
-    if isinstance(value, Mapping):
-        return _pack_mapping(value, where, tensors)
-    if isinstance(value, (list, tuple)):
-        items = [pack(item, f"{where}.{i}", tensors) for i, item in enumerate(value)]
-        return items if isinstance(value, list) else {"!tuple": items}
-    raise TypeError(
-        f"{where} is a {type(value).__name__}, which no checkpoint can hold; give plain values and "
-        "tensors in dicts, lists and tuples"
-    )
-
-
-def _pack_mapping(value: Mapping[Any, Any], where: str, tensors: Tensors) -> Any:
-    has_plain_keys = all(isinstance(key, str) and key not in _MARKS for key in value)
-    pairs = []
-    for key, item in value.items():
-        pairs.append([pack(key, where, tensors), pack(item, f"{where}.{key}", tensors)])
-    return dict(pairs) if has_plain_keys else {"!dict": pairs}
-
-
-def unpack(value: Any, tensors: NamedTensors) -> Any:
-    """Return what was given to `pack`, with its tensors."""
-    match value:
-        case {"!tensor": name}:
-            return tensors[name]
-        case {"!tuple": items}:
-            return tuple(unpack(items, tensors))
-        case {"!dict": pairs}:
-            return dict(unpack(pairs, tensors))
-        case dict():
-            return {key: unpack(item, tensors) for key, item in value.items()}
-        case list():
-            return [unpack(item, tensors) for item in value]
-    return value
-
 
 # --------------------------------------------------------------------------------------------------
 
@@ -106,7 +41,6 @@ _GROUP = re.compile(r"\w[\w-]*")  # a name that stays inside the folder
 _PART = re.compile(r"manifest\.json|.+\.safetensors")
 # safetensors writes into a file with a name of this form, then renames it.
 _UNFINISHED_PART = re.compile(rf"{_PART.pattern}|\.tmp\w{{6}}")
-_NO_STATE = torch.empty(0, dtype=torch.uint8)
 _SESSION = {
     "plan": str,
     "step": int,
@@ -143,6 +77,8 @@ def write(
         CheckpointError: the folder cannot be written or holds something else, such as the ledger,
             or `meta` holds a value of another kind.
     """
+    from dpkfc.tensors import pack
+
     target = Path(folder).resolve()
     fresh = target.with_name(target.name + ".new")
     old = target.with_name(target.name + ".old")
@@ -177,11 +113,15 @@ def _write_files(
     folder: Path, groups: Mapping[str, NamedTensors], meta: Any, private: bool
 ) -> None:
     """Write and sync the files of a checkpoint into a new folder."""
+    from safetensors.torch import save_file
+
+    from dpkfc.tensors import separate
+
     manifest: dict[str, Any] = {"format": _FORMAT, "meta": meta, "sha256": {}}
     folder.mkdir(0o700 if private else 0o777, parents=True)
     for group, named in groups.items():
         path = folder / f"{group}.safetensors"
-        tensors = _separate(named)
+        tensors = separate(named)
         _write_synced(path, partial(save_file, tensors), private)
         manifest["sha256"][group] = file_digest(path)
     content = manifest | {"digest": digest_manifest(manifest)}
@@ -309,6 +249,10 @@ def read(folder: StrPath) -> tuple[Groups, dict[str, Any]]:
     Raises:
         CheckpointError: missing, truncated, corrupt or of another format.
     """
+    from safetensors.torch import load_file
+
+    from dpkfc.tensors import unpack
+
     target = Path(folder).resolve()
     try:
         target = _find_newest(target)
@@ -373,6 +317,8 @@ def read_session(folder: StrPath) -> tuple[Groups, dict[str, Any]]:
 
 def _find_misfits(tensors: Values, meta: Values) -> Iterator[tuple[bool, str]]:
     """Yield whether a session would not have written a value, and its name."""
+    import torch
+
     for name, kind in _SESSION.items():
         yield not isinstance(meta.get(name), kind), name
     yield "extra" not in meta, "extra"
@@ -381,8 +327,8 @@ def _find_misfits(tensors: Values, meta: Values) -> Iterator[tuple[bool, str]]:
     yield not meta["plan"].isprintable(), "plan"
     processes = meta["world_size"]
     yield processes < 1, "world_size"
-    state = meta.get("torch_rng", _NO_STATE)
-    yield not isinstance(state, Tensor) or state.dtype != torch.uint8, "torch_rng"
+    state = meta.get("torch_rng", torch.empty(0, dtype=torch.uint8))
+    yield not isinstance(state, torch.Tensor) or state.dtype != torch.uint8, "torch_rng"
     yield state.numel() % processes != 0, "torch_rng"
     takers = meta.get("takers", [])
     yield not isinstance(takers, list), "takers"
@@ -487,24 +433,6 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _separate(named: NamedTensors) -> Tensors:
-    """Return the tensors on the CPU.
-
-    Those that are views or share memory are copied, since the format cannot hold them.
-    """
-    seen: set[int] = set()
-    tensors = {}
-    for name, tensor in named.items():
-        x = tensor.detach().cpu()
-        storage = x.untyped_storage()
-        is_whole = x.is_contiguous() and storage.nbytes() == x.nbytes
-        if not is_whole or storage.data_ptr() in seen:
-            x = x.clone(memory_format=torch.contiguous_format)
-        seen.add(storage.data_ptr())
-        tensors[name] = x
-    return tensors
-
-
 def _sync(path: Path) -> None:
     """Wait until the disk has a file or, where the system can, the names in a folder."""
     if not path.is_dir():
@@ -533,7 +461,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
     except MISFIT as error:
         optimizer.load_state_dict(before)  # the error may have come halfway
         raise CheckpointError(
-            f"the checkpoint belongs to another optimizer ({_reason(error)})"
+            f"the checkpoint belongs to another optimizer ({type(error).__name__}: {error})"
         ) from error
     missing = set()
     for expected, group in zip(before["param_groups"], optimizer.param_groups, strict=True):
@@ -544,30 +472,6 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
             f"the checkpoint belongs to another optimizer: it has no {min(missing)!r} for "
             f"{type(optimizer).__name__}"
         )
-
-
-def unique_tensors(state: Values) -> Tensors:
-    """Return the tensors of a state dict; tied weights keep their first name only."""
-    seen: set[tuple[int, torch.Size]] = set()
-    tensors = {}
-    for name, tensor in state.items():
-        if not isinstance(tensor, Tensor):
-            continue
-        key = (tensor.data_ptr(), tensor.shape)
-        if tensor.numel() and key in seen:
-            continue
-        seen.add(key)
-        tensors[name] = tensor
-    return tensors
-
-
-def copy_tensors(state: Values) -> Tensors:
-    """Return copies of a state dict's tensors on the CPU; tied weights keep all their names."""
-    tensors = {}
-    for name, x in state.items():
-        if isinstance(x, Tensor):
-            tensors[name] = x.detach().cpu().clone(memory_format=torch.contiguous_format)
-    return tensors
 
 
 def check_same_tensors(model: NamedTensors, saved: NamedTensors) -> None:

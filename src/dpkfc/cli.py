@@ -21,10 +21,10 @@ from rich.markup import escape
 from rich.table import Column, Table
 from typer.core import TyperGroup
 
-from dpkfc.distributed import check_single
-from dpkfc.memory import keep_freed_memory
+from dpkfc.allocator import keep_freed_memory
 from dpkfc.report import rounded_up
 from dpkfc.terminal import INTERRUPTED, open_console, print_error, quiet_libraries
+from dpkfc.torchrun import check_single
 
 # Errors whose message is written for users.
 _KNOWN_ERRORS = (ValueError, RuntimeError, OSError, ImportError, ClickException)

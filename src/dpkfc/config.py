@@ -20,22 +20,23 @@ from dpkfc._checks import (
     check_optional_integer,
     check_positive,
 )
-from dpkfc.curvature.base import Preconditioner
+from dpkfc.clipping import SPLIT, contribution_bound
 from dpkfc.data.sampling import FixedSize, Poisson, Sampler, Shuffle, TruncatedPoisson
-from dpkfc.gradients.clipped_sum import SPLIT, Clip, contribution_bound
-from dpkfc.linalg.norms import check_methods
-from dpkfc.memory import RowLimit
-from dpkfc.postprocess.pipeline import PostProcess, WeightEMA, check_fields, check_pipeline
 from dpkfc.privacy import accounting
 from dpkfc.privacy.accounting import ACCOUNTANTS, NEGLIGIBLE_NOISE, EpsilonCurve
 from dpkfc.privacy.calibration import PlanBase, calibrate_noise_multiplier, check_target
 from dpkfc.privacy.ledger import Ledger
-from dpkfc.privacy.mechanism import GAUSSIAN, NOISES, ROUNDED, ExtraRelease, widen_sensitivity
+from dpkfc.privacy.releases import GAUSSIAN, NOISES, ROUNDED, ExtraRelease, widen_sensitivity
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
+    # A plan of plain settings is made without torch, which takes seconds to import.
+    from dpkfc.curvature.base import Preconditioner
+    from dpkfc.gradients.clipped_sum import Clip
+    from dpkfc.memory import RowLimit
+    from dpkfc.postprocess.pipeline import PostProcess, WeightEMA
     from dpkfc.privacy.accounting import Charges
 
 
@@ -475,12 +476,11 @@ class PrivacyConfig:
         check_optional_integer("max_records_per_unit", self.max_records_per_unit, 1)
         check_integer("augmentations", self.augmentations, 1)
         steps = self.postprocess
-        steps = (steps,) if isinstance(steps, PostProcess) else tuple(steps)
+        steps = tuple(steps) if isinstance(steps, Iterable) else (steps,)
         object.__setattr__(self, "postprocess", steps)
-        check_pipeline(self.postprocess, self.readout)
+        self._check_parts()
         self._check_micro_batches()
         object.__setattr__(self, "norm_methods", dict(self.norm_methods))
-        check_methods(self.norm_methods)
         check_optional_integer("test_mode_seed", self.test_mode_seed, 0)
         if (self.epochs is None) == (self.steps is None):
             raise ValueError(
@@ -494,8 +494,25 @@ class PrivacyConfig:
         check_one_of("noise", self.noise, NOISES)
         self._check_sampler()
         self._check_extra()
-        check_fields(self.preconditioner, self.weight_average)
+        self._check_split()
+
+    def _check_parts(self) -> None:
+        """Check what torch computes: the steps after the noise, and the preconditioner."""
+        average = self.weight_average
+        if self.postprocess or average is not None or self.readout != "whitened":
+            from dpkfc.postprocess.pipeline import check_fields, check_pipeline
+
+            check_pipeline(self.postprocess, self.readout)
+            check_fields(self.preconditioner, average)
+        if self.norm_methods:
+            from dpkfc.linalg.norms import check_methods
+
+            check_methods(self.norm_methods)
         if self.preconditioner is not None:
+            from dpkfc.curvature.base import Preconditioner
+            from dpkfc.postprocess.pipeline import check_fields
+
+            check_fields(self.preconditioner, average)
             if not isinstance(self.preconditioner, Preconditioner):
                 raise ValueError(
                     "preconditioner must derive from dpkfc.curvature.Preconditioner, got"
@@ -503,7 +520,6 @@ class PrivacyConfig:
                     "use KFAC(probe=...), or see docs/extending.md"
                 )
             _ = self.preconditioner.probes  # a probe of an unknown class is an error
-        self._check_split()
 
     def _check_extra(self) -> None:
         kinds = tuple(self.extra_releases)
@@ -570,6 +586,8 @@ class PrivacyConfig:
     @property
     def micro_batch(self) -> RowLimit:
         """The limit of a micro-batch in rows."""
+        from dpkfc.memory import RowLimit
+
         most = self.max_physical_batch_size
         bound = most if isinstance(most, int) else None
         return RowLimit(bound, most == "auto", self._round_rows(1))
@@ -595,6 +613,8 @@ class PrivacyConfig:
         on each process, so it needs no more memory than a step. Only public settings decide the
         number. `KFAC.chunk` bounds it further.
         """
+        from dpkfc.memory import RowLimit
+
         limit = self.micro_batch
         batch = -(-self.expected_batch_size * self.augmentations // processes)
         return RowLimit(min(batch, limit.most or batch), limit.automatic)
@@ -709,6 +729,9 @@ class PrivacyConfig:
         Raises:
             ValueError: `norm_methods` names another layer.
         """
+        from dpkfc.gradients.clipped_sum import Clip
+        from dpkfc.linalg.norms import check_methods
+
         check_methods(self.norm_methods, layers)
         return Clip(self.max_grad_norm, self.clipping, self.automatic_gamma, self.norm_methods)
 

@@ -11,7 +11,6 @@ nothing. Without a process group everything here is the identity.
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -27,47 +26,13 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dpkfc._checks import refuse
+from dpkfc.torchrun import read_number
 
 if TYPE_CHECKING:
     from dpkfc.gradients.layers import Layer
 
 # --------------------------------------------------------------------------------------------------
 # What torchrun tells the processes that it starts. All of it is read from the environment.
-
-
-def is_launched() -> bool:
-    """Return whether torchrun has started this process."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
-def _read_number(name: str, default: int) -> int:
-    """Return a number that torchrun has set; the default without torchrun."""
-    return int(os.environ.get(name, default)) if is_launched() else default
-
-
-def processes_on_this_host() -> int:
-    """Return the number of processes that share the memory of this host; 1 without torchrun."""
-    return _read_number("LOCAL_WORLD_SIZE", 1)
-
-
-def is_first() -> bool:
-    """Return whether this process speaks for the run: alone, or the first of torchrun's."""
-    return _read_number("RANK", 0) == 0
-
-
-def check_single(command: Sequence[str]) -> None:
-    """Refuse to run any command of `dpkfc` but `train` under torchrun.
-
-    Raises:
-        ValueError: torchrun has started the command. Each process would spend the whole budget, and
-            each restart would spend it again.
-    """
-    if is_launched() and list(command) != ["train"]:
-        name = " ".join(["dpkfc", *command])
-        raise ValueError(
-            f"`{name}` runs in one process; start it without torchrun (only `dpkfc train` divides "
-            "its batches over processes)"
-        )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -120,7 +85,7 @@ class DistributedContext:
         """
         if dist.is_available() and dist.is_initialized():
             return cls(dist.get_rank(), dist.get_world_size())
-        started = _read_number("WORLD_SIZE", 1)
+        started = read_number("WORLD_SIZE", 1)
         if started > 1:
             raise RuntimeError(
                 f"{started} processes would spend {started} times the budget; call "

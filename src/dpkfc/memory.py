@@ -8,11 +8,9 @@ they bound the size.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import logging
 import os
-import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,8 +23,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dpkfc.distributed import first_line, processes_on_this_host
+from dpkfc.distributed import first_line
 from dpkfc.rng_state import all_states, preserve_generators, restore_all_states
+from dpkfc.torchrun import processes_on_this_host
 
 # --------------------------------------------------------------------------------------------------
 # Which errors say that memory ran out.
@@ -284,43 +283,3 @@ def _available_without_proc() -> int:
     with contextlib.suppress(AttributeError, ValueError):
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return 1 << 62  # unknown, so there is no bound
-
-
-# --------------------------------------------------------------------------------------------------
-# Keep freed memory in the process: a training step asks for the same sizes again and again.
-#
-# glibc gives large freed blocks back to the system, which clears their pages before it hands them
-# out again. A private step frees and allocates more than a plain one (rows, norms, noise), so it
-# pays more. docs/results/speed.md has both times.
-
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # numbers of glibc's malloc.h
-_KEPT = (1 << 31) - 1
-_LARGEST = 1 << 30
-_PAD = 1 << 24
-
-
-def keep_freed_memory() -> bool:
-    """Tell glibc to keep up to 2 GiB of freed memory of this process for the next allocation.
-
-    No result changes. Less memory is given back between peaks, and fragmentation may raise the
-    peak. Call this function once, before the first step; the command line does so by itself.
-    Settings in the environment (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`, glibc's
-    tunables) are kept.
-
-    Returns:
-        Whether glibc accepted the settings. False without glibc (macOS, Windows, musl) and if the
-        environment has its own settings.
-    """
-    has_settings = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & os.environ.keys()
-    tunables = os.environ.get("GLIBC_TUNABLES", "")
-    if has_settings or "glibc.malloc" in tunables or not sys.platform.startswith("linux"):
-        return False
-    try:
-        library = ctypes.CDLL(None)
-    except OSError:
-        return False
-    # musl has a mallopt that does nothing. glibc has this name too.
-    if not hasattr(library, "gnu_get_libc_version"):
-        return False
-    settings = ((_TRIM_THRESHOLD, _KEPT), (_MMAP_THRESHOLD, _LARGEST), (_TOP_PAD, _PAD))
-    return all([library.mallopt(name, value) == 1 for name, value in settings])

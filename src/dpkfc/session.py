@@ -24,11 +24,11 @@ from torch.utils.data import DataLoader
 
 from dpkfc import checkpoint, distributed
 from dpkfc.callbacks import Callback, CallbackCalls, StepReport
-from dpkfc.checkpoint import NamedTensors, StrPath, Tensors
+from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, check_plan
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.data.loading import Collate, MicroBatches, Part, layout
-from dpkfc.data.sampling import make_units
+from dpkfc.data.units import make_units
 from dpkfc.distributed import DistributedContext, check_alike, check_in_step
 from dpkfc.gradients.clipped_sum import EvaluationPoint, GradientMode, LossFn, clipped_sum
 from dpkfc.gradients.discovery import find_layers
@@ -45,10 +45,12 @@ from dpkfc.postprocess.pipeline import PostprocessPipeline, WeightAverage, check
 from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.privacy.integration import Floats
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
-from dpkfc.privacy.mechanism import ClippedSum, Released, charge_extra, release_vector
+from dpkfc.privacy.mechanism import ClippedSum, Released, release_vector
+from dpkfc.privacy.releases import charge_extra
 from dpkfc.private_step import PreconditionerManager, ReleasePipeline, set_gradients
 from dpkfc.public_rows import find_template
 from dpkfc.rng_state import device_of
+from dpkfc.tensors import Groups, NamedTensors, Tensors, copy_tensors, unique_tensors
 from dpkfc.verification import check_on_public_rows, check_verify_setting
 from dpkfc.weights import ReleasedWeights, check_recorded_weights, record_weights
 
@@ -843,7 +845,7 @@ class Session:
         with self.averaged_weights() if has_average else nullcontext():
             state = self._model_state() if self._is_sharded else self.model.state_dict()
             self._ranks.run_on_all(partial(self._weights.check_state, state))
-            tensors = checkpoint.copy_tensors(distributed.whole(state, keep=self._ranks.is_rank0))
+            tensors = copy_tensors(distributed.whole(state, keep=self._ranks.is_rank0))
         return tensors
 
     # -- checkpoints ------------------------------------------------------------------------------
@@ -884,7 +886,7 @@ class Session:
         tensors, meta = distributed.whole(state, keep=self._ranks.is_rank0)
         self._ranks.broadcast_from_rank0(lambda: checkpoint.write(folder, tensors, meta))
 
-    def _checkpoint_tensors(self) -> checkpoint.Groups:
+    def _checkpoint_tensors(self) -> Groups:
         tensors = {"model": self._model_state()}
         if self.preconditioner is not None:
             tensors["preconditioner"] = self.preconditioner.state_dict()
@@ -927,7 +929,7 @@ class Session:
     def _model_state(self) -> Tensors:
         if self._is_sharded:
             return distributed.model_state(self.model)
-        return checkpoint.unique_tensors(self.model.state_dict())
+        return unique_tensors(self.model.state_dict())
 
     def restore(self, folder: StrPath, *, any_world_size: bool = False) -> Any:
         """Continue from a checkpoint of the same plan and ledger, with a fresh noise stream.
@@ -969,7 +971,7 @@ class Session:
             self._ranks.run_on_all(lambda: self._load(tensors, meta))
         return meta["extra"]
 
-    def _load(self, tensors: checkpoint.Groups, meta: dict[str, Any]) -> None:
+    def _load(self, tensors: Groups, meta: dict[str, Any]) -> None:
         """Load what a checkpoint of this plan and ledger holds."""
         preconditioning = self._pipeline.preconditioning
         checkpoint.check_same_tensors(self._model_state(), tensors["model"])
@@ -1017,7 +1019,7 @@ class Session:
             average: Tensors = {}
             if self.plan.config.weight_average:
                 with self.averaged_weights():
-                    average = checkpoint.copy_tensors(self.model.state_dict())
+                    average = copy_tensors(self.model.state_dict())
             record_weights(self.ledger, self._weights, average)
         except (RuntimeError, OSError) as error:
             _log.warning("no digest of the weights is kept next to the ledger: %s", error)

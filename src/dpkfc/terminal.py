@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
+import re
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import typer
 from rich.console import Console
@@ -77,3 +79,13 @@ def quiet_libraries() -> None:
         logger.propagate = False
     if os.environ.get("DPKFC_DEBUG") != "1":
         logging.getLogger("dpkfc.privacy.accounting").setLevel(logging.ERROR)
+
+
+def argument_text(owner: Any, key: str) -> str:
+    """Return what the docstring of a class or function says of an attribute or argument."""
+    block = re.search(
+        rf"^( +){key}: (.*?)(?=^\1\w|^ *$|\Z)",
+        inspect.getdoc(owner) or "",
+        re.MULTILINE | re.DOTALL,
+    )
+    return " ".join(block[2].split()) if block else ""

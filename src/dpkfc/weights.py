@@ -11,11 +11,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,9 +20,9 @@ import xxhash
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from dpkfc.checkpoint import MISFIT, CheckpointError, digest_manifest, place_file
 from dpkfc.distributed import DistributedContext, reshard
 from dpkfc.privacy.ledger import Ledger, LedgerError
+from dpkfc.weights_record import WeightsRecord, read_weights_record, write_weights_record
 
 NamedTensors = Mapping[str, Tensor]
 _SINGLE_PROCESS = DistributedContext()
@@ -80,11 +77,11 @@ def digest_weights(weights: Mapping[str, Any]) -> str:
 
     It does not depend on the device, the order or the file format.
     """
-    lines = [f"{name} {digest}" for name, digest in sorted(_digest_for_files(weights).items())]
+    lines = [f"{name} {digest}" for name, digest in sorted(digest_for_files(weights).items())]
     return hashlib.sha256("\n".join(lines).encode("utf-8")).hexdigest()
 
 
-def _digest_for_files(weights: Mapping[str, Any]) -> dict[str, str]:
+def digest_for_files(weights: Mapping[str, Any]) -> dict[str, str]:
     """Return the SHA-256 of each tensor that a file can hold, whatever device it is on."""
     on_host = {}
     for name, x in weights.items():
@@ -305,44 +302,6 @@ class ReleasedWeights:
 _FORMAT = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class WeightsRecord:
-    """The weights that a run released last, by the SHA-256 of their tensors.
-
-    Attributes:
-        ledger: name of the ledger.
-        releases, head: of the ledger when the run ended.
-        weights: digest of each tensor of the model.
-        average: digests where the average of the weights is in the model; {} without an average.
-        accepted: as of `ReleasedWeights`.
-    """
-
-    ledger: str
-    releases: int
-    head: str
-    weights: Mapping[str, str]
-    average: Mapping[str, str] = field(default_factory=dict)
-    accepted: Sequence[int] = ()
-
-    def describes(self, weights: Mapping[str, Any]) -> bool:
-        """Return whether tensors are these weights, or their average.
-
-        A file may leave out a tensor that it holds under another name.
-        """
-        digests = _digest_for_files(weights)
-        for recorded in filter(None, (self.weights, self.average)):
-            are_equal = digests.items() <= recorded.items()
-            missing = set(recorded.values()) - set(digests.values())
-            if are_equal and not missing:
-                return True
-        return False
-
-
-def find_record_path(ledger: Path) -> Path:
-    """Return the file next to a ledger that holds the record of its weights."""
-    return ledger.with_name(f"{ledger.stem}.weights.json")
-
-
 def record_weights(
     ledger: Ledger, weights: ReleasedWeights, average: Mapping[str, Any] | None = None
 ) -> None:
@@ -364,38 +323,11 @@ def record_weights(
         ledger=ledger.id,
         releases=ledger.count,
         head=ledger.head,
-        weights=_digest_for_files(weights.model.state_dict()),
-        average=_digest_for_files(average or {}),
+        weights=digest_for_files(weights.model.state_dict()),
+        average=digest_for_files(average or {}),
         accepted=weights.accepted,
     )
-    content = {"format": _FORMAT, **asdict(record)}
-    text = json.dumps(content | {"hash": digest_manifest(content)}, indent=1) + "\n"
-    place_file(find_record_path(ledger.place), lambda part: part.write_text(text, "utf-8"))
-
-
-def read_weights_record(ledger: Path) -> WeightsRecord | None:
-    """Return the record next to a ledger; None without one.
-
-    Raises:
-        CheckpointError: it is damaged, or of a later format.
-    """
-    path = find_record_path(ledger)
-    try:
-        content = json.loads(path.read_text("utf-8"))
-        stated = content.pop("hash")
-        if content.pop("format") != _FORMAT:
-            raise ValueError("another format")
-        record = WeightsRecord(**content)
-        if digest_manifest({"format": _FORMAT, **asdict(record)}) != stated:
-            raise ValueError("its hash does not fit")
-    except FileNotFoundError:
-        return None
-    except (OSError, *MISFIT) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise CheckpointError(
-            f"the record of the weights {path} is damaged ({reason[:60]}); put it back"
-        ) from error
-    return record
+    write_weights_record(ledger.place, record)
 
 
 def check_recorded_weights(ledger: Ledger, model: nn.Module) -> None:
@@ -406,7 +338,11 @@ def check_recorded_weights(ledger: Ledger, model: nn.Module) -> None:
         CheckpointError: the record is damaged.
     """
     record = None if ledger.place is None else read_weights_record(ledger.place)
-    if record is None or record.head != ledger.head or not record.describes(model.state_dict()):
+    if (
+        record is None
+        or record.head != ledger.head
+        or not record.describes(digest_for_files(model.state_dict()))
+    ):
         raise LedgerError(
             f"the model does not hold the weights of {ledger.name}: restore its checkpoint, or load"
             " the weights that it released last"

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import safetensors.torch as tensor_files
 import torch
 
 from dpkfc import checkpoint
 from dpkfc.privacy import mechanism
 from dpkfc.privacy.ledger import Ledger
-from dpkfc.report import card
 from dpkfc.session import Session
 
 LIMIT_S = 120
@@ -145,10 +145,13 @@ def instrument(aim: Aim, place: Place, mutant: str) -> None:
     os.fsync = hooked(aim, "a sync", noted_sync)
     for name in ("ftruncate", "rename", "replace", "unlink", "rmdir", "mkdir"):
         setattr(os, name, hooked(aim, name, getattr(os, name)))
-    checkpoint.save_file = hooked(
-        aim, "tensors of a checkpoint", checkpoint.save_file, _half_file(1)
-    )
-    card.save_file = hooked(aim, "the released model", card.save_file, _half_file(1))
+    kept = hooked(aim, "tensors of a checkpoint", tensor_files.save_file, _half_file(1))
+    delivered = hooked(aim, "the released model", tensor_files.save_file, _half_file(1))
+
+    def save_file(tensors: Any, path: Any, **header: Any) -> None:
+        (delivered if header else kept)(tensors, path, **header)
+
+    tensor_files.save_file = save_file
     pq.write_table = hooked(aim, "metrics", pq.write_table, _half_file(1))
     Path.write_text = hooked(aim, "a text", Path.write_text, _half_file(0))  # type: ignore[method-assign]
     for kind in (torch.optim.SGD, torch.optim.AdamW, torch.optim.Adam):

@@ -25,7 +25,8 @@ from dpkfc.audit.statistics import (
     draw_batches,
 )
 from dpkfc.config import Plan
-from dpkfc.data.sampling import FixedSize, Poisson, Shuffle, TruncatedPoisson, Units
+from dpkfc.data.sampling import FixedSize, Poisson, Shuffle, TruncatedPoisson
+from dpkfc.data.units import Units
 from dpkfc.distributed import DistributedContext
 from dpkfc.privacy.rng import SamplingStream
 from tests.audit.sizes import size

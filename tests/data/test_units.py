@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpkfc.data.sampling import Units, read_unit_ids
+from dpkfc.data.units import Units, read_unit_ids
 
 
 def rng(seed=0):

@@ -13,7 +13,7 @@ import pytest
 from dpkfc.privacy import Budget, BudgetError
 from dpkfc.privacy.accounting import epsilon, total_epsilon
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
-from dpkfc.privacy.mechanism import ExtraRelease
+from dpkfc.privacy.releases import ExtraRelease
 from tests import forked
 
 DELTA = 1e-5

@@ -13,38 +13,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import typer
+from click import Context
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from typer.core import TyperOption
+from typer.core import TyperCommand, TyperOption
 
-from dpkfc.app.owndata.display import print_shares, schema_table
-from dpkfc.app.owndata.recipes import empty_schema, own_kind
-from dpkfc.app.recipes.catalogue import RECIPES, recipe_of, run_config
-from dpkfc.app.run_folder import RunFolderError, write_text
-from dpkfc.app.settings import (
-    METHOD_LABELS,
-    METHODS,
-    ConfigError,
-    Method,
-    RunConfig,
-    argument_text,
-    flatten,
-    nearest,
-    read_choices,
-    to_toml,
-)
-from dpkfc.app.tuning.runs import StudyError, departures, worker_count
-from dpkfc.distributed import is_first, is_launched
 from dpkfc.report import plain, rounded_up
-from dpkfc.report.card import CARD, LAYOUT, LEDGER, to_markdown, write_card_files
-from dpkfc.report.officer import Declared
-from dpkfc.report.verify import Card, CardError, explain_ledger, read_card, verify_ledger
-from dpkfc.terminal import INTERRUPTED, make_table, open_console, print_error, resumable
+from dpkfc.terminal import (
+    INTERRUPTED,
+    argument_text,
+    make_table,
+    open_console,
+    print_error,
+    resumable,
+)
+from dpkfc.torchrun import is_first, is_launched
 
 if TYPE_CHECKING:
+    # A command imports what it needs when it runs, so that help and small commands start at once.
     from dpkfc.app.recipes import Recipe
     from dpkfc.app.results import Result
+    from dpkfc.app.settings import Method, RunConfig
+    from dpkfc.report.verify import Card
 
 
 # --------------------------------------------------------------------------------------------------
@@ -109,6 +100,8 @@ def methods_table(width: int = 140) -> Table:
     Args:
         width: of the console, in characters.
     """
+    from dpkfc.app.settings import METHODS
+
     table = Table(header_style="bold", show_lines=True)
     table.add_column("method", overflow="fold", min_width=max(map(len, METHODS)))
     columns = list(_COLUMNS)
@@ -160,6 +153,7 @@ def report(
     """
     from dpkfc.app.html import count_text
     from dpkfc.app.html.render import write_page
+    from dpkfc.app.tuning.runs import departures
 
     contents = write_page(runs, out, title=title, departures=departures)
     for path, why in contents.broken:
@@ -221,6 +215,9 @@ def fill_card(run: Path, given: Mapping[str, str]) -> str:
         CardError: there is no card, or it disagrees with ledger or weights.
         ValueError: a value that a card cannot show.
     """
+    from dpkfc.report.card import CARD, LEDGER, to_markdown, write_card_files
+    from dpkfc.report.verify import CardError, read_card, verify_ledger
+
     card = read_card(run / LEDGER)
     if card is None:
         raise CardError(f"{run} holds no {CARD}; call write_card(folder), or end the run first")
@@ -241,6 +238,10 @@ def fill_card(run: Path, given: Mapping[str, str]) -> str:
 
 def _fill_content(card: Card, given: Mapping[str, str]) -> dict[str, Any]:
     """Return a card with fields filled in, and the sections of this version."""
+    from dpkfc.report.card import LAYOUT
+    from dpkfc.report.officer import Declared
+    from dpkfc.report.verify import explain_ledger
+
     content: dict[str, Any] = dict(card.content)
     known = content.get("declared") or {}
     declared = Declared(**{**known, **given})
@@ -305,6 +306,9 @@ def tune(
         budget: Minutes; what would not end in time is not started, else stopped.
         quiet: No progress bar.
     """
+    from dpkfc.app.owndata.recipes import own_kind
+    from dpkfc.app.settings import read_choices
+    from dpkfc.app.tuning.runs import worker_count
     from dpkfc.app.tuning.tune import TuneSettings
     from dpkfc.app.tuning.tune import tune as run_tuning
 
@@ -359,6 +363,9 @@ def _parse_settings(pairs: list[str]) -> dict[str, Any]:
         StudyError: a text without "=".
         ConfigError: an unknown key.
     """
+    from dpkfc.app.settings import flatten
+    from dpkfc.app.tuning.runs import StudyError
+
     settings: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
@@ -461,39 +468,38 @@ def _set_parameters(command: Any, parameters: list[inspect.Parameter]) -> None:
     command.__annotations__ = {p.name: p.annotation for p in parameters}
 
 
-def _add_settings(
-    leave_out: tuple[str, ...] = (),
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command one flag per field of `RunConfig`; it receives `settings` with those given."""
+def _add_settings(command: Callable[..., None], leave_out: tuple[str, ...]) -> Callable[..., None]:
+    """Return a command with one flag per field of `RunConfig`.
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        fields = [f for f in dataclasses.fields(RunConfig) if f.name not in leave_out]
-        # The settings of the short help come first, in its order.
-        fields.sort(key=lambda setting: _PLACES.get(setting.name, len(_PLACES)))
+    The command receives `settings` with those that were given.
+    """
+    from dpkfc.app.settings import RunConfig
 
-        def run_command(*, help_all: bool, **arguments: Any) -> None:
-            settings = {}
-            for setting in fields:
-                value = arguments.pop(setting.name)
-                if value is not None:
-                    # A text that is no number is left for `RunConfig` to name.
-                    kinds = _NUMBERS.get(str(setting.type), ())
-                    settings[setting.name] = _parse_number(value, kinds)
-            command(**arguments, settings=settings)
+    fields = [f for f in dataclasses.fields(RunConfig) if f.name not in leave_out]
+    # The settings of the short help come first, in its order.
+    fields.sort(key=lambda setting: _PLACES.get(setting.name, len(_PLACES)))
 
-        signature = inspect.signature(command, eval_str=True)
-        parameters = [p for p in signature.parameters.values() if p.name != "settings"]
-        parameters += map(_flag, fields)
-        parameters.append(
-            inspect.Parameter(
-                "help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_HelpAll
-            )
+    def run_command(*, help_all: bool, **arguments: Any) -> None:
+        settings = {}
+        for setting in fields:
+            value = arguments.pop(setting.name)
+            if value is not None:
+                # A text that is no number is left for `RunConfig` to name.
+                kinds = _NUMBERS.get(str(setting.type), ())
+                settings[setting.name] = _parse_number(value, kinds)
+        command(**arguments, settings=settings)
+
+    signature = inspect.signature(command, eval_str=True)
+    parameters = [p for p in signature.parameters.values() if p.name != "settings"]
+    parameters += map(_flag, fields)
+    parameters.append(
+        inspect.Parameter(
+            "help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_HelpAll
         )
-        _set_parameters(run_command, parameters)
-        run_command.__doc__, run_command.__name__ = command.__doc__, command.__name__
-        return run_command
-
-    return decorate
+    )
+    _set_parameters(run_command, parameters)
+    run_command.__doc__, run_command.__name__ = command.__doc__, command.__name__
+    return run_command
 
 
 def _flag(setting: dataclasses.Field[Any]) -> inspect.Parameter:
@@ -526,7 +532,6 @@ def _flag(setting: dataclasses.Field[Any]) -> inspect.Parameter:
     )
 
 
-@_add_settings()
 def train(
     *,
     settings: dict[str, Any],
@@ -546,6 +551,10 @@ def train(
         any_world_size: Resume on another number of processes.
         quiet: No progress bar.
     """
+    from dpkfc.app.owndata.display import schema_table
+    from dpkfc.app.recipes.catalogue import recipe_of, run_config
+    from dpkfc.app.settings import ConfigError, read_choices
+
     if resume is not None and (settings or config is not None):
         raise ConfigError(
             "--resume continues a run with its own settings; leave out every other setting"
@@ -578,6 +587,8 @@ def _describe_method(recipe: Recipe, choices: dict[str, Any], settings: RunConfi
 
 def _announce(result: Result) -> None:
     """Print the result of a run, and how to continue it."""
+    from dpkfc.app.owndata.display import print_shares
+
     if result.interrupted:
         again = "the same command" if is_launched() else f"dpkfc train --resume {result.folder}"
         print_error(f"stopped after step {result.steps}; continue with: {again}")
@@ -615,7 +626,6 @@ def _results_table(results: dict[str, Result]) -> Table:
     return table
 
 
-@_add_settings(leave_out=("recipe", "method", "out", "optimizer"))
 def demo(
     *,
     settings: dict[str, Any],
@@ -630,6 +640,7 @@ def demo(
         quiet: No progress bar.
     """
     from dpkfc.app.demos import demo as run_demo
+    from dpkfc.app.settings import METHOD_LABELS, read_choices
 
     console = open_console()
     result = run_demo(read_choices(None, settings), out, None if quiet else console)
@@ -642,7 +653,6 @@ def demo(
     console.print(f"pictures and privacy cards: {result.folder}", soft_wrap=True)
 
 
-@_add_settings(leave_out=("out",))
 def every_setting(
     *,
     settings: dict[str, Any],
@@ -658,10 +668,12 @@ def every_setting(
         settings: those that were given as flags.
         config: TOML file of settings; flags win.
     """
+    from dpkfc.app.recipes.catalogue import run_config
+    from dpkfc.app.settings import read_choices, to_toml
+
     sys.stdout.write(to_toml(run_config(read_choices(config, settings))))
 
 
-@_add_settings(leave_out=("recipe", "out", "method"))
 def doctor(
     model: Annotated[str, typer.Argument(metavar="[TARGET]")] = "",
     *,
@@ -698,6 +710,8 @@ def methods(
     Args:
         name: One method, with its equation and settings; left out: all of them.
     """
+    from dpkfc.app.settings import METHODS, ConfigError, nearest
+
     if name:
         if name not in METHODS:
             raise ConfigError(f"unknown method {name!r}; {nearest(name, METHODS)}")
@@ -734,6 +748,8 @@ def pretrain_encoder(
     from rich.progress import Progress
 
     from dpkfc.app.pretrained import pretrain_and_save
+    from dpkfc.app.run_folder import write_text
+    from dpkfc.app.settings import ConfigError
 
     if device != "cpu" and not device.startswith("cuda"):
         raise ConfigError(f"--device must be cpu or cuda, got {device!r}")
@@ -758,7 +774,6 @@ def pretrain_encoder(
     open_console().print(f"{out}: SHA-256 {facts['sha256']}; losses in {log}", soft_wrap=True)
 
 
-@_add_settings(leave_out=("out",))
 def audit(
     run: Path | None = None,
     *,
@@ -783,6 +798,8 @@ def audit(
         quiet: No progress bar.
     """
     from dpkfc.app import audit_run as audits
+    from dpkfc.app.recipes.catalogue import run_config
+    from dpkfc.app.settings import ConfigError, read_choices
 
     console = open_console()
     if run is not None and (settings or config is not None):
@@ -830,6 +847,9 @@ def write_schema(
         label_file: Table of image files and labels.
         out: The file; left out: the terminal.
     """
+    from dpkfc.app.owndata.recipes import empty_schema
+    from dpkfc.app.run_folder import RunFolderError, write_text
+
     content = empty_schema(data, target, text, label_file)
     if out is None:
         open_console().out(content, end="", highlight=False)
@@ -842,6 +862,9 @@ def write_schema(
 
 def print_recipes() -> None:
     """Show the built-in tasks that --recipe takes."""
+    from dpkfc.app.recipes.catalogue import RECIPES
+    from dpkfc.app.settings import RunConfig
+
     table = make_table("recipe", "data", "input", "classes", "method")
     for recipe in RECIPES.values():
         shape = " × ".join(map(str, recipe.input_shape))
@@ -869,7 +892,9 @@ def predict(
         data: A file of the form that was trained on.
         out: CSV file of what is predicted.
     """
+    from dpkfc.app.owndata.display import print_shares
     from dpkfc.app.owndata.predictions import load_run, read_records, write_predictions
+    from dpkfc.app.settings import ConfigError
 
     if out.resolve() == data.resolve():
         raise ConfigError(f"--out {out} is the file of --data; choose another")
@@ -1013,6 +1038,16 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
 }
 
 
+# The commands that take the settings of a run as flags, and the settings that they leave out.
+_TAKE_SETTINGS: dict[str, tuple[str, ...]] = {
+    "train": (),
+    "demo": ("recipe", "method", "out", "optimizer"),
+    "settings": ("out",),
+    "doctor": ("recipe", "out", "method"),
+    "audit": ("out",),
+}
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     for name, (command, example) in _COMMANDS.items():
@@ -1024,7 +1059,7 @@ def add_command(
 ) -> None:
     """Add a command, with the help texts of its options from its docstring.
 
-    Parameters before the star are arguments. A flag that is off by default has no negation.
+    Its options are made when it is called: those of a run need all of its settings, and so torch.
 
     Args:
         app: the command line.
@@ -1032,6 +1067,34 @@ def add_command(
         command: a function with a docstring that names all of its parameters.
         example: shown at the end of its help page.
     """
+    text = (inspect.getdoc(command) or "").partition("\n\nArgs:\n")[0]
+
+    class Deferred(TyperCommand):
+        def make_context(
+            self,
+            info_name: str | None,
+            args: list[str],
+            parent: Context | None = None,
+            **extra: Any,
+        ) -> Context:
+            alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
+            alone.command(name, help=text, epilog=example)(_with_options(name, command))
+            whole = typer.main.get_command(alone)
+            return whole.make_context(info_name, args, parent, **extra)
+
+    def stand_in() -> None:
+        """Stand for the command in a list of commands."""
+
+    app.command(name, cls=Deferred, help=text, epilog=example)(stand_in)
+
+
+def _with_options(name: str, command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command whose parameters are options, with their help texts.
+
+    Parameters before the star are arguments. A flag that is off by default has no negation.
+    """
+    if name in _TAKE_SETTINGS:
+        command = _add_settings(command, _TAKE_SETTINGS[name])
     parameters = []
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
         kind, *given = [parameter.annotation]
@@ -1046,5 +1109,4 @@ def add_command(
         given[0].help = given[0].help or argument_text(command, parameter.name)
         parameters.append(parameter.replace(annotation=Annotated[kind, given[0]]))
     _set_parameters(command, parameters)
-    text = (inspect.getdoc(command) or "").partition("\n\nArgs:\n")[0]
-    app.command(name, help=text, epilog=example)(command)
+    return command

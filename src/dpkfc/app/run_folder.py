@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from dpkfc.app.datasets import UnpackedSizeError, check_unpacked_size, one_line
 from dpkfc.checkpoint import CheckpointError, place_file
-from dpkfc.weights import find_record_path
+from dpkfc.weights_record import find_record_path
 
 # The file that a finished run writes last.
 LAST_PLOT = "spectra.png"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-import inspect
 import math
 import re
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dpkfc._checks import refuse
+from dpkfc.clipping import CLIPPINGS
 from dpkfc.config import SAMPLERS, PrivacyConfig
 from dpkfc.curvature.diagonal import DP2, AdaDPS
 from dpkfc.curvature.gep import GEP
@@ -23,13 +23,13 @@ from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.ngd import NGD
 from dpkfc.curvature.probes import DeadLeaves, PinkNoise
 from dpkfc.curvature.refresh import LABELS, LIKELIHOODS
-from dpkfc.gradients.clipped_sum import CLIPPINGS
 from dpkfc.integrations.loggers import LOGGERS
 from dpkfc.postprocess.pipeline import READOUTS
 from dpkfc.postprocess.steps import SOFIM, AdamBC, DiSK
 from dpkfc.privacy.accounting import ACCOUNTANTS
-from dpkfc.privacy.mechanism import NOISES
+from dpkfc.privacy.releases import NOISES
 from dpkfc.report.officer import Declared
+from dpkfc.terminal import argument_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -203,16 +203,6 @@ def _library(
 
 def _library_field(owner: type, key: str) -> dataclasses.Field[Any]:
     return next(found for found in dataclasses.fields(owner) if found.name == key)
-
-
-def argument_text(owner: Any, key: str) -> str:
-    """Return what the docstring of a class or function says of an attribute or argument."""
-    block = re.search(
-        rf"^( +){key}: (.*?)(?=^\1\w|^ *$|\Z)",
-        inspect.getdoc(owner) or "",
-        re.MULTILINE | re.DOTALL,
-    )
-    return " ".join(block[2].split()) if block else ""
 
 
 @dataclass(frozen=True, kw_only=True)

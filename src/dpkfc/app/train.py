@@ -49,7 +49,7 @@ from dpkfc.app.settings import (
     to_toml,
 )
 from dpkfc.callbacks import PURPOSE, EarlyStopping, PrivateEarlyStopping, wrong_answers
-from dpkfc.distributed import DistributedContext, is_launched
+from dpkfc.distributed import DistributedContext
 from dpkfc.gradients.state import check_finite
 from dpkfc.integrations.loggers import Logger, check_logger, make_logger
 from dpkfc.privacy.budget import Budget, Receipt
@@ -57,6 +57,7 @@ from dpkfc.privacy.ledger import verify
 from dpkfc.report import rounded_up
 from dpkfc.report.card import stamp
 from dpkfc.session import Batch, Session, StepRecord
+from dpkfc.torchrun import is_launched
 
 # --------------------------------------------------------------------------------------------------
 # Training without privacy on labelled public data, as the start of any private method (DP-SGD-PT in

@@ -58,7 +58,8 @@ from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.privacy.accounting import event_to_dict
 from dpkfc.privacy.integration import gaussian_epsilon
 from dpkfc.privacy.ledger import LedgerError, verify
-from dpkfc.privacy.mechanism import ROUNDED, Released
+from dpkfc.privacy.mechanism import Released
+from dpkfc.privacy.releases import ROUNDED
 
 # -- neighbour replay ------------------------------------------------------------------------------
 #

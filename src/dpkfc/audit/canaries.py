@@ -33,8 +33,9 @@ from dpkfc.audit.harness import (
     open_session,
     script_plan,
 )
+from dpkfc.clipping import SPLIT
 from dpkfc.config import Plan
-from dpkfc.gradients.clipped_sum import SPLIT, matrix_of
+from dpkfc.gradients.clipped_sum import matrix_of
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.metric import Entry, Kronecker, Metric

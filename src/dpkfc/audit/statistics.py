@@ -34,7 +34,8 @@ from dpkfc.audit.harness import (
 )
 from dpkfc.config import Plan
 from dpkfc.distributed import flatten, widest_dtype
-from dpkfc.privacy.mechanism import ROUNDED, Released, grid_of
+from dpkfc.privacy.mechanism import Released
+from dpkfc.privacy.releases import ROUNDED, grid_of
 from dpkfc.privacy.rng import SamplingStream
 from dpkfc.rng_state import all_states, restore_all_states
 

@@ -43,7 +43,7 @@ from dpkfc.privacy import accounting
 from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.calibration import calibrate_noise_multiplier, check_target
 from dpkfc.privacy.ledger import Ledger
-from dpkfc.privacy.mechanism import GAUSSIAN, NOISES, ROUNDED, grid_of, widen_sensitivity
+from dpkfc.privacy.releases import GAUSSIAN, NOISES, ROUNDED, grid_of, widen_sensitivity
 from dpkfc.report import json_number
 
 if TYPE_CHECKING:

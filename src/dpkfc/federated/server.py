@@ -63,6 +63,7 @@ from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
 from dpkfc.private_step import ReleasePipeline
 from dpkfc.rng_state import device_of
+from dpkfc.tensors import copy_tensors, unique_tensors
 from dpkfc.weights import ReleasedWeights
 
 if TYPE_CHECKING:
@@ -679,7 +680,7 @@ class Server(PartyModel):
         self._weights.check()
         state = self.model.state_dict()
         self._weights.check_state(state)
-        return checkpoint.copy_tensors(state)
+        return copy_tensors(state)
 
     def save(self, folder: StrPath, extra: Any = None) -> None:
         """Write a checkpoint between rounds.
@@ -696,7 +697,7 @@ class Server(PartyModel):
                 "a round is open, and a checkpoint holds no messages; close the round first"
             )
         groups = {
-            "model": checkpoint.unique_tensors(self.model.state_dict()),
+            "model": unique_tensors(self.model.state_dict()),
             "filters": self._pipeline.postprocess.state_dict(),
             "rule": self._state,
         }
@@ -734,9 +735,7 @@ class Server(PartyModel):
                 f" checkpoint {folder}; resume with the ledger of the same run"
             )
         with checkpoint.fitting(folder):
-            checkpoint.check_same_tensors(
-                checkpoint.unique_tensors(self.model.state_dict()), tensors["model"]
-            )
+            checkpoint.check_same_tensors(unique_tensors(self.model.state_dict()), tensors["model"])
             device = device_of(self.layers)
             preconditioner = None
             if "preconditioner" in tensors:

@@ -32,7 +32,6 @@ from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
 from dpkfc._checks import refuse
-from dpkfc.checkpoint import copy_tensors
 from dpkfc.config import Plan
 from dpkfc.distributed import list_group_members, trainable_tensors
 from dpkfc.gradients.clipped_sum import ClippedSummer
@@ -62,13 +61,14 @@ from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum
 from dpkfc.private_step import PreconditionerManager, ReleasePipeline, set_gradients
 from dpkfc.rng_state import preserve_generators, renew
+from dpkfc.tensors import copy_tensors
 from dpkfc.tracking import Unknown, forget_batches
 from dpkfc.weights import (
     ReleasedWeights,
     check_recorded_weights,
-    read_weights_record,
     record_weights,
 )
+from dpkfc.weights_record import read_weights_record
 
 if TYPE_CHECKING:
     from dpkfc.curvature.base import PreconditionerState

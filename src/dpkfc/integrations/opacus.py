@@ -63,10 +63,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 from dpkfc import checkpoint
 from dpkfc._checks import check_integer, check_positive, is_number, refuse
 from dpkfc.checkpoint import StrPath
+from dpkfc.clipping import CLIPPINGS
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.data.loading import Collate, check_once, split
 from dpkfc.distributed import DistributedContext
-from dpkfc.gradients.clipped_sum import CLIPPINGS
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.integrations import Checks
 from dpkfc.integrations._opacus_batch import Indices, PhysicalBatch

@@ -309,9 +309,9 @@ class Ledger:
         state: Verified,
         path: Path | None,
         descriptor: int | None,
-        lock: BaseFileLock | None,
         max_releases: int | None,
         extra: Mapping[str, int] | None = None,
+        lock: BaseFileLock | None = None,
     ) -> None:
         self.path = path
         # Wherever the process goes from here.
@@ -362,7 +362,7 @@ class Ledger:
         line, head = encode_line(first)
         state = Verified(first | {"hash": head}, [], [head], len(line))
         if path is None:
-            return cls(state, None, None, None, max_releases, extra)
+            return cls(state, None, None, max_releases, extra)
         path = Path(path)
         descriptor, lock = _open_locked(path)
         try:
@@ -379,7 +379,7 @@ class Ledger:
             if isinstance(error, OSError):
                 raise _unwritable(path, error) from error
             raise
-        ledger = cls(state, path, descriptor, lock, max_releases, extra)
+        ledger = cls(state, path, descriptor, max_releases, extra, lock)
         ledger._is_new = not content
         return ledger
 
@@ -530,6 +530,9 @@ class Ledger:
             # Windows deletes no open file.
             self._close_file()
             self.place.unlink()
+            if self._lock is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(self._lock.lock_file)
         self.close()
 
     def __enter__(self) -> Ledger:

@@ -26,8 +26,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from dpkfc.checkpoint import CheckpointError, file_digest, place_file
 from dpkfc.config import Plan
@@ -43,10 +41,10 @@ from dpkfc.report.officer import (
     render,
     show_name,
 )
-from dpkfc.rng_state import device_of
 
 if TYPE_CHECKING:
     import dp_accounting
+    from torch import Tensor
 
     from dpkfc.federated.plan import FederatedPlan
     from dpkfc.federated.server import RoundRecord, Server
@@ -365,6 +363,8 @@ def session_card(
             "a card states what only you know: give title, chosen_by (how hyper-parameters were"
             " chosen) and not_private (figures that you publish without noise, {} for none)"
         )
+    from dpkfc.rng_state import device_of
+
     # An engine keeps the session that it trains in this attribute.
     trained = getattr(session, "_private", session)
     trained.check_weights()
@@ -402,6 +402,8 @@ def _check_file(path: Path, state: Mapping[str, Tensor]) -> None:
     Raises:
         ValueError: a tensor is missing, unknown or has other values.
     """
+    from safetensors.torch import load_file
+
     try:
         found = load_file(path)
     except SafetensorError as error:
@@ -444,6 +446,8 @@ def write_weights_and_card(
     Raises:
         CheckpointError: the folder holds another run, or cannot be written.
     """
+    from safetensors.torch import save_file
+
     place = Path(folder)
     promise = card["guarantee"]
     # Values of a safetensors header are texts.

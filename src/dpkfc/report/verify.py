@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.table import Table
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from dpkfc.checkpoint import (
     file_digest,
@@ -47,7 +46,7 @@ from dpkfc.report.card import (
     to_markdown,
 )
 from dpkfc.report.officer import explain_guarantee, registry_record
-from dpkfc.weights import find_record_path, read_weights_record
+from dpkfc.weights_record import digest_file, find_record_path, read_weights_record
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -465,7 +464,7 @@ def check_recorded(path: Path, ledger: Verified, card: Card | None) -> str:
     if weights.suffix != ".safetensors" or not weights.is_file():
         return "not compared: no safetensors file of them is next to the ledger"
     try:
-        is_released = record.describes(load_file(weights))
+        is_released = record.describes(digest_file(weights))
     except (OSError, SafetensorError) as error:
         raise CardError(f"{weights} is damaged ({error}): put back the delivered file") from error
     if not is_released:

@@ -20,7 +20,7 @@ from dpkfc.app.recipes import Judged, cross_entropy, evaluate
 from dpkfc.app.recipes import Task as Judgement
 from dpkfc.app.settings import ConfigError, nearest
 from dpkfc.curvature.probes import Probe
-from dpkfc.data.sampling import check_ids
+from dpkfc.data.units import check_ids
 from dpkfc.gradients.state import evaluation_mode
 
 Loss = Callable[[nn.Module, Examples], Tensor]

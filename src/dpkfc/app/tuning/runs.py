@@ -39,6 +39,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from dpkfc._checks import refuse
+from dpkfc.allocator import keep_freed_memory
 from dpkfc.app.datasets import DatasetError
 from dpkfc.app.datasets.sources import CIFAR100, load_pixels
 from dpkfc.app.datasets.text import AG_NEWS, hashed_texts, load_texts
@@ -49,7 +50,6 @@ from dpkfc.app.recipes.text import HEAD_LENGTH, SIZE
 from dpkfc.app.run_folder import Metrics, RunFolder, RunFolderError, placed, write_text
 from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.checkpoint import CheckpointError
-from dpkfc.memory import keep_freed_memory
 from dpkfc.privacy.ledger import LedgerError, version
 from dpkfc.privacy.locks import take_lock
 from dpkfc.report import ensure_mapping
