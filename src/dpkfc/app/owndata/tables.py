@@ -117,7 +117,7 @@ class Header:
         """
         for name in wanted:
             count = list(self.names).count(name)
-            if count > 1:
+            if name and count > 1:
                 raise DatasetError(f"{path}: two columns are named {name!r}; rename one")
             if not name or not count:
                 have = shorten(filter(None, self.names), 2000)

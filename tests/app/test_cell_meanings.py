@@ -1,0 +1,283 @@
+"""What the text of a cell means, names of columns, and how a CSV file may be written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dpkfc.app.datasets import DatasetError
+from dpkfc.app.owndata.cells import is_known_encoding
+from dpkfc.app.owndata.files import encode_table
+from dpkfc.app.owndata.recipes import empty_schema
+from dpkfc.app.owndata.schema import Column, Schema, check_schema, is_identifier, read_schema
+from dpkfc.app.owndata.tables import look_like_names, read_header, read_table
+from dpkfc.app.settings import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("keys", "text", "number"),
+    [
+        ({}, " 1.5 ", 1.5),
+        ({}, "1e3", 1000),
+        ({}, "−5", -5),
+        ({}, "1_000", None),
+        ({}, "١٢", None),
+        ({}, "1,299.50", None),
+        ({}, "0x10", None),
+        ({}, "nan", None),
+        ({"decimal": ","}, "3,5", 3.5),
+        ({"decimal": ","}, "1.234", None),
+        ({"decimal": ",", "thousands": "."}, "1.234", 1234),
+        ({"decimal": ",", "thousands": "."}, "-1.234.567,5", -1234567.5),
+        ({"decimal": ",", "thousands": "."}, "1.23", None),
+        ({"decimal": ",", "thousands": "."}, "1234.567", None),
+        ({"thousands": ","}, "1,299.50", 1299.5),
+        ({"thousands": ","}, "1,29", None),
+        ({"thousands": " "}, "1 299", 1299),
+        ({"thousands": " "}, "1\u202f299\u00a0000", 1299000),
+        ({"thousands": "'"}, "1'299.50", 1299.5),
+        ({"thousands": "'"}, "1’299", 1299),
+        ({"signs": True}, "> 89", 89),
+        ({"signs": True}, "<=0.5", 0.5),
+        ({"signs": True}, "≥7", 7),
+        ({}, ">89", None),
+        ({"measured_in": "mg"}, "5 mg", 5),
+        ({"measured_in": "mg"}, "5mg", 5),
+        ({"measured_in": "mg"}, "5", 5),
+        ({"measured_in": "mg"}, "5 g", None),
+        ({"signs": True, "measured_in": "%", "decimal": ","}, "< 2,5 %", 2.5),
+        ({"missing": ("", "-9", "999")}, "999.00", None),
+    ],
+)
+def test_numbers_as_people_write_them(keys: dict[str, object], text: str, number: float | None):
+    column = Column(kind="number", bounds=(0, 1), **keys)
+    column.check("a", "s.toml")
+    assert column.meaning(text) == (None if number is None else (number,))
+
+
+def test_two_numbers_of_one_cell():
+    column = Column(kind="pair", bounds=(60, 260, 30, 130))
+    encoded = column.encode(["120/80", " 260 / 130 ", "120", "a/80", "300/30", "1/2/3"])
+    rows = [[-0.4, 0, 0], [1, 1, 0], [0, 0, 1], [0, 0, 1], [1, -1, 0], [0, 0, 1]]
+    assert encoded.features.ravel() == pytest.approx(sum(rows, [])) and encoded.odd == 1 / 6
+
+
+@pytest.mark.parametrize(
+    ("form", "bounds", "text", "share"),
+    [
+        ("", ("2020-01-01", "2020-01-11"), "2020-01-06", 0),
+        ("", ("2020-01-01", "2020-01-11"), "2020-01-06T00:00:00.123456789+00:00", 0),
+        ("", ("2020-01-01", "2020-01-11"), "06.01.2020", None),
+        ("%d.%m.%Y", ("01.01.2020", "2020-01-11"), "6.1.2020", 0),
+        ("%d.%m.%Y", ("01.01.2020", "11.01.2020"), "30.02.2020", None),
+        ("%d.%m.%Y", ("01.01.2020", "11.01.2020"), "٠٦.٠١.٢٠٢٠", None),
+        ("%d.%m.%Y", ("01.01.2020", "11.01.2020"), "31.12.9999", 1),
+        ("%H:%M", ("00:00", "12:00"), "06:00", 0),
+        ("%H:%M", ("00:00", "12:00"), "25:00", None),
+    ],
+)
+def test_dates_and_times(form: str, bounds: tuple[str, str], text: str, share: float | None):
+    column = Column(kind="date", bounds=bounds, format=form)
+    column.check("a", "s.toml")
+    expected = [0, 1] if share is None else [share, 0]
+    assert column.encode([text]).features[0] == pytest.approx(expected, abs=1e-5)
+
+
+def test_bounds_of_dates_are_kept_as_toml_writes_them(tmp_path: Path):
+    path = tmp_path / "s.toml"
+    path.write_text('[columns.a]\nkind = "date"\nbounds = [2020-01-01, 2021-01-01]\n', "utf-8")
+    assert read_schema(path).columns["a"].bounds == ("2020-01-01", "2021-01-01")
+
+
+@pytest.mark.parametrize("numeric", [False, True])
+def test_codes_are_texts_unless_a_schema_says_numbers(numeric: bool):
+    codes = ("250", "250.0", "250.00", "2.5e2", "0250")
+    column = Column(kind="category", categories=("250",), numeric=numeric)
+    places = column.encode(codes).features.argmax(1).tolist()
+    assert places == ([0] * 5 if numeric else [0, 1, 1, 1, 1])
+    long = Column(kind="category", buckets=1024, numeric=True)
+    assert long.meaning("12345678901234567891") != long.meaning("12345678901234567892")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"kind": "category", "categories": ("a", " a")}, "category ' a' stands twice"),
+        (
+            {"kind": "category", "categories": ("1", "1.0"), "numeric": True},
+            "category '1.0' stands twice",
+        ),
+        ({"kind": "date", "bounds": (0.0, 1.0)}, "earliest, latest"),
+        ({"kind": "date", "bounds": ("2021-01-01", "2020-01-01")}, "earliest, latest"),
+        ({"kind": "pair", "bounds": (0, 1)}, r"\[least, greatest, least, greatest\]"),
+        ({"kind": "flag", "measured_in": "mg"}, "measured_in is for kind = 'number'"),
+        ({"kind": "number", "bounds": (0, 1), "format": "%Y"}, "format is for kind = 'date'"),
+        ({"kind": "number", "bounds": (0, 1), "thousands": "_"}, "thousands must be"),
+        ({"kind": "number", "bounds": (0, 1), "thousands": "."}, "not thousands"),
+    ],
+)
+def test_a_wrong_column_is_one_clear_error(keys: dict[str, object], message: str):
+    with pytest.raises(ConfigError, match=message):
+        check_schema(Schema(columns={"a": Column(**keys)}), "s.toml")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("header = false", "header = false and names"),
+        ('names = ["a"]', "header = false and names"),
+        ('header = false\nnames = ["a", "a"]', "two equal names"),
+        ('encoding = "utf-7"', "encoding 'utf-7' is not known; choose utf-8, cp1252"),
+        ('encoding = "klingon"', "encoding 'klingon' is not known"),
+        ('thousands = ";"', "thousands must be"),
+        ('decimal = ","\nthousands = ","', "decimal must be"),
+    ],
+)
+def test_wrong_keys_of_a_csv_file_are_one_clear_error(tmp_path: Path, keys: str, message: str):
+    (tmp_path / "s.toml").write_text(keys, "utf-8")
+    with pytest.raises(ConfigError, match=message):
+        read_schema(tmp_path / "s.toml")
+
+
+def _texts(path: Path, content: bytes, name: str, schema: Schema | None = None):
+    path.write_bytes(content)
+    return read_table(path, [name], schema or Schema()).columns[name].texts
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "keys", "texts"),
+    [
+        ("t.csv", b" a ,b\n1, 2\n", {}, ["1"]),
+        ("t.csv", b"\xef\xbb\xbfa,b\r\n1,2\r\n", {}, ["1"]),
+        ("t.csv", b"sep=;\na;b\n1;2\n", {}, ["1"]),
+        ("t.csv", b'"x, y";a\n1;2\n', {}, ["2"]),
+        ("t.csv", b",a,a b\n1,2,3\n", {}, ["2"]),
+        ("t.csv", b"x,x,a\n1,2,3\n", {}, ["3"]),
+        ("t.csv", b'x,"wrapped\nheading",a\n1,2,3\n', {}, ["3"]),
+        ("t.csv", "x,a\nä,Müller\n".encode("cp1252"), {"encoding": "cp1252"}, ["Müller"]),
+        ("t.csv", "größe,a\n1,ß\n".encode("utf-16"), {"encoding": "utf-16"}, ["ß"]),
+        ("t.csv", b"2019,a\n1,2\n", {}, ["2"]),
+        ("t.tsv", b"a\tb;c\n1\t2\n", {}, ["1"]),
+        ("t.txt", b"b|a\n1|2\n", {}, ["2"]),
+        ("t.data", b" 6  148\n 1   85\n", {"delimiter": " ", "header": False}, ["148", "85"]),
+    ],
+)
+def test_dialects_are_read(tmp_path: Path, file: str, content: bytes, keys, texts: list[str]):
+    if keys.get("header") is False:
+        keys = {**keys, "names": ("b", "a")}
+    assert _texts(tmp_path / file, content, "a", Schema(**keys)) == texts
+
+
+def test_a_wrapped_heading_is_a_name_on_one_line(tmp_path: Path):
+    assert _texts(tmp_path / "t.csv", b'"blood\r\n pressure",a\n1,2\n', "blood pressure") == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "message"),
+    [
+        (b"x,x,a\n1,2,3\n", "x", "two columns are named 'x'; rename one"),
+        (b"a,,\n1,2,3\n", "", "has no column ''; its header has a;"),
+        (b"a,b,c\n1,2,3\n", "d", "has no column 'd'; its header has a, b, c;"),
+        (b'a,b,"c\n1,2,3\n4,5,6"\n', "a", "a quote that does not close"),
+        ("größe,a\n1,2\n".encode("cp1252"), "a", "set encoding in the schema, such as 'cp1252'"),
+        ("a,b\n".encode("utf-16-le"), "a", "set encoding in the schema"),
+    ],
+)
+def test_a_header_that_cannot_be_used_is_named(
+    tmp_path: Path, content: bytes, name: str, message: str
+):
+    with pytest.raises(DatasetError, match=message) as caught:
+        _texts(tmp_path / "t.csv", content, name)
+    assert "4" not in str(caught.value).replace(str(tmp_path), "")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "63.0,1.0,145,0",
+        "M,17.99,10.38",
+        "2548.82,f,0,1,yes",
+        "Smith,1980-05-01,yes",
+        "male,yes,no",
+        "p,x,s,n,p,p,p,n,n,n,p,n,p",
+        "Private, 77516, Bachelors",
+        "?,a,b",
+        "<0.5,Smith",
+    ],
+)
+def test_a_first_record_is_no_header_and_is_not_repeated(tmp_path: Path, line: str):
+    path = tmp_path / "t.csv"
+    path.write_text(f"{line}\n{line}\n", "utf-8")
+    assert not look_like_names(line.split(","))
+    last = line.split(",")[-1]
+    for call in (
+        lambda: empty_schema(path, "outcome", "", None),
+        lambda: empty_schema(path, last, "", None),
+        lambda: read_table(path, ["outcome"], Schema()),
+    ):
+        with pytest.raises(
+            DatasetError, match="does not look like names.*header = false"
+        ) as caught:
+            call()
+        assert line.split(",")[0] not in str(caught.value).replace(str(tmp_path), "")
+
+
+def test_names_of_a_common_header_are_names():
+    for line in ("id,age,sex,target", "y,x1,x2", "Sepal Length (cm),0x1,pixel 3", ",a,b"):
+        assert look_like_names(line.split(","))
+
+
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [
+        ("phone", True),
+        ("home_phone", True),
+        ("PhoneNumber", True),
+        ("street address", True),
+        ("PhoneService", False),
+        ("has_phone", False),
+        ("microphone", False),
+        ("account_age", False),
+        ("MobilePlan", False),
+        ("E-Mail", True),
+    ],
+)
+def test_only_names_of_a_person_are_identifiers(name: str, seen: bool):
+    assert is_identifier(name) is seen
+
+
+def test_a_template_says_what_it_leaves_out(tmp_path: Path):
+    path = tmp_path / "t.csv"
+    path.write_text("id,,x,x,phone,PhoneService,y\n", "utf-8")
+    text = empty_schema(path, "y", "", None)
+    assert "# Left out, since named like a person's: 'id', 'phone'" in text
+    assert "To keep one, set its kind and identifier = false" in text
+    assert "'x', which stands twice, a column without a name" in text
+    assert "[columns.x]" not in text and '[columns.""]' not in text
+    assert read_header(path).delimiter == ","
+
+
+def test_a_file_without_a_header_is_read_by_its_names(tmp_path: Path):
+    path = tmp_path / "t.csv"
+    schema = check_schema(
+        Schema(
+            target="y",
+            classes=("no", "yes"),
+            header=False,
+            names=("age", "y"),
+            columns={"age": Column(kind="number", bounds=(0, 100))},
+        ),
+        "s",
+    )
+    path.write_text("50,yes\n100,no\n", "utf-8")
+    records = encode_table(path, schema)
+    assert records.labels.tolist() == [1, 0] and records.inputs[:, 0].tolist() == [0, 1]
+    with pytest.raises(DatasetError, match="has no column 'sex'; its header has age, y"):
+        encode_table(path, replace(schema, target="sex"))
+
+
+def test_encodings_with_states_are_refused():
+    assert all(map(is_known_encoding, ("utf-8", "cp1252", "latin-1", "utf-16", "gb18030")))
+    assert not any(map(is_known_encoding, ("utf-7", "hz", "cp500", "rot13", "", "\0")))
