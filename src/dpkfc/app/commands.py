@@ -180,6 +180,7 @@ def card(
     purpose: str | None = None,
     data_subjects: str | None = None,
     contact: str | None = None,
+    region: str | None = None,
 ) -> None:
     """Show page one of a privacy card, after ledger, card and weights were compared.
 
@@ -193,12 +194,14 @@ def card(
         purpose: What the model is for.
         data_subjects: Whose data it has seen.
         contact: Whom to ask.
+        region: Whose law applies; for the registry.
     """
     given = {
         "owner": owner,
         "purpose": purpose,
         "data_subjects": data_subjects,
         "contact": contact,
+        "region": region,
     }
     text = fill_card(run, {name: value for name, value in given.items() if value is not None})
     _print_line(open_console(), text.partition("\n# Annex\n")[0])

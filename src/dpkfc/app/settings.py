@@ -276,6 +276,7 @@ class RunConfig:
         "", "card", "whose data are trained on; printed on the privacy card"
     )
     contact: str = _setting("", "card", "whom to ask about it; printed on the privacy card")
+    region: str = _setting("", "card", "whose law applies; for the registry of deployments")
 
     # Examples, private and public.
     data_dir: str = _setting(

@@ -30,6 +30,7 @@ class Declared:
         purpose: what it is for.
         data_subjects: whose data it was trained on.
         contact: whom to ask.
+        region: whose law applies, or what region the data describe.
 
     Raises:
         ValueError: a value that is no line of visible text, or longer than 200 characters.
@@ -39,6 +40,7 @@ class Declared:
     purpose: str = ""
     data_subjects: str = ""
     contact: str = ""
+    region: str = ""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -114,7 +116,7 @@ def meaning_text(card: Mapping[str, Any]) -> str:
 
 
 def registry_record(card: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of a card for the public registry, as plain values.
+    """Return the record of a card for the public registry: a draft that says what is missing.
 
     Args:
         card: of a session or of a federated run, with all sections of this version.
@@ -123,7 +125,28 @@ def registry_record(card: Mapping[str, Any]) -> dict[str, Any]:
         KeyError: the card lacks something that the record needs.
     """
     record: dict[str, Any] = json.loads(render("registry.json", card, meaning=meaning_text(card)))
+    deployment = record["deployment"]
+    missing = [
+        _fill_in(deployment["basic"], "data_curators", "owner"),
+        _fill_in(deployment["basic"], "intended_use", "purpose"),
+        _fill_in(deployment["basic"], "data_product_region", "region"),
+        _fill_in(deployment["administrative"], "registry_authors", "contact"),
+    ]
+    if flags := " ".join(filter(None, missing)):
+        notes = deployment["administrative"]["notes"]
+        deployment["administrative"]["notes"] = f"to be filled in: dpkfc card RUN {flags}; {notes}"
+    for name, section in deployment.items():
+        deployment[name] = {key: value for key, value in section.items() if value != ""}
     return record
+
+
+def _fill_in(section: dict[str, Any], key: str, field: str) -> str:
+    """Put a reminder where the owner of a run has said nothing, and return the flag to give."""
+    if section[key] not in ("", [""]):
+        return ""
+    reminder = f"to be filled in: {field}"
+    section[key] = [reminder] if isinstance(section[key], list) else reminder
+    return f"--{field} TEXT"
 
 
 def show_name(name: str) -> str:

@@ -1,4 +1,8 @@
-"""Help and small commands start without torch, which takes seconds to import."""
+"""Help and small commands start without torch; `dpkfc card` fills in the registry's record.
+
+`deployments-schema.yaml` is that of github.com/opendp/deployments-registry-data at commit 3e9c812,
+under the MIT licence, unchanged.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 import torch
+import yaml
 from torch import nn
 
 from dpkfc import PrivacyConfig, Session
+from dpkfc.app.commands import fill_card
+from dpkfc.report.officer import registry_record
 
 RUN = """
 import contextlib, io, json, sys
@@ -56,7 +64,7 @@ def test_help_and_small_commands_do_not_import_torch(run: Path, tmp_path: Path) 
         ["epsilon", "-s", "1.1", "-n", "60000", "-b", "256", "--steps", "3"],
         ["ledger", "verify", str(run)],
         ["total", str(run)],
-        ["card", str(run), "--owner", "Ward 3"],
+        ["card", str(run), "--data-subjects", "adults"],
         ["budget", str(tmp_path / "b.toml"), "--epsilon", "3", "--delta", "1e-5"],
     ]
     done = subprocess.run(
@@ -68,3 +76,20 @@ def test_help_and_small_commands_do_not_import_torch(run: Path, tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     assert not done.stderr
     assert not any(json.loads(done.stdout).values()), done.stdout
+
+
+def test_the_record_for_the_registry_passes_its_schema_and_says_what_is_missing(run: Path) -> None:
+    """An owner's fields are asked for by the flags that fill them in."""
+    schema = yaml.safe_load(Path(__file__).with_name("deployments-schema.yaml").read_text("utf-8"))
+    check = jsonschema.Draft7Validator(schema, format_checker=jsonschema.FormatChecker())
+    facts = {"owner": "Ward 3", "purpose": "Readmission", "contact": "a@b.example", "region": "EU"}
+    for given in ({}, facts):
+        fill_card(run, given)
+        record = json.loads((run / "card.json").read_text("utf-8"))
+        assert not [error.message for error in check.iter_errors(record)]
+        text = json.dumps(record)
+        assert ("--region TEXT" in text) == (not given)
+        assert ("to be filled in" in text) == (not given)
+    uncertified = json.loads((run / "privacy_card.json").read_text("utf-8"))
+    uncertified["guarantee"]["certified"] = False
+    assert not [*check.iter_errors(registry_record(uncertified))]
