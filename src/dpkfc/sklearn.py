@@ -109,8 +109,12 @@ class _PrivateEstimator(BaseEstimator):
         if hasattr(X, "iloc"):
             # pandas cannot put all of its types of columns into one array of another type.
             X = X.astype(object)
-        rows = validate_data(self, X, reset=reset, dtype=None, ensure_all_finite=False)
-        return parse_numbers(np.asarray(rows))
+        rows = np.asarray(validate_data(self, X, reset=reset, dtype=None, ensure_all_finite=False))
+        numbers = parse_numbers(rows)
+        if reset and rows.dtype.kind not in "biuf":
+            names = vars(self).get("feature_names_in_", range(numbers.shape[1]))
+            _warn_of_texts(numbers, list(names))
+        return numbers
 
     def _set_scale(self, *, keep_zero: bool) -> None:
         """Set bounds, centre and scale of every feature from public bounds alone.
@@ -649,6 +653,23 @@ def parse_numbers(values: NDArray[Any]) -> Floats:
             return values.astype(np.float64)
         numbers = [_parse_number(value) for value in values.ravel().tolist()]
     return np.array(numbers, np.float64).reshape(values.shape)
+
+
+def _warn_of_texts(numbers: Floats, names: Sequence[Any]) -> None:
+    """Warn the owner of columns that hardly hold a number, and so say nothing.
+
+    The rows decide which, so the warning is marked private; one row cannot decide alone.
+    """
+    unread = np.isnan(numbers).mean(axis=0) > 0.5
+    texts = [repr(name)[:30] for name, is_text in zip(names, unread, strict=True) if is_text]
+    if texts:
+        more = f" and {len(texts) - 2} more" if len(texts) > 2 else ""
+        warnings.warn(
+            f"for you alone (PRIVATE): {', '.join(texts[:2])}{more} of X hold hardly any number"
+            " and count as missing; encode texts by public categories",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def _parse_number(value: Any) -> float:

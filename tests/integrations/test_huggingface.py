@@ -5,6 +5,7 @@ works as ever.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -13,12 +14,19 @@ import torch
 import torch.nn.functional as F
 
 pytest.importorskip("transformers")
-from transformers import BertForSequenceClassification, EarlyStoppingCallback, TrainerCallback
+from transformers import (
+    BertForSequenceClassification,
+    EarlyStoppingCallback,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from dpkfc.integrations.huggingface import (
     AsDict,
     PrivateTrainer,
     _verify_default_loss,
+    check_own_settings,
     per_example_cross_entropy,
 )
 from dpkfc.privacy.ledger import verify
@@ -214,6 +222,22 @@ def test_collators_that_draw_random_numbers_are_taken(tmp_path) -> None:
         other.train()
 
 
+def test_settings_that_another_trainer_would_read_are_named(tmp_path, caplog) -> None:
+    args = Seq2SeqTrainingArguments(str(tmp_path), use_cpu=True, predict_with_generate=True)
+    with pytest.raises(ValueError, match="sets predict_with_generate, which PrivateTrainer would"):
+        check_own_settings(args)
+
+    @dataclass
+    class OwnArguments(TrainingArguments):
+        packing: bool = False
+        place: str = "here"
+
+    check_own_settings(OwnArguments(str(tmp_path), use_cpu=True))
+    assert not caplog.text
+    check_own_settings(OwnArguments(str(tmp_path), use_cpu=True, packing=True))
+    assert "OwnArguments adds to TrainingArguments: packing;" in caplog.text
+
+
 @pytest.mark.quick("3-True")
 @pytest.mark.parametrize(("epochs", "told"), [(3, True), (1, False)])
 def test_epochs_that_play_no_part_are_told(epochs: int, told: bool, tmp_path, caplog) -> None:
@@ -378,6 +402,10 @@ def test_a_run_that_is_cut_off_goes_on(preconditioned: bool, tmp_path) -> None:
     with pytest.raises(ZeroDivisionError):
         trainer_of(folder, plan=plan, callbacks=[Calls(raise_at=3)], **how).train()
     assert len(verify(folder / "ledger.jsonl").releases) == 3
+    other = trainer_of(folder, plan=plan_of(0.5, test_mode_seed=1, steps=6), **how)
+    with pytest.raises(ValueError, match="other settings: choose another output_dir, or give its"):
+        other.train()
+    assert other.session is None
     with pytest.raises(ValueError, match="holds 3 releases of an earlier run"):
         trainer_of(folder, plan=plan, **how).train()
     later = trainer_of(folder, plan=plan, **how)

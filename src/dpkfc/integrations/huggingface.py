@@ -20,10 +20,11 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -52,8 +53,11 @@ from dpkfc.integrations import (
 )
 from dpkfc.memory import is_out_of_memory
 from dpkfc.privacy.budget import Budget
+from dpkfc.privacy.ledger import LedgerError, parse
 from dpkfc.public_rows import Attempts, find_template
 from dpkfc.session import Session
+
+_log = logging.getLogger(__name__)
 
 # --------------------------------------------------------------------------------------------------
 # Which of `transformers.TrainingArguments` a private run can keep, and which contradict its plan.
@@ -222,6 +226,45 @@ def _find_wrong_arguments(args: Any, plan: Plan, has_loss: bool) -> Checks:
         "this trainer runs in one process: leave out deepspeed, fsdp, parallelism_config"
         " and launchers; a Session shares batches over processes",
     )
+
+
+def check_own_settings(args: TrainingArguments) -> None:
+    """Name settings that a subclass of `TrainingArguments` adds, which another trainer would read.
+
+    Settings of a user's own class are a warning, since the script may read them itself.
+
+    Raises:
+        ValueError: settings of an installed package, as `SFTConfig(packing=True)` of trl.
+    """
+    kind = type(args)
+    known = {field.name for field in fields(TrainingArguments)}
+    own = {field.name: field.default for field in fields(args) if field.name not in known}
+    # A class may resolve its defaults when it is made.
+    with suppress(Exception):
+        plain = kind(output_dir=str(args.output_dir), use_cpu=args.use_cpu, bf16=args.bf16)
+        own = {name: getattr(plain, name) for name in own}
+    changed = [name for name, default in own.items() if getattr(args, name) != default]
+    in_force = [name for name in own if getattr(args, name) not in (None, False)]
+    file = Path(getattr(sys.modules[kind.__module__], "__file__", None) or "")
+    is_installed = not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
+    if changed and is_installed:
+        raise ValueError(
+            f"{kind.__name__} sets {_name_some(changed)}, which PrivateTrainer would ignore: apply"
+            " it to the dataset or the loss, and pass TrainingArguments"
+        )
+    if changed or (in_force and is_installed):
+        _log.warning(
+            "PrivateTrainer ignores what %s adds to TrainingArguments: %s; cut, pack and mask the"
+            " dataset yourself, and pass per_example_loss= for another loss",
+            kind.__name__,
+            _name_some(changed or in_force),
+        )
+
+
+def _name_some(names: Sequence[str]) -> str:
+    """Return the first names of a list, and how many more there are."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 # --------------------------------------------------------------------------------------------------
@@ -421,8 +464,6 @@ def _part(outputs: Any, name: str, default: Any = None) -> Any:
 # --------------------------------------------------------------------------------------------------
 # How a run of a `PrivateTrainer` begins: check the loss, open the session, restore a checkpoint.
 
-_log = logging.getLogger(__name__)
-
 
 def frozen_statistics(model: nn.Module) -> list[nn.Module]:
     """Return modules in eval mode whose training mode would change statistics.
@@ -457,6 +498,9 @@ def open_session(trainer: PrivateTrainer, resume: str | bool | None) -> Session:
             mixes examples.
         CheckpointError: a checkpoint of another run.
     """
+    # The checks of loss and accounting take seconds.
+    if trainer.ledger_path.exists():
+        _check_ledger(trainer.ledger_path, trainer.plan, may_continue=bool(resume))
     folder: Any = resume or None
     if resume is True:
         folder = get_last_checkpoint(trainer.args.output_dir)
@@ -497,6 +541,29 @@ def open_session(trainer: PrivateTrainer, resume: str | bool | None) -> Session:
     return session
 
 
+def _check_ledger(path: Path, plan: Plan, *, may_continue: bool) -> None:
+    """Refuse the ledger of an earlier run, unless this run continues it."""
+    try:
+        state = parse(path.read_bytes(), str(path))
+    except (LedgerError, OSError):
+        return  # The session says what is wrong.
+    if state.header["plan_hash"] != plan.hash:
+        raise ValueError(
+            f"{path} is the ledger of a run with other settings: choose another output_dir, or"
+            " give its settings and resume_from_checkpoint=True"
+        )
+    if not may_continue:
+        _refuse_releases(path, len(state.releases))
+
+
+def _refuse_releases(path: Path, releases: int) -> None:
+    if releases:
+        raise ValueError(
+            f"the ledger {path} holds {releases} releases of an earlier run; continue with"
+            " resume_from_checkpoint=True, or choose another output_dir"
+        )
+
+
 def _verify_default_loss(trainer: PrivateTrainer, dataset: Any, collate: AsDict) -> None:
     """Check on public rows that the default loss is the model's own."""
     if trainer.default_loss is not None:
@@ -518,11 +585,8 @@ def _singles_of(attempts: Attempts) -> Iterator[dict[str, Any]]:
 
 def _begin(trainer: PrivateTrainer, session: Session, folder: str | None) -> None:
     """Set the state that callbacks read; restore the checkpoint in `folder` if it is not None."""
-    if folder is None and session.steps_done:
-        raise ValueError(
-            f"the ledger {trainer.ledger_path} holds {session.steps_done} releases of an earlier"
-            " run; continue with resume_from_checkpoint=True, or choose another output_dir"
-        )
+    if folder is None:
+        _refuse_releases(trainer.ledger_path, session.steps_done)
     handler = trainer.callback_handler
     plan = trainer.plan
     exported = [x for x in [*handler.callbacks, trainer.control] if isinstance(x, ExportableState)]
@@ -608,6 +672,7 @@ class PrivateTrainer(Trainer):
         check_plan(plan)
         has_loss = per_example_loss is not None
         refuse(_find_wrong_arguments(args, plan, has_loss))
+        check_own_settings(args)
         refuse(_find_wrong_settings(settings))
         held_out = settings.get("eval_dataset")
         named = {"eval_dataset": held_out}
