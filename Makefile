@@ -22,7 +22,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONDONTW
 SPHINX := $(BIN)/sphinx-build -q --keep-going -j auto -d build/doctrees
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-federated test test-slow test-bench coverage lint style docs docs-links bench bench-scale assurance results stats picture clean
+.PHONY: help install demo demo-federated test test-slow test-bench mutants coverage lint style docs docs-links bench bench-scale assurance results stats picture clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -46,6 +46,10 @@ test-slow: $(SLOW) ## the other tests: site, notebooks, Flower with Ray, browser
 
 test-bench: $(TOOLS) ## the benchmarks themselves, at a small size
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m bench
+
+mutants: $(SLOW) ## plant small faults in the source, and see which tests notice (hours)
+	$(BIN)/python benchmarks/mutants.py --record
+	$(BIN)/python benchmarks/mutants.py
 
 coverage: $(SLOW) ## lines and branches of the source that all tests reach in their own processes
 	@mkdir -p build
