@@ -103,6 +103,7 @@ def test_a_cell_is_trained_charged_and_leaves_its_ledger_alone(tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == [
         "config.toml",
         "ledger.jsonl",
+        "ledger.jsonl.lock",
         "ledger.weights.json",
     ]
     assert len(verify(folder / "ledger.jsonl").releases) == 3 == row["steps"]
@@ -168,6 +169,7 @@ def test_a_cell_that_fails_gives_its_space_back_and_keeps_its_ledger(tmp_path, m
     assert sorted(path.name for path in (tmp_path / run.hash).iterdir()) == [
         "config.toml",
         "ledger.jsonl",
+        "ledger.jsonl.lock",
         "ledger.weights.json",
     ]
 
