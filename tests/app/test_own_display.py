@@ -48,6 +48,9 @@ def test_a_column_of_two_thousand_has_one_short_line():
 def test_every_kind_of_column_has_an_example_of_the_schema():
     columns = {
         "age": Column(kind="number", bounds=(0.0, 1.0)),
+        "dose": Column(kind="number", bounds=(0.0, 5.0), decimal=",", measured_in="mg"),
+        "pressure": Column(kind="pair", bounds=(60.0, 260.0, 30.0, 160.0)),
+        "born": Column(kind="date", bounds=("1900-01-01", "2026-01-01")),
         "lab": Column(kind="number"),
         "sex": Column(kind="category", categories=("female", "male")),
         "ward": Column(kind="category", buckets=8),
@@ -59,6 +62,9 @@ def test_every_kind_of_column_has_an_example_of_the_schema():
     assert describe_columns(schema, "own-table") == (
         ("days (target)", "number", "0 to 60", "30"),
         ("age", "number", "0 to 1", "0.5"),
+        ("dose", "number", "0 to 5", "2,5 mg"),
+        ("pressure", "pair", "60 to 260; 30 to 160", "160/95"),
+        ("born", "date", "1900-01-01 to 2026-01-01", "1900-01-01"),
         ("lab", "number", "found by a private release", ""),
         ("sex", "category", "female, male", "female"),
         ("ward", "category", "8 buckets", "any text"),

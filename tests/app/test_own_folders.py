@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import struct
+import sys
 import unicodedata
 import zlib
 from pathlib import Path
@@ -98,8 +99,20 @@ def test_hidden_files_and_folders_of_patients(tmp_path: Path):
     records = encode_folder(folder, SCHEMA)
     assert records.names == ["cat/p1/left/0.png", "cat/p2/0.png", "dog/0.TIF", "dog/1.bmp"]
     assert torch.equal(records.inputs, records.inputs[:1].expand(4, -1, -1, -1))
-    (share,) = [share for (what, _), share in records.figures.items() if "suffix" in what]
-    assert share == pytest.approx(1 / 5)
+    shares = {what: share for (what, _), share in records.figures.items()}
+    assert shares.pop("equal to another file in pixels and class") == 1
+    assert list(shares.values()) == [pytest.approx(1 / 5), 0]  # another suffix, and broken
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are Unicode elsewhere")
+def test_names_that_are_not_unicode(tmp_path: Path):
+    folder = make_folders(tmp_path / "d", "cat", "dog")
+    odd = os.fsdecode(b"M\xfcller")
+    Image.fromarray(PIXELS).save(folder / "cat" / f"{odd}.png")
+    assert encode_folder(folder, SCHEMA).names == ["cat/0.png", "cat/M\\xfcller.png", "dog/0.png"]
+    (folder / odd).mkdir()
+    with pytest.raises(DatasetError, match=r"folder 'M\\udcfcller' is not UTF-8; rename it"):
+        folder_classes(folder)
 
 
 def test_pipes_and_links_out_of_the_folder_are_not_opened(tmp_path: Path):

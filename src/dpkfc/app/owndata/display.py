@@ -14,6 +14,7 @@ from dpkfc.app.owndata.images import (
     BETTER_COLUMN,
     BROKEN,
     CLAMPED,
+    COPIED,
     DEEP_COLOURS,
     REPEATED,
 )
@@ -58,7 +59,10 @@ def _describe(column: Column) -> tuple[str, str, str]:
     if column.is_open:
         return column.kind, "found by a private release", ""
     if column.bounds:
-        return column.kind, _interval(column.bounds), _middle(column.bounds)
+        example = _middle(column.bounds).replace(".", column.decimal or ".")
+        if column.measured_in:
+            example = f"{example} {column.measured_in}"
+        return column.kind, _interval(column.bounds), example
     if column.categories:
         return column.kind, shorten(column.categories, 60), _first(column.categories)
     sizes = f"{column.buckets} buckets" if column.buckets else ""
@@ -202,5 +206,6 @@ _ADVICE = {
     BROKEN: "open one of them in a viewer, or convert them",
     DEEP_COLOURS: "convert them to 8 bits a channel, or to grey",
     CLAMPED: "compare white under [images] with the device",
+    COPIED: "a copy is a second example of one person; remove copies, or name a unit",
     REPEATED: "an image counts once for each row; name a unit, or keep one row an image",
 }

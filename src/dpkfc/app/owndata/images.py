@@ -7,7 +7,7 @@ import re
 import unicodedata
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +18,7 @@ from dpkfc.app.datasets import DatasetError, check_unpacked_size, unreadable_err
 from dpkfc.app.owndata import UNKNOWN, Figures, Records
 from dpkfc.app.owndata.files import unit_names
 from dpkfc.app.owndata.schema import ImageForm, Schema, target_of
-from dpkfc.app.owndata.tables import read_header, read_table
+from dpkfc.app.owndata.tables import is_unicode, read_header, read_table
 from dpkfc.app.settings import shorten
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
@@ -63,6 +63,8 @@ def folder_classes(folder: Path, left_out: Sequence[str] = ()) -> tuple[str, ...
             " folder a class, or --label-file with a column of file names"
         )
     for name in names:
+        if not is_unicode(name):
+            raise DatasetError(f"{folder}: the name of folder {name!a:.60} is not UTF-8; rename it")
         what = _suspicion(folder / name, names)
         if what or name.lower() in _MASKS - {"mask"}:
             raise DatasetError(_suspect_text(folder, folder / name, what or "is not of a class"))
@@ -221,6 +223,7 @@ FLOATS = "unread, since pixels are floating-point numbers (bit depth)"
 CLAMPED = "with pixels outside of 0 to white"
 PAGES = "with several pages, of which the first is read"
 REPEATED = "named by several rows"
+COPIED = "equal to another file in pixels and class"
 # A column of a label file whose cells name files, where those of its first or stated one do not.
 BETTER_COLUMN = "rows whose file is named by"
 OTHERS = "left out, since their suffix is not of a known image"
@@ -272,8 +275,8 @@ def encode_folder(
         images.append(pixels)
         label = str(numbers[row])
         contents.append(pixels.tobytes() + label.encode())
-    named = Counter(paths[row] for row in whole)
-    seen[REPEATED] = sum(count for count in named.values() if count > 1)
+    seen[REPEATED] = _count_equal(paths[row] for row in whole)
+    seen[COPIED] = _count_equal({paths[row]: contents[row] for row in whole}.values())
     if not (whole or with_broken):
         raise DatasetError(f"{folder}: holds no PNG or JPEG image that can be read; check --data")
     shares = {}
@@ -283,12 +286,23 @@ def encode_folder(
     records = Records(
         inputs=torch.from_numpy(np.stack(images)),
         labels=torch.tensor(numbers),
-        names=[os.path.relpath(path, folder) for path in paths],
+        names=[_plain_name(path, folder) for path in paths],
         contents=contents,
         units=unit_names(people, contents, schema) if people else (),
         figures={**figures, **shares},
     )
     return records if with_broken else records.select(whole)
+
+
+def _count_equal(values: Iterable[Hashable]) -> int:
+    """Return how many values are equal to another one."""
+    return sum(count for count in Counter(values).values() if count > 1)
+
+
+def _plain_name(path: Path, folder: Path) -> str:
+    """Return a name that a CSV file can hold; other bytes are escaped."""
+    name = os.path.relpath(path, folder)
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 # Files of images, their labels and units (none where each file is one), and private shares.
