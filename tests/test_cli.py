@@ -289,12 +289,23 @@ def test_the_doctor_measures_what_a_step_costs(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_delta_that_is_too_large_is_warned_of_in_one_line():
-    result = _call("epsilon", "-s", "4", "-n", "1000", "-b", "100", "--epochs", "1", "-d", "0.01")
+    words = ("epsilon", "-s", "4", "-n", "1000", "-b", "100", "--epochs", "1", "-d", "0.01")
+    assert "is not below 1 / N" in _refused(*words)
+    result = _call(*words, "--uncertified")
     assert result.exit_code == 0
     assert (
         "delta = 0.01 is not below 1 / N" in result.stderr
         and len(result.stderr.strip().splitlines()) == 1
     )
+
+
+def test_names_of_other_libraries_lead_to_ours(tmp_path):
+    (tmp_path / "run.toml").write_text("learning_rate = 0.1\n")
+    for words in (
+        ("train", "--learning-rate", "0.1"),
+        ("train", "--config", str(tmp_path / "run.toml")),
+    ):
+        assert re.search("did you mean '(--)?lr'", _refused(*words))
 
 
 def test_python_m_is_the_command_line(monkeypatch, capsys):

@@ -277,12 +277,15 @@ def test_bad_noise(noise):
         make(noise=noise)
 
 
-def test_a_useless_delta_is_warned_of_once():
-    with pytest.warns(UserWarning, match="is not below 1 / N") as caught:
+def test_a_useless_delta_is_refused_or_uncertified_and_warned_of_once():
+    with pytest.raises(ValueError, match="is not below 1 / N.*or say uncertified"):
         make(delta=0.01)
-    assert len(caught) == 1
     with pytest.warns(UserWarning, match="is not below 1 / N") as caught:
-        PrivacyConfig(expected_batch_size=50, steps=1, accountant="rdp").calibrate(3.0, 0.01, 100)
+        assert not make(delta=0.01, uncertified=True).certified
+    assert len(caught) == 1
+    config = PrivacyConfig(expected_batch_size=50, steps=1, accountant="rdp", uncertified=True)
+    with pytest.warns(UserWarning, match="is not below 1 / N") as caught:
+        config.calibrate(3.0, 0.01, 100)
     assert len(caught) == 1
 
 
@@ -293,7 +296,7 @@ def test_every_reason_against_a_guarantee_is_a_caveat():
         "no noise is added": make(noise=0.0),
         "the noise is below a thousandth": make(noise=1e-4),
         "the noise can be repeated from a seed": make(test_mode_seed=1),
-        "UNCERTIFIED: delta": make(delta=0.01),
+        "UNCERTIFIED: delta": make(delta=0.01, uncertified=True),
         "UNCERTIFIED: shuffled batches": make(sampler="shuffle", uncertified=True),
     }
     for reason, plan in reasons.items():

@@ -23,7 +23,7 @@ from typer.core import TyperGroup
 
 from dpkfc.allocator import keep_freed_memory
 from dpkfc.report import rounded_up
-from dpkfc.terminal import INTERRUPTED, open_console, print_error, quiet_libraries
+from dpkfc.terminal import INTERRUPTED, MEANT, open_console, print_error, quiet_libraries
 from dpkfc.torchrun import check_single
 
 # Errors whose message is written for users.
@@ -59,7 +59,9 @@ class _Commands(TyperGroup):
 
 def _describe_error(error: Exception) -> str:
     if isinstance(error, NoSuchOption):
-        hint = f"did you mean {error.possibilities[0]!r}?" if error.possibilities else "see --help"
+        known = MEANT.get(error.option_name.lstrip("-").replace("-", "_"))
+        close = [f"--{known.replace('_', '-')}"] if known else error.possibilities
+        hint = f"did you mean {close[0]!r}?" if close else "see --help"
         return f"unknown option {error.option_name!r}; {hint}"
     text = error.format_message() if isinstance(error, ClickException) else str(error)
     # The group and its base class both suggest a command.
@@ -127,6 +129,9 @@ _Delta = Annotated[float, typer.Option("--delta", "-d", help="δ of the whole ru
 _Epochs = Annotated[float | None, typer.Option("--epochs", help="Expected passes over the data.")]
 _Steps = Annotated[int | None, typer.Option("--steps", help="Number of steps, instead of epochs.")]
 _Sampler = Annotated[str, typer.Option("--sampler", help="poisson or fixed.")]
+_Uncertified = Annotated[
+    bool, typer.Option("--uncertified", help="Take a δ that is not below 1 / N.")
+]
 
 
 @app.command(epilog="dpkfc calibrate -e 1 -n 60000 -b 256 --epochs 5")
@@ -172,6 +177,7 @@ def epsilon(
     steps: _Steps = None,
     delta: _Delta = 1e-5,
     sampler: _Sampler = "poisson",
+    uncertified: _Uncertified = False,
 ) -> None:
     """Compute the ε of a noise multiplier, by PLD and by RDP."""
     from dpkfc.config import PrivacyConfig
@@ -193,6 +199,7 @@ def epsilon(
         epochs=epochs,
         steps=steps,
         sampler=sampler,
+        uncertified=uncertified,
     )
     open_console().print(plan_table(config.with_noise(noise_multiplier, delta, dataset_size)))
 

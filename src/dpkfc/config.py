@@ -656,7 +656,7 @@ class PrivacyConfig:
 
         Args:
             epsilon: target ε > 0 of the whole run.
-            delta: target δ; a warning where it is not below 1 / N.
+            delta: target δ, below 1 / N unless `uncertified`.
             dataset_size: number of examples N (of units where `unit` is larger), taken as public.
 
         Raises:
@@ -664,7 +664,7 @@ class PrivacyConfig:
         """
         sampler = self._sampler(dataset_size)
         steps = self._steps(dataset_size)
-        check_target(epsilon, delta, dataset_size)
+        check_target(epsilon, delta, dataset_size, uncertified=self.uncertified)
         noise_multiplier = calibrate_noise_multiplier(
             epsilon,
             delta,
@@ -681,7 +681,7 @@ class PrivacyConfig:
 
         Args:
             noise_multiplier: standard deviation of the noise over the sensitivity, >= 0.
-            delta: δ at which ε is reported; a warning where it is not below 1 / N.
+            delta: δ at which ε is reported, below 1 / N unless `uncertified`.
             dataset_size: number of examples N (of units where `unit` is larger), taken as public.
 
         Raises:
@@ -689,7 +689,7 @@ class PrivacyConfig:
         """
         check_not_negative("noise_multiplier", noise_multiplier)
         sampler = self._sampler(dataset_size)
-        check_target(None, delta, dataset_size)
+        check_target(None, delta, dataset_size, uncertified=self.uncertified)
         return self._plan(sampler, noise_multiplier, delta)
 
     def _plan(

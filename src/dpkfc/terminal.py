@@ -16,6 +16,21 @@ from rich.console import Console
 from rich.table import Table
 
 INTERRUPTED = 130  # exit code after Ctrl-C
+# Names of settings that other libraries use, and ours.
+MEANT = {
+    "learning_rate": "lr",
+    "max_norm": "max_grad_norm",
+    "clip_norm": "max_grad_norm",
+    "l2_norm_clip": "max_grad_norm",
+    "sigma": "noise_multiplier",
+    "target_epsilon": "epsilon",
+    "target_delta": "delta",
+    "num_epochs": "epochs",
+    "max_epochs": "epochs",
+    "num_train_epochs": "epochs",
+    "max_steps": "steps",
+    "dataset": "data",
+}
 
 
 def open_console() -> Console:

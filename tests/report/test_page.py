@@ -244,4 +244,4 @@ def test_without_plotly_one_line_says_how_to_get_it(
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     assert _called("report", run_folder(tmp_path / "a"), "--out", tmp_path / "r.html") == 2
     message = capsys.readouterr().err
-    assert 'pip install "dpkfc[report]"' in message and message.count("\n") == 1
+    assert 'pip install ".[report]"' in message and message.count("\n") == 1

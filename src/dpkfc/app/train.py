@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -163,6 +164,7 @@ def _fit(config: RunConfig, model: nn.Module, inputs: Tensor, labels: Tensor) ->
 # The line that a person watches while a model trains.
 
 _SMOOTHING = 0.1
+_SECONDS_A_LINE = 10.0
 
 
 class TrainingProgress:
@@ -191,8 +193,12 @@ class TrainingProgress:
             TextColumn("{task.fields[accuracy]}"),
             TimeRemainingColumn(compact=True),
             console=console or Console(quiet=True),
-            disable=console is None,
+            disable=console is None or not console.is_terminal,
         )
+        # Without a terminal a line every few seconds takes the place of the bar.
+        self._lines = console if console is not None and not console.is_terminal else None
+        self._begun = self._printed = time.perf_counter()
+        self._first, self._done, self._total = done, done, total
         self._task = self._progress.add_task(
             label,
             total=total,
@@ -225,6 +231,16 @@ class TrainingProgress:
             clipped=f"{100 * clipped_fraction:3.0f} %",
             speed=f"{self._speed:,.0f}",
         )
+        self._done += 1
+        if self._lines is not None and now - self._printed >= _SECONDS_A_LINE:
+            self._printed = now
+            pace = (now - self._begun) / (self._done - self._first)
+            left = timedelta(seconds=round(pace * (self._total - self._done)))
+            self._lines.print(
+                f"step {self._done:,} of {self._total:,}, ε ≤ {rounded_up(epsilon)}, {left} left",
+                markup=False,
+                highlight=False,
+            )
 
     def slowed_by(self, operation: str) -> None:
         """Show that examples are differentiated one at a time, and which operation makes it so."""

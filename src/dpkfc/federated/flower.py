@@ -574,7 +574,7 @@ def _import_flwr(name: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise ImportError(
-            f"Flower is not installed ({error.name} is missing): pip install 'dpkfc[federated]', "
+            f"Flower is not installed ({error.name} is missing): pip install '.[federated]', "
             "with Python 3.11 or later"
         ) from None
 
@@ -588,7 +588,7 @@ def check_installed() -> None:
     _import_flwr("flwr")
     if importlib.util.find_spec("ray") is None:
         raise ImportError(
-            "Flower's simulation is not installed (ray is missing): pip install 'dpkfc[federated]'"
+            "Flower's simulation is not installed (ray is missing): pip install '.[federated]'"
         )
 
 

@@ -331,5 +331,5 @@ def _import(name: str) -> Any:
         package = name.rpartition(".")[2]
         raise ImportError(
             f"logging to {package} needs the package {package} ({str(error)[:60]}); pip install"
-            f" {package}, or 'dpkfc[log]'"
+            f" {package}, or '.[log]'"
         ) from error

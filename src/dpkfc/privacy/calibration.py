@@ -31,16 +31,23 @@ class CalibrationError(ValueError):
     """An invalid target (ε, δ), or one that no noise multiplier in range reaches."""
 
 
-def check_target(epsilon: float | None, delta: float, dataset_size: int | None = None) -> None:
-    """Refuse an impossible target, and warn of a meaningless δ.
+def check_target(
+    epsilon: float | None,
+    delta: float,
+    dataset_size: int | None = None,
+    *,
+    uncertified: bool = False,
+) -> None:
+    """Refuse an impossible target and a meaningless δ.
 
     Args:
         epsilon: target ε, or None where only δ is to be checked.
         delta: target δ.
-        dataset_size: number of examples N; δ >= 1 / N is warned of.
+        dataset_size: number of examples N; δ >= 1 / N protects nobody.
+        uncertified: only warn of such a δ.
 
     Raises:
-        CalibrationError: ε not positive and finite, or δ outside (0, 1).
+        CalibrationError: ε not positive and finite, δ outside (0, 1) or not below 1 / N.
     """
     if epsilon is not None:
         try:
@@ -52,9 +59,10 @@ def check_target(epsilon: float | None, delta: float, dataset_size: int | None =
             f"delta must be in (0, 1), got {delta!r}; a common choice is 1 / N^1.1"
         )
     if dataset_size is not None and (reason := vacuous(delta, dataset_size)):
-        warnings.warn(
-            f"{reason}; choose a smaller delta, for example {dataset_size**-1.1:.1e}", stacklevel=3
-        )
+        advice = f"take for example delta = {dataset_size**-1.1:.1e}"
+        if not uncertified:
+            raise CalibrationError(f"{reason}; {advice}, or say uncertified")
+        warnings.warn(f"{reason}; {advice}", stacklevel=3)
 
 
 def vacuous(delta: float, dataset_size: int) -> str:

@@ -525,8 +525,7 @@ def _reduce(file: Any) -> np.ndarray:
         from PIL import Image
     except ImportError:
         raise DatasetError(
-            "faces of UTKFace are JPEG files, and Pillow is not installed: pip install"
-            " 'dpkfc[data]'"
+            "faces of UTKFace are JPEG files, and Pillow is not installed: pip install '.[data]'"
         ) from None
     with Image.open(file) as image:
         small = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BOX)

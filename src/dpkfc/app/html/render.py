@@ -919,7 +919,7 @@ def _plotly() -> str:
         from plotly.offline import get_plotlyjs
     except ImportError:
         raise ImportError(
-            'the report needs plotly, which is not installed: pip install "dpkfc[report]"'
+            'the report needs plotly, which is not installed: pip install ".[report]"'
         ) from None
     script: str = get_plotlyjs()
     return script.replace("</script", "<\\/script")

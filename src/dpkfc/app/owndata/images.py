@@ -397,7 +397,7 @@ def _read_image(
     try:
         import PIL.Image  # noqa: F401
     except ImportError:
-        raise DatasetError("images are read by Pillow: pip install 'dpkfc[data]'") from None
+        raise DatasetError("images are read by Pillow: pip install '.[data]'") from None
     reason = BROKEN
     try:
         place = path.resolve()

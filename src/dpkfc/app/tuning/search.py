@@ -393,7 +393,7 @@ def load_optuna() -> ModuleType:
         import optuna
     except ImportError:
         raise StudyError(
-            "tuning needs Optuna, which is not installed: pip install 'dpkfc[tune]'"
+            "tuning needs Optuna, which is not installed: pip install '.[tune]'"
         ) from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     logging.getLogger("optuna").setLevel(logging.ERROR)
