@@ -18,7 +18,10 @@ from typing import Any
 import torch
 import xxhash
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    is_traceable_wrapper_subclass,
+)
 
 from dpkfc.distributed import DistributedContext, reshard
 from dpkfc.privacy.ledger import Ledger, LedgerError
@@ -56,12 +59,14 @@ def digest_tensors(
     """
     contents: dict[str, list[int]] = {}
     parts: list[Tensor] = []
-    for name, x in tensors.items():
-        if isinstance(x, Tensor):
-            own = [part if part.is_cpu else condense(part) for part in _list_parts(x)]
-            contents[name] = list(range(len(parts), len(parts) + len(own)))
-            parts += own
-    parts = _copy_to_host(parts)
+    # The modes of an Opacus script would follow each operation.
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        for name, x in tensors.items():
+            if isinstance(x, Tensor):
+                own = [part if part.is_cpu else condense(part) for part in _list_parts(x)]
+                contents[name] = list(range(len(parts), len(parts) + len(own)))
+                parts += own
+        parts = _copy_to_host(parts)
     digests = {}
     for name, places in contents.items():
         x = tensors[name]
