@@ -349,16 +349,14 @@ def test_settings_are_printed_as_a_file_that_train_takes(
     assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize("width", [80, 140])
-def test_tables_fit_a_terminal_without_cut_words(width: int):
+def test_a_method_takes_one_line_of_80_columns_and_its_sheet_says_the_rest():
     from dpkfc.app.commands import methods_table
+    from dpkfc.app.settings import METHODS
 
-    console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(methods_table(console.width))
-    text = console.file.getvalue()
-    assert (
-        "dp-sgd-normalised" in text
-        and "coordinates" in text
-        and ("cost of a step" in text) is (width == 140)
-    )
-    assert max(map(cell_len, text.splitlines())) <= width  # g̃ has two characters and one cell
+    console = Console(width=80, file=io.StringIO(), color_system=None)
+    console.print(methods_table())
+    lines = console.file.getvalue().splitlines()
+    assert max(map(cell_len, lines)) <= 80 and len(lines) == len(METHODS) + 2
+    assert "one pass over the probe a refresh" in "\n".join(lines)
+    sheet = _call("methods", "gep").output
+    assert "extra privacy cost" in sheet and METHODS["gep"].source[:20] in sheet

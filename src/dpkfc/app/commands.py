@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
@@ -90,27 +91,18 @@ _COLUMNS = {
     "cost of a step": "cost",
     "source": "source",
 }
-# In a narrower terminal the whole table would cut words.
-_NARROW = 110
 
 
-def methods_table(width: int = 140) -> Table:
-    """Return every method, one for each row, with what it keeps and costs where there is room.
-
-    Args:
-        width: of the console, in characters.
-    """
+def methods_table() -> Table:
+    """Return every method, one for each line of 80 columns: what it needs and what it costs."""
     from dpkfc.app.settings import METHODS
 
-    table = Table(header_style="bold", show_lines=True)
-    table.add_column("method", overflow="fold", min_width=max(map(len, METHODS)))
-    columns = list(_COLUMNS)
-    if width < _NARROW:
-        columns = ["acts on", "side data", "source"]
-    for column in columns:
+    table = Table(header_style="bold", show_edge=False)
+    for column in ("method", "needs", "cost of a step (DP-SGD: 1)"):
         table.add_column(column, overflow="fold")
     for method in METHODS.values():
-        cells = [getattr(method, _COLUMNS[column]) for column in columns]
+        # What follows the first clause is on the sheet of the method.
+        cells = [re.split("[:;(]", text)[0] for text in (method.side_data, method.cost)]
         table.add_row(f"[bold]{method.name}[/bold]", *cells)
     return table
 
@@ -708,10 +700,10 @@ def methods(
 ) -> None:
     """Show the methods that --method takes.
 
-    The table says where each acts in a step, what it needs, costs and keeps, and its source.
+    The table says what each needs and what a step costs.
 
     Args:
-        name: One method, with its equation and settings; left out: all of them.
+        name: One method, with where it acts, what it keeps, its equation and its source.
     """
     from dpkfc.app.settings import METHODS, ConfigError, nearest
 
@@ -721,11 +713,8 @@ def methods(
         open_console().print(method_sheet(METHODS[name]))
         return
     console = open_console()
-    console.print(methods_table(console.width))
-    console.print(
-        "d: the number of parameters. One in full: dpkfc methods NAME. --filter, --readout and"
-        " --source compose."
-    )
+    console.print(methods_table())
+    console.print("The rest of one: dpkfc methods NAME. --filter, --readout and --source compose.")
 
 
 def pretrain_encoder(
