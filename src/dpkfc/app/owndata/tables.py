@@ -409,7 +409,9 @@ def _split_records(
     for number in quoted:
         cells, state = split_line(lines[number], delimiter)
         rows[number] = _fit(cells, state, width)
-        if state == "open":
+        # A quote at the start and nothing in it: it ends a cell, and does not begin one.
+        ends = len(cells) == 1 and cells[0].strip(" ")[:1] in ("", delimiter)
+        if state == "open" and not ends:
             opening.append((number, len(cells)))
     last: dict[int, int] = {}
     for first, begun in reversed(opening):
@@ -421,7 +423,7 @@ def _split_records(
             is_taken = not joins and (number in last or rows[number] is not None)
             if state == "open" and count <= width and not (is_taken and len(cells) > 1):
                 continue
-            if state == "whole" and count >= width and not is_taken:
+            if state == "whole" and count == width and not is_taken:
                 joined = "\n".join(lines[first : number + 1])
                 row = _fit(*split_line(joined, delimiter), width)
                 if row is not None:
