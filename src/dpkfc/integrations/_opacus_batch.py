@@ -887,8 +887,8 @@ def check_padding(
         is_different = make_rows(0).depends_on_padding(padded.agree)
         if is_different:
             raise ValueError(
-                "an example that is padded to the length of a longer one has other outputs than "
-                "alone; mask the padding, or pad every batch to one length"
+                "an example padded to the length of a longer one has other outputs than alone:"
+                " write (h * mask).sum(1) / mask.sum(1), or pack in forward (examples/opacus)"
             )
         if is_different is False:
             return

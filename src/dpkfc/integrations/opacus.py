@@ -50,6 +50,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils.rnn import PackedSequence
 from torch.optim import Optimizer
 from torch.utils.data import (
     BatchSampler,
@@ -800,6 +801,11 @@ def _make_empty(batch: Any) -> Any:
     """
     if batch is None:
         return None
+    if isinstance(batch, PackedSequence):
+        raise ValueError(
+            "collate_fn packs, which hides the examples: return padded x and lengths, and in"
+            " forward write pack_padded_sequence(x, lengths, enforce_sorted=False, ...)"
+        )
     if isinstance(batch, (Tensor, np.ndarray)) and batch.shape[:1] == (1,):
         # A slice alone would keep the memory of the example.
         return batch[:0].clone() if isinstance(batch, Tensor) else batch[:0].copy()
