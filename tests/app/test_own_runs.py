@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from dpkfc.app.audit_run import audit_folder
+from dpkfc.app.datasets import DatasetError
 from dpkfc.app.html.render import write_page
 from dpkfc.app.owndata import predictions
 from dpkfc.app.owndata.predictions import evaluate_examples, load_run
@@ -135,6 +136,8 @@ def test_recall_and_precision_equal_a_plain_count(finished):
     right = int((guesses == 0).sum())
     assert (count, recall) == (50, right / 50) and precision == (1.0 if right else None)
     assert (none, no_recall) == (0, None)
+    with pytest.raises(DatasetError, match="no test row has a known label"):
+        evaluate_examples(trained, (inputs, labels - 1))
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no full device")

@@ -90,6 +90,24 @@ def test_ids_that_lose_digits_are_refused_by_their_format(tmp_path: Path):
         _texts(path, "age", Schema(unit="age"))
 
 
+@pytest.mark.parametrize("suffix", [".sav", ".dta", ".xpt"])
+def test_one_text_with_wrong_bytes_ends_no_reading(tmp_path: Path, suffix: str):
+    path = tmp_path / f"t{suffix}"
+    frame = pandas.DataFrame({"who": ["Müller", "Mxxxxr", "Mxxxxr"], "a": [1.0, 2.0, 3.0]})
+    chosen = {"row_compress": False} if suffix == ".sav" else {}
+    write = {".sav": "write_sav", ".dta": "write_dta", ".xpt": "write_xport"}[suffix]
+    getattr(pyreadstat, write)(frame, str(path), **chosen)
+    content = path.read_bytes()
+    if content.count(b"Mxxxxr") != 2:
+        pytest.skip("stored in pieces")
+    path.write_bytes(content.replace(b"Mxxxxr", b"M\xff\xfexxr"))
+    assert _texts(path, "who") == ["Müller", None, None]
+    assert _texts(path, "a") == ["1", "2", "3"]
+    # A person keeps one id.
+    ids = _texts(path, "who", Schema(unit="who"))
+    assert ids[0] == "Müller" and ids[1] == ids[2] is not None
+
+
 def test_cells_of_a_spreadsheet(tmp_path: Path):
     path = tmp_path / "t.xlsx"
     book = openpyxl.Workbook()

@@ -15,11 +15,12 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
+import torch
 
 from dpkfc.app.datasets import DatasetError
 from dpkfc.app.owndata import Records
 from dpkfc.app.owndata.files import encode_table, encode_texts
-from dpkfc.app.owndata.schema import Column, Schema, check_schema
+from dpkfc.app.owndata.schema import Column, Schema, TextForm, check_schema
 from dpkfc.app.owndata.tables import split_line
 
 SCHEMA = check_schema(
@@ -259,3 +260,56 @@ def test_one_value_that_is_no_text_costs_as_much_as_others(tmp_path: Path):
         pa.parquet.write_table(table, tmp_path / "t.parquet")
         records = encode_table(tmp_path / "t.parquet", schema)
         assert records.inputs[-1, -1] == (value == b"\xff") and records.inputs[:-1, -1].sum() == 0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[1]",
+        '{"text"',
+        "[" * 5000,
+        '{"text": ' + "[" * 5000,
+        '{"text": "t", "y": 1e999, "who": 1e999}',
+        '{"text": {"a": NaN}, "y": [0], "who": -Infinity}',
+        '{"text": "a\\ud800", "y": true, "who": "\\ud800"}',
+        '{"text": "' + "w " * 100_000 + '", "y": 1, "who": 7}',
+        '{"text": "a\u2028b\x85c\x0cd", "y": 1, "who": 7}',
+        '{"text": "t", "y": 1' + "0" * 5000 + "}",
+        '{"who": 1.' + "0" * 5000 + "1}",
+        '\ufeff{"text": "t", "y": 1}',
+        "\udcff",
+        "\0",
+        "null",
+        '{"text": "t", "text": "u", "y": 0}',
+    ],
+    ids=range(16),
+)
+def test_a_line_of_json_reaches_no_other(tmp_path: Path, line: str):
+    path = tmp_path / "t.jsonl"
+    lines = [f'{{"text": "w{x} v", "y": {x % 2}, "who": {x // 2}}}' for x in range(20)]
+
+    def read(lines: Sequence[str]) -> Records:
+        path.write_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
+        return encode_texts(path, SCHEMA)
+
+    plain = read(lines)
+    for place in (0, 10, 20):
+        gone, new = _changes(plain, read([*lines[:place], line, *lines[place:]]))
+        assert gone == 0 and new <= 1
+
+
+def test_nested_keys_and_decimal_signs_of_stored_numbers(tmp_path: Path):
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"doc": {"body": "w"}, "m": {"y": 0.5}}\n{"doc.body": "w", "m": 1}\n', "utf-8")
+    schema = Schema(
+        target="m.y", target_bounds=(0, 1), decimal=",", text=TextForm(key="doc.body", buckets=8)
+    )
+    records = encode_texts(path, schema)
+    assert torch.equal(records.inputs[0], records.inputs[1]) and records.inputs.any()
+    assert records.labels[0] == 0 and records.labels[1].isnan()
+    column = Column(kind="number", bounds=(0, 1))
+    schema = check_schema(replace(schema, target="y", columns={"a": column}), "s")
+    for values in ([0.5, 1.0], ["0,5", "1"]):
+        pa.parquet.write_table(pa.table({"a": values, "y": values}), tmp_path / "t.parquet")
+        records = encode_table(tmp_path / "t.parquet", schema)
+        assert records.inputs.tolist() == [[0, 0], [1, 0]] and records.labels.tolist() == [0, 1]

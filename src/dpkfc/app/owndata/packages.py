@@ -7,6 +7,7 @@ numbers, and dates are converted from a list of formats alone.
 
 from __future__ import annotations
 
+import codecs
 import math
 import re
 import warnings
@@ -76,27 +77,73 @@ def describe(path: Path) -> Described:
     return Described(described.column_names, stored, formats, labels)
 
 
-def read_columns(path: Path, names: Sequence[str], decimals: Mapping[str, str]) -> Columns:
+def read_columns(
+    path: Path, names: Sequence[str], decimals: Mapping[str, str], encoding: str, unit: str
+) -> Columns:
     """Return these columns as texts. A cell without a value is None.
 
     Args:
         path: of the file.
         names: of columns that it has.
         decimals: the sign before a fraction that a schema states, by name.
+        encoding: of texts in a file that does not say it.
+        unit: the column of ids, whose bytes always have a text.
 
     Raises:
         DatasetError: as `describe`.
     """
     if path.suffix.lower() in SPREADSHEETS:
         with _Sheet(path) as sheet:
-            return sheet.read(names, decimals)
-    values, described = _read_statistics(path, usecols=list(names))
+            try:
+                return sheet.read(names, decimals)
+            except _DAMAGES as error:
+                raise damaged_error(path, f"cannot be read ({type(error).__name__})") from None
+    described = _read_statistics(path, metadataonly=True)[1]
+    values = _read_raw(path, names, described.column_names)
+    known = _python_encoding(described.file_encoding) or encoding
     columns = {}
     for name in names:
         write = _date_writer(path, described.original_variable_types.get(name) or "")
         sign = decimals.get(name, ".")
-        columns[name] = [_write_value(value, sign, write) for value in values[name]]
+        texts = [_write_value(value, sign, write) for value in values[name]]
+        if described.readstat_variable_types[name] == "string" and _may_be_raw(path):
+            errors = "surrogateescape" if name == unit else "strict"
+            texts = [text and _decode(text, known, errors) for text in texts]
+        columns[name] = texts
     return columns, len(next(iter(columns.values()))), 0
+
+
+# The parser ends at the first byte that is not of an encoding. So texts are read as bytes, each of
+# which is a sign of this one, and decoded one by one.
+_BYTES = "ISO-8859-1"
+
+
+def _may_be_raw(path: Path) -> bool:
+    return path.suffix.lower() != ".por"
+
+
+def _read_raw(path: Path, names: Sequence[str], all_names: Sequence[str]) -> Mapping[str, Any]:
+    if not _may_be_raw(path):
+        return _read_statistics(path, usecols=list(names))[0]
+    raw = _read_statistics(path, metadataonly=True, encoding=_BYTES)[1].column_names
+    raw_names = {name: raw[list(all_names).index(name)] for name in names}
+    values = _read_statistics(path, usecols=list(raw_names.values()), encoding=_BYTES)[0]
+    return {name: values[other] for name, other in raw_names.items()}
+
+
+def _python_encoding(name: str | None) -> str:
+    """Return an encoding by its name in Python, empty for one that it does not know."""
+    try:
+        return codecs.lookup(name).name if name else ""
+    except LookupError:
+        return ""
+
+
+def _decode(text: str, encoding: str, errors: str) -> str | None:
+    try:
+        return text.encode(_BYTES).decode(encoding, errors)
+    except UnicodeError:
+        return None
 
 
 def _write_value(
@@ -201,6 +248,10 @@ def _import(name: str) -> Any:
 # Spreadsheets, by openpyxl: the values of the first sheet. How a cell is shown does not count.
 
 
+# What the parser raises on a damaged workbook.
+_DAMAGES = (zipfile.BadZipFile, KeyError, ValueError, IndexError, SyntaxError)
+
+
 class _Sheet:
     """The first sheet of a workbook, whose first row names the columns."""
 
@@ -214,7 +265,7 @@ class _Sheet:
             sheet.reset_dimensions()
             self._rows: Iterator[Sequence[Any]] = sheet.iter_rows(values_only=True)
             first = next(self._rows, ())
-        except (zipfile.BadZipFile, KeyError, ValueError, IndexError, SyntaxError) as error:
+        except _DAMAGES as error:
             raise damaged_error(path, f"cannot be read ({type(error).__name__})") from None
         cells = [re.sub(r"\s*[\r\n]+\s*", " ", _write_cell(cell, ".") or "") for cell in first]
         self.names = [cell.strip() for cell in cells]

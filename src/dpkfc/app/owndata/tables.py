@@ -497,7 +497,7 @@ def _read_of_package(path: Path, names: Sequence[str], schema: Schema) -> Table:
                 f" {known}; set kind = 'number'"
             )
     decimals = {name: stated_decimal(schema, name) for name in names}
-    columns, rows, unreadable = read_columns(path, names, decimals)
+    columns, rows, unreadable = read_columns(path, names, decimals, schema.encoding, schema.unit)
     return Table(
         {name: Cells(texts, described.stored[name]) for name, texts in columns.items()},
         rows,
