@@ -931,13 +931,6 @@ def evaluate_run(
         split = trained.recipe.data(trained.config)
         evaluation = evaluate_examples(trained, split.test)
     console = open_console()
-    if not evaluation.examples:
-        _print_line(
-            console,
-            f"no test row has a known label: {evaluation.unlabelled:,} rows; compare classes in"
-            f" {run}/schema.toml with the file. PRIVATE: for you alone.",
-        )
-        return
     judged = evaluation.judged
     named = trained.recipe.task.figures(judged.accuracy, judged.loss)
     figures = [f"{name} {_number(value)}" for name, value in named.items()]
