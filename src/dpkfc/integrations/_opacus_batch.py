@@ -204,7 +204,15 @@ class _PublicDivisors(TorchFunctionMode):
         recording = self._recording()
         if recording is not None and self.is_on and func in _CLASS_LOSSES:
             return _apply_public_divisor(recording, func, args, kwargs)
-        return func(*args, **kwargs)
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            if recording is None or recording.size:
+                raise
+            raise ValueError(
+                "the model takes no empty batch, which sampling may draw; write before it: if"
+                " len(y) == 0: optimizer.step(); continue"
+            ) from error
 
 
 _CLASS_LOSSES = (F.cross_entropy, F.nll_loss)
