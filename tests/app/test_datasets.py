@@ -24,6 +24,7 @@ from dpkfc.app.datasets import (
     read_cifar,
     read_digits,
     read_idx,
+    sources,
     split,
     split_off_validation,
 )
@@ -208,6 +209,22 @@ def test_without_files_the_hub_is_asked(
     assert hub.asked == [repository] and repository in pixels.source
     assert np.array_equal(pixels.train[0].reshape(4, *shape), np.stack(images))
     pixels.check(source.name, (*shape[:2], 3 if len(shape) == 3 else 1), 10)
+
+
+def test_without_a_network_or_a_cached_set_the_hub_is_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its client would try for minutes."""
+    monkeypatch.delitem(sys.modules, "datasets", raising=False)
+    monkeypatch.setattr("dpkfc.app.datasets.sources._is_reachable", lambda: False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    for name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE", "DPKFC_DATA"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(DatasetError, match="cannot be reached: put .* and give --data-dir"):
+        load_pixels(MNIST)
+    assert "datasets" not in sys.modules
+    (tmp_path / "hub" / "datasets--ylecun--mnist").mkdir(parents=True)
+    assert sources._is_cached("ylecun/mnist") and not sources._is_cached("ylecun/other")
 
 
 def test_a_variable_without_the_set_falls_through_to_the_hub(

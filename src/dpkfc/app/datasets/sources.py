@@ -11,8 +11,12 @@ import logging
 import math
 import os
 import re
+import socket
+import sys
 import tarfile
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, cast
@@ -252,6 +256,11 @@ def read_hub(source: Source, convert: Callable[[Any], Any]) -> tuple[Any, Any]:
     """
     if not source.hub:
         raise DatasetError(f"{source.name} is not on this machine: {source.how_to_get}")
+    if "datasets" not in sys.modules and not (_is_cached(source.hub) or _is_reachable()):
+        raise DatasetError(
+            f"{source.name} is not on this machine, and huggingface.co cannot be reached:"
+            f" {source.manual_steps}"
+        )
     try:
         from datasets import load_dataset
     except ImportError:
@@ -268,6 +277,33 @@ def read_hub(source: Source, convert: Callable[[Any], Any]) -> tuple[Any, Any]:
             f"{source.manual_steps}"
         ) from error
     return train, test
+
+
+def _is_cached(name: str) -> bool:
+    """Return whether Hugging Face's cache may hold a set."""
+    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
+    hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    prepared = Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets"))
+    places = (hub / f"datasets--{name.replace('/', '--')}", prepared / name.replace("/", "___"))
+    return any(place.exists() for place in places)
+
+
+def _is_reachable(seconds: float = 1.5) -> bool:
+    """Return whether the hub answers; its own client tries for minutes. A proxy is not asked."""
+    if {"HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "HF_ENDPOINT"} & os.environ.keys():
+        return True
+    answers: list[bool] = []
+
+    def connect() -> None:
+        with suppress(OSError):
+            socket.create_connection(("huggingface.co", 443), seconds).close()
+            answers.append(True)
+
+    # Looking up a name has no time limit of its own.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return bool(answers)
 
 
 def _read_columns(part: object, source: Source) -> Split:
