@@ -54,6 +54,8 @@ def make_folders(root: Path, *names: str) -> Path:
     ],
 )
 def test_folders_that_are_not_classes_are_named(tmp_path: Path, names: list[str], error: str):
+    if "differ" in error and sys.platform != "linux":
+        pytest.skip("the names are one folder here")
     with pytest.raises(DatasetError, match=error) as caught:
         folder_classes(make_folders(tmp_path / "d", *names))
     assert len(str(caught.value).replace(str(tmp_path), "")) <= 160
