@@ -158,6 +158,7 @@ def _texts(path: Path, content: bytes, name: str, schema: Schema | None = None):
         ("t.csv", b'x,"wrapped\nheading",a\n1,2,3\n', {}, ["3"]),
         ("t.csv", "x,a\nä,Müller\n".encode("cp1252"), {"encoding": "cp1252"}, ["Müller"]),
         ("t.csv", "größe,a\n1,ß\n".encode("utf-16"), {"encoding": "utf-16"}, ["ß"]),
+        ("t.csv", "größe,a\n1,ß\n".encode("utf-16"), {}, ["ß"]),
         ("t.csv", b"2019,a\n1,2\n", {}, ["2"]),
         ("t.tsv", b"a\tb;c\n1\t2\n", {}, ["1"]),
         ("t.txt", b"b|a\n1|2\n", {}, ["2"]),
@@ -257,6 +258,14 @@ def test_a_template_says_what_it_leaves_out(tmp_path: Path):
     assert "'x', which stands twice, a column without a name" in text
     assert "[columns.x]" not in text and '[columns.""]' not in text
     assert read_header(path).delimiter == ","
+
+
+def test_a_template_knows_the_encoding_of_its_header(tmp_path: Path):
+    path = tmp_path / "t.csv"
+    for encoding in ("cp1252", "utf-16", "utf-8"):
+        path.write_bytes("größe;y\n1;2\n".encode(encoding))
+        text = empty_schema(path, "y", "", None)
+        assert "größe" in text and ('encoding = "cp1252"' in text) == (encoding == "cp1252")
 
 
 def test_a_file_without_a_header_is_read_by_its_names(tmp_path: Path):

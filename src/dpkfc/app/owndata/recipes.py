@@ -525,6 +525,7 @@ def empty_schema(data: Path, target: str, text: str, label_file: Path | None) ->
         header.delimiter,
         unusable=header.unusable,
         labels=header.labels,
+        encoding=header.encoding,
     )
 
 

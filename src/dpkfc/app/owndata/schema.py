@@ -914,6 +914,7 @@ def template(
     sections: str = "",
     unusable: Sequence[str] = (),
     labels: Mapping[str, Mapping[str, str]] | None = None,
+    encoding: str = "utf-8",
 ) -> str:
     """Return a schema to fill in, made from names and types alone.
 
@@ -924,6 +925,7 @@ def template(
         sections: further TOML, for images and texts.
         unusable: what is left out of the columns, such as a name that stands twice.
         labels: what a statistics package shows for codes, by column.
+        encoding: of a CSV file.
     """
     import tomli_w
 
@@ -935,6 +937,8 @@ def template(
         "# target_bounds = []  # least and greatest",
         f"missing = {json.dumps(MISSING)}",
     ]
+    if encoding != "utf-8":
+        lines.append(f'encoding = "{encoding}"  # since the header is not UTF-8')
     if delimiter != ",":
         lines.append(tomli_w.dumps({"delimiter": delimiter}).strip())
         lines.append('decimal = "."      # or ",", where numbers are written 3,5')

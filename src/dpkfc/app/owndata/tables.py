@@ -89,12 +89,14 @@ class Header:
         kinds: of column, where the stored type of a name tells; else an empty text.
         delimiter: of a CSV file.
         labels: what a statistics package shows for codes, by column.
+        encoding: of a CSV file.
     """
 
     names: Sequence[str]
     kinds: Mapping[str, str]
     delimiter: str = ","
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    encoding: str = "utf-8"
 
     @property
     def usable(self) -> dict[str, str]:
@@ -150,11 +152,17 @@ def read_header(path: Path, schema: Schema | None = None) -> Header:
     if path.is_dir():
         return _header_of_parts(path, list_parts(path))
     if suffix_of(path) in DELIMITED:
-        text = _read_text(path, schema or Schema(), most=1 << 20)
-        lines = _split_header(path, text, schema or Schema())
+        form = schema or Schema()
+        text = _read_text(path, form, most=1 << 20)
+        if schema is None and not is_unicode(text.partition("\n")[0]):
+            # Each byte is a sign in Windows' encoding.
+            form = Schema(encoding="cp1252")
+            text = _read_text(path, form, most=1 << 20)
+        lines = _split_header(path, text, form)
         if schema is None and not look_like_names(lines.names):
             raise DatasetError(_no_names(path))
-        return Header(lines.names, dict.fromkeys(lines.names, ""), lines.delimiter)
+        kinds = dict.fromkeys(lines.names, "")
+        return Header(lines.names, kinds, lines.delimiter, encoding=form.encoding)
     if suffix_of(path) in STORED:
         return _stored_header(_stored_schema(path))
     described = describe(path)
@@ -268,6 +276,8 @@ def _read_text(path: Path, schema: Schema, most: int = -1) -> str:
     name = codecs.lookup(schema.encoding).name
     if name.startswith(("utf-16", "utf-32")):
         return content.decode(schema.encoding, "replace").removeprefix("\ufeff")
+    if name == "utf-8" and content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return content.decode("utf-16", "replace")
     if name == "utf-8":
         # What is not UTF-8 becomes lone surrogates.
         return content.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
