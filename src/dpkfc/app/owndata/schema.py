@@ -216,7 +216,7 @@ class Column:
         decimal, thousands: as of a schema; empty as the schema says.
         signs: whether a comparison sign before a number is dropped.
         measured_in: what may stand behind a number, such as "mg".
-        format: of a date, as of `strptime`; empty for ISO 8601.
+        format: of a date, as of `strptime`; empty for ISO 8601, which is read in any case.
         origin: of the bounds: "private" where a run has found them, "default" where it saw too few
             numbers, empty where a person has stated them.
     """
@@ -368,6 +368,9 @@ class Column:
             return read_pair(text, self.form)
         if self.kind == "date":
             moment = read_moment(text, self.format)
+            if moment is None and self.format:
+                # As stored dates are written.
+                moment = read_moment(text)
             return None if moment is None else (moment,)
         if self.kind == "flag":
             flag = read_flag(text)
