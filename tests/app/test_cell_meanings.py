@@ -207,6 +207,11 @@ def test_a_header_that_cannot_be_used_is_named(
         "Private, 77516, Bachelors",
         "?,a,b",
         "<0.5,Smith",
+        "Smith,1-Jan-80",
+        "Smith,2020-01-02T03:04",
+        "img_001.png,cat",
+        "smith@example.org,cat",
+        "123e4567-e89b-12d3-a456-426614174000,cat",
     ],
 )
 def test_a_first_record_is_no_header_and_is_not_repeated(tmp_path: Path, line: str):

@@ -34,7 +34,7 @@ from dpkfc.app.datasets import (
     unreadable_error,
 )
 from dpkfc.app.owndata import Figures
-from dpkfc.app.owndata.cells import MISSING, number_text, read_moment, read_number
+from dpkfc.app.owndata.cells import MISSING, number_text, read_number
 from dpkfc.app.owndata.packages import (
     DATE_FORMATS,
     SPREADSHEETS,
@@ -334,6 +334,12 @@ _VALUES = frozenset((*map(str.lower, MISSING), "yes", "no", "true", "false", "ma
 _VALUES -= {""}
 
 
+# Dates, files, addresses and UUIDs.
+_VALUE = re.compile(
+    r"^\d+[-/.:]\w+[-/.:]\d+|\.(png|jpe?g|tiff?|bmp|dcm)$|@|^[0-9a-f]{8}-[0-9a-f]{4}-"
+)
+
+
 def look_like_names(cells: Sequence[str]) -> bool:
     """Return whether cells may be names of columns: not numbers, dates or values, and different."""
     named = [cell.strip().lower() for cell in cells if cell.strip()]
@@ -341,7 +347,7 @@ def look_like_names(cells: Sequence[str]) -> bool:
         plain = cell.replace(",", ".").strip("$€£%<>=~ ")
         is_number = read_number(plain) is not None
         has_letter = re.search(r"[^\W\d_]", cell) is not None
-        if is_number or not has_letter or cell in _VALUES or read_moment(cell) is not None:
+        if is_number or not has_letter or cell in _VALUES or _VALUE.search(cell):
             return False
     return len(set(named)) * 2 >= len(named)
 
