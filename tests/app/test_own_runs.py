@@ -505,9 +505,16 @@ def test_train_says_its_method_and_why(tmp_path: Path):
         for name, value in QUICK.items()
         for word in (f"--{name.replace('_', '-')}", str(value))
     ]
-    code, text = _call(
-        "train", "--data", str(path), "--schema", str(schema), *flags, "--out", str(tmp_path / "r")
-    )
+    budget = tmp_path / "budget.toml"
+    assert _call("budget", str(budget), "--epsilon", "9", "--delta", "1e-4")[0] == 0
+    own = ["--data", str(path), "--schema", str(schema), "--budget", str(budget)]
+    command = ["train", *own, *flags, "--out", str(tmp_path / "r")]
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    code, text = _call(*command, "--dry-run")
+    assert code == 0 and "estimated memory" in text and "ε by PLD" in text
+    assert re.search(r"PRIVATE, for you alone.*│ age +│ 0.5% +│ 1.0% +│ – +│", text, re.DOTALL)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    code, text = _call(*command)
     assert code == 0 and "method: dp-sgd (the default: level with DP-KFC" in text
     assert text.index("example of the schema") < text.index("PRIVATE, for you alone")
     assert re.search(r"PRIVATE, for you alone.*│ age +│ 0.5% +│ 1.0% +│ – +│", text, re.DOTALL)

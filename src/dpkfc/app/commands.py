@@ -533,6 +533,7 @@ def train(
     config: Path | None = None,
     resume: Path | None = None,
     any_world_size: Annotated[bool, typer.Option("--any-world-size", hidden=True)] = False,
+    dry_run: bool = False,
     quiet: bool = False,
 ) -> None:
     """Train a recipe under a privacy budget and leave a run folder.
@@ -544,13 +545,14 @@ def train(
         config: TOML file of settings; flags win.
         resume: Run folder to continue, with a fresh noise stream.
         any_world_size: Resume on another number of processes.
+        dry_run: Show plan, time, memory; spend nothing.
         quiet: No progress bar.
     """
     from dpkfc.app.owndata.display import schema_table
     from dpkfc.app.recipes.catalogue import recipe_of, run_config
     from dpkfc.app.settings import ConfigError, read_choices
 
-    if resume is not None and (settings or config is not None):
+    if resume is not None and (settings or config is not None or dry_run):
         raise ConfigError(
             "--resume continues a run with its own settings; leave out every other setting"
         )
@@ -568,6 +570,11 @@ def train(
             if recipe.columns:
                 console.print(schema_table(recipe.columns))
             _print_line(console, _describe_method(recipe, choices, run_settings))
+        if dry_run:
+            from dpkfc.app.preview import preview
+
+            preview(run_settings, open_console())
+            return
         result = run(run_settings, console, any_world_size=any_world_size)
     _announce(result)
 

@@ -628,7 +628,7 @@ def run(
                 lambda: prepare(use_own_device(config), data=data, may_find_bounds=is_single)
             )
             _check_private_bounds(prepared)
-            ranks.broadcast_from_rank0(partial(_check_budget, prepared), "budget")
+            ranks.broadcast_from_rank0(partial(check_budget, prepared), "budget")
         except BaseException:
             if ranks.is_rank0:
                 folder.remove_if_empty()
@@ -675,7 +675,7 @@ def _find_bounds(prepared: Prepared, folder: RunFolder) -> Prepared:
     return replace(prepared, recipe=found, data=found.data(config))
 
 
-def _check_budget(prepared: Prepared) -> None:
+def check_budget(prepared: Prepared) -> None:
     """Refuse a run that does not fit into its budget, before anything is written."""
     if budget := _find_budget(prepared.config):
         budget.check(prepared.plan, prepared.plan.steps)

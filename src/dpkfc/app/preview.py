@@ -1,0 +1,114 @@
+"""What a run would be, without starting it: its plan, and its time and memory on this machine."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from statistics import median
+
+import torch
+from rich.console import Console
+
+from dpkfc.app.assembly import Prepared, make_augment, make_optimizer
+from dpkfc.app.owndata.display import print_shares
+from dpkfc.app.settings import ConfigError, RunConfig
+from dpkfc.app.train import check_budget, prepare
+from dpkfc.report.verify import plan_table
+from dpkfc.session import Session
+from dpkfc.torchrun import is_launched
+
+# Steps are measured until one of these is reached; the first step has a refresh of its own.
+_MOST_STEPS = 6
+_MOST_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run costs on this machine.
+
+    Attributes:
+        seconds: of all steps and refreshes, without evaluations.
+        measured: steps that were measured.
+        memory: peak bytes of the process, or of the accelerator.
+    """
+
+    seconds: float
+    measured: int
+    memory: int
+
+
+def preview(config: RunConfig, console: Console) -> None:
+    """Print the plan of a run, its time and memory, and the PRIVATE shares of its data.
+
+    Data are read as for the run. No release is made, no budget is charged, and no file is written.
+
+    Args:
+        config: settings of the run.
+        console: of the owner.
+
+    Raises:
+        ConfigError, DatasetError, BudgetExhausted: as `dpkfc.app.train.run`.
+    """
+    if is_launched():
+        raise ConfigError("--dry-run is for one process; start it without torchrun")
+    prepared = prepare(config, may_find_bounds=True)
+    check_budget(prepared)
+    console.print(plan_table(prepared.plan))
+    estimate = measure_run(prepared)
+    duration = timedelta(seconds=round(estimate.seconds))
+    steps = f"{estimate.measured} step" + "s" * (estimate.measured > 1)
+    for line in (
+        f"estimated time: {duration} and evaluations, from {steps} on rows of zeros",
+        f"estimated memory: {estimate.memory / 2**30:.2f} GiB",
+    ):
+        console.print(line, highlight=False)
+    print_shares(console, prepared.data.figures)
+    console.print("dry run: no budget is spent and no file is written", highlight=False)
+
+
+def measure_run(prepared: Prepared) -> Estimate:
+    """Measure a few steps on rows of zeros in place of the examples; the model is trained on them.
+
+    Args:
+        prepared: of `dpkfc.app.train.prepare`; not to be used afterwards.
+    """
+    config, plan = prepared.config, prepared.plan
+    # One row of each tensor takes the place of all rows.
+    inputs, labels = (torch.zeros_like(x[:1]).expand_as(x) for x in prepared.data.train)
+    session = Session(
+        plan,
+        prepared.model,
+        make_optimizer(config, prepared.model),
+        (inputs, labels),
+        units=prepared.data.units,
+        num_workers=config.num_workers,
+        augment=make_augment(config, prepared.recipe.input_shape),
+    )
+    seconds: list[float] = []
+    begun = time.perf_counter()
+    with session:
+        for batch in session.batches():
+            seconds.append(session.step(batch, prepared.recipe.task.loss).seconds)
+            is_long = time.perf_counter() - begun > _MOST_SECONDS
+            if is_long or len(seconds) == _MOST_STEPS:
+                break
+    step = median(seconds[1:] or seconds)
+    preconditioner = plan.config.preconditioner
+    refreshes = 1
+    if preconditioner is not None:
+        refreshes = sum(preconditioner.is_due(number) for number in range(plan.steps))
+    total = plan.steps * step + refreshes * max(0.0, seconds[0] - step)
+    return Estimate(total, len(seconds), _peak_bytes(torch.device(config.device)))
+
+
+def _peak_bytes(device: torch.device) -> int:
+    """Return the most bytes that a device, or this process on a CPU, has held."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    # Windows has no such module.
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
