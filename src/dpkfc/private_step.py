@@ -377,7 +377,7 @@ def set_gradients(
     for name, parameter in parameters.items():
         if is_fused and not _is_dense(parameter):
             with torch.no_grad():
-                parameter.set_(parameter.contiguous())
+                parameter.set_(parameter.contiguous())  # type: ignore[call-overload]
         gradient = update.gradients[name]
         if scale is not None:
             gradient = gradient * scale

@@ -46,7 +46,14 @@ def test_size_and_shapes(build, size: int, shape: tuple):
     assert model(torch.zeros(2, *shape)).shape == (2, 10)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        # Its probe needs a sentence encoder.
+        pytest.param(name, marks=pytest.mark.slow if name == "stackoverflow-head" else ())
+        for name in RECIPES
+    ],
+)
 def test_every_recipe_has_a_covered_model_of_its_input_shape(name: str):
     recipe = find_recipe(name)
     try:

@@ -116,7 +116,7 @@ def test_a_damaged_archive_is_one_line(tmp_path: Path, kind: str):
 def test_without_pillow_its_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = write_faces(tmp_path, FACES)
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(DatasetError, match=r"pip install 'dpkfc\[data\]'"):
+    with pytest.raises(DatasetError, match=r"pip install '\.\[data\]'"):
         read_utkface(path)
 
 

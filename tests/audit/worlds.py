@@ -364,6 +364,8 @@ INPUTS = (
     "session._dataset",
     "session._loader",
     "session._units",
+    # The lock of the ledger's file: a place, a descriptor, and other locks of this process.
+    "session.ledger._lock",
 )
 
 

@@ -199,10 +199,19 @@ def rows_of(batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
     return [{name: x[i] for name, x in batch.items()} for i in range(N)]
 
 
-def session(model: nn.Module, data: list[dict[str, Tensor]], steps: int) -> Session:
+def session(
+    model: nn.Module,
+    data: list[dict[str, Tensor]],
+    steps: int,
+    public: list[dict[str, Tensor]] | None = None,
+) -> Session:
     config = PrivacyConfig(expected_batch_size=N, steps=steps, test_mode_seed=5, max_grad_norm=0.5)
     return Session(
-        config.with_noise(1.0, 1e-3, N), model, torch.optim.SGD(model.parameters(), 0.1), data
+        config.with_noise(1.0, 1e-3, N),
+        model,
+        torch.optim.SGD(model.parameters(), 0.1),
+        data,
+        public_records=public,
     )
 
 
@@ -222,7 +231,7 @@ def test_a_model_generates_after_a_session_and_keeps_its_names() -> None:
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_a_tokenizer_larger_than_the_embedding_is_named(frozen: bool) -> None:
+def test_ids_without_a_row_in_public_records_are_named(frozen: bool) -> None:
     bert = family("bert")
     model, batch = bert.build(), bert.batch()
     model.bert.embeddings.requires_grad_(not frozen)
@@ -230,7 +239,8 @@ def test_a_tokenizer_larger_than_the_embedding_is_named(frozen: bool) -> None:
     match = (
         rf"'bert.embeddings.word_embeddings' has {V} rows.*outside 0 … {V - 1}.*len\(tokenizer\)"
     )
-    with session(model, rows_of(batch), 1) as s, pytest.raises(ValueError, match=match):
+    rows = rows_of(batch)
+    with session(model, rows, 1, public=rows) as s, pytest.raises(ValueError, match=match):
         for drawn in s.batches():
             s.step(drawn, bert.loss)
 

@@ -6,12 +6,25 @@ import pytest
 import torch
 
 pytest.importorskip("transformers")
-from transformers import BertForMultipleChoice, BertForSequenceClassification
+from transformers import (
+    BertForMultipleChoice,
+    BertForSequenceClassification,
+    DataCollatorWithPadding,
+)
 
 from dpkfc.integrations.huggingface import PrivateTrainer
 from dpkfc.privacy.ledger import verify
 from dpkfc.session import Session
-from tests.integrations.hf_cases import B, N, arguments, examples, model_of, plan_of, trainer_of
+from tests.integrations.hf_cases import (
+    VOCABULARY,
+    B,
+    N,
+    arguments,
+    examples,
+    model_of,
+    plan_of,
+    trainer_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +118,23 @@ def test_keywords_and_subclasses_for_a_batch_loss_are_refused(tmp_path) -> None:
                 plan=plan_of(),
                 train_dataset=examples("sequence"),
             )
+
+
+class Tokenizer(list):
+    """Has ids from 0 to its length, as the classes of transformers."""
+
+    def __call__(self, *_: object) -> None: ...
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_named(tmp_path) -> None:
+    """It is public; a private record with such an id adds nothing, and no message tells of it."""
+    collator = DataCollatorWithPadding(Tokenizer(range(VOCABULARY + 1)))
+    model = model_of("sequence")
+    with pytest.raises(ValueError, match=r"31 ids and the embedding 30 rows.*resize") as caught:
+        trainer_of(tmp_path, model=model, data_collator=collator)
+    assert len(str(caught.value)) <= 160
+    model.resize_token_embeddings(VOCABULARY + 1)
+    trainer_of(tmp_path, model=model, data_collator=collator)
 
 
 def test_label_smoothing_that_a_loss_of_your_own_never_sees_is_refused(tmp_path) -> None:

@@ -207,7 +207,7 @@ def test_an_early_end_costs_the_whole_plan(tmp_path) -> None:
 
 
 def test_an_exception_leaves_a_right_ledger_and_no_gradient(tmp_path) -> None:
-    """In batches of one size: the loss of an empty one is not asked for, and raises nothing."""
+    """What the model raises on a private batch does not end a fit, since a record may cause it."""
     module = Net()
     with pytest.raises(ZeroDivisionError):
         fit(tmp_path, module, plan_of(sampler="fixed"), callbacks=[Fails(at=3)])
@@ -217,11 +217,15 @@ def test_an_exception_leaves_a_right_ledger_and_no_gradient(tmp_path) -> None:
     class Breaks(Net):
         def per_example_loss(self, batch):
             if self.grads == 2:
-                raise KeyError
+                raise error
             return super().per_example_loss(batch)
 
-    module = Breaks()
-    with pytest.raises(KeyError):
+    error: BaseException = KeyError()
+    trainer, *_ = fit(tmp_path / "goes on", Breaks(), plan_of(sampler="fixed"))
+    assert trainer.global_step == releases(tmp_path / "goes on") == 7
+    # Its owner ends it.
+    error, module = SystemExit(), Breaks()
+    with pytest.raises(SystemExit):
         fit(tmp_path / "inside", module, plan_of(sampler="fixed"))
     assert releases(tmp_path / "inside") == 2
     assert all(p.grad is None for p in module.parameters())

@@ -151,7 +151,7 @@ def test_refused_engines(settings, match: str) -> None:
         ({"target_delta": 2.0}, "delta"),
         ({"target_epsilon": "3"}, "epsilon must be positive and finite, got '3'"),
         ({"target_delta": "1e-5"}, r"delta must be in \(0, 1\), got '1e-5'"),
-        ({"target_epsilon": 1e9}, "choose a smaller epsilon or give the noise"),
+        ({"target_epsilon": 1e9}, r"choose a smaller epsilon, up to \d+, or give the noise"),
         ({"noise_multiplier": 1.0}, "the target .* decides the noise"),
     ],
 )

@@ -464,7 +464,7 @@ def test_settings_that_make_no_study_are_refused(changed, says):
 
 def test_without_optuna_one_line_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(StudyError, match=r"pip install 'dpkfc\[tune\]'"):
+    with pytest.raises(StudyError, match=r"pip install '\.\[tune\]'"):
         tune.tune(settings(), tmp_path)
 
 

@@ -22,7 +22,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -258,6 +258,31 @@ def check_own_settings(args: TrainingArguments) -> None:
             " dataset yourself, and pass per_example_loss= for another loss",
             kind.__name__,
             _name_some(changed or in_force),
+        )
+
+
+def _check_vocabulary(model: nn.Module, settings: Mapping[str, Any]) -> None:
+    """Compare a tokenizer, which is public, with the embedding of the model.
+
+    A private record that holds an id without a row adds nothing, and no message tells of it.
+
+    Raises:
+        ValueError: the tokenizer has ids for which the embedding has no row.
+    """
+    collator = getattr(settings.get("data_collator"), "tokenizer", None)
+    tokenizer = settings.get("processing_class", collator)
+    embedding: Any = None
+    # Not every model has one, and some say so by an exception.
+    with suppress(AttributeError, NotImplementedError):
+        embedding = model.get_input_embeddings()  # type: ignore[operator]
+    if (
+        isinstance(tokenizer, Sized)
+        and isinstance(embedding, nn.Embedding)
+        and len(tokenizer) > embedding.num_embeddings
+    ):
+        raise ValueError(
+            f"the tokenizer has {len(tokenizer)} ids and the embedding {embedding.num_embeddings}"
+            " rows: call model.resize_token_embeddings(len(tokenizer)) first"
         )
 
 
@@ -681,6 +706,7 @@ class PrivateTrainer(Trainer):
         for name, dataset in named.items():
             check_held_out(dataset, settings.get("train_dataset"), name)
         refuse(_find_overrides(type(self), has_loss, model))
+        _check_vocabulary(model, settings)
         self.frozen = frozen_statistics(model)  # stay so, while the rest is trained
         super().__init__(model, args, **settings)
         self.plan = plan

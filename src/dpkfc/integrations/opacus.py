@@ -829,7 +829,7 @@ def _collate_one(source: DataLoader[Any]) -> Any:
     for make_rows in find_template(source.dataset).attempts(source.collate_fn, torch.device("cpu")):
         with suppress(Exception):
             return make_rows(1).batch([0])
-    for i in range(1, len(source.dataset)):
+    for i in range(1, len(cast(Sized, source.dataset))):
         with suppress(Exception):
             return source.collate_fn([source.dataset[i]])
     return source.collate_fn([source.dataset[0]])

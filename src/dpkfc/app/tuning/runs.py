@@ -668,8 +668,8 @@ def departures(run: Mapping[str, Any]) -> dict[str, Any]:
     try:
         if "hash" in run:
             content = {**run, "settings": given}
-            names = [field.name for field in dataclasses.fields(Run) if field.name in content]
-            if Run.of(**{name: content[name] for name in names}).hash != run["hash"]:
+            parts = [field.name for field in dataclasses.fields(Run) if field.name in content]
+            if Run.of(**{name: content[name] for name in parts}).hash != run["hash"]:
                 return given
         chosen = {name: value for name, value in given.items() if name in _FIELDS}
         names = {"recipe": run["recipe"], "method": run["method"]}
