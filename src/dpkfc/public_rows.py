@@ -56,14 +56,16 @@ class PublicRows:
     Attributes:
         records: the records.
         collate: list of records to a batch.
-        example: what they are like; None where they were given.
+        example: what they are like.
         integers: as of `draw_public_rows`.
+        are_given: whether a user has given them as `public_records`.
     """
 
     records: Sequence[Any]
     collate: Collate
     example: Any = None
     integers: str = "tokens"
+    are_given: bool = False
 
     def __len__(self) -> int:
         return len(self.records)
@@ -230,7 +232,7 @@ def find_template(dataset: Any, public_records: Sequence[Any] | None = None) -> 
 
 def _repeat_given(given: Sequence[Any], collate: Collate, count: int) -> PublicRows:
     rows = [given[i % len(given)] for i in range(count)]
-    return PublicRows(rows, collate, given[0])
+    return PublicRows(rows, collate, given[0], are_given=True)
 
 
 def _raise_problem(problem: str, _: int) -> PublicRows:

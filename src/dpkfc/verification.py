@@ -182,6 +182,7 @@ def check_on_public_rows(
     Raises:
         ValueError: examples mix (with the name of the operation, where it is known), the loss fails
             on a batch of one example, or the forward pass keeps something of its examples.
+        Exception: what the loss raises on records that a user has given.
         RuntimeError: not even two examples fit into memory.
         UnknownOperation: under `strict`, an operation that the tracker does not know.
     """
@@ -238,16 +239,21 @@ class _Check:
     # -- rows that the loss accepts ----------------------------------------------------------------
 
     def accepted_rows(self, attempts: Attempts) -> tuple[PublicRows | None, str]:
-        """Return the first public rows that the loss accepts, or why there are none."""
+        """Return the first public rows that the loss accepts, or why there are none.
+
+        What the loss raises on records that a user has given is raised.
+        """
         reason = "no public rows were given"
         for make_rows in attempts:
+            rows = None
             try:
                 rows = make_rows(max(4, self.max_rows))
                 # A number in any row may lie outside a table, so all rows are tried.
                 for size in (2, min(self.max_rows, len(rows))):
                     self._check_accepts(rows, size)
             except Exception as error:
-                if _is_permanent(error):
+                are_given = rows is not None and rows.are_given
+                if are_given or _is_permanent(error):
                     raise
                 reason = f"{type(error).__name__}: {error}"
             else:

@@ -239,10 +239,14 @@ def test_ids_without_a_row_in_public_records_are_named(frozen: bool) -> None:
     match = (
         rf"'bert.embeddings.word_embeddings' has {V} rows.*outside 0 … {V - 1}.*len\(tokenizer\)"
     )
-    rows = rows_of(batch)
-    with session(model, rows, 1, public=rows) as s, pytest.raises(ValueError, match=match):
+    rows = rows_of(bert.batch())
+    with (
+        session(model, rows, 1, public=rows_of(batch)) as s,
+        pytest.raises(ValueError, match=match),
+    ):
         for drawn in s.batches():
             s.step(drawn, bert.loss)
+    assert s.ledger.count == 0
 
 
 def test_a_sequence_longer_than_the_positions_is_named() -> None:

@@ -99,10 +99,3 @@ def test_rows_made_with_other_defaults_are_not_filled_in():
     known = dataclasses.asdict(run) | {"settings": {"epochs": 20.0}}
     assert departures({**known, "hash": run.hash}) == {}
     assert departures({**known, "hash": "0" * 16}) == {"epochs": 20.0}
-
-
-def test_a_row_that_is_silent_about_a_former_default_departs_in_it():
-    run = Run.of("digits", "dp-kfc", {"epochs": 20.0})
-    known = dataclasses.asdict(run) | {"settings": {"epochs": 20.0}}
-    then = dataclasses.replace(run, settings=(*run.settings, ("max_rank", 64)))
-    assert departures({**known, "hash": then.hash}) == {"max_rank": 64}
