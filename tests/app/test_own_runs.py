@@ -197,7 +197,16 @@ def test_a_run_that_was_cut_off_goes_on_without_the_first_schema(finished, tmp_p
     folder = tmp_path / "run"
     shutil.copytree(finished[0], folder)
     (folder / "plots" / "spectra.png").unlink()
-    assert resume(folder).steps == 2
+    moved, other = tmp_path / "moved.csv", tmp_path / "other.csv"
+    shutil.copy(finished[1], moved)
+    other.write_text(finished[1].read_text("utf-8").replace("nurse", "nun", 1), "utf-8")
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    for place, message in ((other, "holds other data"), (tmp_path / "gone.csv", "does not exist")):
+        code, text = _call("train", "--resume", str(folder), "--data", str(place))
+        assert code == 2 and message in text and "\n" not in text.strip()
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+    code, text = _call("train", "--resume", str(folder), "--data", str(moved), "--quiet")
+    assert code == 0 and read_settings_of(folder).data == str(moved), text
     assert (folder / "plots" / "spectra.png").is_file()
 
 

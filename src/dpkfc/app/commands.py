@@ -543,25 +543,27 @@ def train(
     Args:
         settings: those that were given as flags.
         config: TOML file of settings; flags win.
-        resume: Run folder to continue, with a fresh noise stream.
+        resume: Run folder to continue; --data if moved.
         any_world_size: Resume on another number of processes.
         dry_run: Show plan, time, memory; spend nothing.
         quiet: No progress bar.
     """
     from dpkfc.app.owndata.display import schema_table
+    from dpkfc.app.place import MOVABLE
     from dpkfc.app.recipes.catalogue import recipe_of, run_config
     from dpkfc.app.settings import ConfigError, read_choices
 
-    if resume is not None and (settings or config is not None or dry_run):
+    if resume is not None and (settings.keys() - set(MOVABLE) or config is not None or dry_run):
         raise ConfigError(
-            "--resume continues a run with its own settings; leave out every other setting"
+            "--resume continues a run with its own settings; leave out every other setting but a"
+            " new place of the same data (--data, --label-file)"
         )
     from dpkfc.app.train import resume as continue_run
     from dpkfc.app.train import run
 
     console = None if quiet else open_console()
     if resume is not None:
-        result = continue_run(resume, console, any_world_size=any_world_size)
+        result = continue_run(resume, console, any_world_size=any_world_size, moved=settings)
     else:
         choices = read_choices(config, settings)
         run_settings = run_config(choices)

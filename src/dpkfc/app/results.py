@@ -217,6 +217,8 @@ def _unprotected(prepared: Prepared) -> dict[str, str]:
     """Return the figures that ε does not protect, with the reason."""
     columns = not_private(prepared.config.eval_on)
     figures = {f"metrics.parquet: {name}": why for name, why in columns.items()}
+    if prepared.config.data:
+        figures["metrics.parquet: digest of the data"] = "computed from private examples"
     figures["progress bar: clipped fraction, examples/s"] = (
         "computed from private examples before noise"
     )

@@ -355,12 +355,14 @@ class Metrics:
         rows: one a step.
         refreshes: step, digest and scale of every preconditioner.
         settings: what the run was started with, to compare when it continues; may be empty.
+        data: digest of the run's own data, to compare when they were moved; may be empty. PRIVATE.
     """
 
     measured_on: str = "test"
     rows: list[Row] = field(default_factory=list)
     refreshes: list[dict[str, Any]] = field(default_factory=list)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    data: str = ""
 
     def add(self, row: Row) -> None:
         """Append a row, or replace the last row of the same step.
@@ -382,7 +384,7 @@ class Metrics:
     def drop_private(self) -> Metrics:
         """Return the metrics without figures of private examples before noise.
 
-        Those are batch sizes, clipped fractions, norms and times.
+        Those are batch sizes, clipped fractions, norms, times, and the digest of the data.
         """
         hidden: dict[str, Any] = dict.fromkeys(_NOTES)
         rows = [replace(row, **hidden) for row in self.rows]
@@ -415,6 +417,7 @@ class Metrics:
             "measured_on": self.measured_on,
             "refreshes": json.dumps(self.refreshes),
             "settings": json.dumps(dict(self.settings)),
+            "data": self.data,
         }
         return pa.schema(columns, metadata=metadata)
 
@@ -436,6 +439,7 @@ class Metrics:
             measured_on = stored[b"measured_on"].decode()
             refreshes = json.loads(stored[b"refreshes"])
             settings = json.loads(stored[b"settings"])
+            data = stored.get(b"data", b"").decode()
             missing = any(None in (row["step"], row["epsilon"]) for row in rows)
             if missing or not _are_refreshes(refreshes) or not isinstance(settings, dict):
                 raise ValueError("figures are missing")
@@ -446,7 +450,7 @@ class Metrics:
                 f"{path}: is no readable Parquet file of metrics ({one_line(error)}); delete it to"
                 " go on"
             ) from None
-        return cls(measured_on, [Row(**row) for row in rows], refreshes, settings)
+        return cls(measured_on, [Row(**row) for row in rows], refreshes, settings, data)
 
 
 def _column_type(column: str) -> pa.DataType:

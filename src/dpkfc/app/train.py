@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -35,6 +35,7 @@ from dpkfc.app.assembly import (
 )
 from dpkfc.app.datasets import ExampleSet, first_line
 from dpkfc.app.models import seeded
+from dpkfc.app.place import change_places, data_digest, move_data
 from dpkfc.app.recipes import Recipe, evaluate
 from dpkfc.app.recipes.catalogue import read_data, recipe_of
 from dpkfc.app.results import Result, curve_of, evaluated_weights, write_results
@@ -613,7 +614,7 @@ def run(
     with processes() as ranks:
         check_same_settings(config, ranks)
         if is_started(config, ranks):
-            return _continue(config.out, console, ranks, any_world_size)
+            return _continue(config.out, console, ranks, any_world_size, {})
         name = f"{config.recipe}-{config.method}"
         make_folder = partial(RunFolder.make, config.out, name)
         folder = ranks.broadcast_from_rank0(make_folder, "run folder")
@@ -629,6 +630,7 @@ def run(
             )
             _check_private_bounds(prepared)
             ranks.broadcast_from_rank0(partial(check_budget, prepared), "budget")
+            digest = ranks.broadcast_from_rank0(partial(data_digest, config), "data")
         except BaseException:
             if ranks.is_rank0:
                 folder.remove_if_empty()
@@ -642,7 +644,8 @@ def run(
             console.print(structure, markup=False, highlight=False)
         if prepared.recipe.find_bounds is not None:
             prepared = _find_bounds(prepared, folder)
-        return _train(prepared, folder, _new_metrics(config), console)
+        metrics = replace(_new_metrics(config), data=digest)
+        return _train(prepared, folder, metrics, console)
 
 
 def _check_private_bounds(prepared: Prepared) -> None:
@@ -707,7 +710,11 @@ def measure(prepared: Prepared, folder: RunFolder, watch: Watch | None = None) -
 
 
 def resume(
-    path: str | Path, console: Console | None = None, *, any_world_size: bool = False
+    path: str | Path,
+    console: Console | None = None,
+    *,
+    any_world_size: bool = False,
+    moved: Mapping[str, str] | None = None,
 ) -> Result:
     """Continue a run from its checkpoint, with a fresh noise stream.
 
@@ -716,6 +723,7 @@ def resume(
             reads and writes it.
         console: where progress is drawn; None draws nothing.
         any_world_size: go on with another number of processes than wrote the checkpoint.
+        moved: new places of the same data, by the names of `dpkfc.app.place.MOVABLE`.
 
     Returns:
         The result, as of `run`.
@@ -724,20 +732,24 @@ def resume(
         RunFolderError: no run folder, or one without a checkpoint.
         CheckpointError: a damaged checkpoint, one of other settings or of another number of
             processes.
-        ConfigError: the run is complete, its ledger is gone, or its settings have changed.
+        ConfigError: the run is complete, its ledger is gone, or its settings or data have changed.
     """
     with processes() as ranks:
-        return _continue(path, console, ranks, any_world_size)
+        return _continue(path, console, ranks, any_world_size, moved or {})
 
 
 def _continue(
-    path: str | Path, console: Console | None, ranks: DistributedContext, any_world_size: bool
+    path: str | Path,
+    console: Console | None,
+    ranks: DistributedContext,
+    any_world_size: bool,
+    moved: Mapping[str, str],
 ) -> Result:
     """Continue a run by processes that exist already; see `resume`."""
     complete_metrics: list[Metrics] = []
 
     def read() -> tuple[RunFolder, RunConfig, Metrics]:
-        folder, config, metrics = _read_run(path)
+        folder, config, metrics = _read_run(path, moved)
         # Rank 0 alone keeps the figures that were computed from private examples.
         complete_metrics.append(metrics)
         return folder, config, metrics.drop_private()
@@ -762,8 +774,11 @@ def read_settings(folder: RunFolder) -> RunConfig:
     return config
 
 
-def _read_run(path: str | Path) -> tuple[RunFolder, RunConfig, Metrics]:
-    """Return folder, settings and metrics of a run that was started before."""
+def _read_run(path: str | Path, moved: Mapping[str, str]) -> tuple[RunFolder, RunConfig, Metrics]:
+    """Return folder, settings and metrics of a run that was started before.
+
+    The settings in the folder take the new places of moved data.
+    """
     folder = RunFolder.open(path)
     ledger = folder.ledger
     if not ledger.exists() or (ledger.is_file() and not ledger.stat().st_size):
@@ -774,6 +789,10 @@ def _read_run(path: str | Path) -> tuple[RunFolder, RunConfig, Metrics]:
     config = read_settings(folder)
     metrics = Metrics.read(folder.metrics) if folder.metrics.is_file() else _new_metrics(config)
     check_unchanged(config, metrics.settings, str(folder.config))
+    if moved:
+        config = move_data(config, moved, metrics.data)
+        written = RunConfig(**flatten(read_toml(folder.config), str(folder.config)))
+        folder.write_text(folder.config, to_toml(change_places(written, moved)))
     return folder, replace(config, out=str(path)), metrics
 
 
