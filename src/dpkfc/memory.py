@@ -44,8 +44,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that memory ran out, here or on another process."""
     if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
         return True
+    if not isinstance(error, RuntimeError):
+        return False  # the text of an exception of other code may fail
     text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(message in text for message in _MESSAGES)
+    return any(message in text for message in _MESSAGES)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -705,9 +705,8 @@ class Session:
         self.optimizer.zero_grad(set_to_none=True)
         set_gradients(self.optimizer, self._parameters, update)
         try:
-            step_on_release(self.optimizer, self._parameters)
+            step_on_release(self.optimizer, self._parameters, self._weights.record)
         finally:
-            self._weights.record()
             self.optimizer.zero_grad(set_to_none=True)
         if self._is_first_step and self.plan.noise_multiplier > 0:
             check_moved(self.optimizer, self._parameters, before)

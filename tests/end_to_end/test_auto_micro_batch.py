@@ -175,6 +175,8 @@ def test_other_errors_are_not_taken_for_memory() -> None:
     )
     assert is_out_of_memory(RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"))
     assert not is_out_of_memory(RuntimeError("shape mismatch"))
+    # An exception of user code, whose own text fails.
+    assert not is_out_of_memory(KeyError(type("Bad", (), {"__repr__": lambda self: 1 / 0})()))
     assert not is_out_of_memory(ValueError("out of memory"))
     with session(plan(1.0, max_physical_batch_size="auto"), limited(N, kind=KeyError)) as s:
         train(s, 1)

@@ -144,11 +144,13 @@ def test_a_forward_pass_that_writes_unseen_by_torch_is_noticed_before_a_release(
         assert session.steps_done == releases
 
 
-def make_engine() -> Any:
-    model, engine = nn.Linear(4, 2), PrivacyEngine(accountant="rdp")
+def make_engine(
+    model: nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None
+) -> Any:
+    model, engine = model or nn.Linear(4, 2), PrivacyEngine(accountant="rdp")
     _, optimizer, loader = engine.make_private(
         module=model,
-        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+        optimizer=optimizer or torch.optim.SGD(model.parameters(), 0.1),
         data_loader=DataLoader(TensorDataset(X, Y), batch_size=5),
         noise_multiplier=2.0,
         max_grad_norm=1.0,
@@ -259,7 +261,13 @@ def write_gradient(optimizer: torch.optim.Optimizer, *_: object) -> None:
             p.grad.add_(1.0)
 
 
-@pytest.mark.parametrize("hook", [replace_gradient, write_gradient])
+def write_gradient_data(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad.data.mul_(2.0)
+
+
+@pytest.mark.parametrize("hook", [replace_gradient, write_gradient, write_gradient_data])
 def test_a_pre_hook_that_changes_the_release_is_refused_before_a_weight_is_written(
     hook: Callable,
 ) -> None:
@@ -273,6 +281,40 @@ def test_a_pre_hook_that_changes_the_release_is_refused_before_a_weight_is_writt
         ):
             step(session)
     assert torch.equal(model.weight, before) and len(optimizer._optimizer_step_pre_hooks) == 1
+
+
+def write_weights(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.data.mul_(0.5)
+
+
+def test_a_pre_hook_that_writes_a_weight_is_refused() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer.register_step_pre_hook(write_weights)
+    with session_of(model, optimizer) as session:
+        with pytest.raises(RuntimeError, match="pre-hook replaced the parameter 'weight'"):
+            step(session)
+
+
+def test_weights_that_a_post_hook_writes_are_noticed_before_the_next_release() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer.register_step_post_hook(write_weights)
+    with session_of(model, optimizer) as session:
+        step(session)
+        with pytest.raises(RuntimeError, match="'weight' was written between two releases"):
+            step(session)
+        assert session.steps_done == 1
+
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer.register_step_post_hook(write_weights)
+    _, _, run = make_engine(model, optimizer)
+    run()
+    with pytest.raises(RuntimeError, match="'weight' was written between two releases"):
+        run()
 
 
 def test_a_pre_hook_that_reads_the_release_is_welcome() -> None:

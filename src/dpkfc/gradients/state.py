@@ -25,7 +25,7 @@ import warnings
 from array import array
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from copy import copy as copy_object
 from dataclasses import dataclass
@@ -50,6 +50,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _every_module
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
 from dpkfc._checks import refuse
 from dpkfc.distributed import is_divided, local, reshard
@@ -1554,45 +1555,73 @@ def check_moved(
             )
 
 
-def step_on_release(optimizer: torch.optim.Optimizer, parameters: NamedTensors) -> None:
-    """Run an optimizer on the released gradients.
+def step_on_release(
+    optimizer: torch.optim.Optimizer, parameters: NamedTensors, record: Callable[[], None]
+) -> None:
+    """Run an optimizer on the released gradients, and record the weights that it has made.
 
-    The last of all step pre-hooks checks that `p.grad` still holds the release. In wrappers of
-    other libraries the optimizer is found by the attribute `optimizer`. An object without hooks has
-    none to check.
+    The last of all step pre-hooks checks that `p.grad` still holds the release and that no weight
+    was written; the first of all post-hooks records the weights. In wrappers of other libraries the
+    optimizer is found by the attribute `optimizer`. An object without hooks has none to check.
 
     Args:
         optimizer: of the run.
         parameters: trainable ones, by name.
+        record: takes the weights as they are for those of this release.
 
     Raises:
-        RuntimeError: a pre-hook replaced or wrote a gradient, by name of the parameter. Then no
+        RuntimeError: a pre-hook replaced or wrote a gradient or a parameter, by name. Then no
             parameter is written.
     """
-    released = {}
-    for name, p in parameters.items():
-        if p.grad is not None:
-            released[name] = (p.grad, p.grad._version)
-
-    def check(stepped: torch.optim.Optimizer, *_: Any) -> None:
-        if is_nested_step(stepped):
-            return
-        for name, (gradient, version) in released.items():
-            is_same = parameters[name].grad is gradient
-            if not is_same or gradient._version != version:
-                raise RuntimeError(
-                    f"a step pre-hook replaced the release in the gradient of '{name}'; remove "
-                    "the hook"
-                )
-
     inner: Any = optimizer
     while inner is not None and "_optimizer_step_pre_hooks" not in vars(inner):
         inner = vars(inner).get("optimizer")
-    handle: AbstractContextManager[Any] = nullcontext()
-    if inner is not None:
-        handle = inner.register_step_pre_hook(check)
-    with handle:
-        optimizer.step()
+    gradients = {name: p.grad for name, p in parameters.items()}
+    before: list[dict[str, str]] = []
+    if inner is not None and inner._optimizer_step_pre_hooks:
+        before = [digest_tensors(gradients), digest_tensors(parameters)]
+    is_recorded = False
+
+    def check(stepped: torch.optim.Optimizer, *_: Any) -> None:
+        if not before or is_nested_step(stepped):
+            return
+        now = {name: p.grad for name, p in parameters.items()}
+        for kind, old, new in zip(
+            ("the release in the gradient of", "the parameter"),
+            before,
+            (digest_tensors(now), digest_tensors(parameters)),
+            strict=True,
+        ):
+            for name in old.keys() | new.keys():
+                if old.get(name) != new.get(name):
+                    raise RuntimeError(f"a step pre-hook replaced {kind} '{name}'; remove the hook")
+
+    def end(stepped: torch.optim.Optimizer, *_: Any) -> None:
+        nonlocal is_recorded
+        if not is_nested_step(stepped):
+            record()
+            is_recorded = True
+
+    try:
+        with ExitStack() as stack:
+            if inner is not None:
+                stack.enter_context(inner.register_step_pre_hook(check))
+            if inner is optimizer:  # a wrapper may have a part in the step
+                stack.enter_context(register_first_post_hook(optimizer, end))
+            optimizer.step()
+    finally:
+        if not is_recorded:
+            record()
+
+
+def register_first_post_hook(
+    optimizer: torch.optim.Optimizer, hook: Callable[..., None]
+) -> RemovableHandle:
+    """Register a hook that runs behind the step of an optimizer, before those of other code."""
+    handle = optimizer.register_step_post_hook(hook)
+    hooks: Any = optimizer._optimizer_step_post_hooks
+    hooks.move_to_end(handle.id, last=False)
+    return handle
 
 
 # What torch puts around the step of each class of optimizers, to run the hooks.

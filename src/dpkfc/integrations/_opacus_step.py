@@ -45,6 +45,7 @@ from dpkfc.gradients.state import (
     checked_state,
     is_nested_step,
     refuse_gradient_hooks,
+    register_first_post_hook,
     restored_state,
 )
 from dpkfc.gradients.tape import Hook
@@ -165,7 +166,7 @@ class PrivateStep:
             model.register_forward_pre_hook(begin, with_kwargs=True),
             model.register_forward_hook(end, with_kwargs=True, always_call=True),
             optimizer.register_step_pre_hook(self._begin_step),
-            optimizer.register_step_post_hook(self._end_step),
+            register_first_post_hook(optimizer, self._end_step),
         ]
 
     # -- the loader -------------------------------------------------------------------------------
