@@ -94,9 +94,17 @@ def test_every_setting_is_a_flag(monkeypatch: pytest.MonkeyPatch):
             "steps must be an integer, got 'many'",
         ),
         (["train", "--recipe", "digits", "--epsilon", "-1"], "epsilon must be above 0, got -1"),
-        (["train", "--recipe", "digits", "--config", "none.toml"], "none.toml: cannot be read"),
+        (["train", "--recipe", "digits", "--config", "none.toml"], "none.toml: does not exist"),
         (["train", "--recipe", "digits", "--resume", "x"], "leave out every other setting"),
-        (["train", "--resume", "no-such-folder"], "not a run folder"),
+        (["train", "--resume", "no-such-folder"], "no-such-folder does not exist"),
+        (["predict", "gone", "--data", "x.csv"], "gone does not exist"),
+        (["audit", "gone"], "gone does not exist"),
+        (["card", "gone"], "gone does not exist"),
+        (["total", "gone"], "gone does not exist"),
+        (["schema", "gone.csv"], "gone.csv: does not exist"),
+        (["train", "--data", "gone.csv", "--schema", "s.toml"], "gone.csv: does not exist"),
+        (["train", "--data", ".", "--label-file", "gone.csv"], "gone.csv: does not exist"),
+        (["doctor", "runs/gone"], "runs/gone does not exist"),
         (["train", "--recipe", "mnist-cnn", "--data-dir", "no-such-folder"], "is not a folder"),
         (
             ["calibrate", "-e", "0", "-n", "100", "-b", "10", "--epochs", "1"],
@@ -127,7 +135,7 @@ def test_every_setting_is_a_flag(monkeypatch: pytest.MonkeyPatch):
         (["epsilon", "-s", "1", "-q", "0.1", "--epochs", "1e9"], "more than 1,000,000; choose"),
         (
             ["ledger", "verify", "none.jsonl"],
-            "cannot be read (No such file or directory); give a run folder or its ledger.jsonl",
+            "the ledger none.jsonl does not exist; give a run folder or its ledger.jsonl",
         ),
     ],
 )

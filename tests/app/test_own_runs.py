@@ -501,7 +501,12 @@ def test_an_error_in_a_part_of_a_task_names_its_line(tmp_path: Path, name: str, 
         ([], "which recipe or data? give --recipe"),
     ],
 )
-def test_choices_that_do_not_go_together(tmp_path: Path, words: list[str], message: str):
+def test_choices_that_do_not_go_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("x.csv", "l.csv"):
+        Path(name).touch()
     code, text = _call("train", *words, "--out", str(tmp_path / "run"))
     assert code == 2 and message in text
     assert not (tmp_path / "run").exists()

@@ -352,8 +352,10 @@ def test_a_file_that_is_no_toml_is_named(tmp_path: Path):
     path.write_text("epsilon = = 3")
     with pytest.raises(ConfigError, match=r"bad\.toml: is not TOML"):
         read_toml(path)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="does not exist"):
         read_toml(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_toml(tmp_path)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="is not TOML"):
         read_toml(path)

@@ -280,6 +280,8 @@ def read_public_data(
     """
     try:
         tensors = load_file(path)
+    except FileNotFoundError:
+        raise ConfigError(f"{setting} {path} does not exist; check the name") from None
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{setting} {path} cannot be read as safetensors ({error})") from None
     inputs, labels = tensors.get("inputs"), tensors.get("labels")

@@ -214,6 +214,8 @@ def fill_card(run: Path, given: Mapping[str, str]) -> str:
     from dpkfc.report.verify import CardError, read_card, verify_ledger
 
     card = read_card(run / LEDGER)
+    if not run.exists():
+        raise CardError(f"{run} does not exist; give the folder of a run")
     if card is None:
         raise CardError(f"{run} holds no {CARD}; call write_card(folder), or end the run first")
     verify_ledger(run / LEDGER, pages=False)

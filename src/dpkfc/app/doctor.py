@@ -51,6 +51,11 @@ def load_target(target: str, input_shape: str = "", seed: int = 0) -> Target:
         ConfigError: no such recipe, module or factory, or a factory that returns something else.
     """
     if ":" not in target:
+        if "/" in target:
+            raise ConfigError(
+                f"{target} does not exist, or is not a run folder (no config.toml); give one, a"
+                " recipe or module:factory"
+            )
         if target not in RECIPES:
             raise ConfigError(
                 f"unknown recipe {target!r}; {nearest(target, RECIPES)} (or give module:factory)"

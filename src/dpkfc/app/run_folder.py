@@ -125,11 +125,7 @@ class RunFolder:
         # A crash while a new checkpoint was put in place leaves the old one under this name.
         old_checkpoint = folder.checkpoint.with_name(folder.checkpoint.name + ".old")
         try:
-            if not folder.config.is_file():
-                raise RunFolderError(
-                    f"{path} is not a run folder (no config.toml); give the folder of an earlier"
-                    " run"
-                )
+            folder.check_settings()
             if not (folder.checkpoint.is_dir() or old_checkpoint.is_dir()):
                 raise RunFolderError(
                     f"{path} holds no checkpoint to resume; start a new run with --config"
@@ -150,6 +146,20 @@ class RunFolder:
             RunFolderError: a folder cannot have such a name.
         """
         return cls(_expanded(path))
+
+    def check_settings(self) -> None:
+        """Refuse a folder that holds no settings of a run.
+
+        Raises:
+            RunFolderError: there is no such folder, or it is not a run folder.
+        """
+        if not self.path.exists():
+            raise RunFolderError(f"{self.path} does not exist; give the folder of an earlier run")
+        if not self.config.is_file():
+            raise RunFolderError(
+                f"{self.path} is not a run folder (no config.toml); give the folder of an earlier"
+                " run"
+            )
 
     def _writable(self) -> RunFolder:
         """Return the folder, or refuse one that cannot be written."""

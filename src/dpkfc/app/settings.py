@@ -818,6 +818,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     """
     try:
         return tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: does not exist; check the name") from None
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot be read ({error.strerror}); check the name and its permissions"

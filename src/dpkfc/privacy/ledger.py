@@ -589,6 +589,10 @@ def verify(path: str | os.PathLike[str]) -> Verified:
     """
     try:
         content = Path(path).read_bytes()
+    except FileNotFoundError as error:
+        raise LedgerError(
+            f"the ledger {path} does not exist; give a run folder or its ledger.jsonl"
+        ) from error
     except OSError as error:
         raise LedgerError(
             f"the ledger {path} cannot be read ({error.strerror}); give a run folder or its"

@@ -718,6 +718,8 @@ def _find_ledgers(path: Path) -> list[Path]:
     if ledger.is_file():
         return [ledger]
     files = sorted(path.glob("*/ledger.jsonl"))
+    if not path.exists():
+        raise TotalError(f"{path} does not exist; name run folders or ledger files")
     if not files:
         raise TotalError(f"{path} is no ledger and holds none; name run folders or ledger files")
     return files

@@ -179,6 +179,8 @@ def refuse_damaged(path: Path, checks: Iterable[tuple[object, str]]) -> None:
 
 def unreadable_error(path: Path, error: OSError) -> DatasetError:
     """Return the error for a file that the system cannot read."""
+    if isinstance(error, FileNotFoundError):
+        return DatasetError(f"{path}: does not exist; check the name")
     reason = error.strerror or error
     return DatasetError(f"{path}: cannot be read ({reason}); check the name and its permissions")
 

@@ -53,8 +53,7 @@ def load_run(path: Path) -> Trained:
         DatasetError: weights that cannot be read or are those of another model.
     """
     folder = RunFolder.locate(path)
-    if not folder.config.is_file():
-        raise RunFolderError(f"{path} is not a run folder (no config.toml); give one of a run")
+    folder.check_settings()
     if not folder.model.is_file():
         raise RunFolderError(
             f"{path} holds no released weights; finish the run: dpkfc train --resume {path}"

@@ -81,6 +81,8 @@ def own_kind(chosen: Mapping[str, Any]) -> str:
         kind = "own-task"
     elif data:
         kind = kind_of_data(Path(str(data)))
+    if given["label_file"] and not Path(str(given["label_file"])).exists():
+        raise DatasetError(f"{given['label_file']}: does not exist; --label-file takes a table")
     recipe = chosen.get("recipe", "")
     misplaced = [
         (
@@ -113,6 +115,8 @@ def kind_of_data(path: Path) -> str:
     """
     suffix = suffix_of(path)
     try:
+        if not path.exists():
+            raise DatasetError(f"{path}: does not exist; --data takes a file or a folder of images")
         if path.is_dir():
             return "own-table" if list_parts(path) else "own-images"
     except OSError as error:
@@ -121,8 +125,6 @@ def kind_of_data(path: Path) -> str:
         return "own-table"
     if suffix in TEXT_SUFFIXES:
         return "own-text"
-    if not path.exists():
-        raise DatasetError(f"{path}: does not exist; --data takes a file or a folder of images")
     known = ", ".join((*TABLE_SUFFIXES, *TEXT_SUFFIXES))
     raise DatasetError(f"{path}: is of no known form; --data takes {known} or a folder of images")
 
