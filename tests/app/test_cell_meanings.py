@@ -10,7 +10,7 @@ import pytest
 from dpkfc.app.datasets import DatasetError
 from dpkfc.app.owndata.cells import is_known_encoding
 from dpkfc.app.owndata.files import encode_table
-from dpkfc.app.owndata.recipes import empty_schema
+from dpkfc.app.owndata.proposals import empty_schema
 from dpkfc.app.owndata.schema import Column, Schema, check_schema, is_identifier, read_schema
 from dpkfc.app.owndata.tables import look_like_names, read_header, read_table
 from dpkfc.app.settings import ConfigError

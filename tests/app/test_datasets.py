@@ -79,7 +79,7 @@ def test_a_bad_gzip_file_is_named(tmp_path: Path, content: bytes):
 
 
 def test_a_missing_file_is_named(tmp_path: Path):
-    with pytest.raises(DatasetError, match="cannot be read"):
+    with pytest.raises(DatasetError, match="does not exist"):
         read_idx(tmp_path / "none.gz", 3)
 
 

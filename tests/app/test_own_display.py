@@ -15,7 +15,8 @@ from dpkfc.app.owndata.display import (
     schema_table,
 )
 from dpkfc.app.owndata.images import encode_folder
-from dpkfc.app.owndata.schema import Column, ImageForm, Schema, target_of
+from dpkfc.app.owndata.schema import Column, ImageForm, Schema
+from dpkfc.app.owndata.targets import target_of
 from tests.app.own_files import write_images
 
 

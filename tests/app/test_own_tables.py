@@ -20,12 +20,12 @@ from dpkfc.app.datasets import DatasetError
 from dpkfc.app.datasets.text import hashed_texts
 from dpkfc.app.owndata import TEST_SHARE, UNKNOWN, Records, _place, split_records
 from dpkfc.app.owndata.files import encode_table, unit_names
-from dpkfc.app.owndata.recipes import empty_schema
+from dpkfc.app.owndata.noise import SchemaNoise
+from dpkfc.app.owndata.proposals import empty_schema
 from dpkfc.app.owndata.schema import (
     MISSING,
     Column,
     Schema,
-    SchemaNoise,
     check_schema,
     is_identifier,
     read_schema,
@@ -402,7 +402,7 @@ def test_a_typed_value_that_is_no_text_is_missing(tmp_path: Path):
 @pytest.mark.parametrize("name", ["none.csv", "none.parquet"])
 def test_a_file_that_is_not_there_is_named(tmp_path: Path, name: str):
     schema = read_schema(write_patients(tmp_path)[1])
-    with pytest.raises(DatasetError, match="cannot be read"):
+    with pytest.raises(DatasetError, match="does not exist"):
         encode_table(tmp_path / name, schema)
 
 

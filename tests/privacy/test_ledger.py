@@ -324,7 +324,7 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path):
             LedgerError, match="cannot be written .* nothing may be released: choose a folder"
         ):
             Ledger.open(place, PLAN)
-    with pytest.raises(LedgerError, match="cannot be read"):
+    with pytest.raises(LedgerError, match="does not exist"):
         verify(tmp_path / "missing")
     with pytest.raises(LedgerError, match="is empty"):
         verify(tmp_path / "file")

@@ -66,6 +66,7 @@ def test_help_and_small_commands_do_not_import_torch(run: Path, tmp_path: Path) 
         ["total", str(run)],
         ["card", str(run), "--data-subjects", "adults"],
         ["budget", str(tmp_path / "b.toml"), "--epsilon", "3", "--delta", "1e-5"],
+        ["schema", str(table), "--target", "died", "--out", str(tmp_path / "s.toml")],
     ]
     done = subprocess.run(
         [sys.executable, "-c", RUN, json.dumps(commands)],

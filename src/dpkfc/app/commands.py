@@ -850,7 +850,7 @@ def write_schema(
         label_file: Table of image files and labels.
         out: The file; left out: the terminal.
     """
-    from dpkfc.app.owndata.recipes import empty_schema
+    from dpkfc.app.owndata.proposals import empty_schema
     from dpkfc.app.run_folder import RunFolderError, write_text
 
     content = empty_schema(data, target, text, label_file)

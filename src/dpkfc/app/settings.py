@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import math
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dpkfc._checks import refuse
+from dpkfc.app.toml import ConfigError, nearest, read_toml, tomllib
 from dpkfc.clipping import CLIPPINGS
 from dpkfc.config import SAMPLERS, PrivacyConfig
 from dpkfc.curvature.diagonal import DP2, AdaDPS
@@ -29,12 +28,7 @@ from dpkfc.postprocess.steps import SOFIM, AdamBC, DiSK
 from dpkfc.privacy.accounting import ACCOUNTANTS
 from dpkfc.privacy.releases import NOISES
 from dpkfc.report.officer import Declared
-from dpkfc.terminal import MEANT, argument_text
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from dpkfc.terminal import argument_text
 
 OPTIMIZERS = ("sgd", "adam", "adam-bc", "sofim")
 PRECONDITIONERS = ("none", "kfac", "ngd", "adadps", "dp2", "gep")
@@ -58,10 +52,6 @@ _DECLARED = tuple(item.name for item in dataclasses.fields(Declared))
 # By the names of their flags, or by section and key as a TOML file has them.
 Settings = Mapping[str, Any]
 SECTIONS = ("run", "data", "model", "privacy", "preconditioner", "postprocess", "optimizer", "card")
-
-
-class ConfigError(ValueError):
-    """A setting that does not exist, has the wrong type, or lies outside its range."""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -732,22 +722,6 @@ def parse_pairs(setting: str, text: str) -> dict[str, str]:
     return values
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the end of an error message: the nearest known word, or those that fit a line."""
-    known = sorted(set(known))
-    word = str(word)
-    longer = [name for name in known if word and name.startswith(word)]
-    meant = [name for name in known if name == MEANT.get(word.replace("-", "_"))]
-    close = meant or longer or difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known: {shorten(known)}"
-
-
-def shorten(names: Iterable[str], most: int = 90) -> str:
-    """Return names in one text, cut after `most` characters."""
-    text = ", ".join(names)
-    return text if len(text) <= most else f"{text[: most - 3]}..."
-
-
 def ensure_text(value: Any) -> str:
     """Return a text itself, an empty one for anything else."""
     return value if isinstance(value, str) else ""
@@ -808,25 +782,6 @@ def _check_range(setting: dataclasses.Field[Any], value: Any) -> None:
 # flags outside of any section.
 
 _BY_KEY = {(setting.metadata["section"], _key(setting)): setting for setting in _FIELDS.values()}
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Return the content of a TOML file.
-
-    Raises:
-        ConfigError: the file cannot be read or is not TOML.
-    """
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: does not exist; check the name") from None
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot be read ({error.strerror}); check the name and its permissions"
-        ) from None
-    # Bad syntax, bytes that are not UTF-8, or brackets without end.
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: is not TOML: {error}") from None
 
 
 def flatten(content: Settings, where: str) -> dict[str, Any]:

@@ -15,13 +15,15 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from dpkfc._checks import refuse
+
+if TYPE_CHECKING:
+    # `dpkfc schema` starts without torch.
+    from torch import Tensor
 
 # --------------------------------------------------------------------------------------------------
 # A limit on the bytes that a file from outside may hold once it is unpacked: a packed file of 2 MiB
@@ -96,7 +98,7 @@ class BoundedStream(io.RawIOBase):
 # --------------------------------------------------------------------------------------------------
 # Examples, and the readers of their files.
 
-Examples = tuple[Tensor, Tensor]
+Examples: TypeAlias = "tuple[Tensor, Tensor]"
 # Pixels and labels as files hold them.
 Split = tuple[np.ndarray, np.ndarray]
 
@@ -232,6 +234,8 @@ def split(train: Examples, size: int | float, seed: int = 0) -> tuple[Examples, 
     Raises:
         DatasetError: the cut would leave one of the two sets empty.
     """
+    import torch
+
     inputs, labels = train
     total = len(labels)
     count = round(size * total) if isinstance(size, float) else size
@@ -479,6 +483,8 @@ class Normalisation:
 
     def apply(self, pixels: np.ndarray) -> Tensor:
         """Return a float32 tensor `[N, C, H, W]` of pixels `[N, H, W, C]`."""
+        import torch
+
         mean = torch.tensor(self.mean).view(-1, 1, 1)
         std = torch.tensor(self.std).view(-1, 1, 1)
         images = torch.from_numpy(np.ascontiguousarray(np.moveaxis(pixels, -1, 1), np.float32))
@@ -561,6 +567,8 @@ class Pixels(Splits):
         """Return normalised float32 images `[N, C, H, W]` and int64 labels `[N]`."""
 
         def convert(part: Split) -> Examples:
+            import torch
+
             images, labels = part
             return normalisation.apply(images), torch.from_numpy(np.asarray(labels, np.int64))
 

@@ -10,12 +10,15 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from dpkfc.app.datasets import DatasetError, Examples, ExampleSet
+
+if TYPE_CHECKING:
+    # `dpkfc schema` starts without torch.
+    from torch import Tensor
 
 TEST_SHARE = 0.2
 # Shares by what is counted and the column: ("missing", "age") to 0.02.
@@ -144,12 +147,16 @@ def _place(key: bytes, seed: int, purpose: bytes) -> float:
 
 
 def _select(records: Records, rows: np.ndarray) -> Examples:
+    import torch
+
     chosen = torch.from_numpy(rows)
     return records.inputs[chosen], records.labels[chosen]
 
 
 def _unit_numbers(records: Records, rows: np.ndarray) -> Tensor | None:
     """Return a number for the unit of each of these rows, None where each record is a unit."""
+    import torch
+
     if not records.units:
         return None
     units = [records.units[row] for row in rows]

@@ -18,8 +18,9 @@ from dpkfc.app.owndata.images import (
     DEEP_COLOURS,
     REPEATED,
 )
-from dpkfc.app.owndata.schema import LIKE_A_CLASS, Column, Schema
-from dpkfc.app.settings import shorten
+from dpkfc.app.owndata.schema import Column, Schema
+from dpkfc.app.owndata.targets import LIKE_A_CLASS
+from dpkfc.app.toml import shorten
 
 # Name, kind, bounds and an example of a column.
 ColumnRow = tuple[str, str, str, str]

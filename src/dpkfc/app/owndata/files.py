@@ -15,8 +15,9 @@ from dpkfc.app.datasets import DatasetError, unreadable_error
 from dpkfc.app.datasets.text import hashed_texts
 from dpkfc.app.owndata import ALONE, UNKNOWN, Records, number_equal
 from dpkfc.app.owndata.cells import canonical, number_text
-from dpkfc.app.owndata.schema import Column, Schema, target_of
+from dpkfc.app.owndata.schema import Column, Schema
 from dpkfc.app.owndata.tables import Table, check_file, is_unicode, read_header, read_table
+from dpkfc.app.owndata.targets import target_of
 from dpkfc.app.pretrained import SENTENCE_WIDTH, minilm_vectors
 from dpkfc.app.recipes.text import weighted_words
 
@@ -137,7 +138,6 @@ def unit_names(
 # --------------------------------------------------------------------------------------------------
 # Texts: JSONL files, one object a line, as hashed words or vectors of a public encoder.
 
-TEXT_SUFFIXES = (".jsonl", ".ndjson")
 Entry = dict[str, Any]
 
 

@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import torch
 
 from dpkfc.app.datasets import DatasetError, check_unpacked_size, unreadable_error
 from dpkfc.app.owndata import UNKNOWN, Figures, Records
-from dpkfc.app.owndata.files import unit_names
-from dpkfc.app.owndata.schema import ImageForm, Schema, target_of
+from dpkfc.app.owndata.schema import ImageForm, Schema
 from dpkfc.app.owndata.tables import is_unicode, read_header, read_table
-from dpkfc.app.settings import shorten
+from dpkfc.app.toml import shorten
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 _FORMATS = ("PNG", "JPEG", "TIFF", "BMP")
@@ -250,6 +248,11 @@ def encode_folder(
             cannot be read and `broken` is "error". In training it is no error that no file can be
             read.
     """
+    import torch
+
+    from dpkfc.app.owndata.files import unit_names
+    from dpkfc.app.owndata.targets import target_of
+
     if labels is None:
         labelled = _label_by_folder(folder, schema)
     else:
@@ -335,6 +338,8 @@ def _label_by_folder(folder: Path, schema: Schema) -> _Labelled:
 
 
 def _read_labels(folder: Path, schema: Schema, labels: Path) -> _Labelled:
+    from dpkfc.app.owndata.targets import target_of
+
     header = read_header(labels, schema)
     names = [schema.images.file or header.names[0], schema.target]
     if schema.unit:

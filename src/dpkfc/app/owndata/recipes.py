@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -12,37 +11,28 @@ from typing import Any
 from torch import nn
 
 from dpkfc._checks import refuse
-from dpkfc.app.datasets import DatasetError, ExampleSet, unreadable_error
+from dpkfc.app.datasets import DatasetError, ExampleSet
 from dpkfc.app.models import linear_from_zero
 from dpkfc.app.owndata import TEST_SHARE, Records, split_records
 from dpkfc.app.owndata.display import describe_columns
-from dpkfc.app.owndata.files import TEXT_SUFFIXES, encode_table, encode_texts, text_width
+from dpkfc.app.owndata.files import encode_table, encode_texts, text_width
 from dpkfc.app.owndata.images import (
     check_classes,
     encode_folder,
     folder_classes,
-    propose_white,
-    suspect_folders,
 )
+from dpkfc.app.owndata.noise import SchemaNoise
+from dpkfc.app.owndata.proposals import kind_of_data
 from dpkfc.app.owndata.schema import (
     Schema,
-    SchemaNoise,
     check_schema,
     choose_bounds,
     count_bins,
     public_facts,
     read_schema,
     schema_toml,
-    target_of,
-    template,
 )
-from dpkfc.app.owndata.tables import (
-    TABLE_SUFFIXES,
-    check_file,
-    list_parts,
-    read_header,
-    suffix_of,
-)
+from dpkfc.app.owndata.targets import target_of
 from dpkfc.app.owndata.tasks import judgement, load_task, make_model, task_examples
 from dpkfc.app.recipes import Recipe
 from dpkfc.app.recipes.images import image_features, use_features
@@ -105,28 +95,6 @@ def own_kind(chosen: Mapping[str, Any]) -> str:
         ConfigError,
     )
     return kind
-
-
-def kind_of_data(path: Path) -> str:
-    """Return the kind of own data from the name of a file or folder.
-
-    Raises:
-        DatasetError: nothing is there, or a form that is not known.
-    """
-    suffix = suffix_of(path)
-    try:
-        if not path.exists():
-            raise DatasetError(f"{path}: does not exist; --data takes a file or a folder of images")
-        if path.is_dir():
-            return "own-table" if list_parts(path) else "own-images"
-    except OSError as error:
-        raise unreadable_error(path, error) from None
-    if suffix in TABLE_SUFFIXES:
-        return "own-table"
-    if suffix in TEXT_SUFFIXES:
-        return "own-text"
-    known = ", ".join((*TABLE_SUFFIXES, *TEXT_SUFFIXES))
-    raise DatasetError(f"{path}: is of no known form; --data takes {known} or a folder of images")
 
 
 def own_settings(chosen: dict[str, Any]) -> dict[str, Any]:
@@ -460,81 +428,3 @@ REASONS = {
     "own-text": "the default: ahead of DP-SGD on words without weights; docs/results.md",
     "own-task": "the default; dpkfc tune compares methods on your task",
 }
-
-
-# --------------------------------------------------------------------------------------------------
-# Empty schemas to fill in, made from headers, folder names and flags.
-
-_IMAGE_FORM = """\
-[images]
-size = 32  # pixels of each side
-channels = 3  # 1 for grey
-broken = "skip"  # or "error"
-background = "white"  # or "black": behind transparent pixels
-"""
-_IMAGE_UNIT = """\
-# unit = "patient"  # a column of the label file; ε then protects all images of one patient
-# max_records = 4
-
-"""
-_TEXT = """\
-# unit = "patient"  # a key; ε then protects all texts of one patient
-# max_records = 4
-
-[text]
-key = "{key}"
-encoder = "weighted-words"  # hashed; or "words", without weights, or "sentences", an encoder
-"""
-
-
-def empty_schema(data: Path, target: str, text: str, label_file: Path | None) -> str:
-    """Return a schema to fill in. No row is read.
-
-    Args:
-        data: a table, a folder of images, or a file of texts.
-        target: column (or key) that is learned.
-        text: key of the text in a file of texts.
-        label_file: of a folder of images.
-
-    Raises:
-        ConfigError: no target, where one is needed.
-        DatasetError: a file that cannot be read, or a target that is not in the header.
-    """
-    kind = kind_of_data(data)
-    if kind == "own-images" and label_file is None:
-        suspects = sorted({path.name for path, _ in suspect_folders(data)})
-        classes = json.dumps(folder_classes(data, suspects), ensure_ascii=False)
-        form = _image_form(data)
-        if suspects:
-            names = json.dumps(suspects, ensure_ascii=False)
-            form += f"leave_out = {names}  # folders that do not hold images of a class\n"
-        return f"classes = {classes}  # the folders\n\n{form}"
-    if not target:
-        raise ConfigError("which column is learned? give --target NAME")
-    if kind == "own-text":
-        check_file(data)
-        return template({}, target, sections=_TEXT.format(key=text))
-    table = label_file or data
-    header = read_header(table)
-    header.check(table, [target])
-    if kind == "own-images":
-        first = json.dumps(header.names[0], ensure_ascii=False)
-        form = f"{_image_form(data)}file = {first}  # the column that names files\n"
-        return template({}, target, header.delimiter, _IMAGE_UNIT + form)
-    return template(
-        header.usable,
-        target,
-        header.delimiter,
-        unusable=header.unusable,
-        labels=header.labels,
-        encoding=header.encoding,
-    )
-
-
-def _image_form(folder: Path) -> str:
-    """Return the form of images, with white as most headers say it."""
-    white = propose_white(folder)
-    if white == 255:
-        return f"{_IMAGE_FORM}# white = 4095  # of grey images with more than 8 bits\n"
-    note = "as headers say" if white != 65535 else "16 bits; 4095 where a detector fills 12 of them"
-    return f"{_IMAGE_FORM}white = {white}  # {note}\n"

@@ -11,24 +11,17 @@ import hashlib
 import json
 import math
 import re
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.nn import functional
 
 from dpkfc._checks import refuse
-from dpkfc.app.datasets import Examples
-from dpkfc.app.datasets.text import hashed_texts
-from dpkfc.app.owndata import UNKNOWN, Figures
 from dpkfc.app.owndata.cells import (
     MISSING,
     PLAIN,
@@ -42,9 +35,11 @@ from dpkfc.app.owndata.cells import (
     read_number,
     read_pair,
 )
-from dpkfc.app.recipes import CLASSIFICATION, Judged, Task, model_outputs, squared_error
-from dpkfc.app.settings import ConfigError, nearest, read_toml
-from dpkfc.curvature.probes import Probe, Sample
+from dpkfc.app.toml import ConfigError, nearest, read_toml
+
+if TYPE_CHECKING:
+    # `dpkfc schema` starts without torch.
+    from torch import Tensor
 
 KINDS = ("number", "pair", "date", "category", "flag", "text", "ignore", "unit")
 # Columns of a text without `buckets`.
@@ -500,6 +495,8 @@ def _encode_flags(column: Column, values: list[Any]) -> _Rows:
 def _encode_texts(column: Column, values: list[Any]) -> _Rows:
     rows = np.zeros((0, column.width - 1), np.float32)
     if values:
+        from dpkfc.app.datasets.text import hashed_texts
+
         rows = hashed_texts(values, column.width - 1).numpy()
     return rows, np.zeros(len(values), bool)
 
@@ -975,59 +972,6 @@ def template(
 # --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class SchemaNoise(Probe):
-    """A probe for tables: columns drawn independently, from the schema alone.
-
-    Numbers are uniform in their bounds, categories and flags are uniform, and words of texts are
-    random signs.
-
-    Attributes:
-        columns: of the schema, by name.
-        missing: share of missing values.
-    """
-
-    columns: tuple[tuple[str, Column], ...]
-    missing: float = 0.02
-
-    def sample(self, n: int, generator: torch.Generator) -> Sample:
-        """Return features `[n, width]`, no labels."""
-        parts = [self._draw(column, n, generator) for _, column in self.columns]
-        return torch.cat(parts, dim=1), None
-
-    def _draw(self, column: Column, n: int, generator: torch.Generator) -> Tensor:
-        rows = torch.zeros(n, column.width)
-        uniform = torch.rand(n, generator=generator)
-        if column.kind in ("number", "date"):
-            rows[:, 0] = 2 * uniform - 1
-        elif column.kind == "pair":
-            rows[:, 0] = 2 * uniform - 1
-            rows[:, 1] = 2 * torch.rand(n, generator=generator) - 1
-        elif column.kind == "flag":
-            rows[:, 0] = torch.where(uniform < 0.5, 1.0, -1.0)
-        elif column.kind == "category":
-            places = (uniform * (column.width - 1)).long()
-            rows[torch.arange(n), places] = 1.0
-        else:
-            shape = n, column.width - 1
-            signs = torch.randint(-1, 2, shape, generator=generator).float()
-            rows[:, :-1] = functional.normalize(signs, dim=1)
-        chance = torch.rand(n, generator=generator)
-        is_missing = chance < self.missing
-        rows[is_missing] = 0.0
-        rows[is_missing, -1] = 1.0
-        return rows
-
-    def describe(self) -> dict[str, Any]:
-        """Return a description that JSON can hold."""
-        return {
-            "kind": "SchemaNoise",
-            "source": "synthetic",
-            "missing": self.missing,
-            "columns": [[name, column.kind, column.width] for name, column in self.columns],
-        }
-
-
 def public_facts(schema: Schema, *, has_release: bool = False) -> dict[str, tuple[str, str]]:
     """Return what a privacy card says of the columns of a schema.
 
@@ -1058,162 +1002,3 @@ _ORIGINS = {
     "private": "from noisy counts over public bins, the release for bounds in",
     "default": "public; no count rose above the noise of the release for bounds in",
 }
-
-
-# --------------------------------------------------------------------------------------------------
-# What is learned: classes, or a number.
-
-
-_CHUNK = 250
-
-
-def target_of(schema: Schema) -> Classes | Number:
-    """Return the target of a schema: how it is encoded, learned, judged and predicted."""
-    if schema.target_bounds:
-        least, greatest = schema.target_bounds
-        form = NumberForm(schema.decimal, schema.thousands)
-        return Number(schema.target, least, greatest, schema.missing, form)
-    return Classes(schema.classes)
-
-
-LIKE_A_CLASS = "a class but for case, blanks, accents' form or a full stop"
-
-
-def _fold(text: str) -> str:
-    """Return a text without what people overlook between a label and a class."""
-    folded = unicodedata.normalize("NFKC", canonical(text)).casefold()
-    return unicodedata.normalize("NFKC", folded).strip(" \t\n.,;:'\"")
-
-
-@dataclass(frozen=True)
-class Classes:
-    """One of public classes. Its label is a number, `UNKNOWN` for any other value."""
-
-    names: tuple[str, ...]
-    likelihood: str = "categorical"
-    task: Task = CLASSIFICATION
-
-    @property
-    def outputs(self) -> int:
-        """Number of classes."""
-        return len(self.names)
-
-    def encode(self, values: Sequence[str | None]) -> tuple[np.ndarray, Figures]:
-        """Return class numbers int64 `[N]`, and the share of texts that are nearly a class."""
-        number_of = {canonical(name): number for number, name in enumerate(self.names)}
-        nearly = {_fold(name) for name in self.names}
-        known: dict[str | None, int] = {None: UNKNOWN}
-        near = set()
-        for value in dict.fromkeys(values):
-            if value is not None:
-                known[value] = number_of.get(canonical(value), UNKNOWN)
-                if known[value] == UNKNOWN and _fold(value) in nearly:
-                    near.add(value)
-        numbers = [known[value] for value in values]
-        share = sum(value in near for value in values) / max(1, len(values))
-        shares = {(LIKE_A_CLASS, "labels"): share} if share else {}
-        return np.array(numbers, np.int64), shares
-
-    def answer(self, outputs: Tensor) -> dict[str, list[str]]:
-        """Return the most probable class, and the probabilities of all."""
-        scores = outputs.softmax(1)
-        best = scores.argmax(1).tolist()
-        columns = {"class": [self.names[number] for number in best]}
-        for name, shares in zip(self.names, scores.T.tolist(), strict=True):
-            columns[f"p({name})"] = [f"{share:.6f}" for share in shares]
-        return columns
-
-    def describe(self) -> dict[str, tuple[str, str]]:
-        """Return the names of the classes."""
-        return {"classes": (", ".join(self.names), "named by the user, not read from rows")}
-
-
-@dataclass(frozen=True)
-class Number:
-    """A number. Its label is clamped to the bounds and mapped to −1 to 1, NaN where it is missing.
-
-    Attributes:
-        name: of the column.
-        least, greatest: public bounds.
-        missing: texts that mean a missing value.
-        form: how numbers are written.
-    """
-
-    name: str
-    least: float
-    greatest: float
-    missing: tuple[str, ...]
-    form: NumberForm = NumberForm()
-    likelihood: str = "gaussian"
-    outputs: int = 1
-
-    def encode(self, values: Sequence[str | None]) -> tuple[np.ndarray, Figures]:
-        """Return scaled numbers float32 `[N]`, and the share that was clamped."""
-        column = Column(
-            kind="number",
-            bounds=(self.least, self.greatest),
-            missing=self.missing,
-            decimal=self.form.decimal,
-            thousands=self.form.thousands,
-        )
-        encoded = column.encode(values)
-        is_missing = encoded.features[:, 1] == 1
-        labels = np.where(is_missing, np.nan, encoded.features[:, 0])
-        return labels.astype(np.float32), {("outside of bounds", self.name): encoded.odd}
-
-    def answer(self, outputs: Tensor) -> dict[str, list[str]]:
-        """Return the predicted number in its own unit, inside of the bounds."""
-        scaled = outputs.squeeze(1).double().clamp(-1, 1)
-        share = (scaled + 1) / 2
-        numbers = self.least + share * (self.greatest - self.least)
-        return {self.name: [f"{number:.6g}" for number in numbers.tolist()]}
-
-    def describe(self) -> dict[str, tuple[str, str]]:
-        """Return the bounds, and what an output stands for."""
-        text = (
-            f"{self.name}, clamped to {self.least:g} to {self.greatest:g}; outputs −1 to 1 of the"
-            " model stand for it"
-        )
-        return {"target": (text, "bounds are stated by the user, not read from rows")}
-
-    @property
-    def task(self) -> Task:
-        """Squared error, and errors in the unit of the target."""
-        unit = (self.greatest - self.least) / 2
-        return Task(
-            loss=squared_error,
-            judge=lambda model, examples: _judge(model, examples, unit),
-            score="1 − mean absolute error ÷ range",
-            mean_loss="mean squared error",
-            also=lambda judged: _errors(judged, unit),
-        )
-
-
-def _judge(model: nn.Module, examples: Examples, unit: float) -> Judged:
-    """Return a score, and the mean squared error in the unit of the target, of known targets."""
-    absolute = 0.0
-    squared = 0.0
-    is_known = ~examples[1].isnan()
-    known = examples[1][is_known]
-    inputs = examples[0][is_known]
-    outputs = model_outputs(model, inputs, _CHUNK)
-    for output, labels in zip(outputs, known.split(_CHUNK), strict=True):
-        predicted = output.squeeze(1).clamp(-1, 1)
-        errors = (predicted - labels.to(output.device)).double()
-        absolutes = errors.abs()
-        absolute += float(absolutes.sum())
-        squared += float(errors.square().sum())
-    count = len(known)
-    if not count:
-        return Judged(0.0, 0.0)
-    # The scaled range is 2 wide.
-    score = 1 - absolute / count / 2
-    loss = squared / count * unit**2
-    return Judged(score, loss)
-
-
-def _errors(judged: Judged, unit: float) -> dict[str, float]:
-    return {
-        "mean absolute error": (1 - judged.accuracy) * 2 * unit,
-        "root mean squared error": judged.loss**0.5,
-    }

@@ -44,12 +44,13 @@ from dpkfc.app.owndata.packages import (
     read_columns,
 )
 from dpkfc.app.owndata.schema import Schema
-from dpkfc.app.settings import shorten
+from dpkfc.app.toml import shorten
 
 PACKED = ".gz"
 DELIMITED = (".csv", ".tsv", ".txt", ".data")
 STORED = (".parquet", ".feather", ".arrow")
 TABLE_SUFFIXES = (*DELIMITED, *STORED, *SPREADSHEETS, *STATISTICS)
+TEXT_SUFFIXES = (".jsonl", ".ndjson")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,170 @@
+"""What is learned from a user's own data: classes, or a number."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor, nn
+
+from dpkfc.app.datasets import Examples
+from dpkfc.app.owndata import UNKNOWN, Figures
+from dpkfc.app.owndata.cells import NumberForm, canonical
+from dpkfc.app.owndata.schema import Column, Schema
+from dpkfc.app.recipes import CLASSIFICATION, Judged, Task, model_outputs, squared_error
+
+_CHUNK = 250
+
+
+def target_of(schema: Schema) -> Classes | Number:
+    """Return the target of a schema: how it is encoded, learned, judged and predicted."""
+    if schema.target_bounds:
+        least, greatest = schema.target_bounds
+        form = NumberForm(schema.decimal, schema.thousands)
+        return Number(schema.target, least, greatest, schema.missing, form)
+    return Classes(schema.classes)
+
+
+LIKE_A_CLASS = "a class but for case, blanks, accents' form or a full stop"
+
+
+def _fold(text: str) -> str:
+    """Return a text without what people overlook between a label and a class."""
+    folded = unicodedata.normalize("NFKC", canonical(text)).casefold()
+    return unicodedata.normalize("NFKC", folded).strip(" \t\n.,;:'\"")
+
+
+@dataclass(frozen=True)
+class Classes:
+    """One of public classes. Its label is a number, `UNKNOWN` for any other value."""
+
+    names: tuple[str, ...]
+    likelihood: str = "categorical"
+    task: Task = CLASSIFICATION
+
+    @property
+    def outputs(self) -> int:
+        """Number of classes."""
+        return len(self.names)
+
+    def encode(self, values: Sequence[str | None]) -> tuple[np.ndarray, Figures]:
+        """Return class numbers int64 `[N]`, and the share of texts that are nearly a class."""
+        number_of = {canonical(name): number for number, name in enumerate(self.names)}
+        nearly = {_fold(name) for name in self.names}
+        known: dict[str | None, int] = {None: UNKNOWN}
+        near = set()
+        for value in dict.fromkeys(values):
+            if value is not None:
+                known[value] = number_of.get(canonical(value), UNKNOWN)
+                if known[value] == UNKNOWN and _fold(value) in nearly:
+                    near.add(value)
+        numbers = [known[value] for value in values]
+        share = sum(value in near for value in values) / max(1, len(values))
+        shares = {(LIKE_A_CLASS, "labels"): share} if share else {}
+        return np.array(numbers, np.int64), shares
+
+    def answer(self, outputs: Tensor) -> dict[str, list[str]]:
+        """Return the most probable class, and the probabilities of all."""
+        scores = outputs.softmax(1)
+        best = scores.argmax(1).tolist()
+        columns = {"class": [self.names[number] for number in best]}
+        for name, shares in zip(self.names, scores.T.tolist(), strict=True):
+            columns[f"p({name})"] = [f"{share:.6f}" for share in shares]
+        return columns
+
+    def describe(self) -> dict[str, tuple[str, str]]:
+        """Return the names of the classes."""
+        return {"classes": (", ".join(self.names), "named by the user, not read from rows")}
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number. Its label is clamped to the bounds and mapped to −1 to 1, NaN where it is missing.
+
+    Attributes:
+        name: of the column.
+        least, greatest: public bounds.
+        missing: texts that mean a missing value.
+        form: how numbers are written.
+    """
+
+    name: str
+    least: float
+    greatest: float
+    missing: tuple[str, ...]
+    form: NumberForm = NumberForm()
+    likelihood: str = "gaussian"
+    outputs: int = 1
+
+    def encode(self, values: Sequence[str | None]) -> tuple[np.ndarray, Figures]:
+        """Return scaled numbers float32 `[N]`, and the share that was clamped."""
+        column = Column(
+            kind="number",
+            bounds=(self.least, self.greatest),
+            missing=self.missing,
+            decimal=self.form.decimal,
+            thousands=self.form.thousands,
+        )
+        encoded = column.encode(values)
+        is_missing = encoded.features[:, 1] == 1
+        labels = np.where(is_missing, np.nan, encoded.features[:, 0])
+        return labels.astype(np.float32), {("outside of bounds", self.name): encoded.odd}
+
+    def answer(self, outputs: Tensor) -> dict[str, list[str]]:
+        """Return the predicted number in its own unit, inside of the bounds."""
+        scaled = outputs.squeeze(1).double().clamp(-1, 1)
+        share = (scaled + 1) / 2
+        numbers = self.least + share * (self.greatest - self.least)
+        return {self.name: [f"{number:.6g}" for number in numbers.tolist()]}
+
+    def describe(self) -> dict[str, tuple[str, str]]:
+        """Return the bounds, and what an output stands for."""
+        text = (
+            f"{self.name}, clamped to {self.least:g} to {self.greatest:g}; outputs −1 to 1 of the"
+            " model stand for it"
+        )
+        return {"target": (text, "bounds are stated by the user, not read from rows")}
+
+    @property
+    def task(self) -> Task:
+        """Squared error, and errors in the unit of the target."""
+        unit = (self.greatest - self.least) / 2
+        return Task(
+            loss=squared_error,
+            judge=lambda model, examples: _judge(model, examples, unit),
+            score="1 − mean absolute error ÷ range",
+            mean_loss="mean squared error",
+            also=lambda judged: _errors(judged, unit),
+        )
+
+
+def _judge(model: nn.Module, examples: Examples, unit: float) -> Judged:
+    """Return a score, and the mean squared error in the unit of the target, of known targets."""
+    absolute = 0.0
+    squared = 0.0
+    is_known = ~examples[1].isnan()
+    known = examples[1][is_known]
+    inputs = examples[0][is_known]
+    outputs = model_outputs(model, inputs, _CHUNK)
+    for output, labels in zip(outputs, known.split(_CHUNK), strict=True):
+        predicted = output.squeeze(1).clamp(-1, 1)
+        errors = (predicted - labels.to(output.device)).double()
+        absolutes = errors.abs()
+        absolute += float(absolutes.sum())
+        squared += float(errors.square().sum())
+    count = len(known)
+    if not count:
+        return Judged(0.0, 0.0)
+    # The scaled range is 2 wide.
+    score = 1 - absolute / count / 2
+    loss = squared / count * unit**2
+    return Judged(score, loss)
+
+
+def _errors(judged: Judged, unit: float) -> dict[str, float]:
+    return {
+        "mean absolute error": (1 - judged.accuracy) * 2 * unit,
+        "root mean squared error": judged.loss**0.5,
+    }
