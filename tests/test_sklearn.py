@@ -217,6 +217,7 @@ def test_a_fit_that_fails_leaves_no_module_behind_other_scales(blobs):
         estimator.predict(blobs[0])
 
 
+@pytest.mark.slow
 def test_class_weights_are_public_numbers(blobs):
     rows = blobs[0]
     labels = np.where(blobs[1] == 2, 1, 0)

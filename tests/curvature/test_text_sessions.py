@@ -216,7 +216,7 @@ def test_what_stands_in_the_padding_changes_no_factor():
             )
 
 
-@pytest.mark.quick("bert-lora")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bert-lora", "gpt2-lora"])
 def test_adapters_train_with_noise_from_their_zero_start(kind):
     model = MODELS[kind]()

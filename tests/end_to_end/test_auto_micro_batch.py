@@ -69,6 +69,7 @@ def test_the_result_does_not_depend_on_what_fits(
     assert max(model[2].seen) <= capacity
 
 
+@pytest.mark.slow
 def test_the_size_is_remembered() -> None:
     model = limited(5)
     with session(
@@ -157,6 +158,7 @@ def test_a_size_that_was_given_is_kept_and_named() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_one_example_that_does_not_fit_is_an_error() -> None:
     for verify, message in (
         (False, "one example does not fit"),
@@ -281,6 +283,7 @@ def test_the_group_of_the_process_bounds_it_and_cached_files_do_not(
     assert memory._control_group(tmp_path, tmp_path / "none") == (1 << 40 if version == 1 else None)
 
 
+@pytest.mark.slow
 def test_sizes_keep_to_what_is_never_divided() -> None:
     size = MicroBatchSize(None, True, least=6)
     tried = []
@@ -295,6 +298,7 @@ def test_sizes_keep_to_what_is_never_divided() -> None:
     assert tried == [None, 30, 12, 6]
 
 
+@pytest.mark.slow
 def test_a_failed_try_leaves_no_hook_and_no_private_tensor_behind() -> None:
     model = limited(3)
     with session(

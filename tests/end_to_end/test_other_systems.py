@@ -63,6 +63,7 @@ except LedgerError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks Linux for open files")
 def test_a_run_its_budget_and_its_resumption_do_without_unix(tmp_path: Path) -> None:
     """Another process may read the ledger and may not write it, whether or not it has `fcntl`."""

@@ -59,6 +59,7 @@ def test_one_course_serves_all_figures_of_a_run():
     )
 
 
+@pytest.mark.slow
 def test_a_course_looks_before_the_first_step_and_after_the_last(measured_course):
     _, row, _ = measured_course
     assert row["private"].startswith("NOT PRIVATE") and [c["step"] for c in row["checkpoints"]] == [
