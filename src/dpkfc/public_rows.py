@@ -2,7 +2,8 @@
 
 Rows are the records that a user gives, or numbers of a fixed seed in the types and shapes of a
 template. A template comes from public facts where a data set states them. Elsewhere it is what most
-of a few records share, so that no single record decides what is checked, refused or printed.
+of a few records share, so that a record unlike the others decides nothing that is checked, refused
+or printed. Where two kinds are about as frequent, one record can tip the choice.
 """
 
 from __future__ import annotations
