@@ -8,6 +8,7 @@ import uuid
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime, time
 from decimal import Decimal
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from dpkfc.app.datasets import DatasetError
 from dpkfc.app.owndata import Records
 from dpkfc.app.owndata.files import encode_table, encode_texts
 from dpkfc.app.owndata.schema import Column, Schema, TextForm, check_schema
-from dpkfc.app.owndata.tables import split_line
+from dpkfc.app.owndata.tables import split_line, stored_texts
 
 SCHEMA = check_schema(
     Schema(
@@ -217,6 +218,26 @@ def test_a_person_is_one_unit_however_ids_are_stored(tmp_path: Path, ids: pa.Arr
     if pa.types.is_integer(ids.type) or pa.types.is_floating(ids.type):
         texts = [f"unit {value}" for value in ids.cast(pa.decimal128(38, 0)).to_pylist()]
         assert set(encode_table(path, schema).units) == set(texts)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [Decimal(number) for number in range(7)] + [Decimal("1.25")],
+        [datetime(2000, 1, 1 + day) for day in range(7)] + [datetime(2000, 1, 1, 0, 0, 0, 5)],
+        [time(hour) for hour in range(7)] + [time(0, 0, 0, 5)],
+    ],
+    ids=lambda values: type(values[0]).__name__,
+)
+def test_the_finest_value_of_a_column_changes_no_other(values: list[object]):
+    exact = pa.array(values)
+    coarse = pa.array(values[:-1])
+    if not pa.types.is_decimal(exact.type):
+        coarse = coarse.cast({"time64[us]": pa.time32("s")}.get(str(exact.type), pa.timestamp("s")))
+    assert coarse.type != exact.type
+    texts = stored_texts(pa.chunked_array([exact]))
+    assert texts[:-1] == stored_texts(pa.chunked_array([coarse]))
+    assert len(set(texts)) == 8
 
 
 @pytest.mark.parametrize(

@@ -724,15 +724,24 @@ def _write_floats(column: pa.ChunkedArray) -> list[str | None]:
 
 
 def _write_decimals(column: pa.ChunkedArray) -> list[str | None]:
-    return [None if value is None else f"{value:f}" for value in column.to_pylist()]
+    return [None if value is None else _strip_zeros(f"{value:f}") for value in column.to_pylist()]
+
+
+def _strip_zeros(text: str) -> str:
+    """Return a number or a time without the zeros that end its fraction.
+
+    How many there are follows from the finest value of the column where a program chose the type.
+    """
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _write_moments(column: pa.ChunkedArray) -> list[str | None]:
     """Return ISO texts, with a Z where the type has a zone."""
-    if column.type.tz is None:
-        return column.cast(pa.string()).to_pylist()
-    plain = column.cast(pa.timestamp(column.type.unit))
-    return [text and f"{text}Z" for text in plain.cast(pa.string()).to_pylist()]
+    zone = ""
+    if pa.types.is_timestamp(column.type) and column.type.tz is not None:
+        column, zone = column.cast(pa.timestamp(column.type.unit)), "Z"
+    texts = column.cast(pa.string()).to_pylist()
+    return [text and _strip_zeros(text) + zone for text in texts]
 
 
 def _write_durations(column: pa.ChunkedArray) -> list[str | None]:
@@ -746,5 +755,6 @@ _WRITERS: dict[Callable[[pa.DataType], bool], Callable[[pa.ChunkedArray], list[s
     pa.types.is_floating: _write_floats,
     pa.types.is_decimal: _write_decimals,
     pa.types.is_timestamp: _write_moments,
+    pa.types.is_time: _write_moments,
     pa.types.is_duration: _write_durations,
 }
