@@ -814,7 +814,7 @@ class Session:
         from dpkfc.report.card import session_card, write_weights_and_card
 
         self._ranks.run_on_all(self.check_released)
-        state = self.released_state()
+        state = self._ranks.run_on_all(self.released_state)
 
         def write() -> dict[str, Any]:
             return write_weights_and_card(
@@ -842,8 +842,13 @@ class Session:
         self.check_released()
         has_average = self.plan.config.weight_average
         with self.averaged_weights() if has_average else nullcontext():
-            state = self._model_state() if self._is_sharded else self.model.state_dict()
-            self._ranks.run_on_all(partial(self._weights.check_state, state))
+            if self._is_sharded:
+                state = self._model_state()
+                self._ranks.run_on_all(partial(self._weights.check_state, state))
+            else:
+                # No exchange: a process may call this method alone.
+                state = self.model.state_dict()
+                self._weights.check_state(state)
             tensors = copy_tensors(distributed.whole(state, keep=self._ranks.is_rank0))
         return tensors
 
