@@ -543,7 +543,7 @@ def _fill(x: Any, keys: tuple[Any, ...], values: list[Any]) -> None:
     container: Any = x
     container.clear()
     if isinstance(container, dict):
-        container.update(zip(keys, values, strict=True))
+        container.update(dict(zip(keys, values, strict=True)))  # a Counter would count pairs
     elif isinstance(container, set):
         container.update(values)
     else:
