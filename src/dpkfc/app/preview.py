@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import time
 from dataclasses import dataclass
@@ -31,12 +32,12 @@ class Estimate:
     Attributes:
         seconds: of all steps and refreshes, without evaluations.
         measured: steps that were measured.
-        memory: peak bytes of the process, or of the accelerator.
+        memory: peak bytes of the process or accelerator; None where the system does not tell.
     """
 
     seconds: float
     measured: int
-    memory: int
+    memory: int | None
 
 
 def preview(config: RunConfig, console: Console) -> None:
@@ -59,11 +60,12 @@ def preview(config: RunConfig, console: Console) -> None:
     estimate = measure_run(prepared)
     duration = timedelta(seconds=round(estimate.seconds))
     steps = f"{estimate.measured} step" + "s" * (estimate.measured > 1)
-    for line in (
+    console.print(
         f"estimated time: {duration} and evaluations, from {steps} on rows of zeros",
-        f"estimated memory: {estimate.memory / 2**30:.2f} GiB",
-    ):
-        console.print(line, highlight=False)
+        highlight=False,
+    )
+    if estimate.memory is not None:
+        console.print(f"estimated memory: {estimate.memory / 2**30:.2f} GiB", highlight=False)
     print_shares(console, prepared.data.figures)
     console.print("dry run: no budget is spent and no file is written", highlight=False)
 
@@ -103,11 +105,12 @@ def measure_run(prepared: Prepared) -> Estimate:
     return Estimate(total, len(seconds), _peak_bytes(torch.device(config.device)))
 
 
-def _peak_bytes(device: torch.device) -> int:
+def _peak_bytes(device: torch.device) -> int | None:
     """Return the most bytes that a device, or this process on a CPU, has held."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    # Windows has no such module.
+    if importlib.util.find_spec("resource") is None:  # on Windows
+        return None
     import resource
 
     unit = 1 if sys.platform == "darwin" else 1024

@@ -1592,7 +1592,7 @@ def step_on_release(
             (digest_tensors(now), digest_tensors(parameters)),
             strict=True,
         ):
-            for name in old.keys() | new.keys():
+            for name in {**old, **new}:
                 if old.get(name) != new.get(name):
                     raise RuntimeError(f"a step pre-hook replaced {kind} '{name}'; remove the hook")
 
