@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dpkfc.app.datasets import Splits, import_optional
 
-MISSING = "a package of benchmarks/generation.py is missing: pip install 'dpkfc[generation]'"
+MISSING = "a package of benchmarks/generation.py is missing: pip install '.[generation]'"
 # Tokens of a prompt and of a reference; longer ones are cut.
 PROMPT, REFERENCE = 24, 36
 VALIDATION, DECODED, SPLIT_SEED = 500, 300, 0

@@ -28,11 +28,10 @@ from dpkfc.privacy.mechanism import (
     MOST_STEPS,
     ClippedSum,
     gaussian_release,
-    grid_of,
     release,
     rounded_release,
-    widen_sensitivity,
 )
+from dpkfc.privacy.releases import grid_of, widen_sensitivity
 from dpkfc.privacy.rng import NoiseStream
 from dpkfc.report.card import CardFacts, build_card, to_markdown
 from tests.audit.sizes import size
