@@ -221,7 +221,7 @@ def test_a_folder_of_images_leads_to_predictions(installed: Installed):
     schema = installed.folder / "pets.toml"
     schema.write_text('[images]\nsize = 8\nbroken = "error"\n', "utf-8")
     words = ("train", "--data", "pets", "--schema", "pets.toml", *FLAGS, "--out", "images")
-    assert "pets/cat/0.png: is no whole PNG or JPEG" in installed.refuse(*words)
+    assert "pets/cat/0.png: is not a whole PNG" in installed.refuse(*words)
     assert not (installed.folder / "images").exists()
     schema.write_text("[images]\nsize = 8\n", "utf-8")
     installed.train("--data", "pets", "--schema", "pets.toml", out="images")

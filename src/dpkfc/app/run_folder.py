@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from dpkfc.app.datasets import UnpackedSizeError, check_unpacked_size, one_line
 from dpkfc.checkpoint import CheckpointError, place_file
+from dpkfc.privacy.locks import find_lock_path
 from dpkfc.weights_record import find_record_path
 
 # The file that a finished run writes last.
@@ -217,6 +218,7 @@ class RunFolder:
             shutil.rmtree(new_checkpoint, ignore_errors=True)
             for path in (
                 self.ledger,
+                find_lock_path(self.ledger),
                 find_record_path(self.ledger),
                 self.metrics,
                 part,

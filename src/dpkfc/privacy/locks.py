@@ -15,11 +15,17 @@ from pathlib import Path
 from filelock import BaseFileLock, FileLock, Timeout
 
 
+def find_lock_path(path: str | os.PathLike[str]) -> Path:
+    """Return the empty file beside a file that its lock lies on; links are followed."""
+    place = Path(path).resolve()
+    return place.with_name(place.name + ".lock")
+
+
 def take_lock(path: str | os.PathLike[str], *, wait: bool = False) -> BaseFileLock:
     """Lock a file against other processes, and against other holders in this one.
 
     Args:
-        path: the file; links are followed. The lock is `path` with ".lock" at its end.
+        path: the file. The lock lies on `find_lock_path(path)`.
         wait: wait for the holder to end, instead of raising.
 
     Returns:
@@ -29,11 +35,11 @@ def take_lock(path: str | os.PathLike[str], *, wait: bool = False) -> BaseFileLo
         BlockingIOError: another one holds it.
         OSError: the folder is missing or cannot be written, or its file system cannot lock.
     """
-    place = Path(path).resolve()
+    place = find_lock_path(path)
     if not place.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     lock = FileLock(
-        place.with_name(place.name + ".lock"),
+        place,
         thread_local=False,
         # A mark in the file would outlive a process on another machine.
         fallback_to_soft=False,
