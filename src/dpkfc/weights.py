@@ -48,7 +48,7 @@ MakeHash = Callable[[bytes], Any]
 def digest_tensors(
     tensors: Mapping[str, Any], make_hash: MakeHash = xxhash.xxh3_128
 ) -> dict[str, str]:
-    """Return the digest of each tensor by its name; values that are no tensors are left out.
+    """Return the digest of each tensor by its name; other values are left out.
 
     With the default, digests of one process can be compared with each other.
 

@@ -481,7 +481,7 @@ def _add_settings(command: Callable[..., None], leave_out: tuple[str, ...]) -> C
         for setting in fields:
             value = arguments.pop(setting.name)
             if value is not None:
-                # A text that is no number is left for `RunConfig` to name.
+                # `RunConfig` names a text that is not a number.
                 kinds = _NUMBERS.get(str(setting.type), ())
                 settings[setting.name] = _parse_number(value, kinds)
         command(**arguments, settings=settings)

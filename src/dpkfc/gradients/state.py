@@ -104,7 +104,7 @@ _Names = dict[nn.Module, frozenset[str]]
 
 @dataclass(frozen=True)
 class _Accessor:
-    """How a state that is no attribute is read and written.
+    """How a state that is not an attribute is read and written.
 
     Attributes:
         read: object to a value that no later change of the object reaches.

@@ -30,7 +30,7 @@ _SPLITS = {
     "validation": {"val", "valid", "validation", "valset", "dev"},
     "test": {"test", "testing", "testset", "holdout", "eval", "evaluation"},
 }
-# Words of folders that differ in their numbers alone, and are no classes.
+# Words of folders that differ only in their numbers, and so are not classes.
 _PARTS = set("fold part split batch shard chunk train training test patient subject case".split())
 _IMAGES = {"image", "images", "img", "imgs"}
 _MASKS = set(
@@ -377,7 +377,7 @@ def _find_column(folder: Path, schema: Schema, labels: Path, names: Sequence[str
 
 def _named_file(folder: Path, name: str | None) -> Path:
     """Return the file that a row names, by itself: with a suffix of an image where it has none."""
-    # The folder itself is no image.
+    # The folder itself is not an image.
     path = folder / (name or "").strip().replace("\\", "/")
     if path.name and not path.name.lower().endswith(IMAGE_SUFFIXES):
         for suffix in IMAGE_SUFFIXES:

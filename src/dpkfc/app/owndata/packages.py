@@ -43,7 +43,7 @@ class Described:
 
 
 _Writer = Callable[[float], str | None]
-# Columns as texts by name, the number of records, and that of records without a form.
+# Columns as texts by name, the number of records, and the number of malformed records.
 Columns = tuple[dict[str, list[str | None]], int, int]
 
 

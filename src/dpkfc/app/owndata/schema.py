@@ -202,7 +202,7 @@ class Column:
 
     Attributes:
         kind: one of `KINDS`.
-        bounds: least and greatest number or date; of a pair those of both numbers, four in all.
+        bounds: least and greatest number or date; for a pair four bounds, of both numbers.
         categories: known texts; all others share one bucket.
         buckets: hash texts to so many buckets instead.
         missing: texts that mean a missing value; empty as the schema says.

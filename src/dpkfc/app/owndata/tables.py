@@ -131,7 +131,7 @@ class Header:
 
 
 def suffix_of(path: Path) -> str:
-    """Return the end of a name in lower case, without that of a packed CSV file."""
+    """Return the suffix of a name in lower case, without the suffix of a packed CSV file."""
     name = path.name.lower()
     if name.endswith(PACKED) and Path(name[: -len(PACKED)]).suffix in DELIMITED:
         name = name[: -len(PACKED)]
