@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from dpkfc._checks import refuse
-
 if TYPE_CHECKING:
     # Ledgers are verified without torch, which takes seconds to import.
     import torch
@@ -307,35 +305,40 @@ def read_session(folder: StrPath) -> tuple[Groups, dict[str, Any]]:
     tensors, meta = read(folder)
     meta.setdefault("world_size", 1)  # older checkpoints do not have it
     text = f"checkpoint {Path(folder)} was not saved by a session"
-    misfits = _find_misfits(tensors, meta)
-    refuse(
-        ((wrong, f"{text}: {name} does not fit; {_ADVICE}") for wrong, name in misfits),
-        CheckpointError,
-    )
+    misfit = _find_misfit(tensors, meta)
+    if misfit:
+        raise CheckpointError(f"{text}: {misfit} does not fit; {_ADVICE}")
     return tensors, meta
 
 
-def _find_misfits(tensors: Values, meta: Values) -> Iterator[tuple[bool, str]]:
-    """Yield whether a session would not have written a value, and its name."""
+def _find_misfit(tensors: Values, meta: Values) -> str:
+    """Return the name of a value that a session would not have written, "" if there is none."""
     import torch
 
     for name, kind in _SESSION.items():
-        yield not isinstance(meta.get(name), kind), name
-    yield "extra" not in meta, "extra"
-    yield "model" not in tensors, "model"
-    yield not 0 <= meta["step"] <= meta["ledger_count"], "step"
-    yield not meta["plan"].isprintable(), "plan"
+        if not isinstance(meta.get(name), kind):
+            return name
+    if "extra" not in meta:
+        return "extra"
+    if "model" not in tensors:
+        return "model"
+    if not 0 <= meta["step"] <= meta["ledger_count"]:
+        return "step"
+    if not meta["plan"].isprintable():
+        return "plan"
     processes = meta["world_size"]
-    yield processes < 1, "world_size"
+    if processes < 1:
+        return "world_size"
     state = meta.get("torch_rng", torch.empty(0, dtype=torch.uint8))
-    yield not isinstance(state, torch.Tensor) or state.dtype != torch.uint8, "torch_rng"
-    yield state.numel() % processes != 0, "torch_rng"
-    takers = meta.get("takers", [])
-    yield not isinstance(takers, list), "takers"
-    yield not all(isinstance(x, str) for x in takers), "takers"
-    accepted = meta.get("accepted", [])
-    yield not isinstance(accepted, list), "accepted"
-    yield not all(isinstance(x, int) for x in accepted), "accepted"
+    if not isinstance(state, torch.Tensor) or state.dtype != torch.uint8:
+        return "torch_rng"
+    if state.numel() % processes != 0:
+        return "torch_rng"
+    for name, kind in (("takers", str), ("accepted", int)):
+        values = meta.get(name, [])
+        if not isinstance(values, list) or not all(isinstance(x, kind) for x in values):
+            return name
+    return ""
 
 
 def check_run(
@@ -357,19 +360,16 @@ def check_run(
     """
     before = meta["world_size"]
     noun = "process" if before == 1 else "processes"
-    checks = (
-        (
-            meta["plan"] != plan_hash,
+    if meta["plan"] != plan_hash:
+        raise CheckpointError(
             f"the checkpoint {Path(folder)} belongs to plan {meta['plan'][:12]}…, this is plan "
-            f"{plan_hash[:12]}…; resume with the configuration that wrote it",
-        ),
-        (
-            world_size not in (None, before),
+            f"{plan_hash[:12]}…; resume with the configuration that wrote it"
+        )
+    if world_size not in (None, before):
+        raise CheckpointError(
             f"{Path(folder)} was written by {before} {noun}, this run has {world_size}; use"
-            f" --nproc-per-node={before}, or any_world_size=True (--any-world-size)",
-        ),
-    )
-    refuse(checks, CheckpointError)
+            f" --nproc-per-node={before}, or any_world_size=True (--any-world-size)"
+        )
 
 
 @contextlib.contextmanager

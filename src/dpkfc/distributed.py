@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from dpkfc._checks import refuse
 from dpkfc.torchrun import read_number
 
 if TYPE_CHECKING:
@@ -656,7 +655,9 @@ def prepare(model: nn.Module, world_size: int, *, automatic: bool = False) -> bo
     names = {id(p): name for name, p in divided.items()}
     for unit in units:
         _record_gathered(unit, names)
-    refuse((p not in _gathered, _describe_refusal(n, _NOT_GATHERED)) for n, p in divided.items())
+    for n, p in divided.items():
+        if p not in _gathered:
+            raise ValueError(_describe_refusal(n, _NOT_GATHERED))
     return True
 
 
@@ -692,16 +693,17 @@ def _check_placement(name: str, p: Any, world_size: int, sharded: bool) -> None:
     shape = tuple(mesh.shape)
     stored = local(p).device.type
     used = mesh.device_type
-    checks = (
-        (not sharded, _NOT_GATHERED),
-        (
-            shape != (world_size,),
-            f"is divided over a mesh of shape {shape} in {world_size} processes",
-        ),
-        (not all(x.is_shard(0) for x in p.placements), f"is divided as {p.placements}"),
-        (stored != used, f"is kept on {stored} and computed with on {used} (an offload policy)"),
-    )
-    refuse((applies, _describe_refusal(name, what)) for applies, what in checks)
+    fault = ""
+    if not sharded:
+        fault = _NOT_GATHERED
+    elif shape != (world_size,):
+        fault = f"is divided over a mesh of shape {shape} in {world_size} processes"
+    elif not all(x.is_shard(0) for x in p.placements):
+        fault = f"is divided as {p.placements}"
+    elif stored != used:
+        fault = f"is kept on {stored} and computed with on {used} (an offload policy)"
+    if fault:
+        raise ValueError(_describe_refusal(name, fault))
 
 
 _NOT_GATHERED = "is a DTensor that no fully_shard gathers (tensor parallelism?)"

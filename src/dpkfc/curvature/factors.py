@@ -38,7 +38,6 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from dpkfc._checks import refuse
 from dpkfc.linalg.metric import NamedTensors, Tensors
 
 # --------------------------------------------------------------------------------------------------
@@ -286,12 +285,10 @@ def eigen_of_rows(rows: Tensor, n_total: float, keep: int | None = None) -> Eige
     Raises:
         ValueError: rows that are not a matrix, not finite, or a divisor that is not positive.
     """
-    refuse(
-        [
-            (rows.dim() != 2, f"rows must be a matrix [n, d], got shape {tuple(rows.shape)}"),
-            (not n_total > 0, f"the number of samples must be positive, got {n_total}"),
-        ]
-    )
+    if rows.dim() != 2:
+        raise ValueError(f"rows must be a matrix [n, d], got shape {tuple(rows.shape)}")
+    if not n_total > 0:
+        raise ValueError(f"the number of samples must be positive, got {n_total}")
     n, d = rows.shape
     scale = largest_entry(rows)
     if not math.isfinite(scale):

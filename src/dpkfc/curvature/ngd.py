@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from dpkfc._checks import check_in_range, check_positive, refuse
+from dpkfc._checks import check_in_range, check_positive
 from dpkfc.curvature.base import PreconditionerState, ProbePreconditioner
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, FactorCache, IsotropicFactor
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, LayerFactors, Rules
@@ -510,20 +510,15 @@ class NGD(ProbePreconditioner):
         """
         readouts = _READOUTS[self.order]
         wanted = " or ".join(map(repr, readouts))
-        refuse(
-            [
-                (
-                    self.steps > steps,
-                    f"NGD(steps={self.steps}) is longer than the {steps} steps of the plan, so the "
-                    f"floor would not come back to lambda_safe; use steps={steps}",
-                ),
-                (
-                    readout not in readouts,
-                    f"NGD(order={self.order!r}) needs PrivacyConfig(readout={wanted}), got "
-                    f"{readout!r}",
-                ),
-            ]
-        )
+        if self.steps > steps:
+            raise ValueError(
+                f"NGD(steps={self.steps}) is longer than the {steps} steps of the plan, so the "
+                f"floor would not come back to lambda_safe; use steps={steps}"
+            )
+        if readout not in readouts:
+            raise ValueError(
+                f"NGD(order={self.order!r}) needs PrivacyConfig(readout={wanted}), got {readout!r}"
+            )
 
     def build(
         self,

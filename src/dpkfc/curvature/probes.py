@@ -29,7 +29,6 @@ from dpkfc._checks import (
     check_one_of,
     check_optional_integer,
     check_positive,
-    refuse,
 )
 
 # --------------------------------------------------------------------------------------------------
@@ -507,34 +506,34 @@ class PublicData(_ComparedByDescription):
             values = dict(inputs)
             inputs = values
         object.__setattr__(self, "inputs", inputs)
-        refuse(self._problems(values))
+        self._check(values)
 
-    def _problems(self, values: Mapping[str, Tensor]) -> Iterator[tuple[bool, str]]:
-        """Yield what may be wrong, and its message; `values` are the inputs by name."""
-        yield (
-            "labels" in values,
-            "PublicData: give labels as PublicData(inputs, labels=...), not among the model's "
-            "inputs",
-        )
-        yield (
-            not values or not all(map(_has_rows, values.values())),
-            "PublicData: inputs must be a tensor, or a mapping of tensors, with at least one "
-            "example along the first axis",
-        )
-        yield (
-            not self.provenance,
-            "PublicData: say where they come from, provenance='...'; the privacy card prints it",
-        )
+    def _check(self, values: Mapping[str, Tensor]) -> None:
+        """Check the inputs by name, labels and provenance."""
+        if "labels" in values:
+            raise ValueError(
+                "PublicData: give labels as PublicData(inputs, labels=...), not among the model's "
+                "inputs"
+            )
+        if not values or not all(map(_has_rows, values.values())):
+            raise ValueError(
+                "PublicData: inputs must be a tensor, or a mapping of tensors, with at least one "
+                "example along the first axis"
+            )
+        if not self.provenance:
+            raise ValueError(
+                "PublicData: say where they come from, provenance='...'; the privacy card prints it"
+            )
         size = examples(self.inputs)
-        if self.labels is not None:
-            yield (
-                self.labels.shape[:1] != (size,),
+        if self.labels is not None and self.labels.shape[:1] != (size,):
+            raise ValueError(
                 f"PublicData: {size} inputs but labels of shape {tuple(self.labels.shape)}; "
-                "the first axis of both is the example",
+                "the first axis of both is the example"
             )
         numbers = [x for x in values.values() if x.is_floating_point()]
         is_finite = all(torch.isfinite(x).all() for x in numbers)
-        yield not is_finite, "PublicData: inputs contain NaN or infinity"
+        if not is_finite:
+            raise ValueError("PublicData: inputs contain NaN or infinity")
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
         """Return n random examples, distinct while there are enough, with replacement beyond."""
@@ -871,58 +870,52 @@ class TokenNoise(_ComparedByDescription):
                 check_in_range(f"TokenNoise: {name}", value, f"[0, {self.vocab_size})")
         if self.zipf_exponent is not None:
             check_not_negative("TokenNoise: zipf_exponent", self.zipf_exponent)
-        refuse(self._problems())
+        self._check()
 
-    def _problems(self) -> Iterator[tuple[bool, str]]:
-        """Yield what may be wrong with settings that belong together, and its message."""
-        yield (
-            self.segments == 2 and self.sep_id is None,
-            "TokenNoise: a pair of texts (segments=2) needs sep_id between them",
-        )
-        yield (
-            not self._least <= self._shortest <= self.length,
-            f"TokenNoise: min_length must lie between {self._least} (the special tokens and one "
-            f"more a segment) and length={self.length}, got {self._shortest}",
-        )
-        yield (
-            self._shortest < self.length and self.pad_id is None,
-            "TokenNoise: texts of different lengths need pad_id (any id, it is masked); "
-            "or set min_length=length",
-        )
-        if isinstance(self.frequencies, Tensor):
-            yield from self._problems_of_frequencies(self.frequencies)
-        else:
-            yield (
-                bool(self.provenance),
-                "TokenNoise: provenance says where frequencies come from, but none are given",
+    def _check(self) -> None:
+        """Check settings that belong together."""
+        if self.segments == 2 and self.sep_id is None:
+            raise ValueError("TokenNoise: a pair of texts (segments=2) needs sep_id between them")
+        if not self._least <= self._shortest <= self.length:
+            raise ValueError(
+                f"TokenNoise: min_length must lie between {self._least} (the special tokens and "
+                f"one more a segment) and length={self.length}, got {self._shortest}"
             )
-        yield (
-            not float(self._cumulative[-1]) > 0,
-            "TokenNoise: no token is left to draw; check first_id, exclude and frequencies",
-        )
+        if self._shortest < self.length and self.pad_id is None:
+            raise ValueError(
+                "TokenNoise: texts of different lengths need pad_id (any id, it is masked); "
+                "or set min_length=length"
+            )
+        if isinstance(self.frequencies, Tensor):
+            self._check_frequencies(self.frequencies)
+        elif self.provenance:
+            raise ValueError(
+                "TokenNoise: provenance says where frequencies come from, but none are given"
+            )
+        if not float(self._cumulative[-1]) > 0:
+            raise ValueError(
+                "TokenNoise: no token is left to draw; check first_id, exclude and frequencies"
+            )
 
-    def _problems_of_frequencies(self, table: Tensor) -> Iterator[tuple[bool, str]]:
-        yield (
-            self.zipf_exponent is not None,
-            "TokenNoise: give either zipf_exponent or frequencies, not both",
-        )
-        yield (
-            not self.provenance,
-            "TokenNoise: say where the frequencies come from, provenance='...', for the "
-            "privacy card. Frequencies counted on private text void the guarantee.",
-        )
-        yield (
-            table.shape != (self.vocab_size,),
-            f"TokenNoise: frequencies need one number for each of vocab_size={self.vocab_size} "
-            f"tokens, got shape {tuple(table.shape)}",
-        )
+    def _check_frequencies(self, table: Tensor) -> None:
+        if self.zipf_exponent is not None:
+            raise ValueError("TokenNoise: give either zipf_exponent or frequencies, not both")
+        if not self.provenance:
+            raise ValueError(
+                "TokenNoise: say where the frequencies come from, provenance='...', for the "
+                "privacy card. Frequencies counted on private text void the guarantee."
+            )
+        if table.shape != (self.vocab_size,):
+            raise ValueError(
+                f"TokenNoise: frequencies need one number for each of vocab_size={self.vocab_size} "
+                f"tokens, got shape {tuple(table.shape)}"
+            )
         is_weight = torch.isfinite(table) & (table >= 0)
         bad = torch.nonzero(~is_weight).flatten().tolist()
-        for token in bad[:1]:
-            yield (
-                True,
+        if bad:
+            raise ValueError(
                 f"TokenNoise: frequencies must be finite and not negative, but {len(bad)} are not; "
-                f"the first is that of token {token}, {float(table[token])}",
+                f"the first is that of token {bad[0]}, {float(table[bad[0]])}"
             )
 
     @property

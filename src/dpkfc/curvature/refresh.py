@@ -21,7 +21,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkfc._checks import refuse
 from dpkfc.curvature.factors import FactorAccumulator, FactorCache, largest_entry
 from dpkfc.curvature.layer_factors import (
     FactorOptions,
@@ -647,20 +646,15 @@ class _ProbeLoss:
         else:
             losses = spec.loss(output, self.randomness.generator)
         size = rows.stop - rows.start
-        refuse(
-            [
-                (
-                    losses.shape != (size,),
-                    f"the probe's loss returned shape {tuple(losses.shape)} for {size} examples; "
-                    "it must return one loss an example, [batch]",
-                ),
-                (
-                    not torch.isfinite(losses).all(),
-                    "the probe's loss contains NaN or infinity; check the model's output on the "
-                    "probe",
-                ),
-            ]
-        )
+        if losses.shape != (size,):
+            raise ValueError(
+                f"the probe's loss returned shape {tuple(losses.shape)} for {size} examples; "
+                "it must return one loss an example, [batch]"
+            )
+        if not torch.isfinite(losses).all():
+            raise ValueError(
+                "the probe's loss contains NaN or infinity; check the model's output on the probe"
+            )
         return losses
 
     def _choose_labels(self, output: Any) -> str:

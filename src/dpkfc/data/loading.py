@@ -22,8 +22,6 @@ from torch.utils.data import (
     default_collate,
 )
 
-from dpkfc._checks import refuse
-
 Collate = Callable[[list[Any]], Any]
 Indices = NDArray[np.int64]
 
@@ -237,19 +235,16 @@ def _length(source: Any) -> int:
                 f"the tensors of a dataset must have one length, got {sorted(lengths)}"
             )
         return lengths.pop()
-    checks = (
-        (
-            isinstance(source, tuple) and any(isinstance(x, np.ndarray) for x in source),
+    if isinstance(source, tuple) and any(isinstance(x, np.ndarray) for x in source):
+        raise ValueError(
             "a tuple with NumPy arrays is no dataset; make tensors of them:"
-            " tuple(torch.as_tensor(x) for x in arrays)",
-        ),
-        (
-            not _is_map_style(source),
+            " tuple(torch.as_tensor(x) for x in arrays)"
+        )
+    if not _is_map_style(source):
+        raise ValueError(
             f"{type(source).__name__} has no length or no indices; private sampling needs a"
-            " map-style dataset",
-        ),
-    )
-    refuse(checks)
+            " map-style dataset"
+        )
     return len(source)
 
 

@@ -19,7 +19,6 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-from dpkfc._checks import refuse
 from dpkfc.distributed import trainable_tensors
 from dpkfc.gradients.fallback import has_computed_weight
 from dpkfc.gradients.internals import IN, OUT, is_attention
@@ -180,7 +179,7 @@ def _owners(model: nn.Module) -> Iterator[_Owner]:
     """Yield every owner of trainable parameters. A parameter may have several owners."""
     answered: set[nn.Module] = set()
     for name, module in model.named_modules(remove_duplicate=True):
-        refuse(_find_faults(name, module))
+        _check_module(name, module)
         if module in answered:
             continue
         parameters, below = owned_parameters(module)
@@ -314,44 +313,44 @@ def _is_transposed(module: nn.Module) -> bool:
     return forward is not nn.Module.forward and forward is class_forward(module)
 
 
-def _find_faults(name: str, module: nn.Module) -> Iterator[tuple[object, str]]:
-    """Yield how a module may mix examples, store statistics of private data or move its weights.
+def _check_module(name: str, module: nn.Module) -> None:
+    """Refuse a module that mixes examples, stores statistics of private data or moves its weights.
 
     The number of passes of a step depends on the sampled batch. Gradients of single examples would
     be taken of other weights than those of the batch, where every pass moves a spectral norm.
     """
     where = f"module '{name}' ({type(module).__name__})"
     is_batch_norm = isinstance(module, _BATCH_NORMS)
-    yield (
-        is_batch_norm and (module.training or not module.track_running_stats),
-        f"{where} mixes the examples of a batch; replace it by nn.GroupNorm, or freeze its "
-        "statistics with .eval() (docs/errors.md#mixes-examples)",
-    )
+    if is_batch_norm and (module.training or not module.track_running_stats):
+        raise ValueError(
+            f"{where} mixes the examples of a batch; replace it by nn.GroupNorm, or freeze its "
+            "statistics with .eval() (docs/errors.md#mixes-examples)"
+        )
     is_instance_norm = isinstance(module, nn.modules.instancenorm._InstanceNorm)
-    yield (
-        is_instance_norm and module.track_running_stats and module.training,
-        f"{where} would write running statistics of private data into a buffer; use "
-        "track_running_stats=False or .eval()",
-    )
+    if is_instance_norm and module.track_running_stats and module.training:
+        raise ValueError(
+            f"{where} would write running statistics of private data into a buffer; use "
+            "track_running_stats=False or .eval()"
+        )
     if isinstance(module, nn.Embedding):
-        yield (
-            module.max_norm is not None,
-            f"{where}: max_norm rewrites rows chosen by private data outside the mechanism; use "
-            "max_norm=None",
-        )
-        yield (
-            module.scale_grad_by_freq and module.weight.requires_grad,
-            f"{where}: scale_grad_by_freq mixes the examples of a batch; use "
-            "scale_grad_by_freq=False",
-        )
+        if module.max_norm is not None:
+            raise ValueError(
+                f"{where}: max_norm rewrites rows chosen by private data outside the mechanism; "
+                "use max_norm=None"
+            )
+        if module.scale_grad_by_freq and module.weight.requires_grad:
+            raise ValueError(
+                f"{where}: scale_grad_by_freq mixes the examples of a batch; use "
+                "scale_grad_by_freq=False"
+            )
     hooks = module._forward_pre_hooks.values()
     is_iterated = isinstance(module, parametrizations._SpectralNorm) and hasattr(module, "_u")
     is_iterated = is_iterated or any(isinstance(x, SpectralNorm) for x in hooks)
-    yield (
-        is_iterated and module.training,
-        f"{where} takes a step of its power iteration in every forward pass; call its eval() "
-        "before training",
-    )
+    if is_iterated and module.training:
+        raise ValueError(
+            f"{where} takes a step of its power iteration in every forward pass; call its eval() "
+            "before training"
+        )
 
 
 def _refuse_lazy(model: nn.Module) -> None:

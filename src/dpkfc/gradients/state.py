@@ -52,7 +52,6 @@ from torch.nn.modules import module as _every_module
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from dpkfc._checks import refuse
 from dpkfc.distributed import is_divided, local, reshard
 from dpkfc.gradients.layers import Layer, join_names, named_tensors
 from dpkfc.linalg.metric import NamedTensors
@@ -1341,7 +1340,7 @@ def check_optimizer(optimizer: Any, parameters: NamedTensors) -> None:
             gradients without noise, or that takes sparse gradients only; a complex parameter, or
             one that was expanded.
     """
-    refuse(_find_wrong_kind(optimizer))
+    _check_kind(optimizer)
     in_optimizer: set[Tensor] = set()
     for group in optimizer.param_groups:
         in_optimizer.update(group["params"])
@@ -1369,29 +1368,30 @@ def check_optimizer(optimizer: Any, parameters: NamedTensors) -> None:
             )
 
 
-def _find_wrong_kind(optimizer: Any) -> Iterator[tuple[object, str]]:
-    """Yield why an optimizer would ask for gradients without noise, or is none."""
+def _check_kind(optimizer: Any) -> None:
+    """Refuse an object that is not an optimizer, or that would ask for gradients without noise."""
     kind = type(optimizer).__name__
-    yield (
-        isinstance(optimizer, torch.optim.SparseAdam),
-        "SparseAdam takes sparse gradients alone, and a release is dense: rows without noise "
-        "would reveal the tokens of private texts; use Adam",
-    )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ValueError(
+            "SparseAdam takes sparse gradients alone, and a release is dense: rows without noise "
+            "would reveal the tokens of private texts; use Adam"
+        )
     # The optimizer of accelerate has a scaler under float16.
     scaler = getattr(optimizer, "scaler", None)
-    yield (
-        isinstance(optimizer, torch.amp.GradScaler) or scaler is not None,
-        "a GradScaler cannot step a private run: its scale follows private gradients without "
-        "noise; use bfloat16, and pass the torch optimizer itself",
-    )
+    if isinstance(optimizer, torch.amp.GradScaler) or scaler is not None:
+        raise ValueError(
+            "a GradScaler cannot step a private run: its scale follows private gradients without "
+            "noise; use bfloat16, and pass the torch optimizer itself"
+        )
     is_optimizer = hasattr(optimizer, "param_groups")
-    yield not is_optimizer, f"the optimizer must be a torch.optim.Optimizer, got {kind}"
+    if not is_optimizer:
+        raise ValueError(f"the optimizer must be a torch.optim.Optimizer, got {kind}")
     closure = signature(optimizer.step).parameters.get("closure")
-    yield (
-        closure is not None and closure.default is closure.empty,
-        f"{kind} steps with a closure that asks for gradients without noise; use an optimizer that "
-        "takes one gradient a step, such as SGD or Adam",
-    )
+    if closure is not None and closure.default is closure.empty:
+        raise ValueError(
+            f"{kind} steps with a closure that asks for gradients without noise; use an optimizer "
+            "that takes one gradient a step, such as SGD or Adam"
+        )
 
 
 def check_unchanged(
