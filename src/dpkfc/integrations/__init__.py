@@ -6,7 +6,7 @@ They share a guard of the optimizer against steps without a release, and `privac
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,6 @@ from dpkfc.distributed import list_group_members
 from dpkfc.gradients.state import is_nested_step
 from dpkfc.report import json_number
 from dpkfc.session import Session
-
-# Whether each check applies, and the message of its error.
-Checks = Iterator[tuple[bool, str]]
 
 
 def refuse_unreleased_steps(session: Session, guarded: Optimizer | None = None) -> RemovableHandle:

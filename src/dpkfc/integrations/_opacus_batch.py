@@ -32,7 +32,6 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.data import DataLoader
 
-from dpkfc._checks import refuse
 from dpkfc.distributed import trainable_tensors
 from dpkfc.gradients.clipped_sum import ClippedSummer, batch_tracker
 from dpkfc.gradients.fallback import blocks_of_one
@@ -567,24 +566,21 @@ class BatchRecording:
         actual = "mean" if state.is_mean else "sum"
         is_power_of_two = torch.log2(torch.tensor(state.number)).frac() == 0
         before = self.entry_weight
-        checks = (
-            (
-                actual != self.reduction,
+        if actual != self.reduction:
+            raise ValueError(
                 f"the loss is a {actual} over the examples, but loss_reduction="
-                f"'{self.reduction}' was declared; use make_private(loss_reduction='{actual}')",
-            ),
-            (
-                state.number >= _LARGEST_SCALE and is_power_of_two,
+                f"'{self.reduction}' was declared; use make_private(loss_reduction='{actual}')"
+            )
+        if state.number >= _LARGEST_SCALE and is_power_of_two:
+            raise ValueError(
                 f"the loss is multiplied by {state.number:.0f}, as a GradScaler does, whose steps "
-                "follow private overflows; train in bfloat16 without a GradScaler",
-            ),
-            (
-                before is not None and not math.isclose(state.factor, before, rel_tol=1e-6),
+                "follow private overflows; train in bfloat16 without a GradScaler"
+            )
+        if before is not None and not math.isclose(state.factor, before, rel_tol=1e-6):
+            raise ValueError(
                 "the loss is divided by another number than in earlier batches; average each "
-                "example over its own positions, and divide by constants",
-            ),
-        )
-        refuse(checks)
+                "example over its own positions, and divide by constants"
+            )
         self.entry_weight = state.factor
         if state.is_mean:
             return float(self.size)

@@ -31,7 +31,6 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
-from dpkfc._checks import refuse
 from dpkfc.config import Plan
 from dpkfc.distributed import list_group_members, trainable_tensors
 from dpkfc.gradients.clipped_sum import ClippedSummer
@@ -49,7 +48,6 @@ from dpkfc.gradients.state import (
     restored_state,
 )
 from dpkfc.gradients.tape import Hook
-from dpkfc.integrations import Checks
 from dpkfc.integrations._opacus_batch import (
     BatchRecording,
     PhysicalBatch,
@@ -412,19 +410,16 @@ class PrivateStep:
         has_closure = any(x is not None for x in (*args[1:], *kwargs.values()))
         # A GradScaler sets this attribute on a fused optimizer, which divides by the scale.
         has_scale = hasattr(self.optimizer, "grad_scale")
-        checks = (
-            (
-                has_closure,
+        if has_closure:
+            raise RuntimeError(
                 "optimizer.step(closure) is not supported; call loss.backward() before "
-                "optimizer.step()",
-            ),
-            (
-                has_scale,
+                "optimizer.step()"
+            )
+        if has_scale:
+            raise RuntimeError(
                 "a GradScaler steps this optimizer; remove it and train in bfloat16, which"
-                " needs none",
-            ),
-        )
-        refuse(checks, RuntimeError)
+                " needs none"
+            )
         if self.ledger.remaining == 0:
             raise BudgetExhausted(
                 f"all {self.ledger.max_releases} releases of the plan are spent,"
@@ -446,7 +441,7 @@ class PrivateStep:
             )
         physical = recording.physical
         self._pending_batch.check(physical.logical)
-        refuse(self._find_misuse(recording, untracked), RuntimeError)
+        self._check_use(recording, untracked)
         self._entry_weight = recording.entry_weight
         if physical.first:
             check_finite(self.layers)
@@ -477,28 +472,27 @@ class PrivateStep:
         set_gradients(self.optimizer, self._parameters, update, scale=scale)
         self._has_released = True
 
-    def _find_misuse(self, recording: BatchRecording, untracked: list[str]) -> Checks:
-        """Yield what a script may have done wrong before its step, and the fix."""
-        yield (
-            self._summer is None and not recording.physical.first,
-            "an earlier part of this logical batch was lost or never stepped; begin a new loop "
-            "over the loader",
-        )
-        yield (
-            recording.passes > 1,
-            f"{recording.passes} losses were differentiated before one optimizer.step(); add"
-            " them and call backward() once",
-        )
-        yield (
-            recording.size > 0 and not recording.passes,
-            "optimizer.step() without a backward pass through the model in training mode; call "
-            "model.train() and loss.backward(), in the thread that iterates over the loader",
-        )
-        for name in untracked:
-            yield (
-                True,
-                f"the gradient of '{name}' came from outside the forward pass of its own layer,"
-                " where it cannot be clipped; use weight_decay for a penalty on weights",
+    def _check_use(self, recording: BatchRecording, untracked: list[str]) -> None:
+        """Check what a script did before its step."""
+        if self._summer is None and not recording.physical.first:
+            raise RuntimeError(
+                "an earlier part of this logical batch was lost or never stepped; begin a new loop "
+                "over the loader"
+            )
+        if recording.passes > 1:
+            raise RuntimeError(
+                f"{recording.passes} losses were differentiated before one optimizer.step(); add"
+                " them and call backward() once"
+            )
+        if recording.size > 0 and not recording.passes:
+            raise RuntimeError(
+                "optimizer.step() without a backward pass through the model in training mode; call "
+                "model.train() and loss.backward(), in the thread that iterates over the loader"
+            )
+        if untracked:
+            raise RuntimeError(
+                f"the gradient of '{untracked[0]}' came from outside the forward pass of its own"
+                " layer, where it cannot be clipped; use weight_decay for a penalty on weights"
             )
 
     def _attach_step_hook(self, hook: StepHook | None) -> None:
@@ -583,30 +577,26 @@ class PrivateStep:
             ValueError: a hook sees gradients.
         """
         refuse_gradient_hooks(self.model)
-        refuse(self._find_changes(), RuntimeError)
-
-    def _find_changes(self) -> Checks:
-        """Yield whether a parameter or a shown setting was changed, and the fix."""
         trainable = trainable_tensors(self.model)
         for name, parameter in self._parameters.items():
-            yield (
-                trainable.get(name) is not parameter,
-                f"parameter '{name}' was replaced or frozen after make_private; change the "
-                "model before it",
-            )
+            if trainable.get(name) is not parameter:
+                raise RuntimeError(
+                    f"parameter '{name}' was replaced or frozen after make_private; change the "
+                    "model before it"
+                )
         members = list_group_members(self.optimizer.param_groups)
         stepped = {id(p) for p in members if p.requires_grad}
         present = stepped.union(map(id, trainable.values()))
-        yield (
-            not present.issubset(map(id, self._parameters.values())),
-            "a parameter was unfrozen or added after make_private; make the model private again",
-        )
-        for name in SHOWN:
-            yield (
-                getattr(self.optimizer, name) != getattr(self.plan, name),
-                f"optimizer.{name} was changed after make_private, but a plan is fixed for its "
-                "whole run; change only the learning rate",
+        if not present.issubset(map(id, self._parameters.values())):
+            raise RuntimeError(
+                "a parameter was unfrozen or added after make_private; make the model private again"
             )
+        for name in SHOWN:
+            if getattr(self.optimizer, name) != getattr(self.plan, name):
+                raise RuntimeError(
+                    f"optimizer.{name} was changed after make_private, but a plan is fixed for its "
+                    "whole run; change only the learning rate"
+                )
 
     def _require_open(self) -> None:
         if not self._handles:
@@ -637,22 +627,17 @@ def check_not_private(model: nn.Module, optimizer: Optimizer) -> None:
     Raises:
         ValueError: naming the fix.
     """
-    refuse(_find_other_engine(model, optimizer))
-
-
-def _find_other_engine(model: nn.Module, optimizer: Optimizer) -> Checks:
-    """Yield whether another engine has a hook or a setting, and the fix."""
     for hook in model._forward_pre_hooks.values():
-        yield (
-            isinstance(hook, Hook) and hook.is_active,
-            "the module is private already; close() the engine that made it private",
-        )
+        if isinstance(hook, Hook) and hook.is_active:
+            raise ValueError(
+                "the module is private already; close() the engine that made it private"
+            )
     for name in SHOWN:
-        yield (
-            hasattr(optimizer, name),
-            f"the optimizer has an attribute '{name}', so it belongs to another privacy engine;"
-            " pass a new torch optimizer",
-        )
+        if hasattr(optimizer, name):
+            raise ValueError(
+                f"the optimizer has an attribute '{name}', so it belongs to another privacy engine;"
+                " pass a new torch optimizer"
+            )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -742,19 +727,16 @@ class PendingBatchGuard:
         Raises:
             RuntimeError: another batch is pending, or an earlier batch of the pass was skipped.
         """
-        checks = (
-            (
-                self.batch is not batch,
+        if self.batch is not batch:
+            raise RuntimeError(
                 "an earlier batch of the private loader was never stepped; begin a new loop in "
-                f"training mode, which starts with it, and {_EVALUATE}",
-            ),
-            (
-                not self._is_training and (self._has_skipped or self._skipped_before),
+                f"training mode, which starts with it, and {_EVALUATE}"
+            )
+        if not self._is_training and (self._has_skipped or self._skipped_before):
+            raise RuntimeError(
                 "an earlier batch was skipped in evaluation mode, so the choice may depend on"
-                " private data; call model.train() before the loop over the loader",
-            ),
-        )
-        refuse(checks, RuntimeError)
+                " private data; call model.train() before the loop over the loader"
+            )
 
     def record_step(self, is_last: bool) -> None:
         """Record that the physical batch was stepped.

@@ -12,8 +12,7 @@ from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
-from dpkfc._checks import refuse
-from dpkfc.integrations import Checks, refuse_unreleased_steps
+from dpkfc.integrations import refuse_unreleased_steps
 from dpkfc.session import Session
 
 __all__ = ["guard"]
@@ -37,49 +36,49 @@ def guard(accelerator: Any, session: Session) -> RemovableHandle:
         ValueError: loss scaling, accumulation, several processes, a wrapped model or a prepared
             optimizer, naming the fix.
     """
-    refuse(_find_conflicts(accelerator, session))
+    _check_settings(accelerator, session)
     return refuse_unreleased_steps(session)
 
 
-def _find_conflicts(accelerator: Any, session: Session) -> Checks:
+def _check_settings(accelerator: Any, session: Session) -> None:
     scaled = (
         accelerator.mixed_precision == "fp16" or getattr(accelerator, "scaler", None) is not None
     )
-    yield (
-        scaled,
-        "mixed_precision='fp16' scales losses by a factor that follows overflows of"
-        " private gradients; use mixed_precision='bf16' or 'no'",
-    )
-    yield (
-        accelerator.gradient_accumulation_steps != 1,
-        f"gradient_accumulation_steps is {accelerator.gradient_accumulation_steps}, but a"
-        " logical batch is drawn and clipped as one; set max_physical_batch_size of the"
-        " plan",
-    )
+    if scaled:
+        raise ValueError(
+            "mixed_precision='fp16' scales losses by a factor that follows overflows of"
+            " private gradients; use mixed_precision='bf16' or 'no'"
+        )
+    if accelerator.gradient_accumulation_steps != 1:
+        raise ValueError(
+            f"gradient_accumulation_steps is {accelerator.gradient_accumulation_steps}, but a"
+            " logical batch is drawn and clipped as one; set max_physical_batch_size of the"
+            " plan"
+        )
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
-    yield (
-        accelerator.num_processes > 1 or kind != "NO",
-        f"the Accelerator runs {accelerator.num_processes} processes ({kind}) and would"
-        " wrap the model; run one process: a Session shares batches by itself",
-    )
+    if accelerator.num_processes > 1 or kind != "NO":
+        raise ValueError(
+            f"the Accelerator runs {accelerator.num_processes} processes ({kind}) and would"
+            " wrap the model; run one process: a Session shares batches by itself"
+        )
     plain = accelerator.unwrap_model(session.model, keep_torch_compile=False)
-    yield (
-        plain is not session.model,
-        f"the session holds the model inside a {type(session.model).__name__}; build optimizer and"
-        " session from the plain model, accelerator.unwrap_model(model)",
-    )
+    if plain is not session.model:
+        raise ValueError(
+            f"the session holds the model inside a {type(session.model).__name__}; build optimizer"
+            " and session from the plain model, accelerator.unwrap_model(model)"
+        )
     prepared = [
         accelerator.unwrap_model(model, keep_torch_compile=False) for model in accelerator._models
     ]
-    yield (
-        bool(prepared) and all(model is not session.model for model in prepared),
-        "accelerator.prepare was given another model than the session's; build optimizer and"
-        " session from the model that prepare returned",
-    )
+    if prepared and all(model is not session.model for model in prepared):
+        raise ValueError(
+            "accelerator.prepare was given another model than the session's; build optimizer and"
+            " session from the model that prepare returned"
+        )
     stepped = getattr(session.optimizer, "optimizer", session.optimizer)
     optimizers = (session.optimizer, *accelerator._optimizers)
-    yield (
-        any(getattr(x, "optimizer", None) is stepped for x in optimizers),
-        "the optimizer went through accelerator.prepare, which may skip its steps; leave it out of"
-        " prepare and give the plain torch optimizer to the session",
-    )
+    if any(getattr(x, "optimizer", None) is stepped for x in optimizers):
+        raise ValueError(
+            "the optimizer went through accelerator.prepare, which may skip its steps; leave it"
+            " out of prepare and give the plain torch optimizer to the session"
+        )

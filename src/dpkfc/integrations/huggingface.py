@@ -38,14 +38,12 @@ from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
-from dpkfc._checks import refuse
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, check_plan
 from dpkfc.data.loading import Collate, check_held_out
 from dpkfc.distributed import first_line
 from dpkfc.gradients.state import make_stateless, refuse_gradient_hooks
 from dpkfc.integrations import (
-    Checks,
     refuse_unreleased_steps,
     steps_per_epoch,
     write_card,
@@ -77,24 +75,22 @@ _UNCALLED = {
 }
 
 
-def _find_wrong_settings(settings: Mapping[str, Any]) -> Checks:
-    """Yield whether private training does not take a keyword of a Trainer, and the fix."""
+def _check_settings(settings: Mapping[str, Any]) -> None:
+    """Refuse keywords of a Trainer that private training does not take."""
     for name, instead in (("model_init", "model="), ("compute_loss_func", "per_example_loss=")):
-        yield (
-            settings.get(name) is not None,
-            f"{name}= is not supported by private training; pass {instead}",
-        )
+        if settings.get(name) is not None:
+            raise ValueError(f"{name}= is not supported by private training; pass {instead}")
     train = settings.get("train_dataset")
     has_index = train is None or hasattr(train, "__getitem__")
-    yield (
-        isinstance(train, IterableDataset) or not has_index,
-        f"train_dataset is a {type(train).__name__}, which cannot be sampled at random; pass a"
-        " dataset with a length and an index",
-    )
+    if isinstance(train, IterableDataset) or not has_index:
+        raise ValueError(
+            f"train_dataset is a {type(train).__name__}, which cannot be sampled at random; pass a"
+            " dataset with a length and an index"
+        )
 
 
-def _find_overrides(kind: Any, has_loss: bool, model: nn.Module) -> Checks:
-    """Yield whether the private loop never calls what a subclass or a model has, and the fix.
+def _check_overrides(kind: Any, has_loss: bool, model: nn.Module) -> None:
+    """Refuse methods of a subclass or a model that the private loop never calls.
 
     Args:
         kind: the class of the trainer.
@@ -102,130 +98,128 @@ def _find_overrides(kind: Any, has_loss: bool, model: nn.Module) -> Checks:
         model: of the trainer.
     """
     for name, instead in _UNCALLED.items():
-        yield (
-            getattr(kind, name) is not getattr(PrivateTrainer, name),
-            f"{kind.__name__}.{name}() would never be called: {instead}",
+        if getattr(kind, name) is not getattr(PrivateTrainer, name):
+            raise ValueError(f"{kind.__name__}.{name}() would never be called: {instead}")
+    if kind.compute_loss is not PrivateTrainer.compute_loss and not has_loss:
+        raise ValueError(
+            "compute_loss() gives one loss for a batch, which cannot be clipped; pass"
+            " per_example_loss="
         )
-    yield (
-        kind.compute_loss is not PrivateTrainer.compute_loss and not has_loss,
-        "compute_loss() gives one loss for a batch, which cannot be clipped; pass"
-        " per_example_loss=",
-    )
-    yield (
-        hasattr(model, "_orig_mod"),
-        "the model is compiled, and shows no calls of its layers; pass the plain module",
-    )
+    if hasattr(model, "_orig_mod"):
+        raise ValueError(
+            "the model is compiled, and shows no calls of its layers; pass the plain module"
+        )
 
 
-def _find_wrong_schedule(optimizer: Any, schedule: Any) -> Checks:
-    """Yield whether optimizer or schedule does not fit private training, and the fix."""
-    yield (
-        callable(getattr(optimizer, "train", None)),
-        f"{type(optimizer).__name__} exchanges the weights between training and evaluation,"
-        " which is not supported; choose another optimizer",
-    )
+def _check_schedule(optimizer: Any, schedule: Any) -> None:
+    """Refuse an optimizer or a schedule that does not fit private training."""
+    if callable(getattr(optimizer, "train", None)):
+        raise ValueError(
+            f"{type(optimizer).__name__} exchanges the weights between training and evaluation,"
+            " which is not supported; choose another optimizer"
+        )
     kind = type(schedule).__name__
-    yield (
-        isinstance(schedule, ReduceLROnPlateau) or kind == "GreedyLR",
-        f"{kind} reads a metric; a private run steps its learning rate schedule on releases."
-        " Choose another one",
-    )
+    if isinstance(schedule, ReduceLROnPlateau) or kind == "GreedyLR":
+        raise ValueError(
+            f"{kind} reads a metric; a private run steps its learning rate schedule on releases."
+            " Choose another one"
+        )
 
 
-def _find_wrong_arguments(args: Any, plan: Plan, has_loss: bool) -> Checks:
-    """Yield whether an argument would be ignored, or would let private data out, and the fix.
+def _check_arguments(args: Any, plan: Plan, has_loss: bool) -> None:
+    """Refuse an argument that would be ignored, or would let private data out.
 
     Args:
         args: the training arguments.
         plan: of the run.
         has_loss: whether per_example_loss= was given.
     """
-    yield (
-        not isinstance(args, TrainingArguments),
-        f"args is a {type(args).__name__}; pass TrainingArguments(output_dir)",
-    )
+    if not isinstance(args, TrainingArguments):
+        raise ValueError(f"args is a {type(args).__name__}; pass TrainingArguments(output_dir)")
     logical, physical = plan.expected_batch_size, plan.config.max_physical_batch_size
     size = args.per_device_train_batch_size
-    yield (
-        size not in (_DEFAULT_BATCH, logical, physical),
-        f"per_device_train_batch_size is {size}, but the plan draws {logical} examples,"
-        f" {physical or 'all'} at a time; set PrivacyConfig.expected_batch_size instead",
-    )
-    yield (
-        args.gradient_accumulation_steps != 1,
-        f"gradient_accumulation_steps is {args.gradient_accumulation_steps}, but a"
-        " logical batch is drawn and clipped as one; set"
-        " PrivacyConfig.max_physical_batch_size",
-    )
-    yield (
-        args.max_steps > 0 and args.max_steps != plan.steps,
-        f"TrainingArguments.max_steps is {args.max_steps} but the noise was calibrated for"
-        f" {plan.steps} releases; leave it out, and set PrivacyConfig.steps",
-    )
+    if size not in (_DEFAULT_BATCH, logical, physical):
+        raise ValueError(
+            f"per_device_train_batch_size is {size}, but the plan draws {logical} examples,"
+            f" {physical or 'all'} at a time; set PrivacyConfig.expected_batch_size instead"
+        )
+    if args.gradient_accumulation_steps != 1:
+        raise ValueError(
+            f"gradient_accumulation_steps is {args.gradient_accumulation_steps}, but a"
+            " logical batch is drawn and clipped as one; set"
+            " PrivacyConfig.max_physical_batch_size"
+        )
+    if args.max_steps > 0 and args.max_steps != plan.steps:
+        raise ValueError(
+            f"TrainingArguments.max_steps is {args.max_steps} but the noise was calibrated for"
+            f" {plan.steps} releases; leave it out, and set PrivacyConfig.steps"
+        )
     epochs = args.num_train_epochs
-    yield (
+    if (
         args.max_steps <= 0
         and epochs != _DEFAULT_EPOCHS
-        and round(epochs * steps_per_epoch(plan)) != plan.steps,
-        f"num_train_epochs is {epochs}, but the noise was calibrated for {plan.steps}"
-        f" releases of {steps_per_epoch(plan)} a pass; leave it out, and set"
-        " PrivacyConfig.epochs",
-    )
-    yield (
-        args.max_grad_norm not in (None, 0, _DEFAULT_CLIP),
-        f"TrainingArguments.max_grad_norm is {args.max_grad_norm}: it clips a sum, which"
-        " bounds no example; leave it out: PrivacyConfig.max_grad_norm clips examples",
-    )
+        and round(epochs * steps_per_epoch(plan)) != plan.steps
+    ):
+        raise ValueError(
+            f"num_train_epochs is {epochs}, but the noise was calibrated for {plan.steps}"
+            f" releases of {steps_per_epoch(plan)} a pass; leave it out, and set"
+            " PrivacyConfig.epochs"
+        )
+    if args.max_grad_norm not in (None, 0, _DEFAULT_CLIP):
+        raise ValueError(
+            f"TrainingArguments.max_grad_norm is {args.max_grad_norm}: it clips a sum, which"
+            " bounds no example; leave it out: PrivacyConfig.max_grad_norm clips examples"
+        )
 
-    yield (
-        has_loss and args.label_smoothing_factor,
-        f"label_smoothing_factor is {args.label_smoothing_factor}, which per_example_loss= never"
-        " sees; leave it out, and smooth labels in per_example_loss",
-    )
-    yield (
-        args.train_sampling_strategy != "random",
-        f"train_sampling_strategy is '{args.train_sampling_strategy}', but the plan's"
-        " sampler draws them at random, which is what ε is computed for; leave it out",
-    )
-    yield (
-        args.include_num_input_tokens_seen not in ("no", False),
-        "TrainingArguments.include_num_input_tokens_seen logs the size of private batches; leave"
-        " it out",
-    )
-    yield (
-        args.auto_find_batch_size,
-        "auto_find_batch_size repeats steps; set PrivacyConfig.max_physical_batch_size",
-    )
-    yield (
-        args.neftune_noise_alpha is not None,
-        "neftune_noise_alpha is not supported; leave it out (the noise of private training is"
-        " already added)",
-    )
+    if has_loss and args.label_smoothing_factor:
+        raise ValueError(
+            f"label_smoothing_factor is {args.label_smoothing_factor}, which per_example_loss="
+            " never sees; leave it out, and smooth labels in per_example_loss"
+        )
+    if args.train_sampling_strategy != "random":
+        raise ValueError(
+            f"train_sampling_strategy is '{args.train_sampling_strategy}', but the plan's"
+            " sampler draws them at random, which is what ε is computed for; leave it out"
+        )
+    if args.include_num_input_tokens_seen not in ("no", False):
+        raise ValueError(
+            "TrainingArguments.include_num_input_tokens_seen logs the size of private batches;"
+            " leave it out"
+        )
+    if args.auto_find_batch_size:
+        raise ValueError(
+            "auto_find_batch_size repeats steps; set PrivacyConfig.max_physical_batch_size"
+        )
+    if args.neftune_noise_alpha is not None:
+        raise ValueError(
+            "neftune_noise_alpha is not supported; leave it out (the noise of private training is"
+            " already added)"
+        )
 
-    yield (
-        args.fp16,
-        "TrainingArguments.fp16 scales the loss by a factor that follows overflows of"
-        " private gradients; use bf16=True, which needs no scaling",
-    )
-    yield (
-        args.activation_checkpointing_kwargs not in (None, {}, {"use_reentrant": False}),
-        "activation checkpointing shows the inputs of layers with use_reentrant=False"
-        " only, torch's default; leave activation_checkpointing_kwargs out",
-    )
-    yield (
-        args.torch_compile,
-        "torch_compile is not supported: a compiled module shows no calls of its layers; leave it"
-        " out",
-    )
-    yield (
-        args.use_liger_kernel,
-        "use_liger_kernel replaces layers by fused ones that cannot be recorded; leave it out",
-    )
-    yield (
-        bool(args.deepspeed or args.fsdp or args.parallelism_config) or args.world_size > 1,
-        "this trainer runs in one process: leave out deepspeed, fsdp, parallelism_config"
-        " and launchers; a Session shares batches over processes",
-    )
+    if args.fp16:
+        raise ValueError(
+            "TrainingArguments.fp16 scales the loss by a factor that follows overflows of"
+            " private gradients; use bf16=True, which needs no scaling"
+        )
+    if args.activation_checkpointing_kwargs not in (None, {}, {"use_reentrant": False}):
+        raise ValueError(
+            "activation checkpointing shows the inputs of layers with use_reentrant=False"
+            " only, torch's default; leave activation_checkpointing_kwargs out"
+        )
+    if args.torch_compile:
+        raise ValueError(
+            "torch_compile is not supported: a compiled module shows no calls of its layers; leave"
+            " it out"
+        )
+    if args.use_liger_kernel:
+        raise ValueError(
+            "use_liger_kernel replaces layers by fused ones that cannot be recorded; leave it out"
+        )
+    if bool(args.deepspeed or args.fsdp or args.parallelism_config) or args.world_size > 1:
+        raise ValueError(
+            "this trainer runs in one process: leave out deepspeed, fsdp, parallelism_config"
+            " and launchers; a Session shares batches over processes"
+        )
 
 
 def check_own_settings(args: TrainingArguments) -> None:
@@ -543,7 +537,7 @@ def open_session(trainer: PrivateTrainer, resume: str | bool | None) -> Session:
         trainer.model.activation_checkpointing_enable()
     _verify_default_loss(trainer, loader.dataset, collate)
     trainer.create_optimizer_and_scheduler(num_training_steps=trainer.plan.steps)
-    refuse(_find_wrong_schedule(trainer.optimizer, trainer.lr_scheduler))
+    _check_schedule(trainer.optimizer, trainer.lr_scheduler)
     trainer.ledger_path.parent.mkdir(parents=True, exist_ok=True)
     session = trainer.session = Session(
         trainer.plan,
@@ -696,16 +690,16 @@ class PrivateTrainer(Trainer):
     ) -> None:
         check_plan(plan)
         has_loss = per_example_loss is not None
-        refuse(_find_wrong_arguments(args, plan, has_loss))
+        _check_arguments(args, plan, has_loss)
         check_own_settings(args)
-        refuse(_find_wrong_settings(settings))
+        _check_settings(settings)
         held_out = settings.get("eval_dataset")
         named = {"eval_dataset": held_out}
         if isinstance(held_out, dict):
             named = {f"eval_dataset['{name}']": dataset for name, dataset in held_out.items()}
         for name, dataset in named.items():
             check_held_out(dataset, settings.get("train_dataset"), name)
-        refuse(_find_overrides(type(self), has_loss, model))
+        _check_overrides(type(self), has_loss, model)
         _check_vocabulary(model, settings)
         self.frozen = frozen_statistics(model)  # stay so, while the rest is trained
         super().__init__(model, args, **settings)

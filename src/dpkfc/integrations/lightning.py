@@ -29,13 +29,11 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from dpkfc._checks import refuse
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, check_plan
 from dpkfc.data.loading import check_held_out
 from dpkfc.gradients.state import loss_state_restored, refuse_gradient_hooks
 from dpkfc.integrations import (
-    Checks,
     refuse_unreleased_steps,
     steps_per_epoch,
     write_card,
@@ -107,19 +105,17 @@ class PrivateModule(pl.LightningModule):
         """
         trainer = self._trainer
         is_training = trainer is not None and trainer.training
-        checks = (
-            (
-                self._in_release and not name.endswith(MARK),
+        if self._in_release and not name.endswith(MARK):
+            raise ValueError(
                 f"per_example_loss logs '{name}', a private value that ε does not cover; leave it"
-                f" out, or call it '{name} {MARK}'",
-            ),
-            (
-                is_training and not name.endswith((MARK, PUBLIC)),
+                f" out, or call it '{name} {MARK}'"
+            )
+        if is_training and not name.endswith((MARK, PUBLIC)):
+            raise ValueError(
                 f"'{name}' is logged while training; call it '{name} {MARK}', or"
-                f" '{name} {PUBLIC}' if it depends on released values alone",
-            ),
-        )
-        refuse(checks)
+                f" '{name} {PUBLIC}' if it depends on released values alone"
+            )
+
         super().log(name, *args, **settings)
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
@@ -146,90 +142,93 @@ class PrivateModule(pl.LightningModule):
         )
 
 
-def find_conflicts(trainer: Any, module: pl.LightningModule) -> Checks:
-    """Yield whether a setting does not go with a private fit, and the message with the fix."""
+def check_trainer(trainer: Any, module: pl.LightningModule) -> None:
+    """Refuse a setting that does not go with a private fit."""
     kind: Any = type(module)
     name = kind.__name__
-    yield (
-        sum(isinstance(callback, PrivateTraining) for callback in trainer.callbacks) > 1,
-        "there are several PrivateTraining callbacks; a fit has one plan and one ledger, leave one",
-    )
-    yield (
-        not isinstance(module, PrivateModule),
-        f"{name} has a training_step of its own, whose loss is of a whole batch; derive"
-        " it from PrivateModule and define per_example_loss(batch) -> [B] instead",
-    )
-    yield (
-        kind.per_example_loss is PrivateModule.per_example_loss,
-        f"{name} does not define per_example_loss(batch), which returns one loss per example",
-    )
-    for own in ("training_step", "train_dataloader", *_UNCALLED):
-        yield (
-            own in vars(module) or getattr(kind, own) is not getattr(PrivateModule, own),
-            f"{name} has a {own} of its own, which a private fit would not call; leave it"
-            " to PrivateModule, which calls per_example_loss(batch) alone",
+    if sum(isinstance(callback, PrivateTraining) for callback in trainer.callbacks) > 1:
+        raise ValueError(
+            "there are several PrivateTraining callbacks; a fit has one plan and one ledger, leave "
+            "one"
         )
-    yield (
-        module.automatic_optimization,
-        f"{name}.automatic_optimization is True: the Trainer would step the optimizer without"
-        " noise; leave it False, as PrivateModule sets it",
-    )
-    yield (
-        not isinstance(trainer.strategy, SingleDeviceStrategy),
-        f"the Trainer runs {trainer.world_size} processes under {type(trainer.strategy).__name__};"
-        " use devices=1 (a Session "
-        "shares a batch over the ranks of a torch process group by itself)",
-    )
-    yield (
-        str(trainer.precision).startswith("16"),
-        f"precision={trainer.precision!r} scales losses by a factor that follows overflows of"
-        " private gradients; use 'bf16-mixed' or '32-true'",
-    )
-    yield from _find_wrong_callbacks(trainer)
-    yield (
-        trainer.overfit_batches > 0,
-        "overfit_batches replaces the sampler that ε is computed for; leave it out",
-    )
+    if not isinstance(module, PrivateModule):
+        raise ValueError(
+            f"{name} has a training_step of its own, whose loss is of a whole batch; derive"
+            " it from PrivateModule and define per_example_loss(batch) -> [B] instead"
+        )
+    if kind.per_example_loss is PrivateModule.per_example_loss:
+        raise ValueError(
+            f"{name} does not define per_example_loss(batch), which returns one loss per example"
+        )
+    for own in ("training_step", "train_dataloader", *_UNCALLED):
+        if own in vars(module) or getattr(kind, own) is not getattr(PrivateModule, own):
+            raise ValueError(
+                f"{name} has a {own} of its own, which a private fit would not call; leave it"
+                " to PrivateModule, which calls per_example_loss(batch) alone"
+            )
+    if module.automatic_optimization:
+        raise ValueError(
+            f"{name}.automatic_optimization is True: the Trainer would step the optimizer without"
+            " noise; leave it False, as PrivateModule sets it"
+        )
+    if not isinstance(trainer.strategy, SingleDeviceStrategy):
+        raise ValueError(
+            f"the Trainer runs {trainer.world_size} processes under"
+            f" {type(trainer.strategy).__name__}; use devices=1 (a Session "
+            "shares a batch over the ranks of a torch process group by itself)"
+        )
+    if str(trainer.precision).startswith("16"):
+        raise ValueError(
+            f"precision={trainer.precision!r} scales losses by a factor that follows overflows of"
+            " private gradients; use 'bf16-mixed' or '32-true'"
+        )
+    _check_callbacks(trainer)
+    if trainer.overfit_batches > 0:
+        raise ValueError(
+            "overfit_batches replaces the sampler that ε is computed for; leave it out"
+        )
 
 
-def _find_wrong_callbacks(trainer: Any) -> Checks:
-    """Yield whether a callback decides by, or writes down, what is not private, and the fix."""
+def _check_callbacks(trainer: Any) -> None:
+    """Refuse a callback that decides by, or writes down, what is not private."""
     for callback in trainer.callbacks:
         for setting in ("monitor", "filename"):
             value = getattr(callback, setting, None)
-            yield (
-                MARK in str(value),
-                f"{type(callback).__name__}({setting}={value!r:.40}) reads what private examples"
-                " give without noise; give it a metric of validation data, or leave it out",
-            )
+            if MARK in str(value):
+                raise ValueError(
+                    f"{type(callback).__name__}({setting}={value!r:.40}) reads what private"
+                    " examples give without noise; give it a metric of validation data, or leave "
+                    "it out"
+                )
 
 
-def find_conflicts_at_start(trainer: Any, releases: int) -> Checks:
-    """Yield the conflicts that only optimizers and loaders show, each with the fix.
+def check_trainer_at_start(trainer: Any, releases: int) -> None:
+    """Refuse optimizers and loaders that do not go with a private fit.
 
     Args:
         trainer: before its first step.
         releases: of the plan.
     """
-    yield (
-        len(trainer.optimizers) != 1,
-        "configure_optimizers must return one optimizer of all trainable parameters",
-    )
-    yield (
-        any(
-            isinstance(x.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-            for x in trainer.lr_scheduler_configs
-        ),
-        "ReduceLROnPlateau reads a metric; schedules are stepped on releases, choose another one",
-    )
+    if len(trainer.optimizers) != 1:
+        raise ValueError(
+            "configure_optimizers must return one optimizer of all trainable parameters"
+        )
+    if any(
+        isinstance(x.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        for x in trainer.lr_scheduler_configs
+    ):
+        raise ValueError(
+            "ReduceLROnPlateau reads a metric; schedules are stepped on releases, choose another "
+            "one"
+        )
     least = max(
         trainer.min_steps or 0, (trainer.min_epochs or 0) * int(trainer.num_training_batches)
     )
-    yield (
-        least > releases,
-        f"min_steps or min_epochs ask for {least} steps but the noise was calibrated for {releases}"
-        " releases; leave them out, and set PrivacyConfig.steps",
-    )
+    if least > releases:
+        raise ValueError(
+            f"min_steps or min_epochs ask for {least} steps but the noise was calibrated for"
+            f" {releases} releases; leave them out, and set PrivacyConfig.steps"
+        )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -282,7 +281,7 @@ class PrivateTraining(pl.Callback):
         """
         if stage != "fit":
             return
-        refuse(find_conflicts(trainer, pl_module))
+        check_trainer(trainer, pl_module)
         if self._ledger_path is None and self.session is not None and self.session.steps_done:
             raise ValueError(
                 f"this callback made {self.session.steps_done} releases in an earlier fit, with a"
@@ -297,7 +296,7 @@ class PrivateTraining(pl.Callback):
                 has, or a ledger that holds an earlier run.
             CheckpointError: the checkpoint is of another run or ledger.
         """
-        refuse(find_conflicts_at_start(trainer, self.plan.steps))
+        check_trainer_at_start(trainer, self.plan.steps)
         self.on_validation_start(trainer, pl_module)
         plain: Any = trainer.optimizers[0]
         Path(self._ledger_path or "ledger").parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from dpkfc._checks import refuse
 from dpkfc.callbacks import Callback, StepReport
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan
@@ -217,17 +216,14 @@ class WandB:
 
     def __init__(self, folder: StrPath | None = None, **options: Any) -> None:
         _import("wandb")
-        checks = (
-            (
-                "settings" in options,
-                "WandB takes no settings=, which could record the console; leave it out",
-            ),
-            (
-                "dir" in options,
-                "WandB takes no dir=, which a private logger could not protect; give folder=",
-            ),
-        )
-        refuse(checks)
+        if "settings" in options:
+            raise ValueError(
+                "WandB takes no settings=, which could record the console; leave it out"
+            )
+        if "dir" in options:
+            raise ValueError(
+                "WandB takes no dir=, which a private logger could not protect; give folder="
+            )
         self._folder = folder
         self._options = options
         self._run: Any = None

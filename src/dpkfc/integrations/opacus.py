@@ -62,14 +62,13 @@ from torch.utils.data import (
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dpkfc import checkpoint
-from dpkfc._checks import check_integer, check_positive, is_number, refuse
+from dpkfc._checks import check_integer, check_positive, is_number
 from dpkfc.checkpoint import StrPath
 from dpkfc.clipping import CLIPPINGS
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.data.loading import Collate, check_once, split
 from dpkfc.distributed import DistributedContext
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.integrations import Checks
 from dpkfc.integrations._opacus_batch import Indices, PhysicalBatch
 from dpkfc.integrations._opacus_step import PrivateStep, StepHook
 from dpkfc.privacy import accounting
@@ -390,7 +389,7 @@ def make_config(
         ValueError: a part cannot be made private, there is one bound per layer, or epochs <= 0.
     """
     module, optimizer, source = parts
-    refuse(_find_wrong_parts(module, optimizer))
+    _check_parts(module, optimizer)
     check_loader(source)
     find_layers(module)
     size = len(cast(Sized, source.dataset))
@@ -508,40 +507,42 @@ def _check_resumed(ledger: Ledger, resume: bool) -> None:
     )
 
 
-def _find_wrong_parts(module: Any, optimizer: Any) -> Checks:
-    """Yield whether model or optimizer cannot be made private, and what to pass in its place."""
+def _check_parts(module: Any, optimizer: Any) -> None:
+    """Refuse a model or an optimizer that cannot be made private."""
     processes = DistributedContext.current().world_size
-    yield (
-        processes > 1,
-        f"this script runs in {processes} processes, which would spend {processes} times the"
-        " budget; run it in one, or use dpkfc.Session, which shares each batch",
-    )
+    if processes > 1:
+        raise ValueError(
+            f"this script runs in {processes} processes, which would spend {processes} times the"
+            " budget; run it in one, or use dpkfc.Session, which shares each batch"
+        )
     kind = type(module).__name__
-    yield not isinstance(module, nn.Module), f"module must be a torch module, got {kind}"
-    yield (
-        "_module" in module._modules and hasattr(module, "to_standard_module"),
-        f"module is a {kind} of Opacus; pass the model inside: module=model.to_standard_module()",
-    )
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"module must be a torch module, got {kind}")
+    if "_module" in module._modules and hasattr(module, "to_standard_module"):
+        raise ValueError(
+            f"module is a {kind} of Opacus; pass the model inside: "
+            "module=model.to_standard_module()"
+        )
     parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    yield (
-        isinstance(module, parallel) or hasattr(module, "_orig_mod") or kind.startswith("FSDP"),
-        f"module is wrapped in {kind}; pass the plain module on one device, uncompiled",
-    )
+    if isinstance(module, parallel) or hasattr(module, "_orig_mod") or kind.startswith("FSDP"):
+        raise ValueError(
+            f"module is wrapped in {kind}; pass the plain module on one device, uncompiled"
+        )
     kind = type(optimizer).__name__
-    yield (
-        getattr(optimizer, "original_optimizer", optimizer) is not optimizer,
-        f"optimizer is a {kind} of Opacus; pass the one inside:"
-        " optimizer=optimizer.original_optimizer",
-    )
-    yield (
-        not isinstance(optimizer, Optimizer) or isinstance(optimizer, torch.optim.LBFGS),
-        f"optimizer must be a torch optimizer that steps without a closure, got {kind}",
-    )
-    yield (
-        isinstance(getattr(optimizer, "optimizer", None), Optimizer),
-        f"optimizer is wrapped in {kind}, whose steps cannot be seen; pass the plain torch"
-        " optimizer, and leave optimizer and loader out of accelerator.prepare",
-    )
+    if getattr(optimizer, "original_optimizer", optimizer) is not optimizer:
+        raise ValueError(
+            f"optimizer is a {kind} of Opacus; pass the one inside:"
+            " optimizer=optimizer.original_optimizer"
+        )
+    if not isinstance(optimizer, Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError(
+            f"optimizer must be a torch optimizer that steps without a closure, got {kind}"
+        )
+    if isinstance(getattr(optimizer, "optimizer", None), Optimizer):
+        raise ValueError(
+            f"optimizer is wrapped in {kind}, whose steps cannot be seen; pass the plain torch"
+            " optimizer, and leave optimizer and loader out of accelerator.prepare"
+        )
 
 
 def _batches_per_pass(options: Options, data_loader: DataLoader[Any], size: int) -> int:
@@ -746,7 +747,7 @@ def check_loader(loader: Any) -> None:
     Raises:
         ValueError: naming the part and the fix.
     """
-    refuse(_find_wrong_loader(loader))
+    _check_kind(loader)
     try:
         check_once(loader.dataset)
     except ValueError as error:
@@ -755,42 +756,42 @@ def check_loader(loader: Any) -> None:
         raise ValueError(f"{reason}; leave repeats out. Units need a Session") from None
 
 
-def _find_wrong_loader(loader: Any) -> Checks:
-    """Yield whether the batches of a loader cannot be replaced by those of a plan, and the fix."""
+def _check_kind(loader: Any) -> None:
+    """Refuse a loader whose batches cannot be replaced by batches of a plan."""
     kind = type(loader).__name__
-    yield (
-        kind == "DPDataLoader",
-        "data_loader is a DPDataLoader of Opacus; pass the DataLoader that it was made from:"
-        " make_private samples by itself",
-    )
-    yield (
-        type(loader) is not DataLoader,
-        f"data_loader is a {kind}, whose own iteration would be lost; pass a torch DataLoader",
-    )
+    if kind == "DPDataLoader":
+        raise ValueError(
+            "data_loader is a DPDataLoader of Opacus; pass the DataLoader that it was made from:"
+            " make_private samples by itself"
+        )
+    if type(loader) is not DataLoader:
+        raise ValueError(
+            f"data_loader is a {kind}, whose own iteration would be lost; pass a torch DataLoader"
+        )
     dataset = loader.dataset
-    yield (
-        isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"),
-        f"{type(dataset).__name__} cannot be sampled at random; pass a map-style dataset with a"
-        " length",
-    )
-    yield (
-        loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler,
-        "data_loader has no batch_size or a batch sampler of its own, which would be replaced; "
-        "pass DataLoader(dataset, batch_size=...)",
-    )
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise ValueError(
+            f"{type(dataset).__name__} cannot be sampled at random; pass a map-style dataset with a"
+            " length"
+        )
+    if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
+        raise ValueError(
+            "data_loader has no batch_size or a batch sampler of its own, which would be replaced; "
+            "pass DataLoader(dataset, batch_size=...)"
+        )
     sampler = loader.sampler
     is_plain = type(sampler) in (RandomSampler, SequentialSampler)
     takes_all = is_plain and len(sampler) == len(dataset)
-    yield (
-        not takes_all or getattr(sampler, "replacement", False),
-        f"the {type(sampler).__name__} would be replaced by uniform sampling; pass"
-        " shuffle=True, weight the losses or take a Subset (docs/errors.md#sampler)",
-    )
-    yield (
-        not getattr(loader, "in_order", True),
-        "data_loader has in_order=False, but batches must come in the order of the draws; leave"
-        " in_order out",
-    )
+    if not takes_all or getattr(sampler, "replacement", False):
+        raise ValueError(
+            f"the {type(sampler).__name__} would be replaced by uniform sampling; pass"
+            " shuffle=True, weight the losses or take a Subset (docs/errors.md#sampler)"
+        )
+    if not getattr(loader, "in_order", True):
+        raise ValueError(
+            "data_loader has in_order=False, but batches must come in the order of the draws; leave"
+            " in_order out"
+        )
 
 
 def _make_empty(batch: Any) -> Any:
@@ -1008,63 +1009,57 @@ class Options:
         return cls(**keywords)
 
     def __post_init__(self) -> None:
-        refuse(_find_wrong_options(self))
+        _check_options(self)
 
 
-def _find_wrong_options(options: Options) -> Checks:
-    """Yield whether an option is not supported, and the fix."""
-    yield (
-        not options.batch_first,
-        "batch_first=False is not supported; put the batch on the leading axis",
-    )
-    yield (
-        options.loss_reduction not in ("mean", "sum"),
-        f"loss_reduction must be 'mean' or 'sum', got {options.loss_reduction!r}",
-    )
-    yield (
-        options.clipping == "adaptive",
-        f"clipping='adaptive' is not supported: {_NO_ADAPTIVE_CLIPPING}",
-    )
-    yield (
-        options.clipping not in CLIPPINGS,
-        f"clipping={options.clipping!r} is not supported; choose one of {', '.join(CLIPPINGS)}",
-    )
-    yield (
-        options.noise_generator is not None,
-        "noise_generator is not supported; leave it out, or use test_mode_seed= for a repeatable"
-        " run that is not private",
-    )
-    yield (
-        options.grad_sample_mode not in GRADIENT_MODES,
-        f"grad_sample_mode={options.grad_sample_mode!r} is not supported; leave it out: every mode"
-        " computes the same, in one process",
-    )
-    yield (
-        options.rand_on_empty,
-        "rand_on_empty=True is not supported; where the model takes no empty batch, write:"
-        " if len(y) == 0: optimizer.step(); continue",
-    )
+def _check_options(options: Options) -> None:
+    """Refuse an option that is not supported."""
+    if not options.batch_first:
+        raise ValueError("batch_first=False is not supported; put the batch on the leading axis")
+    if options.loss_reduction not in ("mean", "sum"):
+        raise ValueError(f"loss_reduction must be 'mean' or 'sum', got {options.loss_reduction!r}")
+    if options.clipping == "adaptive":
+        raise ValueError(f"clipping='adaptive' is not supported: {_NO_ADAPTIVE_CLIPPING}")
+    if options.clipping not in CLIPPINGS:
+        raise ValueError(
+            f"clipping={options.clipping!r} is not supported; choose one of {', '.join(CLIPPINGS)}"
+        )
+    if options.noise_generator is not None:
+        raise ValueError(
+            "noise_generator is not supported; leave it out, or use test_mode_seed= for a"
+            " repeatable run that is not private"
+        )
+    if options.grad_sample_mode not in GRADIENT_MODES:
+        raise ValueError(
+            f"grad_sample_mode={options.grad_sample_mode!r} is not supported; leave it out: every"
+            " mode computes the same, in one process"
+        )
+    if options.rand_on_empty:
+        raise ValueError(
+            "rand_on_empty=True is not supported; where the model takes no empty batch, write:"
+            " if len(y) == 0: optimizer.step(); continue"
+        )
 
-    yield (
-        not options.poisson_sampling and not options.uncertified,
-        "poisson_sampling=False has no certified ε: leave it out, or write uncertified=True, which"
-        " is stamped on the ledger",
-    )
-    yield (
-        options.poisson_sampling and options.uncertified,
-        "uncertified=True goes with poisson_sampling=False; leave it out for Poisson sampling",
-    )
-    yield (
-        options.criterion is not None and not isinstance(options.criterion, nn.Module),
-        f"criterion must be a torch module, got {type(options.criterion).__name__}; wrap it in one,"
-        " or leave criterion out",
-    )
+    if not options.poisson_sampling and not options.uncertified:
+        raise ValueError(
+            "poisson_sampling=False has no certified ε: leave it out, or write uncertified=True,"
+            " which is stamped on the ledger"
+        )
+    if options.poisson_sampling and options.uncertified:
+        raise ValueError(
+            "uncertified=True goes with poisson_sampling=False; leave it out for Poisson sampling"
+        )
+    if options.criterion is not None and not isinstance(options.criterion, nn.Module):
+        raise ValueError(
+            f"criterion must be a torch module, got {type(options.criterion).__name__}; wrap it in"
+            " one, or leave criterion out"
+        )
     reduction = getattr(options.criterion, "reduction", options.loss_reduction)
-    yield (
-        reduction != options.loss_reduction,
-        f"criterion has reduction={reduction!r} but loss_reduction={options.loss_reduction!r};"
-        " make them equal",
-    )
+    if reduction != options.loss_reduction:
+        raise ValueError(
+            f"criterion has reduction={reduction!r} but loss_reduction={options.loss_reduction!r};"
+            " make them equal"
+        )
 
 
 # --------------------------------------------------------------------------------------------------
