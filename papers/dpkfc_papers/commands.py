@@ -9,7 +9,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dpkfc._checks import refuse
 from dpkfc.app.commands import add_command
 from dpkfc.terminal import make_table, open_console, resumable
 
@@ -136,28 +135,21 @@ def _kinds(
     known = [*all_tables, NAME, *FIGURE_OF]
     tables = [name for name in names if name in all_tables]
     figures = [name for name in names if name in FIGURE_OF]
-    refuse(
-        [
-            (not names, "which table? dpkfc reproduce --list names them"),
-            *[
-                (
-                    name not in known,
-                    f"unknown table or figure {name!r}; {nearest(name, known)} (dpkfc reproduce"
-                    " --list shows all)",
-                )
-                for name in names
-            ],
-            *[
-                (columns and name not in tables, f"--column is for tables; leave out {name!r}")
-                for name in names
-            ],
-            (
-                results and NAME in names and set(names) != {NAME},
-                f"--results is one file, and {NAME} has one of its own; give it a call of its own",
-            ),
-        ],
-        StudyError,
-    )
+    if not names:
+        raise StudyError("which table? dpkfc reproduce --list names them")
+    for name in names:
+        if name not in known:
+            raise StudyError(
+                f"unknown table or figure {name!r}; {nearest(name, known)} (dpkfc reproduce --list"
+                " shows all)"
+            )
+    for name in names:
+        if columns and name not in tables:
+            raise StudyError(f"--column is for tables; leave out {name!r}")
+    if results and NAME in names and set(names) != {NAME}:
+        raise StudyError(
+            f"--results is one file, and {NAME} has one of its own; give it a call of its own"
+        )
     if columns:
         # A name of both is a table where a column is asked for.
         figures = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from numbers import Real
 from typing import Any
 
@@ -81,18 +81,6 @@ def check_optional_integer(name: str, value: Any, least: int) -> None:
     """
     if value is not None:
         check_integer(name, value, least)
-
-
-def refuse(checks: Iterable[tuple[object, str]], error: type[Exception] = ValueError) -> None:
-    """Raise an error with the message of the first check that applies.
-
-    Args:
-        checks: what is true, or not empty, if the check applies; and its message.
-        error: class of the error.
-    """
-    for applies, message in checks:
-        if applies:
-            raise error(message)
 
 
 def is_number(value: Any) -> bool:

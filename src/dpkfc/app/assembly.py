@@ -15,7 +15,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from dpkfc._checks import refuse
 from dpkfc.app.datasets import Examples, ExampleSet, first_line
 from dpkfc.app.owndata.schema import norm_of
 from dpkfc.app.recipes import Recipe
@@ -207,24 +206,26 @@ def _main_probe(
     probe = _make_probe(config, config.source, input_shape, recipe_probe, private)
     if not config.refine:
         return probe
-    refuse(_refine_checks(config), ConfigError)
+    _check_refine(config)
     return Refined(probe, steps=config.refine)
 
 
-def _refine_checks(config: RunConfig) -> Iterator[tuple[object, str]]:
-    yield (
-        config.source in ("tokens", "private-oracle"),
-        f"refine moves images, and source = {config.source!r} gives others; leave it out, or "
-        "take dead-leaves",
-    )
-    yield (
-        config.labels == "given",
-        "refine moves images to classes of its own, and labels = 'given' do not fit; take 'model'",
-    )
-    yield (
-        config.likelihood == "gaussian",
-        "refine moves images towards classes, and likelihood = 'gaussian' has none; leave it out",
-    )
+def _check_refine(config: RunConfig) -> None:
+    if config.source in ("tokens", "private-oracle"):
+        raise ConfigError(
+            f"refine moves images, and source = {config.source!r} gives others; leave it out, or "
+            "take dead-leaves"
+        )
+    if config.labels == "given":
+        raise ConfigError(
+            "refine moves images to classes of its own, and labels = 'given' do not fit; take "
+            "'model'"
+        )
+    if config.likelihood == "gaussian":
+        raise ConfigError(
+            "refine moves images towards classes, and likelihood = 'gaussian' has none; leave it "
+            "out"
+        )
 
 
 _NOISE_PROBES = {"pink": PinkNoise, "dead-leaves": DeadLeaves, "white": WhiteNoise}
@@ -622,7 +623,7 @@ def measure_structure(config: RunConfig) -> RunConfig:
     """
     if config.structure != "auto":
         return config
-    refuse(_measurement_checks(config), ConfigError)
+    _check_measurement(config)
     if config.threads:
         torch.set_num_threads(config.threads)
     recipe = recipe_of(config).starting_from(config.pretrained)
@@ -648,22 +649,22 @@ def measure_structure(config: RunConfig) -> RunConfig:
     )
 
 
-def _measurement_checks(config: RunConfig) -> Iterator[tuple[object, str]]:
-    yield (
-        config.preconditioner != "kfac",
-        f"structure = 'auto' chooses sides of K-FAC, and method = {config.method!r} has none; "
-        "leave it out",
-    )
-    yield (
-        "private-oracle" in (config.source, config.output_source),
-        "structure = 'auto' would be measured on private data with source = 'private-oracle'; "
-        "leave it out",
-    )
-    yield (
-        config.ranks or config.norm_methods,
-        "structure = 'auto' chooses ranks and norm_methods, so both would be lost; leave those "
-        "out (--ranks '' --norm-methods ''), or leave structure out",
-    )
+def _check_measurement(config: RunConfig) -> None:
+    if config.preconditioner != "kfac":
+        raise ConfigError(
+            f"structure = 'auto' chooses sides of K-FAC, and method = {config.method!r} has none; "
+            "leave it out"
+        )
+    if "private-oracle" in (config.source, config.output_source):
+        raise ConfigError(
+            "structure = 'auto' would be measured on private data with source = 'private-oracle'; "
+            "leave it out"
+        )
+    if config.ranks or config.norm_methods:
+        raise ConfigError(
+            "structure = 'auto' chooses ranks and norm_methods, so both would be lost; leave those "
+            "out (--ranks '' --norm-methods ''), or leave structure out"
+        )
 
 
 def undo_measurement(measured: RunConfig, config: RunConfig) -> RunConfig:

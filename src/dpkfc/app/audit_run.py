@@ -19,7 +19,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from safetensors.torch import load_file
 
-from dpkfc._checks import refuse
 from dpkfc.app.assembly import Prepared, make_augment, make_optimizer
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.settings import ConfigError, RunConfig
@@ -264,25 +263,18 @@ def audit(
 
 
 def _check_kinds(kinds: Sequence[str], runs: int, weights: Path | None) -> None:
-    known = ", ".join(KINDS)
-    refuse(
-        [
-            *[
-                (kind not in KINDS, f"unknown audit {kind!r}; choose from {known}")
-                for kind in kinds
-            ],
-            (
-                runs < _FEWEST_RUNS,
-                f"the two-world test needs {_FEWEST_RUNS} releases of each world or more (--runs), "
-                f"got {runs}",
-            ),
-            (
-                "membership" in kinds and weights is None,
-                "membership inference needs a trained model: give the run folder of a finished run",
-            ),
-        ],
-        ConfigError,
-    )
+    for kind in kinds:
+        if kind not in KINDS:
+            raise ConfigError(f"unknown audit {kind!r}; choose from {', '.join(KINDS)}")
+    if runs < _FEWEST_RUNS:
+        raise ConfigError(
+            f"the two-world test needs {_FEWEST_RUNS} releases of each world or more (--runs), "
+            f"got {runs}"
+        )
+    if "membership" in kinds and weights is None:
+        raise ConfigError(
+            "membership inference needs a trained model: give the run folder of a finished run"
+        )
 
 
 def _run_audits(
@@ -429,7 +421,7 @@ def ledger_finding(path: Path, plan: Plan) -> Finding:
         ledger = verify_history(path)
         check_recorded(path, ledger, None)
         measured = f"{len(ledger.releases):,} releases"
-        refuse(_ledger_checks(ledger, plan), LedgerError)
+        _check_ledger(ledger, plan)
     except (LedgerError, CardError, CheckpointError) as error:
         problem = str(error)
     return _finding(
@@ -441,35 +433,33 @@ def ledger_finding(path: Path, plan: Plan) -> Finding:
     )
 
 
-def _ledger_checks(ledger: Verified, plan: Plan) -> Iterator[tuple[object, str]]:
-    """Yield what a ledger may say and its plan does not, and the message about it."""
+def _check_ledger(ledger: Verified, plan: Plan) -> None:
+    """Refuse a ledger that says what its plan does not."""
     header = ledger.header
-    yield (
-        header["plan_hash"] != plan.hash,
-        "it belongs to another plan than the settings in the folder",
-    )
+    if header["plan_hash"] != plan.hash:
+        raise LedgerError("it belongs to another plan than the settings in the folder")
     is_certified = header.get("certified") is plan.certified
-    yield (
-        not is_certified and not certified_before(header, plan.ledger_header),
-        f"it says certified: {header.get('certified')}, the plan {plan.certified}",
-    )
+    if not is_certified and not certified_before(header, plan.ledger_header):
+        raise LedgerError(
+            f"it says certified: {header.get('certified')}, the plan {plan.certified}"
+        )
     planned: dict[str, Plan | ExtraRelease] = {"": plan}
     most = {"": plan.steps, **plan.extra_counts}
     planned |= {kind.purpose: kind for kind in plan.extra_releases}
     counts = Counter(release.get("purpose", "") for release in ledger.releases)
     for purpose, count in counts.items():
         kind = f" for {purpose}" if purpose else ""
-        yield (
-            count > most.get(purpose, 0),
-            f"it has more releases{kind} than the plan's {most.get(purpose, 0):,}",
-        )
+        if count > most.get(purpose, 0):
+            raise LedgerError(
+                f"it has more releases{kind} than the plan's {most.get(purpose, 0):,}"
+            )
     for release in ledger.releases:
         number = release.get("release")
         for name, value in _charged_as(planned[release.get("purpose", "")]).items():
-            yield (
-                release.get(name) != value,
-                f"release {number} was charged with another {name} than the plan's",
-            )
+            if release.get(name) != value:
+                raise LedgerError(
+                    f"release {number} was charged with another {name} than the plan's"
+                )
 
 
 def _charged_as(kind: Plan | ExtraRelease) -> dict[str, Any]:

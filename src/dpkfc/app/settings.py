@@ -12,7 +12,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from dpkfc._checks import refuse
 from dpkfc.app.toml import ConfigError, nearest, read_toml, tomllib
 from dpkfc.clipping import CLIPPINGS
 from dpkfc.config import SAMPLERS, PrivacyConfig
@@ -571,7 +570,7 @@ class RunConfig:
             value = _checked_value(setting, getattr(self, setting.name))
             object.__setattr__(self, setting.name, value)
         self._resolve_optimizer()
-        refuse(self._checks(), ConfigError)
+        self._check()
         for name in ("ranks", "norm_methods"):
             parse_pairs(name, getattr(self, name))
         # A card shows these, so they must be fit to be shown before anything is trained.
@@ -588,51 +587,49 @@ class RunConfig:
             )
         object.__setattr__(self, "optimizer", self.optimizer or preset or "adam")
 
-    def _checks(self) -> Iterator[tuple[object, str]]:
-        """Yield what settings would contradict one another, and the message about it."""
-        yield (
-            self.eval_on == "validation" and self.validation_size == 0,
-            "eval_on = 'validation' needs validation_size > 0, examples cut from the training set",
-        )
-        yield (
-            self.augmentations > 1 and not self.augment,
-            f"augmentations = {self.augmentations} without augment gives equal views; "
-            f"give augment, one of {' | '.join(AUGMENTS[1:])}",
-        )
-        yield (
-            self.momentum >= 1,
-            f"momentum must be below 1, got {self.momentum}: steps grow forever",
-        )
-        yield self.exponent > 0.5, f"exponent must be at most 0.5, got {self.exponent}"
-        yield (
-            self.steps and self.schedule_steps > self.steps,
-            f"schedule_steps = {self.schedule_steps} is longer than the plan of {self.steps} steps",
-        )
-        yield (
-            self.nesterov and not (self.optimizer == "sgd" and self.momentum > 0),
-            "nesterov = true needs optimizer = 'sgd' and momentum above 0",
-        )
+    def _check(self) -> None:
+        """Refuse settings that contradict one another."""
+        if self.eval_on == "validation" and self.validation_size == 0:
+            raise ConfigError(
+                "eval_on = 'validation' needs validation_size > 0, examples cut from the training "
+                "set"
+            )
+        if self.augmentations > 1 and not self.augment:
+            raise ConfigError(
+                f"augmentations = {self.augmentations} without augment gives equal views; "
+                f"give augment, one of {' | '.join(AUGMENTS[1:])}"
+            )
+        if self.momentum >= 1:
+            raise ConfigError(f"momentum must be below 1, got {self.momentum}: steps grow forever")
+        if self.exponent > 0.5:
+            raise ConfigError(f"exponent must be at most 0.5, got {self.exponent}")
+        if self.steps and self.schedule_steps > self.steps:
+            raise ConfigError(
+                f"schedule_steps = {self.schedule_steps} is longer than the plan of {self.steps} "
+                "steps"
+            )
+        if self.nesterov and not (self.optimizer == "sgd" and self.momentum > 0):
+            raise ConfigError("nesterov = true needs optimizer = 'sgd' and momentum above 0")
         for name in ("bounds_share", "stop_share"):
             share = getattr(self, name)
-            yield share > 0.9, f"{name} must be at most 0.9, got {share}"
-        yield (
-            self.log_private and not self.log,
-            f"log_private = true needs log, one of {', '.join(LOGGERS)}",
-        )
+            if share > 0.9:
+                raise ConfigError(f"{name} must be at most 0.9, got {share}")
+        if self.log_private and not self.log:
+            raise ConfigError(f"log_private = true needs log, one of {', '.join(LOGGERS)}")
         needed = ""
         if self.pretrain_epochs:
             needed = "pretrain_epochs"
         elif self.uses_preconditioner and "public" in (self.source, self.output_source):
             needed = "source = 'public'"
-        yield (
-            needed and not self.public_data,
-            f"{needed} needs public_data, a safetensors file with `inputs` (and `labels`)",
-        )
-        yield (
-            not self.stops_privately and (self.patience > 0) != bool(self.public_validation),
-            f"patience = {self.patience} and public_validation = {self.public_validation!r} do"
-            " not go together; give both or none",
-        )
+        if needed and not self.public_data:
+            raise ConfigError(
+                f"{needed} needs public_data, a safetensors file with `inputs` (and `labels`)"
+            )
+        if not self.stops_privately and (self.patience > 0) != bool(self.public_validation):
+            raise ConfigError(
+                f"patience = {self.patience} and public_validation = {self.public_validation!r} do"
+                " not go together; give both or none"
+            )
 
     @property
     def declared(self) -> Declared:

@@ -21,7 +21,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, nn
 
 from dpkfc import checkpoint
-from dpkfc._checks import refuse
 from dpkfc.app.assembly import (
     Prepared,
     describe_structure,
@@ -325,21 +324,16 @@ def check_named(config: RunConfig) -> None:
     """
     if not is_launched():
         return
-    refuse(
-        [
-            (
-                not config.out,
-                "torchrun may start this command again, as a second run with its own budget; name "
-                "the run folder with --out: the same command continues it",
-            ),
-            (
-                int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1 and ":" in config.device,
-                f"device = {config.device!r} would be used by all processes of a host; give its "
-                "kind alone, as cuda",
-            ),
-        ],
-        ConfigError,
-    )
+    if not config.out:
+        raise ConfigError(
+            "torchrun may start this command again, as a second run with its own budget; name "
+            "the run folder with --out: the same command continues it"
+        )
+    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1 and ":" in config.device:
+        raise ConfigError(
+            f"device = {config.device!r} would be used by all processes of a host; give its "
+            "kind alone, as cuda"
+        )
 
 
 def check_same_settings(config: RunConfig, ranks: DistributedContext) -> None:
@@ -481,21 +475,16 @@ def prepare(
     except ImportError as error:
         raise ConfigError(str(error)) from error
     recipe = recipe_of(config).starting_from(config.pretrained)
-    refuse(
-        [
-            (
-                config.bounds and not recipe.private_bounds,
-                "bounds = 'private' is for numbers of a table whose bounds the schema leaves out,"
-                f" and {recipe.title[:40]!r} has none: leave it out",
-            ),
-            (
-                recipe.find_bounds and not may_find_bounds,
-                "bounds = 'private' is for dpkfc train on one process; elsewhere give bounds in the"
-                " schema, or the folder of such a run",
-            ),
-        ],
-        ConfigError,
-    )
+    if config.bounds and not recipe.private_bounds:
+        raise ConfigError(
+            "bounds = 'private' is for numbers of a table whose bounds the schema leaves out,"
+            f" and {recipe.title[:40]!r} has none: leave it out"
+        )
+    if recipe.find_bounds and not may_find_bounds:
+        raise ConfigError(
+            "bounds = 'private' is for dpkfc train on one process; elsewhere give bounds in the"
+            " schema, or the folder of such a run"
+        )
     # Refuse a wrong augmentation before data are read.
     make_augment(config, recipe.input_shape)
     if data is None:
@@ -569,19 +558,12 @@ def _make_private_stopping(
             f"stop_on = {config.stop_on!r} needs a validation split of single records, each its own"
             " unit; take public_validation"
         )
-    refuse(
-        [
-            (
-                config.stop_on == "private-error" and recipe.num_classes == 1,
-                "stop_on = 'private-error' counts wrong classes; take 'private-loss'",
-            ),
-            (
-                DistributedContext.current().world_size > 1,
-                f"stop_on = {config.stop_on!r} is for one process; take public_validation",
-            ),
-        ],
-        ConfigError,
-    )
+    if config.stop_on == "private-error" and recipe.num_classes == 1:
+        raise ConfigError("stop_on = 'private-error' counts wrong classes; take 'private-loss'")
+    if DistributedContext.current().world_size > 1:
+        raise ConfigError(
+            f"stop_on = {config.stop_on!r} is for one process; take public_validation"
+        )
     most = config.stop_most_loss if config.stop_on == "private-loss" else 1.0
     device = torch.device(config.device)
     held_out = tuple(x.to(device) for x in data.validation)

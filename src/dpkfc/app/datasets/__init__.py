@@ -12,14 +12,12 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
-
-from dpkfc._checks import refuse
 
 if TYPE_CHECKING:
     # `dpkfc schema` starts without torch.
@@ -535,33 +533,32 @@ class Pixels(Splits):
             DatasetError: another shape, another number of labels than images, no images, or a label
                 out of range.
         """
-        refuse(self._checks(name, shape, num_classes), DatasetError)
+        self._check(name, shape, num_classes)
         return self
 
-    def _checks(
-        self, name: str, shape: tuple[int, ...], num_classes: int
-    ) -> Iterator[tuple[object, str]]:
+    def _check(self, name: str, shape: tuple[int, ...], num_classes: int) -> None:
         parts = {"training": self.train, "test": self.test}
         if self.validation:
             parts["validation"] = self.validation
         for part, (images, labels) in parts.items():
             where = f"{name}, {part} split from {self.source}"
-            yield (
-                images.shape[1:] != shape,
-                f"{where}: images are {images.shape[1:]}, expected {shape}; replace the files",
-            )
-            yield (
-                labels.shape != (len(images),),
-                f"{where}: {len(images)} images and labels of shape {labels.shape}; the two"
-                " files do not belong together: replace them",
-            )
-            yield len(images) == 0, f"{where}: no examples; replace the files"
+            if images.shape[1:] != shape:
+                raise DatasetError(
+                    f"{where}: images are {images.shape[1:]}, expected {shape}; replace the files"
+                )
+            if labels.shape != (len(images),):
+                raise DatasetError(
+                    f"{where}: {len(images)} images and labels of shape {labels.shape}; the two"
+                    " files do not belong together: replace them"
+                )
+            if len(images) == 0:
+                raise DatasetError(f"{where}: no examples; replace the files")
             least, most = int(labels.min()), int(labels.max())
-            yield (
-                least < 0 or most >= num_classes,
-                f"{where}: labels run from {least} to {most}, expected 0 to {num_classes - 1}; "
-                "replace the label file",
-            )
+            if least < 0 or most >= num_classes:
+                raise DatasetError(
+                    f"{where}: labels run from {least} to {most}, expected 0 to {num_classes - 1}; "
+                    "replace the label file"
+                )
 
     def tensors(self, normalisation: Normalisation) -> ExampleSet:
         """Return normalised float32 images `[N, C, H, W]` and int64 labels `[N]`."""

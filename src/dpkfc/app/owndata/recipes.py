@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import nn
 
-from dpkfc._checks import refuse
 from dpkfc.app.datasets import DatasetError, ExampleSet
 from dpkfc.app.models import linear_from_zero
 from dpkfc.app.owndata import TEST_SHARE, Records, split_records
@@ -74,26 +73,19 @@ def own_kind(chosen: Mapping[str, Any]) -> str:
     if given["label_file"] and not Path(str(given["label_file"])).exists():
         raise DatasetError(f"{given['label_file']}: does not exist; --label-file takes a table")
     recipe = chosen.get("recipe", "")
-    misplaced = [
-        (
-            given[name] and kind not in kinds,
-            f"{name} = {given[name]!r:.40} does not apply to {data or task!s:.40}; leave it out",
+    if not kind:
+        raise ConfigError("target, schema, text and label_file describe own data; give --data")
+    if data and task:
+        raise ConfigError("--data and --task are two sources of examples; leave one out")
+    for name, kinds in _KINDS_OF.items():
+        if given[name] and kind not in kinds:
+            raise ConfigError(
+                f"{name} = {given[name]!r:.40} does not apply to {data or task!s:.40}; leave it out"
+            )
+    if recipe not in ("", kind):
+        raise ConfigError(
+            f"recipe = {recipe!r} has its own data; leave it out, or leave --data and --task out"
         )
-        for name, kinds in _KINDS_OF.items()
-    ]
-    refuse(
-        [
-            (not kind, "target, schema, text and label_file describe own data; give --data"),
-            (data and task, "--data and --task are two sources of examples; leave one out"),
-            *misplaced,
-            (
-                recipe not in ("", kind),
-                f"recipe = {recipe!r} has its own data; leave it out, or leave --data and --task"
-                " out",
-            ),
-        ],
-        ConfigError,
-    )
     return kind
 
 
@@ -161,20 +153,13 @@ def _need_schema(config: RunConfig) -> Schema:
         )
     may_be_open = config.bounds == "private"
     schema = read_schema(Path(config.schema), config.target, may_be_open=may_be_open)
-    refuse(
-        [
-            (
-                not schema.target,
-                f"{config.schema}: which column is learned? give target, or --target",
-            ),
-            (
-                not (schema.classes or schema.target_bounds),
-                f"{config.schema}: classes is empty; list all values of {schema.target!r}, or give"
-                " target_bounds of a number",
-            ),
-        ],
-        ConfigError,
-    )
+    if not schema.target:
+        raise ConfigError(f"{config.schema}: which column is learned? give target, or --target")
+    if not (schema.classes or schema.target_bounds):
+        raise ConfigError(
+            f"{config.schema}: classes is empty; list all values of {schema.target!r}, or give"
+            " target_bounds of a number"
+        )
     return schema
 
 
@@ -295,20 +280,15 @@ def _folder_schema(config: RunConfig) -> Schema:
     if config.schema:
         schema = read_schema(Path(config.schema), config.target)
     column = schema.unit or schema.target
-    refuse(
-        [
-            (
-                schema.target_bounds,
-                f"{config.schema}: target_bounds need a number for each image; give --label-file",
-            ),
-            (
-                column,
-                f"{column!r} is a column, and a folder a class has none; give --label-file, or"
-                " leave it out",
-            ),
-        ],
-        ConfigError,
-    )
+    if schema.target_bounds:
+        raise ConfigError(
+            f"{config.schema}: target_bounds need a number for each image; give --label-file"
+        )
+    if column:
+        raise ConfigError(
+            f"{column!r} is a column, and a folder a class has none; give --label-file, or"
+            " leave it out"
+        )
     schema = replace(
         schema, classes=schema.classes or folder_classes(folder, schema.images.leave_out)
     )

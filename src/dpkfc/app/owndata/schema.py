@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property
@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpkfc._checks import refuse
 from dpkfc.app.owndata.cells import (
     MISSING,
     PLAIN,
@@ -700,99 +699,92 @@ def check_schema(schema: Schema, where: str, *, may_be_open: bool = False) -> Sc
         columns[name] = column
         if column.kind == "unit":
             units.append(name)
-    refuse(_schema_checks(schema, units, where), ConfigError)
-    refuse(_form_checks(schema.images, schema.text, where), ConfigError)
+    _check_schema(schema, units, where)
+    _check_forms(schema.images, schema.text, where)
     unit = units[0] if units else ""
     return dataclasses.replace(schema, columns=columns, unit=unit)
 
 
-def _schema_checks(schema: Schema, units: list[str], where: str) -> Iterator[tuple[object, str]]:
-    yield (
-        len(set(units)) > 1,
-        f"{where}: {' and '.join(map(repr, units[:2]))} are both units; keep one",
-    )
-    yield (
-        schema.target in units,
-        f"{where}: {schema.target!r} is unit and target; name another column as unit",
-    )
+def _check_schema(schema: Schema, units: list[str], where: str) -> None:
+    if len(set(units)) > 1:
+        raise ConfigError(f"{where}: {' and '.join(map(repr, units[:2]))} are both units; keep one")
+    if schema.target in units:
+        raise ConfigError(
+            f"{where}: {schema.target!r} is unit and target; name another column as unit"
+        )
     different = len(set(map(canonical, schema.classes)))
-    yield (
-        schema.classes and different < max(2, len(schema.classes)),
-        f"{where}: classes must be two or more different values, got {list(schema.classes)}",
-    )
-    yield (
-        schema.classes and schema.target_bounds,
-        f"{where}: classes and target_bounds exclude each other; a number has target_bounds",
-    )
-    yield (
-        schema.target_bounds and not _are_bounds(schema.target_bounds),
-        f"{where}: target_bounds must be [least, greatest], known without the data; got"
-        f" {list(schema.target_bounds)}",
-    )
-    yield (
-        schema.decimal not in (".", ",") or schema.decimal == schema.thousands,
-        f"{where}: decimal must be '.' or ',' and not thousands, got {schema.decimal!r:.20}",
-    )
-    yield (
-        schema.thousands not in THOUSANDS,
-        f"{where}: thousands must be '.', ',', ' ' or \"'\", got {schema.thousands!r:.20}",
-    )
-    yield (
-        len(schema.delimiter) > 1 or schema.delimiter in ('"', "\r", "\n"),
-        f"{where}: delimiter must be one character, such as ';', got {schema.delimiter!r:.20}",
-    )
-    yield (
-        not is_known_encoding(schema.encoding),
-        f"{where}: encoding {schema.encoding!r:.20} is not known; choose utf-8, cp1252, latin-1,"
-        " utf-16 or another of Python's",
-    )
-    yield (
-        schema.header == bool(schema.names),
-        f"{where}: header = false and names = [...] of all columns belong together",
-    )
-    yield (
-        len(set(schema.names)) < len(schema.names),
-        f"{where}: names has two equal names; name each column once",
-    )
-    yield (
-        schema.max_records < 1,
-        f"{where}: max_records must be at least 1, got {schema.max_records}",
-    )
+    if schema.classes and different < max(2, len(schema.classes)):
+        raise ConfigError(
+            f"{where}: classes must be two or more different values, got {list(schema.classes)}"
+        )
+    if schema.classes and schema.target_bounds:
+        raise ConfigError(
+            f"{where}: classes and target_bounds exclude each other; a number has target_bounds"
+        )
+    if schema.target_bounds and not _are_bounds(schema.target_bounds):
+        raise ConfigError(
+            f"{where}: target_bounds must be [least, greatest], known without the data; got"
+            f" {list(schema.target_bounds)}"
+        )
+    if schema.decimal not in (".", ",") or schema.decimal == schema.thousands:
+        raise ConfigError(
+            f"{where}: decimal must be '.' or ',' and not thousands, got {schema.decimal!r:.20}"
+        )
+    if schema.thousands not in THOUSANDS:
+        raise ConfigError(
+            f"{where}: thousands must be '.', ',', ' ' or \"'\", got {schema.thousands!r:.20}"
+        )
+    if len(schema.delimiter) > 1 or schema.delimiter in ('"', "\r", "\n"):
+        raise ConfigError(
+            f"{where}: delimiter must be one character, such as ';', got {schema.delimiter!r:.20}"
+        )
+    if not is_known_encoding(schema.encoding):
+        raise ConfigError(
+            f"{where}: encoding {schema.encoding!r:.20} is not known; choose utf-8, cp1252,"
+            " latin-1, utf-16 or another of Python's"
+        )
+    if schema.header == bool(schema.names):
+        raise ConfigError(
+            f"{where}: header = false and names = [...] of all columns belong together"
+        )
+    if len(set(schema.names)) < len(schema.names):
+        raise ConfigError(f"{where}: names has two equal names; name each column once")
+    if schema.max_records < 1:
+        raise ConfigError(f"{where}: max_records must be at least 1, got {schema.max_records}")
 
 
-def _form_checks(images: ImageForm, text: TextForm, where: str) -> Iterator[tuple[object, str]]:
-    yield (
-        images.channels not in (1, 3) or not 8 <= images.size <= 512,
-        f"{where} [images]: channels must be 1 or 3 and size 8 to 512, got {images.channels}"
-        f" and {images.size}",
-    )
-    yield (
-        images.features not in ("", "synthetic", "network")
-        or (images.features == "synthetic" and images.size > MOST_PIXELS),
-        f"{where} [images]: features must be synthetic (size to {MOST_PIXELS}) or network, got"
-        f" {images.features!r}",
-    )
-    yield (
-        images.broken not in ("error", "skip"),
-        f"{where} [images]: broken must be error or skip, got {images.broken!r}",
-    )
-    yield (
-        images.white < 1,
-        f"{where} [images]: white must be the value of white, such as 4095, got {images.white}",
-    )
-    yield (
-        images.background not in ("white", "black"),
-        f"{where} [images]: background must be white or black, got {images.background!r}",
-    )
-    yield (
-        text.encoder not in ("words", "weighted-words", "sentences"),
-        f"{where} [text]: encoder must be words, weighted-words or sentences, got {text.encoder!r}",
-    )
-    yield (
-        not _is_power_of_two(text.buckets),
-        f"{where} [text]: buckets must be a power of two, got {text.buckets}",
-    )
-    yield not 4 <= text.length <= 512, f"{where} [text]: length must be 4 to 512, got {text.length}"
+def _check_forms(images: ImageForm, text: TextForm, where: str) -> None:
+    if images.channels not in (1, 3) or not 8 <= images.size <= 512:
+        raise ConfigError(
+            f"{where} [images]: channels must be 1 or 3 and size 8 to 512, got {images.channels}"
+            f" and {images.size}"
+        )
+    if images.features not in ("", "synthetic", "network") or (
+        images.features == "synthetic" and images.size > MOST_PIXELS
+    ):
+        raise ConfigError(
+            f"{where} [images]: features must be synthetic (size to {MOST_PIXELS}) or network, got"
+            f" {images.features!r}"
+        )
+    if images.broken not in ("error", "skip"):
+        raise ConfigError(f"{where} [images]: broken must be error or skip, got {images.broken!r}")
+    if images.white < 1:
+        raise ConfigError(
+            f"{where} [images]: white must be the value of white, such as 4095, got {images.white}"
+        )
+    if images.background not in ("white", "black"):
+        raise ConfigError(
+            f"{where} [images]: background must be white or black, got {images.background!r}"
+        )
+    if text.encoder not in ("words", "weighted-words", "sentences"):
+        raise ConfigError(
+            f"{where} [text]: encoder must be words, weighted-words or sentences, got "
+            f"{text.encoder!r}"
+        )
+    if not _is_power_of_two(text.buckets):
+        raise ConfigError(f"{where} [text]: buckets must be a power of two, got {text.buckets}")
+    if not 4 <= text.length <= 512:
+        raise ConfigError(f"{where} [text]: length must be 4 to 512, got {text.length}")
 
 
 def _values(owner: type, content: Any, where: str) -> dict[str, Any]:

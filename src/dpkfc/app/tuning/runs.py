@@ -38,7 +38,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from dpkfc._checks import refuse
 from dpkfc.allocator import keep_freed_memory
 from dpkfc.app.datasets import DatasetError
 from dpkfc.app.datasets.sources import CIFAR100, load_pixels
@@ -208,20 +207,15 @@ def _read_rows(path: Path) -> dict[str, Row]:
             f"results file {path} is damaged ({error}); put an earlier copy back, or move it away"
         ) from None
     content = ensure_mapping(content)
-    refuse(
-        [
-            (
-                content.get("kind") != KIND or not isinstance(content.get("rows"), dict),
-                f"{path} is no results file of a study; choose another --out, or move it away",
-            ),
-            (
-                content.get("version") != VERSION,
-                f"results file {path} is of version {content.get('version')!r}, this dpkfc reads"
-                f" {VERSION}; use the version that wrote it, or choose another --out",
-            ),
-        ],
-        StudyError,
-    )
+    if content.get("kind") != KIND or not isinstance(content.get("rows"), dict):
+        raise StudyError(
+            f"{path} is no results file of a study; choose another --out, or move it away"
+        )
+    if content.get("version") != VERSION:
+        raise StudyError(
+            f"results file {path} is of version {content.get('version')!r}, this dpkfc reads"
+            f" {VERSION}; use the version that wrote it, or choose another --out"
+        )
     rows = {key: row for key, row in content["rows"].items() if _is_row(row)}
     lost = len(content["rows"]) - len(rows)
     if lost:

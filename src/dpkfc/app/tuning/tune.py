@@ -20,7 +20,6 @@ from typing import Any
 import dp_accounting
 from dp_accounting import dp_event, rdp
 
-from dpkfc._checks import refuse
 from dpkfc.app.datasets import one_line
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.run_folder import RunFolderError, write_text
@@ -597,28 +596,28 @@ class TuneSettings:
     settings: Mapping[str, Plain] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        refuse(self._checks(), StudyError)
+        self._check()
         if self.search == "random":
             trial_law(self.count, self.trials)
 
-    def _checks(self) -> Iterator[tuple[object, str]]:
-        yield not self.methods, "which methods? give --method once or several times"
-        yield self.trials < 1, f"trials = {self.trials}: every method needs one or more"
-        yield (
-            self.search not in SEARCHES,
-            f"search = {self.search!r} is not known; {' | '.join(SEARCHES)}",
-        )
+    def _check(self) -> None:
+        if not self.methods:
+            raise StudyError("which methods? give --method once or several times")
+        if self.trials < 1:
+            raise StudyError(f"trials = {self.trials}: every method needs one or more")
+        if self.search not in SEARCHES:
+            raise StudyError(f"search = {self.search!r} is not known; {' | '.join(SEARCHES)}")
         searched = {name for arm in self.arms() for name in arm.space}
         for name in sorted(searched):
-            yield (
-                name in self.settings,
-                f"{name} is searched for one of the methods and cannot be given as well",
+            if name in self.settings:
+                raise StudyError(
+                    f"{name} is searched for one of the methods and cannot be given as well"
+                )
+        if self.settings.get("adam_bc_floor") and "adam_bc_resolution" in searched:
+            raise StudyError(
+                "adam_bc_resolution is searched for one of the methods and means nothing next to"
+                " adam_bc_floor"
             )
-        yield (
-            self.settings.get("adam_bc_floor") and "adam_bc_resolution" in searched,
-            "adam_bc_resolution is searched for one of the methods and means nothing next to"
-            " adam_bc_floor",
-        )
 
     def arms(self) -> list[Arm]:
         """Return the methods that are compared, controls included."""
