@@ -38,7 +38,6 @@ COMMON: dict[str, Any] = {
 RATES = {"sgd": (0.02, 0.06, 0.2, 0.6, 2.0), "adam": (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)}
 MORE: dict[str, dict[str, Any]] = {
     "dp-sgd-pt": {"pretrain_epochs": 50},
-    "dp2": {"dp2_phase": 14},
     "gep": {"gep_rank": 100},
     "b-gep": {"gep_rank": 100},
 }
@@ -88,10 +87,9 @@ def train_once(settings: dict[str, Any]) -> dict[str, Any]:
     augment = make_augment(config, recipe.input_shape)
     notes: dict[str, float] = {}
     with Session(plan, model, optimizer, private, augment=augment) as session:
-        factor = getattr(plan.config.preconditioner, "learning_rate_factor", lambda _: 1.0)
         for batch in session.batches():
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(config, batch.step, plan.steps) * factor(batch.step)
+                group["lr"] = learning_rate(config, batch.step, plan.steps)
             notes = dict(session.step(batch, cross_entropy).notes)
         seconds = time.perf_counter() - started
         with evaluated_weights(session):

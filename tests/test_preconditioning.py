@@ -1,6 +1,4 @@
-"""The manager asks a preconditioner when it is due, and hands on its state and the releases that it
-wants.
-"""
+"""The manager asks a preconditioner when it is due, and hands on its state."""
 
 from __future__ import annotations
 
@@ -14,19 +12,17 @@ from torch import nn
 from dpkfc.curvature.base import Preconditioner, PreconditionerState
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.metric import Elementwise
-from dpkfc.privacy.mechanism import Released
 from dpkfc.private_step import PreconditionerManager
 
 
 class Noted(Preconditioner):
-    """Notes with which arguments it is built, and keeps the sum of releases."""
+    """Notes with which arguments it is built."""
 
-    def __init__(self, previous: bool = False, past: bool = False, keeps: bool = False) -> None:
-        self._previous, self._past, self._keeps = previous, past, keeps
+    def __init__(self, previous: bool = False, keeps: bool = False) -> None:
+        self._previous, self._keeps = previous, keeps
         self.built: list[tuple[int, dict[str, Any]]] = []
 
     uses_previous_state = property(lambda self: self._previous)
-    uses_past_releases = property(lambda self: self._past)
 
     def describe(self) -> dict[str, Any]:
         return {"name": "noted"}
@@ -42,9 +38,6 @@ class Noted(Preconditioner):
             return more["previous"]
         return PreconditionerState(metric={}, step=step)
 
-    def observe(self, released: Released, past: Any) -> Any:
-        return {"sum": past.get("sum", 0) + released.gradients["weight"]}
-
 
 def manager(config: Preconditioner) -> PreconditionerManager:
     model = nn.Linear(2, 2)
@@ -55,11 +48,6 @@ def run(config: Noted, steps: int = 5) -> PreconditionerManager:
     own = manager(config)
     for step in range(steps):
         own.refresh(step)
-        own.observe(
-            Released(
-                gradients={"weight": torch.ones(1)}, noise_variance=1.0, step=step, release=step + 1
-            )
-        )
     return own
 
 
@@ -78,14 +66,6 @@ def test_the_state_of_before_is_handed_on() -> None:
 
 def test_a_refresh_that_keeps_its_state_is_listed_once() -> None:
     assert run(Noted(previous=True, keeps=True)).refreshed == [0]
-
-
-def test_past_releases_add_up_and_are_shown_to_those_who_want_them() -> None:
-    config = Noted(past=True)
-    own = run(config)
-    assert [float(more["past"].get("sum", 0)) for _, more in config.built] == [0.0, 2.0, 4.0]
-    assert all(callable(more["diagonal"]) for _, more in config.built) and own.past["sum"] == 5.0
-    assert run(Noted()).past == {}
 
 
 def test_the_state_of_another_model_is_not_restored() -> None:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from dpkfc.checkpoint import CheckpointError
     from dpkfc.config import Plan, PrivacyConfig
     from dpkfc.curvature import (
-        DP2,
         GEP,
         KFAC,
         NGD,
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "DP2",
     "EMA",
     "GEP",
     "KFAC",
@@ -91,7 +89,7 @@ _NAMES = {
     "dpkfc.callbacks": "Callback EarlyStopping StepReport",
     "dpkfc.checkpoint": "CheckpointError",
     "dpkfc.config": "Plan PrivacyConfig",
-    "dpkfc.curvature": "DP2 GEP KFAC NGD AdaDPS Preconditioner Probe DeadLeaves FeatureNoise"
+    "dpkfc.curvature": "GEP KFAC NGD AdaDPS Preconditioner Probe DeadLeaves FeatureNoise"
     " PinkNoise PublicData Refined TokenNoise WhiteNoise generated_text",
     "dpkfc.gradients.rules": "register_layer_rule",
     "dpkfc.allocator": "keep_freed_memory",

@@ -3,7 +3,7 @@
 `Session`, the Opacus engine, federated clients and the federated server all use it, in this order:
 
     refresh the preconditioner → clipped sum (made by the host) → ledger line → noise
-        → the preconditioner observes the release → post-processing → `p.grad`
+        → post-processing → `p.grad`
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dpkfc.distributed import (
     is_divided,
     reshard,
 )
-from dpkfc.gradients.clipped_sum import capture, diagonal_metric
+from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.metric import Metric
 from dpkfc.memory import MicroBatchSize, RowLimit
@@ -87,7 +87,7 @@ def refresh_microbatch_size(config: Preconditioner, most: int | None) -> int | N
 class PreconditionerManager:
     """Holds the state of the preconditioner of a run, and rebuilds it when it is due.
 
-    The state is a function of probes, released weights, releases and the step only. `refreshed`
+    The state is a function of probes, released weights and the step only. `refreshed`
     lists the steps of refreshes, for the privacy card; a state from a checkpoint adds none.
 
     Args:
@@ -114,7 +114,6 @@ class PreconditionerManager:
         # The probe micro-batch size of all refreshes.
         self._size = MicroBatchSize(automatic=probe_limit.automatic, what="probe example")
         self.current: PreconditionerState | None = None
-        self.past: NamedTensors = {}
         self.refreshed: list[int] = []
         self._step = 0
 
@@ -145,9 +144,6 @@ class PreconditionerManager:
         arguments: dict[str, Any] = {"rules": {layer.name: layer.rule for layer in self._layers}}
         if config.uses_previous_state:
             arguments["previous"] = self.current
-        if config.uses_past_releases:
-            arguments["past"] = self.past
-            arguments["diagonal"] = partial(diagonal_metric, self._layers)
         ranks = self._ranks
         if ranks.world_size == 1:
             return self._build(config, step, _SINGLE_PROCESS, **arguments)
@@ -249,11 +245,6 @@ class PreconditionerManager:
         state.check(shapes)
         return state
 
-    def observe(self, released: Released) -> None:
-        """Show a release to a preconditioner that is made from past releases."""
-        if self._config is not None and self._config.uses_past_releases:
-            self.past = self._config.observe(released, self.past)
-
 
 # --------------------------------------------------------------------------------------------------
 
@@ -341,13 +332,12 @@ class ReleasePipeline:
             )
 
     def make_update(self, released: Released, *, in_place: bool = False) -> Released:
-        """Return the post-processed release, after the preconditioner has observed the release.
+        """Return the post-processed release.
 
         Args:
             released: the release of this step.
             in_place: whether the memory of `released` may hold the result.
         """
-        self.preconditioning.observe(released)
         return self.postprocess.apply(
             released, self.preconditioning.metric, self.layers, in_place=in_place
         )

@@ -897,7 +897,6 @@ class Session:
         optional = {
             "filters": self._pipeline.postprocess.state_dict(),
             "average": self._average.state_dict(),
-            "past": dict(self._pipeline.preconditioning.past),
         }
         return tensors | {group: values for group, values in optional.items() if values}
 
@@ -985,7 +984,6 @@ class Session:
         optimizer_state = distributed.divided_optimizer_state(self.optimizer, meta["optimizer"])
         checkpoint.load_optimizer(self.optimizer, optimizer_state)
         self._pipeline.postprocess.load_state_dict(self._place(tensors.get("filters", {})))
-        preconditioning.past = self._place(tensors.get("past", {}))
         self._average.load_state_dict(self._place(tensors.get("average", {})))
         model_state = distributed.divided_state(tensors["model"], self.model)
         self.model.load_state_dict(model_state | meta.get("plain", {}), strict=False)

@@ -30,7 +30,7 @@ QUICK = {
     "epsilon": 1.0,
     "probe_size": 16,
 }
-QUICK |= {"gep_rank": 6, "dp2_phase": 1, "delta": 1e-4}
+QUICK |= {"gep_rank": 6, "delta": 1e-4}
 
 
 @pytest.fixture(scope="module")

@@ -370,22 +370,6 @@ def no_work(patched: pytest.MonkeyPatch) -> None:
     unguarded(patched)
 
 
-def memory_of_sums(patched: pytest.MonkeyPatch) -> None:
-    """What is kept of past releases is fed the clipped sums."""
-    release = Session._release
-
-    def leaky(self: Session, clipped: ClippedSum) -> Released:
-        held = self._pipeline.preconditioning.past.get(
-            "total", torch.zeros((), dtype=torch.float64)
-        )
-        self._pipeline.preconditioning.past = {
-            "total": held + sum(x.sum() for x in clipped.tensors.values())
-        }
-        return release(self, clipped)
-
-    patched.setattr(Session, "_release", leaky)
-
-
 def filter_of_sums(patched: pytest.MonkeyPatch) -> None:
     """A filter whose state is fed the clipped sum at its first step, in the last bits."""
     release, apply = Session._release, PostprocessPipeline.apply
@@ -496,7 +480,6 @@ PLANTED: dict[str, tuple[Task, Plant, str]] = {
         no_work,
         "largest",
     ),
-    "memory fed the clipped sum": (TASKS["plain"], memory_of_sums, "checkpoint/past.safetensors"),
     "filter fed the clipped sum": (
         TASKS["kfac, a filter and an average"],
         filter_of_sums,

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import GEP, KFAC, NGD, FeatureNoise, TokenNoise
-from dpkfc.curvature.diagonal import DP2
 from dpkfc.postprocess import AdamBC, DiSK, WeightEMA
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.session import Session
@@ -301,7 +300,6 @@ TASKS = {
     "texts": Task(
         reading, lambda: Reader().double(), Texts, session=lambda: {"collate_fn": padded}
     ),
-    "past releases": Task(lambda: {"preconditioner": DP2(phase=1)}, optimizer=torch.optim.SGD),
     "natural steps": Task(ngd),
     "normalised, padded": Task(
         lambda: {"clipping": "normalised", "pad_to_multiple": 4, "max_physical_batch_size": 8}

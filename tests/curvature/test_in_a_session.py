@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpkfc.config import Plan, PrivacyConfig
-from dpkfc.curvature import DP2, KFAC, NGD, AdaDPS, PinkNoise, PrivateOracle, PublicData
+from dpkfc.curvature import KFAC, NGD, AdaDPS, PinkNoise, PrivateOracle, PublicData
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.metric import Eigenbasis, Elementwise, Entry, Kronecker, Metric
@@ -102,8 +102,6 @@ SETTINGS: dict[str, tuple[Any, str]] = {
         lambda k: AdaDPS(probe=public(k), batch_size=10, every=2, decay=0.9),
         "whitened",
     ),
-    "dp2": (lambda k: DP2(phase=2, clip_ratio=2.0), "whitened"),
-    "dp2 corrected": (lambda k: DP2(phase=2, corrected=True), "whitened"),
     "oracle": (
         lambda k: KFAC(
             sides="both", probe=PrivateOracle(data(k)), labels="given", probe_size=24, every=2
@@ -234,7 +232,6 @@ def expected(
     "ngd whitened-conv",
     "ngd before-tokens",
     "ngd after-conv",
-    "dp2*",
 )
 @pytest.mark.parametrize("kind", ["conv", "tokens"])
 @pytest.mark.parametrize("name", SETTINGS)
@@ -268,13 +265,13 @@ def test_every_release_equals_a_loop_over_examples(
                     atol=1e-9 * size,
                     msg=lambda m, w=where: f"{w}: {m}",
                 )
-            assert bool(metric) == (not name.startswith("dp2") or step in (2, 3))
+            assert metric
     assert built == [0, 2, 4]
 
 
 @pytest.mark.quick("adadps-conv", "ngd-tokens", "ngd after-conv")
 @pytest.mark.parametrize("kind", ["conv", "tokens"])
-@pytest.mark.parametrize("name", ["ngd", "ngd after", "adadps", "dp2"])
+@pytest.mark.parametrize("name", ["ngd", "ngd after", "adadps"])
 def test_one_example_moves_the_sum_by_at_most_the_sensitivity(name: str, kind: str) -> None:
     """In float32 too, on the examples themselves and on one scaled far up."""
     p, net = plan_of(name, kind), model(kind)
@@ -298,12 +295,10 @@ def test_one_example_moves_the_sum_by_at_most_the_sensitivity(name: str, kind: s
         assert 0 < float(moved) <= p.max_grad_norm * (1 + 1e-6)
 
 
-@pytest.mark.quick("ngd", "hybrid", "dp2*")
-@pytest.mark.parametrize(
-    "name", ["ngd", "ngd before", "adadps decay", "dp2 corrected", "hybrid", "control"]
-)
+@pytest.mark.quick("ngd", "hybrid")
+@pytest.mark.parametrize("name", ["ngd", "ngd before", "adadps decay", "hybrid", "control"])
 def test_a_resumed_run_is_the_same_bit_for_bit(name: str, tmp_path: Path) -> None:
-    """The checkpoint falls between two refreshes, and for DP² into the middle of a phase."""
+    """The checkpoint falls between two refreshes."""
     kind = "tokens"
 
     def run(net: nn.Module, stop: int | None = None, resume: bool = False) -> None:

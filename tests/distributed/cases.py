@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.config import Plan, PrivacyConfig
-from dpkfc.curvature.diagonal import DP2, AdaDPS
+from dpkfc.curvature.diagonal import AdaDPS
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.ngd import NGD
@@ -223,6 +223,5 @@ CASES = {
     "GEP": Case(
         {"preconditioner": GEP(probe=public(), rank=3, every=2), "clipping": "embedding_residual"}
     ),
-    "DP2": Case({"preconditioner": DP2(phase=2)}),
     "DiSK": Case({"postprocess": (DiSK(),), "preconditioner": kfac()}, momentum=0.0),
 }

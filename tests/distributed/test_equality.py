@@ -37,7 +37,6 @@ WORLDS = {
         "DP-KFC with a probe of three examples",
         "DP-KFC on words",
         "AdaDPS",
-        "DP2",
         "DiSK",
     ),
 }

@@ -223,9 +223,21 @@ def test_a_parameter_without_an_axis_behind_a_filter():
 
 
 def test_a_filter_of_order_two_behind_variances_that_come_and_go():
-    """DP² has one number for all coordinates in its plain steps, and one for each in the others."""
-    from dpkfc.curvature.diagonal import DP2
+    """The metric has one number for all coordinates in some steps, and one for each in others."""
+    from dpkfc.curvature.base import Preconditioner, PreconditionerState
+    from dpkfc.linalg.metric import Eigenbasis
     from dpkfc.postprocess import LowPass
+
+    class OnAndOff(Preconditioner):
+        def describe(self):
+            return {"name": "on and off", "curvature_source": "none"}
+
+        def is_due(self, step):
+            return True
+
+        def build(self, model, capture, step, rules=None):
+            metric = {"0": Eigenbasis(1 + torch.rand(16, 7))} if step % 2 else {}
+            return PreconditionerState(metric=metric, step=step)
 
     model = net(0.0)
     plan = PrivacyConfig(
@@ -233,7 +245,7 @@ def test_a_filter_of_order_two_behind_variances_that_come_and_go():
         steps=5,
         readout="natural",
         postprocess=(LowPass(),),
-        preconditioner=DP2(phase=1),
+        preconditioner=OnAndOff(),
     ).with_noise(1.0, 1e-3, len(X))
     with Session(plan, model, torch.optim.SGD(model.parameters(), 0.01), (X, Y)) as session:
         for batch in session.batches():

@@ -12,15 +12,12 @@ from dpkfc.federated import (
     FedGD,
     LocalSteps,
     PerUpload,
-    Scaffold,
-    ScaffoldSteps,
     SecureAggregation,
     TrustedServer,
 )
 from dpkfc.federated.flower import App, Node
 from tests.federated.worlds import CLIENTS, datasets, head, loss_fn, plan_of
 
-STEPS = ScaffoldSteps(2, 0.1)
 CASES: dict[str, dict[str, Any]] = {
     "masked": {"privacy": SecureAggregation()},
     "shares": {"privacy": TrustedServer("clients")},
@@ -34,7 +31,6 @@ CASES: dict[str, dict[str, Any]] = {
         "preconditioner": KFAC(sides="both", probe=FeatureNoise(5), probe_size=32, every=8),
         "metric": "seed",
     },
-    "scaffold": {"privacy": PerUpload(), "local": STEPS, "rule": Scaffold(local=STEPS)},
     "fedavg": {"privacy": PerUpload(), "local": LocalSteps(2, 0.1), "rule": FedAvg()},
 }
 

@@ -11,14 +11,9 @@ from dpkfc.federated import (
     Client,
     ClientLevel,
     FedAvgM,
-    FedNew,
-    FedNewStep,
     FedSOFIM,
     LocalModel,
-    PerUpload,
     Run,
-    Scaffold,
-    ScaffoldSteps,
     SecureAggregation,
     TrustedServer,
     federate,
@@ -26,7 +21,6 @@ from dpkfc.federated import (
 from dpkfc.postprocess.steps import EMA
 from tests.federated.worlds import datasets, head, loss_fn, plan_of
 
-STEPS = ScaffoldSteps(2, 0.1)
 GOLDEN_CASES: dict[str, dict[str, Any]] = {
     "masked, DP-KFC and SOFIM": {
         "privacy": SecureAggregation(),
@@ -41,8 +35,6 @@ GOLDEN_CASES: dict[str, dict[str, Any]] = {
         "max_physical_batch_size": 4,
     },
     "client level, sampled clients": {"privacy": ClientLevel(TrustedServer()), "client_rate": 0.6},
-    "SCAFFOLD, per upload": {"privacy": PerUpload(), "local": STEPS, "rule": Scaffold(local=STEPS)},
-    "FedNew": {"privacy": TrustedServer("clients"), "local": FedNewStep(), "rule": FedNew()},
 }
 
 

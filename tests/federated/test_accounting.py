@@ -10,17 +10,13 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from dpkfc import KFAC, NGD, DiSK, FeatureNoise, WhiteNoise
+from dpkfc import NGD, DiSK, WhiteNoise
 from dpkfc.federated import (
     ClientLevel,
     FedAvg,
     FederatedConfig,
-    FedNew,
-    FedNewStep,
     LocalSteps,
     PerUpload,
-    Scaffold,
-    ScaffoldSteps,
     SecureAggregation,
     TrustedServer,
 )
@@ -225,23 +221,15 @@ def test_steps_on_single_examples_are_releases_each():
     assert whole.releases == T
 
 
-@pytest.mark.parametrize("work", [LocalSteps(1), LocalSteps(2), ScaffoldSteps(1), ScaffoldSteps(2)])
+@pytest.mark.parametrize("work", [LocalSteps(1), LocalSteps(2)])
 def test_what_the_models_alone_are_worth_is_said_where_noise_of_a_step_moves_no_later_one(work):
-    rule = Scaffold(local=work) if isinstance(work, ScaffoldSteps) else FedAvg()
+    rule = FedAvg()
     plan = config(privacy=PerUpload(), local=work, rule=rule).with_noise(50.0, DELTA)
     assert ("the released models alone" in plan.views()) == (work == LocalSteps(1))
     whole = config(
         privacy=ClientLevel(PerUpload()), local=work, rule=rule, min_survivors=16
     ).with_noise(50.0, DELTA)
     assert whole.views()["the released models alone"] < whole.epsilon()
-
-
-def test_a_contribution_clipped_as_one_costs_an_example_twice_its_norm():
-    work = {"local": FedNewStep(), "rule": FedNew(), "max_grad_norm": 3.0}
-    assert config(**work, privacy=PerUpload()).sensitivity == 6.0
-    assert config(**work, privacy=PerUpload(), adjacency="replace_one").sensitivity == 6.0
-    assert config(**work, privacy=ClientLevel()).sensitivity == 3.0
-    assert config(**work, privacy=ClientLevel(), adjacency="replace_one").sensitivity == 6.0
 
 
 def test_sampled_examples_are_amplified_and_sampled_clients_only_where_it_is_proved():
@@ -293,11 +281,6 @@ def test_the_product_of_both_rates_is_no_bound():
     assert np.maximum(inside - math.exp(safe) * without, 0).sum() * step <= delta
 
 
-NEWTON = {
-    "local": FedNewStep(),
-    "rule": FedNew(),
-    "preconditioner": KFAC(probe=FeatureNoise(5), probe_size=16),
-}
 WALK = {"privacy": PerUpload(), "local": LocalSteps(3, 0.2), "rule": FedAvg()}
 
 
@@ -311,15 +294,8 @@ WALK = {"privacy": PerUpload(), "local": LocalSteps(3, 0.2), "rule": FedAvg()}
         ({"local": None}, "local must be a value"),
         ({"min_survivors": 21}, "more than the 20 clients"),
         ({"min_survivors": 3, "colluding": 3}, "must exceed colluding"),
-        *(
-            ({**NEWTON, "privacy": privacy}, "a preconditioner would do nothing")
-            for privacy in (PerUpload(), ClientLevel())
-        ),
-        ({**NEWTON, "privacy": TrustedServer()}, "a preconditioner would do nothing"),
         ({**WALK, "postprocess": (AdamBC(),)}, "AdamBC needs the variance of the noise"),
         ({"local": LocalSteps()}, "no noise of other clients covers"),
-        ({"rule": FedNew()}, "give local=FedNewStep"),
-        ({"local": FedNewStep()}, "give rule=FedNew"),
         ({"example_rate": 0.5, "adjacency": "replace_one"}, "add_or_remove_one"),
         ({"example_rate": 0.0}, "example_rate must lie"),
         ({"noise": "laplace"}, "noise must be one of"),

@@ -17,14 +17,10 @@ from dpkfc.federated import (
     ClientLevel,
     FedAvg,
     FedGD,
-    FedNew,
-    FedNewStep,
     FedSOFIM,
     LocalModel,
     LocalSteps,
     PerUpload,
-    Scaffold,
-    ScaffoldSteps,
     SecureAggregation,
     Server,
     TrustedServer,
@@ -218,11 +214,8 @@ def test_messages_off_the_list_are_rejected_and_counted(change, reason: str):
     assert not server.receive(answers[0]) and server.rejected["no-round"] == 1
 
 
-SCAFFOLD = ScaffoldSteps(2, 0.3)
 HONEST = [{"privacy": privacy} for privacy in (*MODELS, ClientLevel(), ClientLevel(PerUpload()))]
 HONEST += [{"privacy": PerUpload(), "local": LocalSteps(k, 0.3), "rule": FedAvg()} for k in (1, 3)]
-HONEST += [{"privacy": PerUpload(), "local": SCAFFOLD, "rule": Scaffold(local=SCAFFOLD)}]
-HONEST += [{"privacy": PerUpload(), "local": FedNewStep(), "rule": FedNew()}]
 
 
 @pytest.mark.parametrize("options", HONEST)

@@ -17,13 +17,9 @@ from dpkfc.federated import (
     Client,
     ClientLevel,
     FedAvg,
-    FedNew,
-    FedNewStep,
     LocalModel,
     LocalSteps,
     PerUpload,
-    Scaffold,
-    ScaffoldSteps,
     SecureAggregation,
     TrustedServer,
     federate,
@@ -46,19 +42,14 @@ from tests.federated.worlds import (
     world,
 )
 
-STEPS = ScaffoldSteps(2, 0.3)
 SINGLE = [
     {"privacy": TrustedServer("clients")},
     {"privacy": TrustedServer("clients"), "max_physical_batch_size": 3},
     {"privacy": PerUpload(), "local": LocalSteps(2, 0.3), "rule": FedAvg()},
-    {"privacy": PerUpload(), "local": STEPS, "rule": Scaffold(local=STEPS)},
 ]
 WHOLE = [
     {"privacy": ClientLevel(TrustedServer("clients"))},
     {"privacy": ClientLevel(PerUpload()), "local": LocalSteps(2, 0.3), "rule": FedAvg()},
-    {"privacy": ClientLevel(PerUpload()), "local": STEPS, "rule": Scaffold(local=STEPS)},
-    {"privacy": ClientLevel(PerUpload()), "local": FedNewStep(), "rule": FedNew()},
-    {"privacy": PerUpload(), "local": FedNewStep(), "rule": FedNew()},
 ]
 
 
@@ -326,27 +317,17 @@ def test_a_metric_that_is_not_finite_does_not_show_whether_a_client_has_records(
     assert clients[0].answer(message)["kind"] == "sum"
 
 
-EXTRA = {
-    "not finite": torch.full((CLASSES, FEATURES), math.nan),
-    "too large": torch.full((CLASSES, FEATURES), 1e300, dtype=torch.float64),
-    "another shape": torch.zeros(1, CLASSES, FEATURES),
-}
-
-
-@pytest.mark.parametrize("options", [SINGLE[-1], *WHOLE[2:]], ids=lambda o: str(o["rule"]))
-@pytest.mark.parametrize("wrong", [*EXTRA, "round -1", "round 0.5"])
+@pytest.mark.parametrize("options", [SINGLE[-1], WHOLE[-1]], ids=lambda o: o["privacy"].name)
+@pytest.mark.parametrize("wrong", [-1, 0.5])
 def test_a_malformed_round_costs_nothing_and_leaves_no_trace(options, wrong):
     plan = plan_of(**options)
     data = tuple(x.float() if x.is_floating_point() else x for x in records(6))
     local = LocalModel(plan, head().float(), loss_fn)
     client = Client(0, plan, local, data)
     message = round_message(local.contract, 0, dict(local.parameters))
-    if wrong in EXTRA:
-        message |= {"extra/weight": EXTRA[wrong], "extra/bias": torch.zeros(CLASSES)}
-    else:
-        message["round"] = float(wrong[6:]) if "." in wrong else int(wrong[6:])
+    message["round"] = wrong
     assert client.answer(message)["kind"] == "error"
-    assert not client.ledger.count and not client.state_dict()["control"]
+    assert not client.ledger.count
     assert len(str(client.last_error)) <= 160
 
 
@@ -364,9 +345,3 @@ def test_a_client_in_a_folder_notes_it_there(tmp_path):
     assert found["kind"] == "sum" and "outside the range" in (
         tmp_path / "client-0" / "last_error.txt"
     ).read_text("utf-8")
-
-
-def test_newton_directions_of_large_models_are_refused_before_a_round():
-    plan = plan_of(clients=2, privacy=ClientLevel(), local=FedNewStep(), rule=FedNew())
-    with pytest.raises(ValueError, match="6,003 parameters"):
-        LocalModel(plan, nn.Linear(2000, 3).double(), loss_fn)

@@ -92,7 +92,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "every": 5,
     },
     "adadps": {"method": "pink-adadps", "adadps_floor": 0.01, "probe_size": 10, "every": 5},
-    "dp2": {"method": "dp2", "dp2_phase": 9, "dp2_ratio": 0.5, "dp2_corrected": True},
     "gep": {
         "method": "gep",
         "gep_rank": 9,

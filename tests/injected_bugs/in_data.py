@@ -24,7 +24,6 @@ from dpkfc.gradients import clipped_sum
 from dpkfc.privacy import ledger
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.rng import SamplingStream
-from dpkfc.private_step import PreconditionerManager
 from dpkfc.session import Session
 from dpkfc.tracking import BatchAxis, Tracker
 from tests.injected_bugs.leak import Leak, noting_batches, noting_sums, swapped
@@ -59,19 +58,6 @@ def private_probe_size(m: pytest.MonkeyPatch) -> None:
             lambda self, step, **more: replace(
                 real(self, step, **more), size=max(1, len(seen[0][1].indices))
             )
-        ),
-    )
-
-
-def observes_sums(m: pytest.MonkeyPatch) -> None:
-    """Second moments are taken of the clipped sums, before their noise."""
-    seen = noting_sums(m)
-    swapped(
-        m,
-        PreconditionerManager,
-        "observe",
-        lambda real: (
-            lambda self, released: real(self, replace(released, gradients=dict(seen[0][0])))
         ),
     )
 
@@ -386,12 +372,6 @@ LEAKS = [
         name="a probe whose size follows the private batch",
         subject="DP-KFC",
         patch=private_probe_size,
-        by=REPLAY,
-    ),
-    Leak(
-        name="a metric from past sums before their noise",
-        subject="DP²",
-        patch=observes_sums,
         by=REPLAY,
     ),
     Leak(

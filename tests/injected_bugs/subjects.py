@@ -16,7 +16,6 @@ from dpkfc.audit.canaries import Canaries
 from dpkfc.audit.harness import Subject
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import GEP, KFAC, NGD, FeatureNoise, PublicData
-from dpkfc.curvature.diagonal import DP2
 from dpkfc.postprocess import DiSK
 from tests.audit.sizes import size
 
@@ -328,7 +327,6 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "DP-KFC in float32": lambda: vectors(torch.float32, preconditioner=kfac()),
     "DP-NGD": ngd,
     "GEP": gep,
-    "DP²": lambda: vectors(preconditioner=DP2(phase=2)),
     "DiSK": lambda: vectors(postprocess=(DiSK(kappa=0.3, gamma=0.5),)),
     "per-layer clipping": lambda: vectors(clipping="per_layer"),
     "batches of one size": lambda: vectors(sampler="fixed"),

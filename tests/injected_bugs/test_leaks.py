@@ -29,7 +29,6 @@ CONTROL = (
 )
 LATER = (
     "DP-KFC in float32",
-    "DP²",
     "truncated batches",
     "patients",
     "convolutions",

@@ -11,7 +11,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from dpkfc.config import PrivacyConfig
-from dpkfc.curvature.diagonal import DP2
 from dpkfc.integrations.opacus import PrivacyEngine
 from dpkfc.session import Session
 from tests.integrations.opacus_cases import (
@@ -170,7 +169,6 @@ def test_the_default_accountants_agree() -> None:
         (None, "per_layer", "whitened"),
         (kfac(), "flat", "whitened"),
         (kfac(), "per_layer", "whitened"),
-        (DP2(phase=1), "flat", "whitened"),
         (kfac(), "flat", "natural"),
         (kfac(sides="both"), "per_layer", "inverse"),
     ],
@@ -179,7 +177,6 @@ def test_the_default_accountants_agree() -> None:
         "plain-per-layer",
         "kfac",
         "kfac-per-layer",
-        "dp2",
         "kfac-natural",
         "kfac-inverse",
     ],

@@ -355,7 +355,7 @@ def test_tables_are_run_seed_by_seed_resumed_and_written(tmp_path, monkeypatch):
         cell(),
         cell(method="dp-adam"),
         cell(method="disk", not_run="no reason"),
-        cell(method="dp2", needs="a GPU"),
+        cell(method="doppler", needs="a GPU"),
     )
     monkeypatch.setattr(reproduce, "load", lambda name: table_of(*cells))
     seen = []

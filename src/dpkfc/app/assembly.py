@@ -23,7 +23,7 @@ from dpkfc.app.settings import RECIPE_DEFAULTS, ConfigError, RunConfig, library_
 from dpkfc.callbacks import NORM, PURPOSE, EarlyStopping, PrivateEarlyStopping
 from dpkfc.config import Plan, PrivacyConfig, count_steps
 from dpkfc.curvature.base import Preconditioner
-from dpkfc.curvature.diagonal import DP2, AdaDPS
+from dpkfc.curvature.diagonal import AdaDPS
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.ngd import NGD
@@ -149,8 +149,6 @@ def make_preconditioner(
         return None
     if kind == "kfac":
         return make_kfac(config, input_shape, recipe_probe=recipe_probe, private=private)
-    if kind == "dp2":
-        return DP2(**library_values(config, DP2))
     probe = _main_probe(config, input_shape, recipe_probe, private)
     # A file of public data is used whole.
     size = None if config.source == "public" else config.probe_size

@@ -15,7 +15,7 @@ from typing import Any
 from dpkfc.app.toml import ConfigError, nearest, read_toml, tomllib
 from dpkfc.clipping import CLIPPINGS
 from dpkfc.config import SAMPLERS, PrivacyConfig
-from dpkfc.curvature.diagonal import DP2, AdaDPS
+from dpkfc.curvature.diagonal import AdaDPS
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.ngd import NGD
@@ -30,7 +30,7 @@ from dpkfc.report.officer import Declared
 from dpkfc.terminal import argument_text
 
 OPTIMIZERS = ("sgd", "adam", "adam-bc", "sofim")
-PRECONDITIONERS = ("none", "kfac", "ngd", "adadps", "dp2", "gep")
+PRECONDITIONERS = ("none", "kfac", "ngd", "adadps", "gep")
 FILTERS = (
     "none",
     "disk",
@@ -117,7 +117,7 @@ METHOD_LABELS = {name: method.label for name, method in METHODS.items()}
 
 _SECTION_OF: dict[type, str] = {
     PrivacyConfig: "privacy",
-    **dict.fromkeys((KFAC, NGD, AdaDPS, DP2, GEP, PinkNoise, DeadLeaves), "preconditioner"),
+    **dict.fromkeys((KFAC, NGD, AdaDPS, GEP, PinkNoise, DeadLeaves), "preconditioner"),
     **dict.fromkeys((DiSK, AdamBC, SOFIM), "postprocess"),
 }
 
@@ -391,7 +391,7 @@ class RunConfig:
         False, "privacy", "repeatable noise from the seed: NOT PRIVATE, stamped on the card"
     )
 
-    # The preconditioner: `KFAC`, `NGD`, `AdaDPS`, `DP2` or `GEP`, and its probe.
+    # The preconditioner: `KFAC`, `NGD`, `AdaDPS` or `GEP`, and its probe.
     preconditioner: str = _setting(
         "none",
         "preconditioner",
@@ -496,9 +496,6 @@ class RunConfig:
         NGD, "order", text="DP-NGD and its ablations", choices=("split", "before", "after")
     )
     adadps_floor: float = _library(AdaDPS, "floor", above=0)
-    dp2_phase: int = _library(DP2, "phase", default=50, least=1)
-    dp2_ratio: float = _library(DP2, "ratio", above=0)
-    dp2_corrected: bool = _library(DP2, "corrected")
     gep_rank: int = _library(GEP, "rank", default=100, least=1)
     gep_embedding_norm: float = _library(GEP, "embedding_norm", above=0)
     gep_residual_norm: float = _library(

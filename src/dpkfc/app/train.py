@@ -985,9 +985,6 @@ class _Loop:
     def _set_learning_rate(self, step: int) -> None:
         config, plan = self.prepared.config, self.prepared.plan
         rate = learning_rate(config, step, plan.steps)
-        preconditioner = plan.config.preconditioner
-        if preconditioner is not None:
-            rate = rate * preconditioner.learning_rate_factor(step)
         for group in self.session.optimizer.param_groups:
             group["lr"] = rate
 

@@ -72,8 +72,7 @@ from dpkfc.privacy.releases import ROUNDED
 #
 #     the metric is the same for both batches,
 #     weights and buffers are the same for both, because the optimizer follows its own path,
-#     what the optimizer gets follows from the release alone, and so does the history of a
-#         preconditioner that is made from past releases,
+#     what the optimizer gets follows from the release alone,
 #     each step makes exactly one release and one charge, also on an empty batch.
 
 SIZES = (0, 1, 3, 7, 16)  # of the batch that a canary joins
@@ -209,11 +208,10 @@ def replay(
     repeated = pairs[:: max(1, len(pairs) // 40)]
     total = len(pairs) + len(repeated)
     for micro, chosen in ((None, pairs), (subject.fewest_rows, repeated)):
-        for chunk in _chunks(subject, chosen):
-            for _ in _replay_pairs(subject, canaries, chunk, micro, result):
-                progress(result.pairs, total)
-                if until_failed and select_failed(result.findings()):
-                    return result
+        for _ in _replay_pairs(subject, canaries, chosen, micro, result):
+            progress(result.pairs, total)
+            if until_failed and select_failed(result.findings()):
+                return result
     is_explained = result.moved or result.metrics or result.uncounted
     if result.control > result.tolerance and not is_explained:
         raise ValueError(
@@ -269,21 +267,6 @@ def _first_units(subject: Subject, most: int) -> Units:
 def _insert(rows: Units, place: int, unit: int) -> Units:
     """Return the rows with one more unit at a place."""
     return [*rows[:place], unit, *rows[place:]]
-
-
-def _chunks(subject: Subject, pairs: list[Pair]) -> Iterator[list[Pair]]:
-    """Yield lists of pairs that share two sessions.
-
-    A metric that is made from past releases differs as soon as releases do. Each pair then has its
-    own sessions.
-    """
-    preconditioner = subject.plan.config.preconditioner
-    if preconditioner is None or not preconditioner.uses_past_releases:
-        yield pairs
-        return
-    common: Pair = ("warm-up", [0, 1], [0, 1])
-    for pair in pairs[:: max(1, len(pairs) // 50)]:
-        yield [common, common, common, pair]
 
 
 def _replay_pairs(
@@ -342,8 +325,6 @@ class World:
         self.is_stopped = False
         config = subject.plan.config
         self._chain = PostprocessPipeline(config.postprocess, config.readout)
-        self._preconditioner = config.preconditioner
-        self._past: Mapping[str, Tensor] = {}
 
     def __enter__(self) -> World:
         return self
@@ -375,15 +356,10 @@ class World:
         return released
 
     def _follows_from(self, released: Released) -> bool:
-        """Return whether the optimizer's gradients and the history follow from the release."""
+        """Return whether the optimizer's gradients follow from the release."""
         session = self.session
         update = self._chain.apply(released, session.metric, session.layers)
-        follows = _are_equal(self.walk.gradients, update.gradients)
-        preconditioner = self._preconditioner
-        if preconditioner is not None and preconditioner.uses_past_releases:
-            self._past = preconditioner.observe(released, self._past)
-            follows = follows and _are_equal(session.past, self._past)
-        return follows
+        return _are_equal(self.walk.gradients, update.gradients)
 
 
 def _are_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
@@ -540,14 +516,12 @@ def _step_without_ledger(session: WatchedSession, batch: Any, loss: Any) -> str:
 STEPS = 3
 # The time at which a ledger began, and the state of the repeatable mode.
 IGNORED = ("ledger_head", "torch_rng")
-RELEASE_STATE = ("past", "preconditioner")
 
 
 def check_checkpoints(subject: Subject) -> Finding:
     """Compare the checkpoints of two sessions over different examples."""
     canaries = Canaries()
     canaries.add("loss × 1e4", subject.example(-1), 1e4)
-    is_made_of_releases = hasattr(subject.plan.config.preconditioner, "observe")
     rows = _first_units(subject, 4)
     state = torch.get_rng_state()
     contents = []
@@ -562,9 +536,6 @@ def check_checkpoints(subject: Subject) -> Finding:
                 world.session.step(next(world.batches), world.loss)
             world.session.save(f"{folder}/checkpoint")
             tensors, meta = checkpoint.read(f"{folder}/checkpoint")
-        if is_made_of_releases:
-            # This state differs because the releases do.
-            tensors = {name: x for name, x in tensors.items() if name not in RELEASE_STATE}
         meta = {name: x for name, x in meta.items() if name not in IGNORED}
         contents.append({"tensors": tensors, "meta": meta})
     where = first_difference(contents[0], contents[1])

@@ -465,11 +465,6 @@ class WatchedSession(Session):
         """Number of times that noise was drawn."""
         return self._pipeline.noise._draws
 
-    @property
-    def past(self) -> Mapping[str, Tensor]:
-        """History of past releases that a preconditioner keeps."""
-        return self._pipeline.preconditioning.past
-
     def differs_from(self, other: WatchedSession) -> str:
         """Return the first parameter or buffer that differs between two sessions, "" if none."""
         where = first_difference(self._model_tensors(), other._model_tensors())

@@ -6,7 +6,7 @@ No function here takes private data: entry points take a probe, a model and a `c
 from __future__ import annotations
 
 from dpkfc.curvature.base import Preconditioner, PreconditionerState
-from dpkfc.curvature.diagonal import DP2, AdaDPS
+from dpkfc.curvature.diagonal import AdaDPS
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.ngd import NGD
@@ -24,7 +24,6 @@ from dpkfc.curvature.probes import (
 )
 
 __all__ = [
-    "DP2",
     "GEP",
     "KFAC",
     "NGD",

@@ -150,12 +150,7 @@ class Preconditioner(ABC):
 
     Derive from this class, best as a frozen dataclass, and define `describe`, `is_due` and `build`.
     Everything else has a default. No method is ever given a private tensor.
-
-    Attributes:
-        uses_past_releases: whether a build reads what `observe` keeps of past releases.
     """
-
-    uses_past_releases = False
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -172,8 +167,7 @@ class Preconditioner(ABC):
         """Build the metric at the model's present parameters.
 
         More keyword arguments follow from the members below: `previous` (the last state) with
-        `uses_previous_state`, `past` and `diagonal` with `uses_past_releases`, and `team` (the
-        processes) with `supports_distributed_build`.
+        `uses_previous_state`, and `team` (the processes) with `supports_distributed_build`.
 
         Args:
             model: any module; leave its parameters, gradients, buffers and modes as they are.
@@ -209,10 +203,6 @@ class Preconditioner(ABC):
         """Return the metric of a step, for one that changes between refreshes."""
         return state.metric
 
-    def observe(self, released: Any, past: Tensors) -> Tensors:
-        """Return what is kept of past releases after one more; asked with `uses_past_releases`."""
-        return past
-
     def restore_state(self, tensors: Tensors) -> PreconditionerState:
         """Return the state that a checkpoint holds.
 
@@ -220,10 +210,6 @@ class Preconditioner(ABC):
             ValueError: tensors that `PreconditionerState.state_dict` did not write.
         """
         return PreconditionerState.from_state_dict(tensors)
-
-    def learning_rate_factor(self, step: int) -> float:
-        """Return the factor of the learning rate at a step, as `LambdaLR` takes it."""
-        return 1.0
 
     @property
     def probes(self) -> dict[str, Probe]:

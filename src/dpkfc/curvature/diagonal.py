@@ -1,6 +1,6 @@
-"""Diagonal metrics: AdaDPS from public data, DP² from the releases of the phase before.
+"""AdaDPS: a diagonal metric from public data or synthetic inputs.
 
-AdaDPS divides every gradient entry by the root of its second moment on public data, then clips.
+It divides every gradient entry by the root of its second moment on public data, then clips.
 
     v = mean over mini-batches of (mean gradient of a mini-batch)²      at the released parameters
     z_i = g_i ⊘ √(v + ε),   clip_C(z_i),   + noise;   the step is z̄
@@ -15,17 +15,15 @@ Source: Li et al. (2022), Algorithm 1 (RMSProp form, public data).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from dpkfc._checks import check_in_range, check_integer, check_one_of, check_positive
+from dpkfc._checks import check_in_range, check_positive
 from dpkfc.curvature.base import (
-    Preconditioner,
     PreconditionerState,
     ProbePreconditioner,
     choose_labels,
@@ -316,191 +314,3 @@ def _report(name: str, spectrum: Tensors, shift: float) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-# --------------------------------------------------------------------------------------------------
-# DP²: a diagonal metric made from the releases of the phase before, without public data.
-#
-# Phases of s steps alternate, beginning with a plain one:
-#
-#     plain      step g̃ (clipped to C₁);  G += g̃          at its end  v ← γ v + (1 − γ)(G/s)²
-#     adaptive   z_i = g_i ⊘ D,  D = √v,  clip_C₂(z_i),  + noise σ C₂;  the step is z̄
-#
-# v is a function of releases alone, so every step costs what a step of DP-SGD does. v keeps the
-# noise of s averaged releases: its entries are too large by Φ/s, with Φ the variance of the noise
-# in one release. `corrected` subtracts that.
-#
-# One C serves both phases: clipping g ⊘ D to C₂ is clipping (C₁/C₂) g ⊘ D to C₁, which gives the
-# same release up to that factor.
-#
-# Source: Li et al. (2023), Algorithm 1.
-
-
-_PROBE = {"kind": "past releases", "source": "past releases"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class DP2(Preconditioner):
-    """How a delayed preconditioner is made.
-
-    Attributes:
-        phase: s, steps of a phase; plain and adaptive ones alternate.
-        decay: γ of the second moments over phases.
-        floor: least second moment, as a fraction of their mean over the model.
-        clip_ratio: C₂ / C₁; `max_grad_norm` is C₁.
-        ratio: learning rate of adaptive phases over that of plain ones; see
-            `learning_rate_factor`.
-        corrected: subtract Φ/s from the bias-corrected second moments before the floor.
-        scale: `unit` divides D by its root mean square, so that C and learning rate keep their
-            meaning; `raw` takes D.
-    """
-
-    phase: int
-    decay: float = 0.9
-    floor: float = 1e-2
-    clip_ratio: float = 1.0
-    ratio: float = 1.0
-    corrected: bool = False
-    scale: str = "unit"
-
-    uses_past_releases = True
-
-    def __post_init__(self) -> None:
-        check_integer("phase", self.phase, 1)
-        check_one_of("scale", self.scale, ("unit", "raw"))
-        check_in_range("decay", self.decay, "[0, 1)")
-        for name in ("floor", "clip_ratio", "ratio"):
-            check_positive(name, getattr(self, name))
-
-    def describe(self) -> dict[str, Any]:
-        """Return plain values for the plan's hash and the privacy card."""
-        description: dict[str, Any] = {"name": "dp2", **asdict(self)}
-        description["probe"] = dict(_PROBE)
-        description["curvature_source"] = _PROBE["source"]
-        description["uses_private_data"] = False
-        return description
-
-    def is_adaptive(self, step: int) -> bool:
-        """Return whether a step (from 0) lies in an adaptive phase."""
-        return step // self.phase % 2 == 1
-
-    def learning_rate_factor(self, step: int) -> float:
-        """Return the factor of the learning rate at a step, as `LambdaLR` takes it.
-
-        The factor is 1 in plain phases and `ratio · clip_ratio` in adaptive ones, where a release
-        is C₁/C₂ times that of the paper.
-        """
-        if self.is_adaptive(step):
-            return self.ratio * self.clip_ratio
-        return 1.0
-
-    def is_due(self, step: int) -> bool:
-        """Return whether a phase begins with this step (from 0)."""
-        return step % self.phase == 0
-
-    def observe(self, released: Any, past: Tensors) -> NamedTensors:
-        """Return what is kept of past releases after one more.
-
-        Args:
-            released: gradients, the variance of their noise, and their step.
-            past: the last result of this function, empty at first.
-
-        Returns:
-            `sum/<parameter>` and `count` of the present plain phase; `v/<parameter>` and `updates`
-            of the plain phases that have ended; `noise`, the variance of the noise in v.
-        """
-        kept = dict(past)
-        if self.is_adaptive(released.step):
-            return kept
-        zero = torch.zeros((), dtype=torch.float64)
-        count = past.get("count", zero) + 1
-        kept["count"] = count
-        for name, gradient in released.gradients.items():
-            key = f"sum/{name}"
-            kept[key] = gradient.detach() + past.get(key, 0.0)
-        if not self.is_due(released.step + 1):
-            return kept
-        variance = torch.tensor(float(released.noise_variance), dtype=torch.float64)
-        variance = variance / count.cpu()
-        kept["noise"] = self._average(past.get("noise"), variance)
-        kept["updates"] = past.get("updates", zero) + 1
-        kept["count"] = zero
-        for name in released.gradients:
-            mean = kept.pop(f"sum/{name}") / float(count)
-            moment = f"v/{name}"
-            kept[moment] = self._average(past.get(moment), mean.square())
-        return kept
-
-    def _average(self, before: Tensor | None, new: Tensor) -> Tensor:
-        """Return γ before + (1 − γ) new, from 0."""
-        decayed = (1 - self.decay) * new
-        if before is None:
-            return decayed
-        return decayed + self.decay * before.to(new.device)
-
-    def build(  # type: ignore[override]
-        self,
-        model: nn.Module,
-        capture: Capture,
-        step: int,
-        rules: Rules | None = None,
-        *,
-        past: Tensors,
-        diagonal: Callable[[Tensors], Metric],
-    ) -> PreconditionerState:
-        """Return the metric of the phase that this step begins: the identity, or 1/D.
-
-        Args:
-            model: not read.
-            capture: not read.
-            step: the first step of a phase.
-            rules: layer name to kind.
-            past: from `observe`.
-            diagonal: makes a metric of positive factors, parameter name to tensor of its shape.
-        """
-        is_adaptive = self.is_adaptive(step)
-        moments = {name[2:]: x for name, x in past.items() if name.startswith("v/")}
-        if not is_adaptive or not moments:
-            why = "plain phase"
-            if is_adaptive:
-                why = "no release of a plain phase was seen"
-            report = tuple(identity_row(name, why) for name in rules or {})
-            return PreconditionerState(metric={}, step=step, report=report)
-        roots, floored = self._roots(moments, past)
-        factor = 1 / self.clip_ratio
-        factors = {name: factor / root for name, root in roots.items()}
-        metric = diagonal(factors)
-        note = f"from past releases; {floored:.0%} of all entries at the floor"
-        row = {"side": "weight", "kind": "diagonal"}
-        report = tuple(identity_row(name, note) | row for name in metric)
-        return PreconditionerState(metric=metric, step=step, report=report)
-
-    def _roots(self, v: Tensors, past: Tensors) -> tuple[NamedTensors, float]:
-        """Return D of every parameter, and the fraction of entries at the floor."""
-        noise = 0.0
-        if self.corrected:
-            bias = 1 - self.decay ** float(past["updates"])
-            noise = float(past["noise"]) / bias
-            v = {name: x / bias for name, x in v.items()}
-        size = sum(x.numel() for x in v.values())
-        sums = [float(x.sum(dtype=torch.float64)) for x in v.values()]
-        mean = sum(sums) / size
-        least = max(self.floor * mean, 1e-300)
-        moments = {}
-        total = 0.0
-        floored = 0
-        for name, x in v.items():
-            moment = x.double() - noise
-            moment = moment.clamp(min=least)
-            moments[name] = moment
-            total += float(moment.sum())
-            is_low = moment <= least
-            floored += int(is_low.sum())
-        unit = 1.0
-        if self.scale == "unit":
-            unit = math.sqrt(total / size)
-        roots = {}
-        for name, moment in moments.items():
-            root = moment.sqrt() / unit
-            roots[name] = root.to(v[name].dtype)
-        return roots, floored / size

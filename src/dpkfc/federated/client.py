@@ -13,19 +13,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc.checkpoint import StrPath
-from dpkfc.curvature.refresh import copy_to_device
 from dpkfc.data.loading import Collate, MicroBatches, Part, layout
 from dpkfc.data.sampling import Poisson
-from dpkfc.distributed import flatten, unflatten
 from dpkfc.federated import messages
 from dpkfc.federated.messages import (
     Message,
@@ -46,10 +43,8 @@ from dpkfc.federated.messages import (
 from dpkfc.federated.plan import (
     SEED,
     FederatedPlan,
-    FedNewStep,
     LocalSteps,
     PartyMechanism,
-    ScaffoldSteps,
     stream_seed,
 )
 from dpkfc.federated.secure_aggregation import (
@@ -92,8 +87,6 @@ from dpkfc.verification import check_on_public_rows, check_verify_setting
 # A client's model, and the private sums that it forms from per-example gradients.
 
 Indices = NDArray[np.int64]
-# Most parameters of a model whose Fisher matrix a client may form.
-_MAX_FISHER = 4096
 # Relative error of a norm in float32 against a sum of squares in float64.
 _ROUNDING = 1 + 1e-6
 
@@ -137,8 +130,7 @@ class LocalModel(PartyModel):
         loss_fn: maps (model, batch) to one loss per example.
 
     Raises:
-        ValueError: FedNew with a model too large for its matrix; a model that the gradient engine
-            does not cover.
+        ValueError: a model that the gradient engine does not cover.
     """
 
     def __init__(self, plan: FederatedPlan, model: nn.Module, loss_fn: LossFn) -> None:
@@ -148,11 +140,6 @@ class LocalModel(PartyModel):
         self._clip = Clip(plan.config.max_grad_norm)
         self._gradient_mode = GradientMode()
         self._is_verified = False
-        if isinstance(plan.config.local, FedNewStep) and self.numbers > _MAX_FISHER:
-            raise ValueError(
-                f"the model has {self.numbers:,} parameters, and FedNew forms a matrix of their"
-                f" square; use a head of at most {_MAX_FISHER:,}"
-            )
 
     def load(self, values: NamedTensors) -> None:
         """Take the parameters of a round.
@@ -160,12 +147,12 @@ class LocalModel(PartyModel):
         Raises:
             ValueError: as `check_values`; nothing is taken then.
         """
-        self.check_values(values, "parameters")
+        self.check_values(values)
         with torch.no_grad():
             for name, x in values.items():
                 self.parameters[name].copy_(x)
 
-    def check_values(self, values: NamedTensors, what: str) -> None:
+    def check_values(self, values: NamedTensors) -> None:
         """Refuse tensors of a round that do not fit the parameters of this model.
 
         Raises:
@@ -173,11 +160,11 @@ class LocalModel(PartyModel):
         """
         if {name: tuple(x.shape) for name, x in values.items()} != self.shapes:
             raise ValueError(
-                f"the {what} of the round have different names or shapes than this model's"
+                "the parameters of the round have different names or shapes than this model's"
             )
         for name, x in values.items():
             if not x.to(self.parameters[name]).isfinite().all():
-                raise ValueError(f"'{name}' among the {what} of the round is not finite")
+                raise ValueError(f"'{name}' among the parameters of the round is not finite")
 
     def take_metric(self, state: NamedTensors) -> None:
         """Take a preconditioner that the server built."""
@@ -273,24 +260,9 @@ class LocalModel(PartyModel):
         return sums
 
     def mean_gradient(self, records: Records) -> Tensors:
-        """PRIVATE and unclipped: return the gradient of the mean loss over all records."""
-        return self._mean_gradient(partial(records.loader.batch, records.all))
+        """PRIVATE and unclipped: return the gradient of the mean loss over all records.
 
-    def fisher(self, records: Records) -> Tensor:
-        """PRIVATE: return the empirical Fisher matrix of all records, `[d, d]` in float64."""
-        device = device_of(self.layers)
-        matrix = torch.zeros(self.numbers, self.numbers, dtype=torch.float64, device=device)
-        for index in range(len(records)):
-            gradients = self._mean_gradient(partial(records.loader.alone, index))
-            g = flatten(gradients, torch.float64)
-            matrix.addr_(g, g)
-        return matrix / max(1, len(records))
-
-    def _mean_gradient(self, load: Callable[[], Any]) -> Tensors:
-        """PRIVATE: return the gradient of the mean loss; zeros for a parameter without one.
-
-        Args:
-            load: returns a batch.
+        A parameter without a gradient has zeros.
         """
         with (
             torch.enable_grad(),
@@ -298,7 +270,7 @@ class LocalModel(PartyModel):
             restored_attributes(self.model),
             restored_state(self.model),
         ):
-            batch = move_batch(load(), device_of(self.layers))
+            batch = move_batch(records.loader.batch(records.all), device_of(self.layers))
             gradients = gradient_of(self.model, self.loss_fn(self.model, batch).mean())
         return zero_sums(self.parameters) | gradients
 
@@ -466,11 +438,6 @@ class Client:
         if verify:
             local.verify(self.records, strict=verify == "strict")
         self._work = GuardedLocalWork(local, self.records)
-        # Control variate of SCAFFOLD (c_i) or dual variable of FedNew (λ_i).
-        self._control: Tensors = {}
-        # Direction of FedNew (ŷ_i), and the round it was made in.
-        self._last: Tensors = {}
-        self._last_round = -1
         # Keys of the last round that this client sent keys for.
         self._keys: RoundKeys | None = None
         # Shares of the last round that this client sent a masked sum for.
@@ -550,11 +517,7 @@ class Client:
         self.local.load(select_prefix(message, "theta"))
         self._take_metric(message, number)
         self._work = GuardedLocalWork(self.local, self.records)
-        extra = select_prefix(message, "extra")
-        if extra:
-            self.local.check_values(extra, "extra tensors")
-        extra_round = int(message.get("extra_round", -1))
-        sums = self._make_noisy_sum(number, extra, extra_round)
+        sums = self._make_noisy_sum(number)
         noisy = {name: x.cpu() for name, x in sums.items()}
         self._report_failures(number)
         if self._masked:
@@ -709,24 +672,15 @@ class Client:
             return self.records.all
         return Poisson(rate, size).indices(step, self._sampling.generator(step))
 
-    def _make_noisy_sum(self, number: int, extra: Tensors, extra_round: int) -> Tensors:
-        """Return the noisy sum of a round.
-
-        Args:
-            number: of the round.
-            extra: tensors that the server's rule sends to all clients.
-            extra_round: the round that `extra` was made in.
-        """
+    def _make_noisy_sum(self, number: int) -> Tensors:
+        """Return the noisy sum of a round."""
         work = self._config.local
         is_clipped_whole = self._config.privacy.unit == "client"
         first = number * self.plan.per_round
-        if isinstance(work, FedNewStep):
-            sums = self._newton(work, number, extra, extra_round)
-        elif isinstance(work, LocalSteps):
-            correction = self._correction(work, extra)
+        if isinstance(work, LocalSteps):
             if not is_clipped_whole:
-                return self._steps(work, correction, first)
-            sums = self._change(work, correction)
+                return self._steps(work, first)
+            sums = self._change(work)
         else:
             indices = self._sample(first)
             if is_clipped_whole:
@@ -737,20 +691,7 @@ class Client:
                 sums = self._work.sum_examples(indices)
         return self._released(sums, first)
 
-    def _correction(self, work: LocalSteps, extra: Tensors) -> Tensors:
-        """Return the difference c − c_i of control variates; nothing without control variates."""
-        if not isinstance(work, ScaffoldSteps):
-            return {}
-        correction = {}
-        for name, p in self.local.parameters.items():
-            zero = torch.zeros_like(p)
-            c_i = self._control.get(name, zero)
-            correction[name] = extra.get(name, zero).to(c_i) - c_i
-        return correction
-
-    def _walk(
-        self, work: LocalSteps, correction: Tensors, gradient: Callable[[int], Tensors]
-    ) -> Tensors:
+    def _walk(self, work: LocalSteps, gradient: Callable[[int], Tensors]) -> Tensors:
         """Return θ₀ − θ_K after K steps; `gradient(k)` returns the gradient of step k."""
         parameters = self.local.parameters
         start = {name: p.detach().clone() for name, p in parameters.items()}
@@ -759,31 +700,19 @@ class Client:
                 gradients = gradient(k)
                 with torch.no_grad():
                     for name, p in parameters.items():
-                        direction = gradients[name].to(p) + correction.get(name, 0)
-                        p.sub_(work.learning_rate * direction)
+                        p.sub_(work.learning_rate * gradients[name].to(p))
             return {name: start[name] - p.detach() for name, p in parameters.items()}
 
-    def _update_control(self, work: LocalSteps, correction: Tensors, sent: Tensors) -> None:
-        """Set c_i ← c_i − c + sent / (K η).
-
-        The server's c follows what the server receives, so c_i must follow what is sent.
-        """
-        scale = 1 / (work.steps * work.learning_rate)
-        for name, x in correction.items():
-            self._control[name] = sent[name].to(x) * scale - x
-
-    def _change(self, work: LocalSteps, correction: Tensors) -> Tensors:
+    def _change(self, work: LocalSteps) -> Tensors:
         """Return the change of a client that is protected as a whole, clipped as one."""
 
         def change() -> Tensors:
-            walked = self._walk(work, correction, lambda k: self.local.mean_gradient(self.records))
+            walked = self._walk(work, lambda k: self.local.mean_gradient(self.records))
             return clip_as_one(walked, self._config.max_grad_norm)
 
-        sent = self._work.contribute_as_one(change)
-        self._update_control(work, correction, sent)
-        return sent
+        return self._work.contribute_as_one(change)
 
-    def _steps(self, work: LocalSteps, correction: Tensors, first: int) -> Tensors:
+    def _steps(self, work: LocalSteps, first: int) -> Tensors:
         """Return the change by K private steps, each of which is a release."""
         divisor = self._config.local_divisor
 
@@ -791,61 +720,19 @@ class Client:
             sums = self._work.sum_examples(self._sample(first + k))
             return {name: x / divisor for name, x in self._released(sums, first + k).items()}
 
-        sent = self._walk(work, correction, gradient)
-        self._update_control(work, correction, sent)
-        return sent
-
-    def _newton(self, work: FedNewStep, number: int, y: Tensors, y_round: int) -> Tensors:
-        """Return FedNew's direction, clipped as one, and update the dual variable λ_i.
-
-        The update needs y and the clipped direction of the same round. A round that was dropped has
-        no y, and a round that the client missed has no direction. In both cases λ_i stays.
-        """
-        has_both = bool(self._last) and self._last_round == y_round
-        directions, dual = {}, {}
-        for name, p in self.local.parameters.items():
-            zero = torch.zeros_like(p, dtype=torch.float64)
-            directions[name] = y[name].to(zero) if y else zero
-            dual[name] = self._control.get(name, zero)
-            if has_both:
-                residual = self._last[name].double() - directions[name]
-                dual[name] = dual[name] + work.rho * residual
-        self._control = dual
-        self._last = self._work.contribute_as_one(lambda: self._direction(work, dual, directions))
-        self._last_round = number
-        return self._last
-
-    def _direction(self, work: FedNewStep, dual: Tensors, y: Tensors) -> Tensors:
-        """Return clip_C((H + (α + ρ) I)⁻¹ (g − λ + ρ y))."""
-        parameters = self.local.parameters
-        gradient = self.local.mean_gradient(self.records)
-        right = {}
-        for name, g in gradient.items():
-            right[name] = g.double() - dual[name] + work.rho * y[name]
-        matrix = self.local.fisher(self.records)
-        matrix.diagonal().add_(work.alpha + work.rho)
-        solution = torch.linalg.solve(matrix, flatten(right, torch.float64))
-        direction = unflatten(solution, parameters)
-        return clip_as_one(direction, self._config.max_grad_norm)
+        return self._walk(work, gradient)
 
     # -- state -------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """PRIVATE: return the state that a client saves beside its ledger, on its own disk only."""
         return {
-            "control": dict(self._control),
-            "last": dict(self._last),
-            "last_round": self._last_round,
             "keys": None if self._keys is None else asdict(self._keys),
             "shares": None if self._shares is None else asdict(self._shares),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with what `state_dict` returned."""
-        device = device_of(self.local.layers)
-        self._control = copy_to_device(dict(state["control"]), device)
-        self._last = copy_to_device(dict(state["last"]), device)
-        self._last_round = int(state.get("last_round", -1))
         keys = state.get("keys")
         shares = state.get("shares")
         self._keys = None if keys is None else RoundKeys(**keys)

@@ -176,7 +176,7 @@ def _convert(name: str, value: Any, default: Any) -> Any:
 #     ledger.jsonl    its own releases; the file is locked while a message is answered
 #     metric/         the preconditioner that the server sent, with its hash
 #     channel.key     the private key that the other clients seal their shares for
-#     state/          control variates, keys of a round, shares of others, the answered survivor set
+#     state/          keys of a round, shares of others, the answered survivor set
 #     last_error.txt  the last error, for the operator of this client; the server gets a constant
 #
 # Engines start a process for every message, or several for one client in turn, so a client is built
@@ -276,7 +276,7 @@ class Node:
             self._write_error(client.last_error)
         state = client.state_dict()
         # The state must be on the disk before the answer leaves.
-        if any(state[name] for name in ("control", "last", "keys", "shares")):
+        if any(state[name] for name in ("keys", "shares")):
             checkpoint.write(folder / "state", {}, {"state": state}, private=True)
         if answer["kind"] == "sum":
             self._save_metric(client.local, message, folder / "metric")

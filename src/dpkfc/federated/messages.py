@@ -6,8 +6,8 @@ are counted and dropped.
 
     server → client
         keys     round, contract, cohort, channels      secure aggregation only
-        round    round, contract, theta/*, extra/*, extra_round, metric_digest, metric_step,
-                 metric/*, and cohort, channels         secure aggregation only
+        round    round, contract, theta/*, metric_digest, metric_step, metric/*
+                 cohort, channels                       secure aggregation only
                  mask_keys, sealed                      where keys were requested
         unmask   round, contract, survivors             secure aggregation only
     client → server
@@ -19,10 +19,9 @@ are counted and dropped.
 
 Keys and sealed shares are bytes, one row a client, in the order of `cohort`. The `key` of a hello
 is the client's public channel key, and that of `keys` its public mask key. `sealed` holds what the
-client sealed for the others, or the others for the client. `extra` is what the rule shares, and
-`extra_round` the round it was made in: the last one with a release. The ledger numbers the rounds.
-A round that was charged and lost keeps its number, so no round is requested twice. `contract` is
-the hash of the plan and of the model that both sides were started with.
+client sealed for the others, or the others for the client. The ledger numbers the rounds. A round
+that was charged and lost keeps its number, so no round is requested twice. `contract` is the hash
+of the plan and of the model that both sides were started with.
 """
 
 from __future__ import annotations

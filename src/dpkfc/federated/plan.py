@@ -5,8 +5,6 @@ A privacy model says who is protected from whom. A client's work is one of these
     LocalGradient   one clipped sum of per-example gradients; a client-level model clips the mean
                     gradient as one
     LocalSteps      K steps of SGD, and the change of the parameters (FedAvg)
-    ScaffoldSteps   the same, each step corrected by control variates (SCAFFOLD)
-    FedNewStep      (H + (α + ρ) I)⁻¹ (g − λ + ρ y), all of it clipped as one (FedNew)
 
 No client divides its sum by the number of its records. Hence each record has the same weight
 relative to the noise, whatever the number of records of each client.
@@ -23,7 +21,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from dpkfc._checks import (
@@ -228,10 +225,6 @@ class LocalWork(Protocol):
             ValueError: with the reason and the fix.
         """
 
-    def bound(self, max_grad_norm: float, privacy: PrivacyModel) -> float:
-        """Return how far one unit that joins or leaves moves the sum of a release."""
-        return max_grad_norm
-
 
 @dataclass(frozen=True)
 class LocalGradient(LocalWork):
@@ -287,48 +280,6 @@ class LocalSteps(LocalWork):
             )
 
 
-@dataclass(frozen=True)
-class ScaffoldSteps(LocalSteps):
-    """K local steps along g − c_i + c, then c_i ← c_i − c + change / (K η) (SCAFFOLD, option II).
-
-    The change is the change as it is sent: under a client-level model the clipped change.
-    Example-level steps take noisy gradients, and c_i is the mean of the last K of them. This is
-    post-processing, and the sensitivity stays C.
-    """
-
-    name = "scaffold"
-
-
-@dataclass(frozen=True)
-class FedNewStep(LocalWork):
-    """One pass of FedNew's ADMM: ŷ_i = clip_C((H_i + (α + ρ) I)⁻¹ (g_i − λ_i + ρ y)).
-
-    Then λ_i ← λ_i + ρ (ŷ_i − y). H_i is the empirical Fisher matrix of the client's own records.
-    All of the contribution is clipped as one. A client that joins moves the sum by C. An example
-    (added or replaced) moves the sum by 2 C, because it turns one vector of norm C into another.
-    Source: Elgabli et al. 2022 (FedNew); the server steps θ ← θ − y.
-
-    Attributes:
-        alpha: α > 0.
-        rho: ρ > 0.
-
-    Raises:
-        ValueError: a value outside its range, by name.
-    """
-
-    alpha: float = 1.0
-    rho: float = 0.1
-    name = "fednew"
-
-    def __post_init__(self) -> None:
-        check_positive("alpha of FedNewStep", self.alpha)
-        check_positive("rho of FedNewStep", self.rho)
-
-    def bound(self, max_grad_norm: float, privacy: PrivacyModel) -> float:
-        """Return C for a client, 2 C for an example."""
-        return max_grad_norm if privacy.unit == "client" else 2 * max_grad_norm
-
-
 # --------------------------------------------------------------------------------------------------
 # What the server does with a release. All rules are post-processing in O(d) time and a few vectors
 # of memory.
@@ -336,28 +287,12 @@ class FedNewStep(LocalWork):
 #     FedGD, FedAvg   θ ← θ − η ḡ
 #     FedAvgM         m ← β m + ḡ,  θ ← θ − η m
 #     FedSOFIM        θ ← θ − η (ρI + MMᵀ)⁻¹ ḡ            (`postprocess.SOFIM`; DP-FedSOFIM)
-#     FedNew          θ ← θ − y                            (y is a Newton direction, not an iterate)
-#     Scaffold        θ ← θ − η ḡ,  c ← c + Σ (c_i⁺ − c_i) / n
 
 Direction = Mapping[str, Tensor]
 State = Mapping[str, Tensor]
 Tensors = dict[str, Tensor]
 # What is subtracted from the parameters, and the next state of a rule.
 Update = tuple[Tensors, Tensors]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Participation:
-    """Two public fractions of the registered clients.
-
-    Attributes:
-        divisor_fraction: the divisor of a sum over clients, over n. The direction times this is the
-            sum over n.
-        survivor_fraction: survivors over n; the rate where clients were sampled secretly.
-    """
-
-    divisor_fraction: float
-    survivor_fraction: float
 
 
 @runtime_checkable
@@ -374,26 +309,13 @@ class ServerRule(Protocol):
         """Return plain values that say all that decides the result."""
 
     @abstractmethod
-    def check(self, local: LocalWork) -> None:
-        """Refuse work of clients that does not go with this rule.
-
-        Raises:
-            ValueError: with the fix.
-        """
-
-    @abstractmethod
-    def step(self, direction: Direction, state: State, participation: Participation) -> Update:
+    def step(self, direction: Direction, state: State) -> Update:
         """Return what is subtracted from the parameters, and the next state.
 
         Args:
             direction: of the release, after filters; nobody reads it afterwards.
             state: of the rule; empty before the first round.
-            participation: fractions of the registered clients.
         """
-
-    def broadcast(self, state: State) -> Tensors:
-        """Return what clients need of the state, by parameter name; empty for most rules."""
-        return {}
 
 
 @dataclass(frozen=True)
@@ -417,15 +339,7 @@ class FedGD(ServerRule):
         """Return plain values."""
         return {"name": self.name, "learning_rate": self.learning_rate}
 
-    def check(self, local: LocalWork) -> None:
-        """Refuse work that has a rule of its own."""
-        if isinstance(local, FedNewStep | ScaffoldSteps):
-            raise ValueError(
-                f"rule={type(self).__name__} does not go with local={type(local).__name__}: "
-                "give rule=FedNew() or rule=Scaffold(...)"
-            )
-
-    def step(self, direction: Direction, state: State, participation: Participation) -> Update:
+    def step(self, direction: Direction, state: State) -> Update:
         """Return η ḡ and no state."""
         return {name: self.learning_rate * g for name, g in direction.items()}, {}
 
@@ -458,14 +372,14 @@ class FedAvgM(FedGD):
         """Return plain values."""
         return {**super().describe(), "momentum": self.momentum}
 
-    def step(self, direction: Direction, state: State, participation: Participation) -> Update:
+    def step(self, direction: Direction, state: State) -> Update:
         """Return η m and m."""
         momentum = {}
         for name, g in direction.items():
             momentum[name] = g.clone()
             if name in state:
                 momentum[name] = self.momentum * state[name] + g
-        update, _ = super().step(momentum, state, participation)
+        update, _ = super().step(momentum, state)
         return update, momentum
 
 
@@ -499,78 +413,6 @@ class FedSOFIM(FedGD):
     def postprocess(self) -> tuple[PostProcess, ...]:
         """Return the preconditioning step."""
         return (SOFIM(self.rho, self.beta, self.direction, self.bias_correction, self.warmup),)
-
-
-@dataclass(frozen=True)
-class FedNew(ServerRule):
-    """The outer step of FedNew: θ ← θ − y, y the mean of the clients' directions.
-
-    The next round sends y to clients.
-    """
-
-    def describe(self) -> Description:
-        """Return plain values."""
-        return {"name": "fednew"}
-
-    def check(self, local: LocalWork) -> None:
-        """Refuse all work but `FedNewStep`."""
-        _check_work("FedNew", local, FedNewStep)
-
-    def step(self, direction: Direction, state: State, participation: Participation) -> Update:
-        """Return the mean direction y, as update and as state."""
-        y = {name: g.clone() for name, g in direction.items()}
-        return y, dict(y)
-
-    def broadcast(self, state: State) -> Tensors:
-        """Return the last y."""
-        return dict(state)
-
-
-@dataclass(frozen=True)
-class Scaffold(FedAvg):
-    """SCAFFOLD's server: θ ← θ − η · mean change, c ← c + Σ (change_i / (K η_local) − c) / n.
-
-    The sum over the survivors is the release times its divisor, a public constant. Where clients
-    are sampled at a rate q, about n q of them are in it. The changes of the control variates follow
-    from the released mean and the old c, so messages are those of FedAvg.
-
-    Attributes:
-        local: the clients' work, whose K and η_local the rule needs.
-    """
-
-    local: ScaffoldSteps = ScaffoldSteps()
-    name = "scaffold"
-
-    def check(self, local: LocalWork) -> None:
-        """Refuse all work but the same `ScaffoldSteps`."""
-        _check_work("Scaffold", local, ScaffoldSteps)
-        if local != self.local:
-            raise ValueError(
-                f"Scaffold was made for {self.local}, the clients do {local}; give both the same "
-                "value"
-            )
-
-    def step(self, direction: Direction, state: State, participation: Participation) -> Update:
-        """Return η times the mean change, and c moved by the survivors."""
-        per_step = participation.divisor_fraction / (self.local.steps * self.local.learning_rate)
-        c = {}
-        for name, change in direction.items():
-            old = state.get(name, torch.zeros_like(change))
-            c[name] = old + change * per_step - participation.survivor_fraction * old
-        update, _ = super().step(direction, state, participation)
-        return update, c
-
-    def broadcast(self, state: State) -> Tensors:
-        """Return the control variate c."""
-        return dict(state)
-
-
-def _check_work(rule: str, local: LocalWork, needed: type) -> None:
-    if not isinstance(local, needed):
-        raise ValueError(
-            f"rule={rule} does not go with local={type(local).__name__}: give "
-            f"local={needed.__name__}(...)"
-        )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -725,10 +567,7 @@ class FederatedPlan(PlanBase):
         than its own clipped gradients.
         """
         survivors = self.config.survivors
-        is_scaffold = isinstance(self.config.local, ScaffoldSteps)
-        steps_depend_on_noise = self.config.has_private_steps and (
-            is_scaffold or self.per_round > 1
-        )
+        steps_depend_on_noise = self.config.has_private_steps and self.per_round > 1
         stddevs = {}
         if not steps_depend_on_noise:
             stddevs["the released models alone"] = self.sum_stddev(survivors)
@@ -741,20 +580,17 @@ class FederatedPlan(PlanBase):
                 epsilons[adversary] = self.epsilon_at(stddev)
         return epsilons
 
-    def largest_message(self, numbers: int, control: float = 0.0) -> float:
-        """Return a norm that no honest client's message exceeds; it depends on no data.
+    def largest_message(self, numbers: int) -> float:
+        """Return a norm that no honest client's message of d numbers exceeds.
 
-        Args:
-            numbers: d.
-            control: norm of the control variate that was sent out.
+        It depends on no data.
         """
         config = self.config
         noise = _MAX_DEVIATION * self.client_stddev * math.sqrt(numbers)
-        is_clipped_whole = config.privacy.unit == "client" or isinstance(config.local, FedNewStep)
-        contributions = 1 if is_clipped_whole else config.expected_records
+        contributions = 1 if config.privacy.unit == "client" else config.expected_records
         largest = config.max_grad_norm * contributions + noise
         if config.privacy.unit == "example" and isinstance(config.local, LocalSteps):
-            largest_step = 2 * largest / config.local_divisor + control
+            largest_step = 2 * largest / config.local_divisor
             largest = config.local.steps * config.local.learning_rate * largest_step
         return largest * _NORM_SLACK
 
@@ -915,7 +751,6 @@ class FederatedConfig:
         check_optional_integer("min_survivors", self.min_survivors, 0)
         check_optional_integer("max_physical_batch_size", self.max_physical_batch_size, 1)
         self.local.check(self.privacy)
-        self.rule.check(self.local)
         for is_in_conflict, message in self._find_conflicts():
             if is_in_conflict:
                 raise ValueError(message)
@@ -936,11 +771,6 @@ class FederatedConfig:
             is_client_level and samples_examples,
             f"example_rate={self.example_rate} has no effect, because a client's message is "
             "clipped as one; use 1",
-        )
-        yield (
-            samples_examples and self.local.bound(1.0, self.privacy) != 1.0,
-            f"example_rate={self.example_rate} does not go with"
-            f" local={type(self.local).__name__}, whose contribution is clipped as one; use 1",
         )
         yield (
             is_client_level and samples_clients and self.privacy.noise_by != "server",
@@ -985,7 +815,7 @@ class FederatedConfig:
             "use KFAC(...)",
         )
         yield (
-            preconditioner.uses_past_releases or preconditioner.required_clipping is not None,
+            preconditioner.required_clipping is not None,
             f"{name} does not run federated; use KFAC(...), or preconditioner=None",
         )
         yield (
@@ -998,9 +828,8 @@ class FederatedConfig:
             "synthetic or public probe",
         )
         is_over_clients = self.local.counts == "clients"
-        is_clipped_whole = is_over_clients and self.privacy.unit == "client"
         yield (
-            is_clipped_whole or isinstance(self.local, FedNewStep),
+            is_over_clients and self.privacy.unit == "client",
             f"local={type(self.local).__name__} is clipped in parameter space, where a"
             " preconditioner would do nothing; use local=LocalGradient()",
         )
@@ -1066,9 +895,8 @@ class FederatedConfig:
     @property
     def sensitivity(self) -> float:
         """Return how far neighbouring data move the clipped sum, rounding included."""
-        bound = self.local.bound(self.max_grad_norm, self.privacy)
-        # A contribution that is clipped as one has the bound 2 C already.
-        if self.adjacency == REPLACE_ONE and bound <= self.max_grad_norm:
+        bound = self.max_grad_norm
+        if self.adjacency == REPLACE_ONE:
             bound *= 2
         return widen_sensitivity(bound) if self.noise == ROUNDED else bound
 

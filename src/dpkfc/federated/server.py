@@ -51,7 +51,6 @@ from dpkfc.federated.messages import (
 from dpkfc.federated.plan import (
     FACTORS,
     FederatedPlan,
-    Participation,
     PartyMechanism,
     stream_seed,
 )
@@ -127,7 +126,6 @@ class OpenRound:
         number: of the round.
         cohort: clients that the round was sent to.
         round_charge: the charge that its release uses.
-        control_norm: norm of the control variate that was sent out.
         recovers: whether the sum survives lost clients, under secure aggregation.
         keys: public mask key of each client.
         rejected: number of invalid messages, by reason.
@@ -140,7 +138,6 @@ class OpenRound:
     number: int
     cohort: tuple[int, ...]
     round_charge: RoundCharge
-    control_norm: float
     recovers: bool
     keys: dict[int, bytes]
     rejected: Counter[str]
@@ -304,7 +301,6 @@ class Server(PartyModel):
         )
         self._state: Tensors = {}
         # Number of the last round with a release.
-        self._last_release = -1
         self._delivery = MetricDelivery(plan.config.metric == FACTORS)
         self._exchange: KeyExchange | None = None
         self._open: OpenRound | None = None
@@ -379,14 +375,11 @@ class Server(PartyModel):
         exchange = self._exchange or self._new_exchange(recovers=False)
         cohort = exchange.select_cohort(self._config.survivors)
         self._pipeline.preconditioning.refresh(number)
-        extra = self._config.rule.broadcast(self._state)
-        squares = [float(x.double().square().sum()) for x in extra.values()]
         round_charge = RoundCharge.write(self.ledger, self.plan, number)
         self._open = OpenRound(
             number=number,
             cohort=cohort,
             round_charge=round_charge,
-            control_norm=sum(squares) ** 0.5,
             recovers=exchange.recovers,
             keys=exchange.keys,
             rejected=exchange.rejected,
@@ -394,9 +387,7 @@ class Server(PartyModel):
         self._exchange = None
         theta = {name: p.detach().cpu().clone() for name, p in self.parameters.items()}
         common: Message = {"kind": "round", "round": number, "contract": self.contract}
-        common |= add_prefix("theta", theta) | add_prefix("extra", extra)
-        if extra:
-            common["extra_round"] = self._last_release
+        common |= add_prefix("theta", theta)
         messages = {}
         for client in cohort:
             metric = self._delivery.round_fields(client, self.preconditioner)
@@ -473,8 +464,7 @@ class Server(PartyModel):
         notes: Mapping[str, float] = {}
         if summed is not None:
             released = self._make_release(this_round, summed, count)
-            notes = self._apply_release(released, count)
-            self._last_release = this_round.number
+            notes = self._apply_release(released)
         record = RoundRecord(
             round=this_round.number,
             cohort=len(this_round.cohort),
@@ -540,12 +530,11 @@ class Server(PartyModel):
 
     def _find_problem(self, message: Received, stage: KeyExchange | OpenRound) -> str | None:
         """Return why an answer does not count; None if it counts."""
-        control = stage.control_norm if isinstance(stage, OpenRound) else 0.0
         reason = find_problem(
             message,
             self.shapes,
             self.contract,
-            max_norm=self.plan.largest_message(self.numbers, control),
+            max_norm=self.plan.largest_message(self.numbers),
             masked=self._config.privacy.masked,
             rows=len(stage.cohort),
         )
@@ -572,7 +561,7 @@ class Server(PartyModel):
             return None
         summed = decode(integers, self.plan.grid(self.numbers), self.parameters)
         # A larger sum is not a sum of honest messages: a client sent a wrong message or share.
-        largest = self.plan.largest_message(self.numbers, this_round.control_norm)
+        largest = self.plan.largest_message(self.numbers)
         if total_norm(summed) > len(survivors) * largest:
             self._reject("oversized", this_round)
             return None
@@ -597,18 +586,12 @@ class Server(PartyModel):
             gradients=mean, noise_variance=plan.mean_variance(survivors), step=step, release=number
         )
 
-    def _apply_release(self, released: Released, survivors: int) -> Mapping[str, float]:
+    def _apply_release(self, released: Released) -> Mapping[str, float]:
         """Filter a release and move the parameters; return public numbers of filters and rule."""
         config = self._config
         direction = self._pipeline.make_update(released, in_place=True)
-        survivor_fraction = survivors / config.clients
-        if config.samples_clients_secretly:
-            survivor_fraction = config.client_rate
-        participation = Participation(
-            divisor_fraction=config.divisor / config.clients, survivor_fraction=survivor_fraction
-        )
         with torch.no_grad():
-            update, self._state = config.rule.step(direction.gradients, self._state, participation)
+            update, self._state = config.rule.step(direction.gradients, self._state)
             for name, p in self.parameters.items():
                 p.sub_(update[name].to(p.dtype))
         self._weights.record()
@@ -708,7 +691,6 @@ class Server(PartyModel):
             "contract": self.contract,
             "ledger_count": self.ledger.count,
             "ledger_head": self.ledger.head,
-            "stepped": self._last_release,
             "accepted": self._weights.accepted,
             "extra": extra,
         }
@@ -745,7 +727,6 @@ class Server(PartyModel):
             )
             self._state = copy_to_device(dict(tensors.get("rule", {})), device)
             self.coordinates.current = preconditioner
-            self._last_release = int(meta.get("stepped", -1))
             self.model.load_state_dict(tensors["model"], strict=False)
             self._weights = ReleasedWeights(self.model, meta.get("accepted", ()))
             self._weights.record()

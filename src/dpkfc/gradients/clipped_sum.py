@@ -41,9 +41,6 @@ from dpkfc.gradients.tape import Tape, check_losses
 from dpkfc.linalg.blocks import Block, raise_precision
 from dpkfc.linalg.metric import (
     EMBEDDING,
-    Eigenbasis,
-    Elementwise,
-    Entry,
     Metric,
     NamedTensors,
     Span,
@@ -545,34 +542,6 @@ def split_sum(layer: Layer, value: Tensor | NamedTensors) -> NamedTensors:
     if "bias" in names:
         result[names["bias"]] = value[:, -1].contiguous()
     return result
-
-
-def diagonal_metric(layers: Sequence[Layer], scales: NamedTensors) -> Metric:
-    """Return the map `z = scale ⊙ g`.
-
-    Args:
-        layers: of the model.
-        scales: parameter name to positive factors of its shape. The groups of a convolution share
-            the mean of theirs.
-
-    Returns:
-        One entry a layer: without rotations for matrix-shaped layers (the bias is the last column),
-        by role for others.
-    """
-    metric: dict[str, Entry] = {}
-    for layer in layers:
-        if layer.rule not in MATRICES:
-            by_role = {role: scales[name] for role, name in layer.parameters.items()}
-            metric[layer.name] = Elementwise(by_role)
-            continue
-        matrix = matrix_of(layer, scales)
-        if layer.rule == "embedding":
-            matrix = matrix.T.contiguous()
-        else:
-            by_group = matrix.view(layer.groups, -1, matrix.shape[-1])
-            matrix = by_group.mean(0)
-        metric[layer.name] = Eigenbasis(matrix)
-    return metric
 
 
 # --------------------------------------------------------------------------------------------------

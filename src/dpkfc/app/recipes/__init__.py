@@ -221,7 +221,6 @@ _MOST = {
     "augmentations": 2,
     "validation_size": 64,
     "gep_rank": 8,
-    "dp2_phase": 1,
     "pretrain_epochs": 1,
     "schedule_steps": 3,
     "warmup_steps": 1,

@@ -124,12 +124,6 @@ _SPACES: dict[str, Space] = {
     "dp-sgd-normalised": dict(_SGD),
     "adadps": _ADADPS,
     "pink-adadps": _ADADPS,
-    "dp2": {
-        **_WITHOUT_MOMENTUM,
-        **_CLIP,
-        "dp2_phase": Choice((10, 50, 200)),
-        "dp2_ratio": Range(0.1, 10.0),
-    },
     "gep": {
         **_SGD,
         "gep_embedding_norm": Range(0.5, 20.0),
