@@ -14,7 +14,7 @@ from dpkfc.federated import ClientLevel, SecureAggregation, TrustedServer
 from dpkfc.federated.flower import App
 from dpkfc.federated.simulation import Killed, Run, federate
 from dpkfc.privacy.ledger import BudgetExhausted, verify
-from dpkfc.report.card import build_federated_card
+from dpkfc.report.federated_card import build_federated_card
 from tests.federated.worlds import datasets, head, loss_fn, plan_of, vector, world
 
 

@@ -18,7 +18,8 @@ from dpkfc.federated import (
     TrustedServer,
     federate,
 )
-from dpkfc.report.card import build_federated_card, to_markdown
+from dpkfc.report.card import to_markdown
+from dpkfc.report.federated_card import build_federated_card
 from dpkfc.report.verify import CardError, verify_ledger
 from tests.documents import blocks
 from tests.federated.worlds import CLIENTS, RECORDS, datasets, head, loss_fn, plan_of

@@ -36,7 +36,8 @@ from dpkfc.federated.secure_aggregation import (
     unseal,
 )
 from dpkfc.federated.simulation import run_round
-from dpkfc.report.card import build_federated_card, to_markdown
+from dpkfc.report.card import to_markdown
+from dpkfc.report.federated_card import build_federated_card
 from tests.federated.worlds import (
     CLIENTS,
     datasets,

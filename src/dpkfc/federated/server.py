@@ -642,13 +642,14 @@ class Server(PartyModel):
             folder: made if it is missing.
             records: what `close_round` returned, one of each round.
             statements: `title`, `chosen_by`, `results`, `not_private`, `declared` and `total` of
-                `dpkfc.report.card.build_federated_card`.
+                `dpkfc.report.federated_card.build_federated_card`.
 
         Raises:
             RuntimeError: no round was released, or the model does not hold what was released last.
             CheckpointError: the folder holds another run, or cannot be written.
         """
-        from dpkfc.report.card import build_federated_card, write_weights_and_card
+        from dpkfc.report.card import write_weights_and_card
+        from dpkfc.report.federated_card import build_federated_card
 
         state = self.released_state()
         card = build_federated_card(self, records, **statements)

@@ -1,4 +1,4 @@
-"""Build the privacy card of a session or of a federated run, render it, and write it with weights.
+"""Build the privacy card of a session, render the card of any run, and write it with weights.
 
 A card holds what is promised for a model, by which mechanism, on which assumptions, and what ε
 does not cover. It is a dictionary of plain values that JSON can hold.
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dpkfc.federated.plan import FederatedPlan
-    from dpkfc.federated.server import RoundRecord, Server
 
 FORMAT = 1
 # Version of the Markdown. `dpkfc ledger verify` compares the Markdown of this version alone.
@@ -78,18 +77,6 @@ _ROUNDING = 1e-3
 _NOISE = {
     "gaussian": "Gaussian in floating-point numbers, whose rounding is not accounted for",
     "rounded": "Gaussian, sum and noise rounded to one grid, which the sensitivity accounts for",
-}
-
-_FEDERATED_PUBLIC = {
-    "clients": "how many are registered",
-    "expected_records": (
-        "of all clients together; a constant of the plan, no client's size is in a message"
-    ),
-    "who took part": (
-        "which clients answered in which round is known to the server and taken to depend on "
-        "nobody's records"
-    ),
-    "max_grad_norm, rounds, delta": "settings",
 }
 
 # -- building --------------------------------------------------------------------------------------
@@ -218,16 +205,16 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
     if curvature is not None:
         curvature = {**curvature, "refreshes": [dict(refresh) for refresh in facts.refreshes]}
     return {
-        **_introduction(facts.title, facts.declared, facts.start, facts.total),
+        **make_introduction(facts.title, facts.declared, facts.start, facts.total),
         "stamp": stamp(plan) or None,
         "caveats": list(plan.caveats),
-        "guarantee": _guarantee(plan, epsilon) | promise,
-        "meaning": _meaning(plan, event, facts.releases, epsilon),
+        "guarantee": describe_guarantee(plan, epsilon) | promise,
+        "meaning": explain_meaning(plan, event, facts.releases, epsilon),
         "mechanism": mechanism,
         "accounting": {
             "accountant": plan.accountant,
             "library": "dp-accounting",
-            "epsilon_by": _json_numbers(checked),
+            "epsilon_by": json_numbers(checked),
         },
         "curvature": curvature,
         "assumed_public": public,
@@ -236,13 +223,13 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
         "results": dict(facts.results),
         "public_seeds": dict(facts.seeds),
         "ledger": dict(facts.ledger),
-        **_optional(facts.weights, facts.receipt),
+        **optional_sections(facts.weights, facts.receipt),
         "plan_hash": plan.hash,
         "software": software(),
     }
 
 
-def _introduction(
+def make_introduction(
     title: str, declared: Declared, start: str, total: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Return the sections that say what the run is, for whom and when."""
@@ -281,7 +268,7 @@ def check_total(
         )
 
 
-def _meaning(
+def explain_meaning(
     plan: Plan | FederatedPlan,
     event: dp_accounting.DpEvent | None,
     releases: int,
@@ -518,83 +505,7 @@ def _check_same_run(path: Path, ledger: Ledger) -> None:
         )
 
 
-def build_federated_card(
-    server: Server,
-    records: Sequence[RoundRecord],
-    *,
-    title: str,
-    chosen_by: str,
-    results: Mapping[str, Any] | None = None,
-    not_private: Mapping[str, str] | None = None,
-    declared: Declared | None = None,
-    total: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Build the card of a federated run, which also names the parties that ε protects from.
-
-    Args:
-        server: of the run.
-        records: of its rounds.
-        title: of the model.
-        chosen_by: how hyper-parameters were chosen.
-        results: figures of the model, with what they were computed on.
-        not_private: figure to the reason why ε does not protect it.
-        declared: what only the owner knows.
-        total: "epsilon", "delta" and "runs" of several runs on the same data.
-
-    Returns:
-        The card, with the sections that this module lists.
-
-    Raises:
-        ValueError: the total is below the ε of this run alone.
-    """
-    plan, privacy = server.plan, server.plan.config.privacy
-    releases = server.ledger.count
-    check_total(total, [(plan.event, releases)])
-    checked: Mapping[str, float | None] = {"pld": 0.0, "rdp": 0.0}
-    if releases:
-        checked = accounting.cross_check(plan.event, releases, plan.delta)
-    promise = {
-        "privacy_model": privacy.name,
-        "against": plan.config.adversaries,
-        "unit": f"one {privacy.unit}",
-        "neighbours_differ_in": neighbours(plan.config.adjacency, privacy.unit),
-        "epsilon_for_others": _json_numbers(plan.views()),
-        "releases": releases,
-        "planned_releases": plan.releases,
-        "epsilon_by": _json_numbers(checked),
-    }
-    start = str(server.ledger.header.get("created", ""))
-    # A client is sampled with all its records, so they do not take part independently.
-    meaning = _meaning(
-        plan,
-        plan.event,
-        releases,
-        server.epsilon,
-        relation="add_or_remove_one",
-        independent=False,
-    )
-    return {
-        **_introduction(title, declared or Declared(), start, total),
-        "caveats": list(plan.caveats),
-        "guarantee": _guarantee(plan, server.epsilon) | promise,
-        "meaning": meaning,
-        "mechanism": plan.describe() | {"secure_aggregation": _secure_aggregation(plan)},
-        "rounds": {
-            "sent": releases // plan.per_round,
-            "dropped": sum(record.dropped for record in records),
-            "rejected_messages": dict(server.rejected),
-        },
-        "assumed_public": _FEDERATED_PUBLIC,
-        "chosen_by": chosen_by,
-        "results": dict(results or {}),
-        "not_private": {**server.unprotected_figures, **(not_private or {})},
-        "ledger": {"count": releases, "head": server.ledger.head},
-        **_optional({}, server.receipt),
-        "plan_hash": plan.hash,
-    }
-
-
-def _guarantee(plan: Plan | FederatedPlan, epsilon: float) -> dict[str, Any]:
+def describe_guarantee(plan: Plan | FederatedPlan, epsilon: float) -> dict[str, Any]:
     """Return the entries that `guarantee` has on every card."""
     return {
         "certified": plan.certified,
@@ -609,7 +520,9 @@ def neighbours(relation: str, unit: str) -> str:
     return _NEIGHBOURS[relation].format(unit)
 
 
-def _optional(weights: Mapping[str, str], receipt: Receipt | None) -> dict[str, dict[str, Any]]:
+def optional_sections(
+    weights: Mapping[str, str], receipt: Receipt | None
+) -> dict[str, dict[str, Any]]:
     """Return the sections of a file of weights and of a budget, for runs that have them."""
     sections: dict[str, dict[str, Any]] = {}
     if weights:
@@ -619,7 +532,8 @@ def _optional(weights: Mapping[str, str], receipt: Receipt | None) -> dict[str, 
     return sections
 
 
-def _json_numbers(values: Mapping[str, float | None]) -> dict[str, float | str | None]:
+def json_numbers(values: Mapping[str, float | None]) -> dict[str, float | str | None]:
+    """Return numbers by name that JSON can hold; None stays None."""
     numbers: dict[str, float | str | None] = {}
     for name, value in values.items():
         numbers[name] = None if value is None else json_number(value)
@@ -680,20 +594,6 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed as a package"
-
-
-def _secure_aggregation(plan: FederatedPlan) -> str | None:
-    """Return what the masks hide and what they do not, None for messages in the clear."""
-    if not plan.config.privacy.masked:
-        return None
-    needed, colluding = plan.config.survivors, plan.config.known_shares
-    return (
-        f"pair masks by X25519, secrets shared with threshold {needed}. A server that follows the "
-        f"protocol learns only the sum of the other clients' messages, also with up to "
-        f"{needed - 1} colluding clients. epsilon is computed for {colluding} colluding. Public "
-        "keys are not authenticated: a server that replaces them can open single messages, at the "
-        "epsilon for a server that sees every message"
-    )
 
 
 # -- rendering -------------------------------------------------------------------------------------
