@@ -36,6 +36,7 @@ OUTPUT = ROOT / "benchmarks" / "results" / "mutants.json"
 # Where a fault can break the privacy promise.
 FILES = (
     "privacy/mechanism.py",
+    "privacy/chacha20.py",
     "privacy/ledger.py",
     "privacy/accounting.py",
     "privacy/calibration.py",
@@ -43,6 +44,7 @@ FILES = (
     "privacy/budget.py",
     "data/sampling.py",
     "data/loading.py",
+    "data/duplicates.py",
     "gradients/clipped_sum.py",
     "gradients/discovery.py",
     "gradients/fallback.py",

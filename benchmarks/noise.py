@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 
 from common import hardware, markdown
-from dpkfc.privacy.mechanism import draw_normal
+from dpkfc.privacy.chacha20 import draw_normal
 from dpkfc.privacy.rng import NoiseStream, draw_key
 
 SIZES = (1000, 1 << 17, 1_000_000, 1 << 24)

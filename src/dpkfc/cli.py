@@ -150,7 +150,7 @@ def calibrate(
 ) -> None:
     """Compute the noise multiplier σ that spends a budget, from (ε, δ), N, B and epochs."""
     from dpkfc.config import PrivacyConfig
-    from dpkfc.report.verify import plan_table
+    from dpkfc.report.tables import plan_table
 
     config = PrivacyConfig(
         expected_batch_size=batch_size,
@@ -181,7 +181,7 @@ def epsilon(
 ) -> None:
     """Compute the ε of a noise multiplier, by PLD and by RDP."""
     from dpkfc.config import PrivacyConfig
-    from dpkfc.report.verify import plan_table, rate_table
+    from dpkfc.report.tables import plan_table, rate_table
 
     if sample_rate:
         if sampler != "poisson" or dataset_size or batch_size:
@@ -254,7 +254,8 @@ def total(
 
     Each ledger is verified, and what was released is counted, not what was planned.
     """
-    from dpkfc.report.verify import describe_total, total_of_ledgers, total_table
+    from dpkfc.report.tables import total_table
+    from dpkfc.report.total import describe_total, total_of_ledgers
 
     composed = total_of_ledgers(runs, delta)
     console = open_console()
@@ -287,7 +288,7 @@ def budget(
 
     Runs charge it with `dpkfc train --budget FILE`, or with `dpkfc.privacy.Budget` in a script.
     """
-    from dpkfc.report.verify import budget_table
+    from dpkfc.report.tables import budget_table
 
     open_console().print(budget_table(path, epsilon, delta, people, moved))
 

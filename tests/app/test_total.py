@@ -17,7 +17,8 @@ from dpkfc.federated import FederatedConfig, LocalGradient
 from dpkfc.privacy import Budget
 from dpkfc.privacy.ledger import Ledger, verify
 from dpkfc.report import rounded_up
-from dpkfc.report.verify import describe_total, total_of_ledgers, verify_ledger
+from dpkfc.report.total import describe_total, total_of_ledgers
+from dpkfc.report.verify import verify_ledger
 from tests.app.finished import call
 
 RUN = ("train", "--recipe", "digits", "--method", "dp-sgd", "--steps", "3", "--quiet")

@@ -16,7 +16,7 @@ from dpkfc.curvature import (
     PreconditionerState,
     PublicData,
 )
-from dpkfc.data.loading import check_disjoint, shared_rows
+from dpkfc.data.duplicates import check_disjoint, shared_rows
 from dpkfc.integrations.opacus import PrivacyEngine
 from dpkfc.session import Session
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
 
 from dpkfc.config import PrivacyConfig
-from dpkfc.data.loading import check_held_out, check_once
+from dpkfc.data.duplicates import check_held_out, check_once
 from dpkfc.integrations.opacus import check_loader
 from dpkfc.session import Session
 

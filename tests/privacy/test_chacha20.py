@@ -14,9 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpkfc.privacy import mechanism, rng
-from dpkfc.privacy import mechanism as chacha20
-from dpkfc.privacy.mechanism import compute_keystream, draw_normal
+from dpkfc.privacy import chacha20, mechanism, rng
+from dpkfc.privacy.chacha20 import compute_keystream, draw_normal
 from dpkfc.privacy.rng import NoiseStream
 
 CPU = torch.device("cpu")

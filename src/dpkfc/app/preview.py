@@ -16,7 +16,7 @@ from dpkfc.app.assembly import Prepared, make_augment, make_optimizer
 from dpkfc.app.owndata.display import print_shares
 from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.app.train import check_budget, prepare
-from dpkfc.report.verify import plan_table
+from dpkfc.report.tables import plan_table
 from dpkfc.session import Session
 from dpkfc.torchrun import is_launched
 

@@ -1,9 +1,7 @@
-"""Records: indices of one logical batch become micro-batches of bounded size; none comes twice."""
+"""Cut the indices of one logical batch into micro-batches of bounded size, and load them."""
 
 from __future__ import annotations
 
-import hashlib
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node, tree_map, tree_map_only
 from torch.utils.data import (
-    ConcatDataset,
     DataLoader,
     Dataset,
-    Subset,
     TensorDataset,
     default_collate,
 )
@@ -240,7 +236,7 @@ def _length(source: Any) -> int:
             "a tuple with NumPy arrays is no dataset; make tensors of them:"
             " tuple(torch.as_tensor(x) for x in arrays)"
         )
-    if not _is_map_style(source):
+    if not is_map_style(source):
         raise ValueError(
             f"{type(source).__name__} has no length or no indices; private sampling needs a"
             " map-style dataset"
@@ -248,7 +244,8 @@ def _length(source: Any) -> int:
     return len(source)
 
 
-def _is_map_style(source: Any) -> bool:
+def is_map_style(source: Any) -> bool:
+    """Return whether an object has a length and indices."""
     return hasattr(source, "__len__") and hasattr(source, "__getitem__")
 
 
@@ -341,273 +338,3 @@ def _part(table: Indices, multiple: int | None, least: int, reduction: str, view
     if (weights == 1).all():
         return Part(records, None, units, group)
     return Part(records, weights, units, group)
-
-
-# --------------------------------------------------------------------------------------------------
-# Repeated and shared records: refused, or compared where a user asks for it.
-#
-# Curvature of a private example is not public curvature. No training compares rows by itself:
-# whether it ran would tell whether a public record is in the private data. Rows are compared by a
-# hash of the bytes of every tensor or number in their input. Equal rows are therefore found, and
-# near-duplicates (another crop, another precision) are not.
-
-
-_NAMED_ROWS = 5  # in a message
-_LABELS = ("labels", "label", "y", "target", "targets")
-
-
-def shared_rows(public: Any, private: Any) -> list[tuple[int, int]]:
-    """Return pairs (public row, private row) with the same input.
-
-    The result is PRIVATE: it tells who is in the private dataset.
-
-    Args:
-        public: inputs `[n, ...]`, a mapping of such tensors, or a dataset as `private`.
-        private: tensors with a common leading axis of which the first is the input, a mapping of
-            tensors, a tensor, or a map-style dataset. The examples of a dataset are inputs, pairs
-            that begin with one, or mappings. Labels (`labels`, `label`, `y`) do not count.
-    """
-    public_rows: dict[bytes, int] = {}
-    for i, row in enumerate(_inputs(public)):
-        public_rows.setdefault(hash_row(row), i)
-    pairs = []
-    for i, row in enumerate(_inputs(private)):
-        key = hash_row(row)
-        if key in public_rows:
-            pairs.append((public_rows[key], i))
-    return pairs
-
-
-def check_disjoint(public: Any, private: Any, name: str = "the public data") -> None:
-    """Refuse a public dataset that shares rows with a private one; arguments as in `shared_rows`.
-
-    The outcome is PRIVATE, as that of `shared_rows`. Call it for yourself, before any plan is made.
-
-    Args:
-        public: the data of curvature or pretraining.
-        private: the data to protect.
-        name: of the public data, for the message.
-
-    Raises:
-        ValueError: naming the first shared rows of the public data.
-    """
-    rows = sorted({public_row for public_row, _ in shared_rows(public, private)})
-    if not rows:
-        return
-    named = ", ".join(map(str, rows[:_NAMED_ROWS]))
-    if len(rows) > _NAMED_ROWS:
-        named += ", …"
-    raise ValueError(
-        f"{name} and the private dataset share {len(rows)} rows (public rows {named}): ε does not"
-        " cover curvature or weights of them; remove them from one"
-    )
-
-
-def _inputs(data: Any) -> Iterator[Any]:
-    """Yield the input of every example."""
-    tensors = tensors_of(data, Tensor | np.ndarray)
-    if tensors is not None:
-        # The columns of a dataset, of which the first is the input.
-        data = tensors[0]
-    if isinstance(data, Tensor | np.ndarray):
-        yield from data
-    elif isinstance(data, Mapping):
-        columns = _input_of(data)
-        size = len(next(iter(columns.values())))
-        for i in range(size):
-            yield {name: column[i] for name, column in columns.items()}
-    else:
-        for i in range(len(data)):
-            yield _input_of(data[i])
-
-
-def _input_of(example: Any) -> Any:
-    """Return an example without its label."""
-    if isinstance(example, Mapping):
-        return {name: value for name, value in example.items() if name not in _LABELS}
-    if isinstance(example, tuple | list) and len(example):
-        return example[0]
-    return example
-
-
-def hash_row(row: Any) -> bytes:
-    """Return a hash of the numbers and texts in a record, whatever its containers."""
-    digest = hashlib.sha256()
-    for part in _row_bytes(row):
-        digest.update(part)
-    return digest.digest()
-
-
-def _row_bytes(row: Any) -> Iterator[bytes]:
-    """Yield bytes that are equal for equal values: floats as float32, integers as int64."""
-    if isinstance(row, Mapping):
-        for name in sorted(row):
-            yield name.encode()
-            yield from _row_bytes(row[name])
-    elif isinstance(row, bytes):
-        yield row
-    elif isinstance(row, str):
-        yield row.encode()
-    elif isinstance(row, Sequence) and any(isinstance(x, str | Mapping | Tensor) for x in row):
-        for part in row:
-            yield from _row_bytes(part)
-    else:
-        yield from _number_bytes(row)
-
-
-def _number_bytes(numbers: Any) -> Iterator[bytes]:
-    if not isinstance(numbers, Tensor):
-        numbers = torch.as_tensor(np.asarray(numbers))
-    x = numbers.detach().cpu()
-    if x.is_floating_point():
-        # Adding zero makes minus zero zero.
-        x = x.float() + 0.0
-    else:
-        x = x.long()
-    shape = str(tuple(x.shape))
-    yield shape.encode()
-    yield x.numpy().tobytes()
-
-
-# --------------------------------------------------------------------------------------------------
-# Records that stand in a dataset more than once. Where single examples are protected, each would
-# count as several.
-
-_ATOMS = (str, bytes, int, float, complex, type(None))  # equal ones may be one object
-
-
-def check_once(dataset: Any) -> None:
-    """Refuse a dataset in which a record stands twice.
-
-    An example that stands in a dataset k times is drawn k times, and moves a sum by k C. The check
-    does not read the examples. It sees torch's views (`Subset`, `ConcatDataset`), objects around a
-    dataset of their length or with `dataset` and `indices`, lists whose items are the same objects,
-    and selections and concatenations of Hugging Face's datasets.
-
-    Args:
-        dataset: any.
-
-    Raises:
-        ValueError: naming the number of repeats, and the fix.
-    """
-    repeats = 0
-    for rows in _rows_by_storage(dataset).values():
-        repeats += rows.size - np.unique(rows).size
-    if repeats:
-        raise ValueError(
-            f"{repeats} records stand in the dataset more than once, and each would count several"
-            " times: leave repeats out, or pass units= and max_records_per_unit"
-        )
-
-
-def check_held_out(held_out: Any, private: Any, name: str) -> None:
-    """Refuse data for evaluation that is, or holds, records of the private dataset.
-
-    Common records are found as in `check_once`; no record is read.
-
-    Args:
-        held_out: map-style dataset.
-        private: the dataset of the training.
-        name: of the held-out data, for the message.
-
-    Raises:
-        ValueError: naming the fix.
-    """
-    if not (_is_map_style(held_out) and _is_map_style(private)):
-        return
-    if held_out is private or _has_common_rows(held_out, private):
-        raise ValueError(
-            f"{name} holds records of the train_dataset, and ε does not cover metrics without noise"
-            " of them. Evaluate on other data"
-        )
-
-
-def _rows_by_storage(dataset: Any) -> dict[Any, Indices]:
-    """Return the storages of a dataset's rows, each with the numbers of the rows in it."""
-    if not hasattr(dataset, "__len__"):
-        return {}
-    parts: dict[Any, list[Indices]] = defaultdict(list)
-    all_rows = np.arange(len(dataset), dtype=np.int64)
-    for storage, rows in _locate(dataset, all_rows):
-        parts[storage].append(rows)
-    return {storage: np.concatenate(rows) for storage, rows in parts.items()}
-
-
-def _has_common_rows(dataset: Any, other: Any) -> bool:
-    rows = _rows_by_storage(dataset)
-    other_rows = _rows_by_storage(other)
-    for storage in rows.keys() & other_rows.keys():
-        if np.isin(rows[storage], other_rows[storage]).any():
-            return True
-    return False
-
-
-def _locate(dataset: Any, rows: Indices) -> Iterator[tuple[Any, Indices]]:
-    """Yield where rows of a dataset are stored: an identifier of the storage, and row numbers."""
-    if isinstance(dataset, ConcatDataset):
-        start = 0
-        for part, end in zip(dataset.datasets, dataset.cumulative_sizes, strict=True):
-            own = rows[(rows >= start) & (rows < end)]
-            yield from _locate(part, own - start)
-            start = end
-        return
-    inner, indices = _find_inner(dataset)
-    if inner is not None:
-        if indices is not None:
-            inner_rows = np.where(indices < 0, indices + len(inner), indices)
-            rows = inner_rows[rows]
-        yield from _locate(inner, rows)
-    elif type(dataset) in (list, tuple) and tensors_of(dataset) is None:
-        objects = [id(dataset[i]) for i in rows.tolist() if not isinstance(dataset[i], _ATOMS)]
-        yield "objects", np.array(objects, dtype=np.int64)
-    elif hasattr(dataset, "_indices") and hasattr(dataset, "_data"):
-        yield from _locate_in_table(dataset, rows)
-    else:
-        yield id(dataset), rows
-
-
-def _find_inner(dataset: Any) -> tuple[Any, Indices | None]:
-    """Return the dataset that a view shows, and its indices; None for all rows in order."""
-    attributes = getattr(dataset, "__dict__", {})
-    inner = attributes.get("dataset")
-    indices = attributes.get("indices")
-    if hasattr(inner, "__len__") and indices is not None:
-        if isinstance(dataset, Subset) or len(indices) == len(dataset):
-            return inner, np.asarray(indices, dtype=np.int64).reshape(-1)
-    for value in (inner, *attributes.values()):
-        is_view = isinstance(value, Subset | ConcatDataset) or hasattr(value, "_indices")
-        if value is not inner and not is_view:
-            continue
-        if hasattr(value, "__len__") and len(value) == len(dataset):
-            return value, None
-    return None, None
-
-
-def _locate_in_table(dataset: Any, rows: Indices) -> Iterator[tuple[Any, Indices]]:
-    """Locate rows of a Hugging Face dataset by the memory of its table.
-
-    A selection shares this memory, and so do concatenated parts.
-    """
-    if dataset._indices is not None:
-        selected = dataset._indices.column(0).to_numpy()
-        rows = np.asarray(selected, dtype=np.int64)[rows]
-    table = dataset._data
-    columns = [map(_describe_chunk, table.column(k).chunks) for k in range(table.num_columns)]
-    start = 0
-    for parts in zip(*columns, strict=False):
-        storage, places = zip(*parts, strict=True)
-        if len(set(places)) != 1:
-            # Columns that are cut in different ways are not compared.
-            break
-        offset, size = places[0]
-        end = start + size
-        own = rows[(rows >= start) & (rows < end)]
-        yield storage, own - start + offset
-        start = end
-    yield id(dataset), rows[rows >= start]
-
-
-def _describe_chunk(chunk: Any) -> tuple[tuple[int, ...], tuple[int, int]]:
-    """Return the addresses of a chunk's buffers, and its offset in them with its length."""
-    addresses = tuple(x.address for x in chunk.buffers() if x is not None)
-    return addresses, (chunk.offset, len(chunk))

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from dpkfc.data.loading import Indices, check_once
+from dpkfc.data.duplicates import check_once
+from dpkfc.data.loading import Indices
 
 _MISSING_TEXTS = {"", "nan", "nat", "none", "<na>"}
 

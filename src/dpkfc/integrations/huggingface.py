@@ -40,7 +40,8 @@ from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, check_plan
-from dpkfc.data.loading import Collate, check_held_out
+from dpkfc.data.duplicates import check_held_out
+from dpkfc.data.loading import Collate
 from dpkfc.distributed import first_line
 from dpkfc.gradients.state import make_stateless, refuse_gradient_hooks
 from dpkfc.integrations import (

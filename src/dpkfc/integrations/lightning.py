@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, check_plan
-from dpkfc.data.loading import check_held_out
+from dpkfc.data.duplicates import check_held_out
 from dpkfc.gradients.state import loss_state_restored, refuse_gradient_hooks
 from dpkfc.integrations import (
     refuse_unreleased_steps,

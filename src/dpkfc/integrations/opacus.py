@@ -66,7 +66,8 @@ from dpkfc._checks import check_integer, check_positive, is_number
 from dpkfc.checkpoint import StrPath
 from dpkfc.clipping import CLIPPINGS
 from dpkfc.config import Plan, PrivacyConfig
-from dpkfc.data.loading import Collate, check_once, split
+from dpkfc.data.duplicates import check_once
+from dpkfc.data.loading import Collate, split
 from dpkfc.distributed import DistributedContext
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.integrations._opacus_batch import Indices, PhysicalBatch
