@@ -54,7 +54,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 }
 # The step from a batch to the weights.
 STEP = ("config.py", "session.py", "private_step.py", "verification.py", "public_rows.py")
-STEP += ("tracking.py", "rng_state.py", "distributed.py", "gradients", "linalg", "curvature")
+STEP += ("tracking.py", "rng_state.py", "distributed", "gradients", "linalg", "curvature")
 STEP += ("postprocess", "privacy", "data")
 # Section to the files and folders of src/dpkfc that its verdict is about. When code of one of them
 # has changed since the section ran, its row of the table says so.
@@ -64,7 +64,7 @@ COVERED: dict[str, tuple[str, ...]] = {
     "one-run": (*STEP, "audit"),
     "membership": (*STEP, "audit"),
     "accounting": ("config.py", "data/sampling.py", "privacy"),
-    "samplers": ("config.py", "data/sampling.py", "privacy", "distributed.py", "audit"),
+    "samplers": ("config.py", "data/sampling.py", "privacy", "distributed", "audit"),
     "noise": ("config.py", "session.py", "private_step.py", "rng_state.py", "privacy"),
     "floating point": ("gradients", "linalg", "curvature", "privacy"),
     "crash": (*STEP, "checkpoint.py", "app/train.py", "app/run_folder.py"),

@@ -23,7 +23,7 @@ from dpkfc.gradients.clipped_sum import losses_of
 from dpkfc.gradients.state import PassState, evaluation_mode, restored_attributes
 
 if TYPE_CHECKING:
-    from dpkfc.distributed import DistributedContext
+    from dpkfc.distributed.context import DistributedContext
 
 _log = logging.getLogger(__name__)
 _REASON = "computed from private examples before noise, and handed to"

@@ -25,15 +25,9 @@ from dpkfc.curvature.refresh import (
     digest_of_probes,
     run_probe,
 )
-from dpkfc.distributed import (
-    DistributedContext,
-    RankLost,
-    advice,
-    check_in_step,
-    divided_as,
-    is_divided,
-    reshard,
-)
+from dpkfc.distributed.consistency import check_in_step, fix_hint
+from dpkfc.distributed.context import DistributedContext, RankLost
+from dpkfc.distributed.fsdp import is_divided, reshard, shard_like
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.metric import Metric
@@ -159,7 +153,7 @@ class PreconditionerManager:
             state = self._build(config, step, ranks, team=ranks, **arguments)
         else:
             return self._build_on_first(config, step, **arguments)
-        ranks.check_consistent(lambda: {"metric": ("", state.digest)}, advice)
+        ranks.check_consistent(lambda: {"metric": ("", state.digest)}, fix_hint)
         return state
 
     def _build(
@@ -371,7 +365,7 @@ def set_gradients(
         gradient = update.gradients[name]
         if scale is not None:
             gradient = gradient * scale
-        parameter.grad = _order_like(divided_as(gradient.to(parameter.dtype), parameter), parameter)
+        parameter.grad = _order_like(shard_like(gradient.to(parameter.dtype), parameter), parameter)
         state = states.get(parameter, {})
         for key, x in state.items():
             if isinstance(x, Tensor) and x.shape == parameter.shape:

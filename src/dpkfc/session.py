@@ -22,14 +22,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from dpkfc import checkpoint, distributed
+from dpkfc import checkpoint
 from dpkfc.callbacks import Callback, CallbackCalls, StepReport
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, check_plan
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.data.loading import Collate, MicroBatches, Part, layout
 from dpkfc.data.units import make_units
-from dpkfc.distributed import DistributedContext, check_alike, check_in_step
+from dpkfc.distributed import fsdp
+from dpkfc.distributed.consistency import check_alike, check_in_step
+from dpkfc.distributed.context import DistributedContext
 from dpkfc.gradients.clipped_sum import EvaluationPoint, GradientMode, LossFn, clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import (
@@ -327,9 +329,9 @@ class Session:
         )
         world_size = self._ranks.world_size
         limit = config.micro_batch
-        self._is_sharded = distributed.prepare(model, world_size, automatic=limit.automatic)
+        self._is_sharded = fsdp.prepare(model, world_size, automatic=limit.automatic)
         self.layers = find_layers(model)
-        distributed.refuse_layers(self.layers)
+        fsdp.refuse_layers(self.layers)
         self._parameters: Tensors = {
             name: p for name, p in model.named_parameters() if p.requires_grad
         }
@@ -721,7 +723,7 @@ class Session:
         """
         self._average.check_swapped_out()
         self._weights.check_parameters()
-        return distributed.resharded(self.model, self._average.swap_in())
+        return fsdp.resharded(self.model, self._average.swap_in())
 
     def accept_weights(self) -> None:
         """Continue from weights that you have written between two releases.
@@ -849,7 +851,7 @@ class Session:
                 # No exchange: a process may call this method alone.
                 state = self.model.state_dict()
                 self._weights.check_state(state)
-            tensors = copy_tensors(distributed.whole(state, keep=self._ranks.is_rank0))
+            tensors = copy_tensors(fsdp.gather_tree(state, keep=self._ranks.is_rank0))
         return tensors
 
     # -- checkpoints ------------------------------------------------------------------------------
@@ -887,7 +889,7 @@ class Session:
             )
         )
         state = (self._checkpoint_tensors(), self._checkpoint_meta(extra))
-        tensors, meta = distributed.whole(state, keep=self._ranks.is_rank0)
+        tensors, meta = fsdp.gather_tree(state, keep=self._ranks.is_rank0)
         self._ranks.broadcast_from_rank0(lambda: checkpoint.write(folder, tensors, meta))
 
     def _checkpoint_tensors(self) -> Groups:
@@ -931,7 +933,7 @@ class Session:
 
     def _model_state(self) -> Tensors:
         if self._is_sharded:
-            return distributed.model_state(self.model)
+            return fsdp.model_state(self.model)
         return unique_tensors(self.model.state_dict())
 
     def restore(self, folder: StrPath, *, any_world_size: bool = False) -> Any:
@@ -981,11 +983,11 @@ class Session:
         preconditioner = None
         if "preconditioner" in tensors:
             preconditioner = preconditioning.restore(tensors["preconditioner"])
-        optimizer_state = distributed.divided_optimizer_state(self.optimizer, meta["optimizer"])
+        optimizer_state = fsdp.divided_optimizer_state(self.optimizer, meta["optimizer"])
         checkpoint.load_optimizer(self.optimizer, optimizer_state)
         self._pipeline.postprocess.load_state_dict(self._place(tensors.get("filters", {})))
         self._average.load_state_dict(self._place(tensors.get("average", {})))
-        model_state = distributed.divided_state(tensors["model"], self.model)
+        model_state = fsdp.divided_state(tensors["model"], self.model)
         self.model.load_state_dict(model_state | meta.get("plain", {}), strict=False)
         if "torch_rng" in meta:
             states = meta["torch_rng"].view(meta["world_size"], -1)
@@ -1002,7 +1004,7 @@ class Session:
         """Return a state on the device and in the sharding of the model."""
         device = device_of(self.layers)
         moved = {name: x.to(device) for name, x in state.items()}
-        return distributed.divided_state(moved, self.model)
+        return fsdp.divided_state(moved, self.model)
 
     def close(self) -> None:
         """Record the weights next to the ledger and close it; no step can follow."""

@@ -24,7 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from dpkfc._checks import check_one_of
-from dpkfc.distributed import flatten, trainable_tensors
+from dpkfc.distributed.context import flatten
+from dpkfc.distributed.fsdp import trainable_tensors
 from dpkfc.gradients.clipped_sum import (
     LossFn,
     follow_augmentation,

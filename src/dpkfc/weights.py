@@ -23,7 +23,8 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass,
 )
 
-from dpkfc.distributed import DistributedContext, reshard
+from dpkfc.distributed.context import DistributedContext
+from dpkfc.distributed.fsdp import reshard
 from dpkfc.privacy.ledger import Ledger, LedgerError
 from dpkfc.weights_record import WeightsRecord, read_weights_record, write_weights_record
 

@@ -27,7 +27,7 @@ from dpkfc.audit.statistics import (
 from dpkfc.config import Plan
 from dpkfc.data.sampling import FixedSize, Poisson, Shuffle, TruncatedPoisson
 from dpkfc.data.units import Units
-from dpkfc.distributed import DistributedContext
+from dpkfc.distributed.context import DistributedContext
 from dpkfc.privacy.rng import SamplingStream
 from tests.audit.sizes import size
 

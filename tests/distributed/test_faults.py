@@ -14,7 +14,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from dpkfc.checkpoint import CheckpointError
-from dpkfc.distributed import RankLost
+from dpkfc.distributed.context import RankLost
 from dpkfc.privacy.ledger import verify
 from tests.distributed.cases import Case
 from tests.distributed.group import run, start

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from dpkfc.curvature import AdaDPS
-from dpkfc.distributed import RankLost, local
+from dpkfc.distributed.context import RankLost
+from dpkfc.distributed.fsdp import to_local
 from dpkfc.gradients.clipped_sum import LossFn
 from dpkfc.postprocess import DiSK, WeightEMA
 from dpkfc.privacy.ledger import verify
@@ -154,7 +155,7 @@ def _not_finite(rank: int) -> str:
     with RUNS["SGD with momentum"].open(divided=True) as s:
         if rank == 1:
             with torch.no_grad():
-                local(s.model[0].weight)[0] = torch.nan
+                to_local(s.model[0].weight)[0] = torch.nan
         try:
             s.step(next(s.batches()), loss_fn)
         except (ValueError, RuntimeError) as error:
@@ -314,7 +315,7 @@ def _count_local_entries() -> list[int]:
     with RUNS["Adam"].open(divided=True) as s:
         s.step(next(s.batches()), loss_fn)
         moments = [x for state in s.optimizer.state.values() for x in state.values() if x.dim()]
-        return [sum(local(x).numel() for x in of) for of in (s.model.parameters(), moments)]
+        return [sum(to_local(x).numel() for x in of) for of in (s.model.parameters(), moments)]
 
 
 def _worker(rank: int, folder: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from dpkfc.curvature.probes import FeatureNoise
-from dpkfc.distributed import DistributedContext
+from dpkfc.distributed.context import DistributedContext
 from dpkfc.session import Session
 from tests.distributed.cases import Case
 from tests.distributed.group import run, start

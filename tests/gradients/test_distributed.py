@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dpkfc import distributed
-from dpkfc.distributed import DistributedContext, _device
+from dpkfc.distributed import context
+from dpkfc.distributed.context import DistributedContext, _device
 from tests.test_session import net, plan, session
 
 
@@ -42,8 +42,8 @@ def test_a_lack_of_memory_is_not_taken_for_the_death_of_another_process(
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("no room for the sum")
 
-    monkeypatch.setattr(distributed, "flatten", full)
-    monkeypatch.setattr(distributed, "_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(context, "flatten", full)
+    monkeypatch.setattr(context, "_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(dist, "all_reduce", lambda *_: None)
     with pytest.raises(torch.OutOfMemoryError, match="no room for the sum"):
         DistributedContext(1, 2).sum({"a": torch.ones(2)})

@@ -18,7 +18,7 @@ import torch.multiprocessing as mp
 from dpkfc.audit.audit import SEED, distance
 from dpkfc.audit.harness import Finding, Subject, open_session, script_plan, select_failed
 from dpkfc.audit.statistics import judge_noise
-from dpkfc.distributed import DistributedContext
+from dpkfc.distributed.context import DistributedContext
 from dpkfc.privacy.mechanism import release
 from dpkfc.privacy.rng import NoiseStream
 from dpkfc.session import Session

@@ -50,7 +50,7 @@ from dpkfc.app.settings import (
     to_toml,
 )
 from dpkfc.callbacks import PURPOSE, EarlyStopping, PrivateEarlyStopping, wrong_answers
-from dpkfc.distributed import DistributedContext
+from dpkfc.distributed.context import DistributedContext
 from dpkfc.gradients.state import check_finite
 from dpkfc.integrations.loggers import Logger, check_logger, make_logger
 from dpkfc.privacy.budget import Budget, Receipt

@@ -41,7 +41,7 @@ from dpkfc.audit.harness import (
     augment_with_ids,
 )
 from dpkfc.config import Plan
-from dpkfc.distributed import DistributedContext
+from dpkfc.distributed.context import DistributedContext
 from dpkfc.gradients.state import evaluation_mode
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.session import Session

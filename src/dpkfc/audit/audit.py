@@ -51,7 +51,7 @@ from dpkfc.audit.statistics import (
 )
 from dpkfc.config import Plan
 from dpkfc.data.sampling import REPLACE_ONE
-from dpkfc.distributed import flatten
+from dpkfc.distributed.context import flatten
 from dpkfc.federated.messages import Message, add_prefix, select_prefix, total_norm
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.postprocess.pipeline import PostprocessPipeline

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from dpkfc.config import Plan
 from dpkfc.data.loading import Collate, MicroBatches
 from dpkfc.data.sampling import Sampler
-from dpkfc.distributed import trainable_tensors
+from dpkfc.distributed.fsdp import trainable_tensors
 from dpkfc.gradients.state import equal_or_nan
 from dpkfc.linalg.metric import Metric
 from dpkfc.privacy.mechanism import ClippedSum, Released

@@ -33,7 +33,7 @@ from dpkfc.audit.harness import (
     ignore_progress,
 )
 from dpkfc.config import Plan
-from dpkfc.distributed import flatten, widest_dtype
+from dpkfc.distributed.context import flatten, widest_dtype
 from dpkfc.privacy.mechanism import Released
 from dpkfc.privacy.releases import ROUNDED, grid_of
 from dpkfc.privacy.rng import SamplingStream

@@ -37,7 +37,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpkfc.distributed import trainable_tensors
+from dpkfc.distributed.fsdp import trainable_tensors
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.secure_aggregation import (
     KEY_BYTES,

@@ -22,7 +22,8 @@ from torch.utils._pytree import tree_map, tree_map_only
 
 from dpkfc._checks import check_positive
 from dpkfc.clipping import SPLIT, contribution_bound
-from dpkfc.distributed import local, trainable_tensors, widest_dtype
+from dpkfc.distributed.context import widest_dtype
+from dpkfc.distributed.fsdp import to_local, trainable_tensors
 from dpkfc.gradients.fallback import blocks_of_one, gradient_of, matrices_of
 from dpkfc.gradients.internals import has_batch_in_place
 from dpkfc.gradients.layers import MATRICES, Call, Calls, Layer, named_tensors
@@ -1066,7 +1067,7 @@ def copy_inputs(layers: Sequence[Layer], calls: Calls) -> Calls:
 
     A learnt query is such an input.
     """
-    tensors = [local(p) for p in named_tensors(layers).values()]
+    tensors = [to_local(p) for p in named_tensors(layers).values()]
     storages = {p.untyped_storage().data_ptr() for p in tensors} - {0}
 
     def copy(x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-from dpkfc.distributed import trainable_tensors
+from dpkfc.distributed.fsdp import trainable_tensors
 from dpkfc.gradients.fallback import has_computed_weight
 from dpkfc.gradients.internals import IN, OUT, is_attention
 from dpkfc.gradients.layers import MATRICES, Layer, class_forward, join_names

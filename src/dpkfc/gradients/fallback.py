@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
-from dpkfc.distributed import trainable_tensors
+from dpkfc.distributed.fsdp import trainable_tensors
 from dpkfc.gradients.layers import MATRICES, Call, Calls, Layer
 from dpkfc.gradients.state import AttributeSnapshot
 from dpkfc.linalg.blocks import (

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_unflatten
 
-from dpkfc.distributed import gathered, refuse_let_go
+from dpkfc.distributed.fsdp import check_not_freed, gathered
 from dpkfc.gradients.fallback import ParametrizedBlock, fallback_gradients, pulls_of
 from dpkfc.gradients.internals import recurrent_gradients
 from dpkfc.gradients.layers import Call, Calls, Layer
@@ -127,7 +127,7 @@ def joined_calls(
     if recorded:
         with gathered(layer):
             inputs = [(call.args, call.kwargs) for call in recorded]
-            refuse_let_go(layer, inputs)
+            check_not_freed(layer, inputs)
             if layer.rule not in ("fallback", "custom", "recurrent"):
                 recorded = [_example_first(layer, call, batch_size) for call in recorded]
             blocks.append(_RULES[layer.rule](layer, recorded, batch_size))

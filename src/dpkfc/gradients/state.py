@@ -52,7 +52,7 @@ from torch.nn.modules import module as _every_module
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from dpkfc.distributed import is_divided, local, reshard
+from dpkfc.distributed.fsdp import is_divided, reshard, to_local
 from dpkfc.gradients.layers import Layer, join_names, named_tensors
 from dpkfc.linalg.metric import NamedTensors
 from dpkfc.linalg.norms import is_on_accelerator
@@ -704,8 +704,8 @@ def _restore_parameter(
         copy: its values or their digest, where they were kept.
         now: what is in its place now.
     """
-    if isinstance(copy, Tensor) and not same_values(local(original), copy):
-        value = _write_copy(local(original), copy)
+    if isinstance(copy, Tensor) and not same_values(to_local(original), copy):
+        value = _write_copy(to_local(original), copy)
         if value.shape != original.shape and not is_divided(original):
             original.data = value
         return _PUT_BACK
@@ -744,14 +744,14 @@ def _copy_or_digest(p: Tensor) -> Tensor | str | None:
     try:
         if not p.requires_grad and p.numel() * p.element_size() > LARGE:
             return _digest(p)
-        return local(p).to("cpu", copy=True)
+        return to_local(p).to("cpu", copy=True)
     except (RuntimeError, NotImplementedError, TypeError):
         return None
 
 
 def _digest(p: Tensor) -> str:
     # A reloaded parameter may be on another device.
-    return digest_tensors({"": local(p).cpu()})[""]
+    return digest_tensors({"": to_local(p).cpu()})[""]
 
 
 def _is_reloaded(before: Tensor, now: Tensor | None, copy: Tensor | str | None) -> bool:
@@ -1468,7 +1468,7 @@ def check_finite(layers: Sequence[Layer]) -> None:
     """
     flags: NamedTensors = {}
     for name, p in named_tensors(layers).items():
-        x = local(p)
+        x = to_local(p)
         if x.numel() and x.is_floating_point():
             flags[name] = torch.isfinite(torch.stack(torch.aminmax(x))).all()
     if not flags:
@@ -1518,7 +1518,7 @@ def traces(parameters: NamedTensors) -> dict[str, Trace]:
     """Return version and first entries of each parameter, which show whether it was written."""
     found = {}
     for name, p in parameters.items():
-        found[name] = (p._version, local(p).flatten()[:16].clone())
+        found[name] = (p._version, to_local(p).flatten()[:16].clone())
     return found
 
 
@@ -1548,7 +1548,7 @@ def check_moved(
         if version != old_version or not torch.equal(old_entries, entries):
             continue
         # This process may hold nothing of a sharded parameter.
-        if local(parameter).numel() > 0 and rates[parameter] > 0:
+        if to_local(parameter).numel() > 0 and rates[parameter] > 0:
             raise RuntimeError(
                 f"parameter '{name}' did not move in the first step although its learning rate is "
                 f"{rates[parameter]}: the optimizer holds another tensor than the model"

@@ -20,7 +20,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from dpkfc.distributed import find_graph_tensor, trainable_tensors
+from dpkfc.distributed.fsdp import find_graph_tensor, trainable_tensors
 from dpkfc.gradients.fallback import add_blocks, blocks_of_one, gradient_of
 from dpkfc.gradients.internals import (
     ARGUMENTS,

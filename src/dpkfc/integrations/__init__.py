@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan
-from dpkfc.distributed import list_group_members
+from dpkfc.distributed.fsdp import list_group_members
 from dpkfc.gradients.state import is_nested_step
 from dpkfc.report import json_number
 from dpkfc.session import Session

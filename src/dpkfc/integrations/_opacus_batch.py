@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.data import DataLoader
 
-from dpkfc.distributed import trainable_tensors
+from dpkfc.distributed.fsdp import trainable_tensors
 from dpkfc.gradients.clipped_sum import ClippedSummer, batch_tracker
 from dpkfc.gradients.fallback import blocks_of_one
 from dpkfc.gradients.layers import Arguments, Calls, Keywords, Layer

@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
 from dpkfc.config import Plan
-from dpkfc.distributed import list_group_members, trainable_tensors
+from dpkfc.distributed.fsdp import list_group_members, trainable_tensors
 from dpkfc.gradients.clipped_sum import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Arguments, Keywords

@@ -42,7 +42,7 @@ from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, check_plan
 from dpkfc.data.duplicates import check_held_out
 from dpkfc.data.loading import Collate
-from dpkfc.distributed import first_line
+from dpkfc.distributed.context import first_line
 from dpkfc.gradients.state import make_stateless, refuse_gradient_hooks
 from dpkfc.integrations import (
     refuse_unreleased_steps,

@@ -68,7 +68,7 @@ from dpkfc.clipping import CLIPPINGS
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.data.duplicates import check_once
 from dpkfc.data.loading import Collate, split
-from dpkfc.distributed import DistributedContext
+from dpkfc.distributed.context import DistributedContext
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.integrations._opacus_batch import Indices, PhysicalBatch
 from dpkfc.integrations._opacus_step import PrivateStep, StepHook

@@ -1,0 +1,1 @@
+"""Share one logical batch over several processes of torch.distributed."""
