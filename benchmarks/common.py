@@ -1,193 +1,27 @@
-"""What a benchmark needs besides its subject: the machine, medians, memory watermarks, tables."""
+"""What a benchmark needs besides its subject: medians, ratios and memory watermarks; the machine
+and tables are those of the studies.
+"""
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import json
-import math
-import os
 import platform
 import re
 import statistics
-import subprocess
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dpkfc_papers.studies.harness import (  # noqa: F401
+    hardware,
+    load_average,
+    machine,
+    markdown,
+    now,
+    read_json,
+    write_json,
+)
+
 RESULTS = Path(__file__).resolve().parent / "results"
-
-
-def hardware(threads: int, device: str = "cpu") -> dict[str, Any]:
-    """The machine a measurement was made on."""
-    import numpy
-    import torch
-
-    card = (
-        {}
-        if device == "cpu"
-        else {"card": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
-    )
-    return {
-        **card,
-        "cpu": _cpu_model(),
-        "cores": os.cpu_count(),
-        "threads": threads,
-        "memory_gib": _memory_gib(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "libc": " ".join(platform.libc_ver()),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "numpy": numpy.__version__,
-        "commit": _commit(),
-    }
-
-
-def _commit() -> str | None:
-    """What is checked out, with a + where files differ from it; None without git."""
-    try:
-        here = {
-            "cwd": Path(__file__).parent,
-            "capture_output": True,
-            "text": True,
-            "timeout": 30,
-            "check": True,
-        }
-        name = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], **here).stdout.strip()  # noqa: S607
-        changed = subprocess.run(
-            ["git", "status", "--porcelain", "--", "../src", ":(glob)*.py"], **here
-        ).stdout.strip()  # noqa: S607
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return name + ("+" if changed else "")
-
-
-def _cpu_model() -> str:
-    try:
-        found = re.search(
-            r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE
-        )
-    except OSError:
-        found = None
-    return found.group(1).strip() if found else platform.processor() or platform.machine()
-
-
-def _memory_gib() -> float | None:
-    try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (ValueError, OSError, AttributeError):
-        return None
-
-
-def load_average() -> float | None:
-    """Mean number of running processes of the last minute; above the threads of the benchmark the
-    machine is shared.
-    """
-    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
-
-
-# Parts of a results file whose rows were measured by themselves, and what the name of such a row
-# ends in.
-PARTS = {
-    "models": "",
-    "axes": "",
-    "kept": " with freed memory kept",
-    "card": " on a card",
-    "views": " with views",
-    "views on a card": " with views on a card",
-}
-
-
-# load beyond the cores that the part of a benchmark that ran just before may leave by itself
-_OWN = 0.25
-
-
-def machine(results: Mapping[str, Any], *, memory: bool = True, commit: bool = True) -> str:
-    """Where a table was measured: processor, threads, torch, day, commit and load; of several such
-    sets, with their rows.
-
-    Args:
-        results: with entries in some of `PARTS`, each with its own machine and date, or one of both
-            for everything.
-        memory: whether the table has memory, which may have been taken at another time than times.
-        commit: whether it is named here; not where the rows do that.
-    """
-    rows: dict[str, list[str]] = {}
-    loads: dict[str, float] = {}
-
-    def add(
-        title: str, found: Mapping[str, Any], date: str | None, load: float | None = None
-    ) -> None:
-        where = _described(found, date, commit)
-        rows.setdefault(where, []).append(title)
-        if (load or 0.0) > max(found.get("threads", math.inf), found.get("cores", 0)) + _OWN:
-            loads[where] = max(loads.get(where, 0.0), load or 0.0)
-
-    last = results.get("hardware", {})
-    for part, suffix in PARTS.items():
-        for name, entry in results.get(part, {}).items():
-            title = entry.get("title", name).partition(" (")[0] + suffix
-            if entry.get("contenders") != {}:
-                # the last run is not the one of this row
-                own = entry.get("hardware", {**last, "commit": None})
-                add(title, own, entry.get("date", results.get("date")), entry.get("load_before"))
-            if memory and entry.get("memory"):
-                taken = entry.get("memory_taken", {})
-                add(f"memory of {title}", taken.get("hardware", {}), taken.get("date"))
-    if not rows:
-        add("", last, results.get("date"))
-    shared = {
-        where: f", shared with other work: load average up to {load:.1f}"
-        for where, load in loads.items()
-    }
-    sets = [
-        where + shared.get(where, "") + f": {'; '.join(_short(of))}" * (len(rows) > 1)
-        for where, of in rows.items()
-    ]
-    return "*" + ". ".join(sets) + ".*"
-
-
-def machine_of_rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Where the rows of a study were measured, each machine with its last day and commit."""
-    days: dict[str, str] = {}
-    machines: dict[str, Mapping[str, Any]] = {}
-    for row in sorted(rows, key=lambda row: row["date"]):
-        name = _described(row["hardware"], None, False)
-        machines[name] = row["hardware"]
-        days[name] = row["date"]
-    order = sorted(days, key=lambda name: days[name])
-    return "*" + "; ".join(_described(machines[name], days[name], True) for name in order) + ".*"
-
-
-def _short(titles: Sequence[str]) -> list[str]:
-    """Without those whose memory and times are of one set."""
-    return [
-        title
-        for title in titles
-        if not (title.startswith("memory of ") and title.removeprefix("memory of ") in titles)
-    ]
-
-
-def _described(found: Mapping[str, Any], date: str | None, commit: bool) -> str:
-    threads = found.get("threads", found.get("threads_a_run"))
-    parts = [
-        found.get("card"),
-        found.get("cpu", "processor not recorded"),
-        found.get("torch_cpu_capability"),
-    ]
-    parts += [
-        threads and f"{threads} thread{'s' * (threads > 1)}",
-        f"torch {found['torch']}" if "torch" in found else None,
-    ]
-    parts += [date[:10] if date else "date not recorded"]
-    parts += [f"commit {found.get('commit') or 'not recorded'}"] if commit else []
-    return ", ".join(part for part in parts if part)
-
-
-def now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def summary(seconds: Sequence[float]) -> dict[str, Any]:
@@ -302,103 +136,3 @@ class CardWatch:
     def peak(self) -> float:
         """Highest allocated memory since the last reset, above the start."""
         return round((self._of.max_memory_allocated() - self.start) / 2**20, 1)
-
-
-def half_interval(values: Sequence[float]) -> float:
-    """Half of the 95 % interval of a mean, by Student's t over the seeds."""
-    from scipy.stats import t
-
-    spread = statistics.stdev(values) / math.sqrt(len(values))
-    return float(t.ppf(0.975, len(values) - 1)) * spread
-
-
-def interval(values: Sequence[float]) -> str:
-    """A mean and its 95 % interval, on one line; of one value no interval, of none a dash."""
-    if not values:
-        return "–"
-    half = f"\u00a0±\u00a0{half_interval(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.2f}{half}"
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; all columns but the first are right-aligned."""
-    lines = [header, ["---", *["--:"] * (len(header) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text("utf-8")) if path.exists() else {}
-
-
-def write_json(path: Path, value: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")
-
-
-def figures_parser(description: str | None, output: Path) -> argparse.ArgumentParser:
-    """The options of a benchmark that measures once and writes one file."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--data-dir", default="", help="folder with the data sets; default: $DPKFC_DATA"
-    )
-    parser.add_argument("--output", type=Path, default=output)
-    parser.add_argument("--table", action="store_true", help="print what has been run and stop")
-    return parser
-
-
-def figures(
-    given: argparse.Namespace, measure: Callable[[str], Any], table: Callable[[dict[str, Any]], str]
-) -> int:
-    """Measure and write unless only the table is asked for; print it."""
-    if not given.table:
-        write_json(given.output, measure(given.data_dir))
-    print(table(read_json(given.output)))
-    return 0
-
-
-def cells_parser(description: str | None) -> argparse.ArgumentParser:
-    """The options of a benchmark whose measurements are cells of a study."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--data-dir", default="", help="folder with the data sets; default: $DPKFC_DATA"
-    )
-    parser.add_argument("--out", type=Path, help="ledgers; default: a folder below runs/")
-    parser.add_argument(
-        "--results", type=Path, help="file of the results; default: below benchmarks/results/"
-    )
-    parser.add_argument("--workers", type=int, help="cells at once; default: every core")
-    parser.add_argument("--table", action="store_true", help="print what has been run and stop")
-    return parser
-
-
-def run_cells(
-    stages: Sequence[Callable[[Any], Any]], results: Path, out: Path, given: argparse.Namespace
-) -> int:
-    """Run the cells that a store lacks, stage by stage; 130 where it was interrupted, which loses
-    no finished one.
-
-    Args:
-        stages: each makes names and runs from the store.
-        results: the store.
-        out: ledgers.
-        given: of `cells_parser`.
-    """
-    from dpkfc.app.tuning.runs import Listed, Place, Store, Task, drive, worker_count
-
-    try:
-        with Store(results) as store:
-            for cells in stages:
-                source = Listed(
-                    [Task(run, tag=None, label=name) for name, run in cells(store)], store
-                )
-                drive(source, Place(out, given.data_dir), workers=worker_count(given.workers))
-                for name, why in source.failures.items():
-                    print(f"{name}: {why}", file=sys.stderr)
-    except KeyboardInterrupt:
-        print("stopped; the same command continues it", file=sys.stderr)
-        return 130
-    return 0

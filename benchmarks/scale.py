@@ -40,8 +40,8 @@ from common import (
     read_json,
     write_json,
 )
+from dpkfc_papers.studies.harness import finish, sheet
 from memory import LATER, alone, give_back_memory, peaks
-from pictures import finish, sheet
 from processes import ask, seconds, started
 from stack import Point, case_of, contender_of, kfac_of
 

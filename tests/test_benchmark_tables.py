@@ -274,15 +274,12 @@ def test_plain_training_with_views_takes_the_rows_that_private_training_takes(ta
     assert torch.equal(one[0], x)
 
 
-def test_pages_have_one_number_for_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import grids
-    import headline
-    import which_method
-    from common import RESULTS, interval, read_json
+def test_pages_have_one_number_for_a_cell() -> None:
     from dpkfc.app.html import winners_tests
     from dpkfc.app.recipes.catalogue import run_config
     from dpkfc.app.tuning.runs import Store
+    from dpkfc_papers.studies import grids, headline, which_method
+    from dpkfc_papers.studies.harness import RESULTS, interval, read_json
 
     results = read_json(RESULTS / "accuracy" / "cnn.json")
     table = which_method.table()

@@ -24,7 +24,12 @@ STATS = runpy.run_path(str(ROOT / "benchmarks" / "stats.py"))
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
-BUDGETS = {"core": 267_800, "app": 113_500, "papers": 28_000}
+BUDGETS = {
+    "core": 267_800,
+    "app": 113_500,
+    "papers": 85_500,
+    "benchmarks": 35_000,
+}
 LINALG = {"Outer", "Lookup", "Tied", "PerExample", "ConvBlock", "Patched", "MaterializedGradients"}
 LINALG |= {"Kronecker", "Eigenbasis", "Elementwise", "Identity", "Diagonal", "Dense", "LowRank"}
 

@@ -235,7 +235,7 @@ def test_tests_of_settings_that_a_search_has_left_behind_are_counted_and_not_sho
 
 
 def test_the_results_that_are_shipped_hold_each_method_once_at_an_epsilon():
-    path = ROOT / "benchmarks" / "results" / "accuracy" / "cnn.json"
+    path = ROOT / "papers" / "results" / "accuracy" / "cnn.json"
     runs = [run for run in read_all([path]).runs if run.measured_on == "test"]
     assert len({(run.task, run.method, run.target, run.seed) for run in runs}) == len(runs) > 200
 
@@ -268,7 +268,7 @@ def test_tuning_and_published_tables_become_sheets(tmp_path: Path):
     assert list(published.commands) == ["dpkfc reproduce dp-kfc-table-1"]
 
 
-RESULTS = ROOT / "benchmarks" / "results"
+RESULTS = ROOT / "papers" / "results"
 
 
 @pytest.mark.parametrize(

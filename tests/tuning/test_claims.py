@@ -10,8 +10,8 @@ import pytest
 
 
 @pytest.fixture
-def claims(benchmark_module):
-    return benchmark_module("claims")
+def claims(study_module):
+    return study_module("claims")
 
 
 def test_a_difference_has_the_interval_of_welch(claims):
@@ -80,7 +80,7 @@ def test_arms_are_read_from_the_results(claims, tmp_path):
 
 
 def test_a_grid_whose_points_have_all_run_stands_for_trials(claims, monkeypatch, tmp_path):
-    import grids
+    from dpkfc_papers.studies import grids
 
     class Done(grids.Grid):
         def tests(self, store, arm):
@@ -123,7 +123,7 @@ def test_an_arm_that_the_grid_lacks_is_compared_within_the_trials(claims, tmp_pa
 
 
 def test_arms_of_grids_are_there(claims):
-    import grids
+    from dpkfc_papers.studies import grids
 
     for name, (recipe, arms) in claims.GRIDS.items():
         assert grids.GRIDS[name].recipe == recipe and set(arms) <= set(grids.GRIDS[name].arms)
@@ -168,7 +168,7 @@ def test_a_verdict_has_two_words_or_three(claims, cast, verdict):
 
 def test_rows_of_features_that_differ_in_one_part_are_compared(claims):
     """New rows need no code, and what has no partner is left out."""
-    import features_table
+    from dpkfc_papers.studies import features_table
 
     def row(arm, *test, data="mnist", epsilon=1.0):
         values = {"data": data, "arm": arm, "epsilon": epsilon, "test": test}

@@ -19,7 +19,7 @@ from dpkfc.terminal import INTERRUPTED
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED, DOCUMENT = (
-    ROOT / "benchmarks" / "results" / "accuracy" / "cnn.json",
+    ROOT / "papers" / "results" / "accuracy" / "cnn.json",
     ROOT / "docs" / "results" / "papers.md",
 )
 
@@ -101,7 +101,7 @@ def test_the_results_that_are_shipped_are_what_the_command_of_the_document_finds
     monkeypatch.setitem(sys.modules, "datasets", None)
     monkeypatch.chdir(ROOT)
     page = DOCUMENT.read_text("utf-8").replace("\\\n", " ")
-    (command,) = re.findall(rf"dpkfc (reproduce .* --tuned benchmarks/\S+/{SHIPPED.name}) ", page)
+    (command,) = re.findall(rf"dpkfc (reproduce .* --tuned papers/\S+/{SHIPPED.name}) ", page)
     held = SHIPPED.read_bytes()
     code, out, _ = called(
         capsys, *shlex.split(command), "--out", str(tmp_path), "--budget", "0", "--quiet"

@@ -15,7 +15,7 @@ from dpkfc.app.html import best_trials
 from dpkfc.app.tuning.runs import Store
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md"
+RESULTS, PAGE = ROOT / "papers" / "results", ROOT / "docs" / "results.md"
 DETAILS = ROOT / "docs" / "results"
 
 
@@ -25,9 +25,9 @@ def read_line(path: Path) -> str:
 
 
 @pytest.mark.slow
-def test_cells_of_the_paper_are_counted_by_recipe(benchmark_module):
+def test_cells_of_the_paper_are_counted_by_recipe(study_module):
     """Of IMDB in Table 5 as in the table of its cells."""
-    tables = benchmark_module("tables")
+    tables = study_module("pages")
     cells = [line for line in tables.published("dp-kfc-5").splitlines() if "| IMDB (" in line]
     run = [line for line in cells if "| not run" not in line]
     counts = [sum(f"| {word} |" in line for line in run) for word in ("better", "reproduced")]
@@ -37,8 +37,8 @@ def test_cells_of_the_paper_are_counted_by_recipe(benchmark_module):
     assert row.startswith(f"| DP-KFC, Table 5, `imdb-logistic` | 12 | 0 | 3 | {missed} |")
 
 
-def test_heads_are_ahead_of_every_network_where_the_page_says_so(benchmark_module):
-    pages = benchmark_module("result_pages")
+def test_heads_are_ahead_of_every_network_where_the_page_says_so(study_module):
+    pages = study_module("result_pages")
     assert read_line(PAGE).count("The heads are ahead of every network here.") == 2
     for name in ("mnist", "fashion-mnist"):
         at_one = {"features": [], "network": [], "here": []}
@@ -48,8 +48,8 @@ def test_heads_are_ahead_of_every_network_where_the_page_says_so(benchmark_modul
         assert min(at_one["features"]) > max(at_one["network"] + at_one["here"])
 
 
-def test_cifar_is_above_the_network_and_below_the_paper_that_tunes_all_layers(benchmark_module):
-    pages = benchmark_module("result_pages")
+def test_cifar_is_above_the_network_and_below_the_paper_that_tunes_all_layers(study_module):
+    pages = study_module("result_pages")
     assert "above the CNN at a smaller ε, and below DP-RandP" in read_line(PAGE)
     lines = pages.TASKS["cifar10"].lines("cifar10")
     heads = [statistics.mean(one.cells[1.0]) for one in lines if one.kind == "features"]
@@ -71,9 +71,9 @@ def test_no_row_of_cifar_has_the_defaults_of_its_recipe():
         assert [settings["epsilon"], settings["epochs"]] != defaults
 
 
-def test_no_interval_separates_the_methods_on_tables(benchmark_module):
+def test_no_interval_separates_the_methods_on_tables(study_module):
     half, sentence = (
-        benchmark_module("common").half_interval,
+        study_module("harness").half_interval,
         "no interval separates DP-KFC from DP-SGD",
     )
     assert sentence in read_line(PAGE)
@@ -89,10 +89,10 @@ def test_no_interval_separates_the_methods_on_tables(benchmark_module):
 
 
 def test_outputs_are_nearer_to_white_than_inputs_on_the_network_and_not_on_the_transformer(
-    benchmark_module,
+    study_module,
 ):
     """What the page gives as the reason why whitening both sides is no better."""
-    rows = benchmark_module("result_pages").condition_table().splitlines()[2:]
+    rows = study_module("result_pages").condition_table().splitlines()[2:]
     found: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         model, _, a, g = (cell.strip().replace(",", "") for cell in row.strip("|").split("|"))

@@ -34,7 +34,7 @@ from dpkfc_papers.federated_study import (
     small_features,
 )
 
-SHIPPED = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "federated_accuracy.json"
+SHIPPED = Path(__file__).resolve().parents[2] / "papers" / "results" / "federated_accuracy.json"
 TINY = dataclasses.replace(
     SMOKE, tasks=("cifar10",), epsilons=(1.0,), seeds=2, rounds=2, clients=3, trials=2
 )
@@ -210,8 +210,8 @@ def test_extractors_are_trained_on_other_images_than_the_private_ones():
     assert all(task.extractor.public.name != task.private.name for task in TASKS.values())
 
 
-def test_the_ablation_has_a_control_of_the_same_step_for_every_rho(benchmark_module):
-    ablation = benchmark_module("federated_ablation")
+def test_the_ablation_has_a_control_of_the_same_step_for_every_rho(study_module):
+    ablation = study_module("federated_ablation")
     assert len({run.hash for run in ablation.runs()}) == 4 * 5 * 3
     for rho in ablation.RHOS:
         with_order, without = ablation.run_of(rho, 0.9, 0), ablation.run_of(rho, None, 0)

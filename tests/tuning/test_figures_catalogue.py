@@ -149,13 +149,7 @@ def test_accuracy_over_settings_is_written_as_maps_that_the_report_draws(tmp_pat
 
 
 def test_the_maps_that_are_shipped_are_those_of_their_rows():
-    path = (
-        Path(__file__).resolve().parents[2]
-        / "benchmarks"
-        / "results"
-        / "figures"
-        / "kfc-fig10.json"
-    )
+    path = Path(__file__).resolve().parents[2] / "papers" / "results" / "figures" / "kfc-fig10.json"
     rows = json.loads(path.read_text("utf-8"))["rows"]
     (chart,) = read_all([path]).charts
     assert (

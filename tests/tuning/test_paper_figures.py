@@ -15,8 +15,8 @@ from dpkfc.app.tuning.runs import Store
 from dpkfc_papers import federated_study
 
 
-def test_products_with_a_hessian_equal_the_whole_matrix(benchmark_module) -> None:
-    hessian_product = benchmark_module("hessian").hessian_product
+def test_products_with_a_hessian_equal_the_whole_matrix(study_module) -> None:
+    hessian_product = study_module("hessian").hessian_product
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     inputs = torch.randn(7, 4, dtype=torch.float64)
@@ -51,8 +51,8 @@ class Rows:
         self.found[run.hash] = {"accuracy": accuracy}
 
 
-def test_a_federated_rate_is_chosen_on_validation_after_its_grid(benchmark_module) -> None:
-    study = benchmark_module("federated_variations")
+def test_a_federated_rate_is_chosen_on_validation_after_its_grid(study_module) -> None:
+    study = study_module("federated_variations")
     rows = Rows()
     grid = study.client_grid(0.1, "sofim")
     for place, run in enumerate(grid):
@@ -63,16 +63,16 @@ def test_a_federated_rate_is_chosen_on_validation_after_its_grid(benchmark_modul
     assert {run.evaluate_on for run in found} == {"test"}
 
 
-def test_runs_on_features_keep_their_rows(benchmark_module) -> None:
-    study = benchmark_module("federated_variations")
+def test_runs_on_features_keep_their_rows(study_module) -> None:
+    study = study_module("federated_variations")
     store = Store(study.PATH)
     runs = [run for runs in study.stages(store) for run in runs]
     on_features = [run for run in runs if run.describe().get("task") != study.NETWORK]
     assert len(on_features) == 82 and all(map(store.get, on_features))
 
 
-def test_a_network_is_judged_at_the_norm_and_the_rate_of_dp_fedsofim(benchmark_module) -> None:
-    study = benchmark_module("federated_variations")
+def test_a_network_is_judged_at_the_norm_and_the_rate_of_dp_fedsofim(study_module) -> None:
+    study = study_module("federated_variations")
     rows = Rows()
     first, second = (study.network_grid("sofim", clip) for clip in study.CLIPS)
     for place, run in enumerate([*first, *second]):
@@ -96,8 +96,8 @@ def test_a_network_is_judged_at_the_norm_and_the_rate_of_dp_fedsofim(benchmark_m
 
 
 @pytest.mark.slow
-def test_a_network_trains_from_scratch_on_images(benchmark_module) -> None:
-    study = benchmark_module("federated_variations")
+def test_a_network_trains_from_scratch_on_images(study_module) -> None:
+    study = study_module("federated_variations")
     x = torch.randn(60, 1, 14, 14)
     y = torch.arange(60) % 10
     data = federated_study.Features(
@@ -116,8 +116,8 @@ def test_a_network_trains_from_scratch_on_images(benchmark_module) -> None:
         assert record["epsilon"] <= study.EPSILON
 
 
-def test_sentences_on_the_filter_follow_its_figures(benchmark_module) -> None:
-    pages = benchmark_module("disk_pages")
+def test_sentences_on_the_filter_follow_its_figures(study_module) -> None:
+    pages = study_module("disk_pages")
     curves = {
         "disk": {0: [10.0], 5: [80.0], 10: [90.0], 12: [91.0]},
         "dp-sgd": {0: [10.0], 5: [70.0], 10: [92.0], 12: [91.0]},
@@ -131,8 +131,8 @@ def test_sentences_on_the_filter_follow_its_figures(benchmark_module) -> None:
     assert "0.7 at κ = 0.5, 0.3 at κ = 0.9" in text
 
 
-def test_each_machine_of_a_study_is_named_with_its_last_day(benchmark_module) -> None:
-    common = benchmark_module("common")
+def test_each_machine_of_a_study_is_named_with_its_last_day(study_module) -> None:
+    common = study_module("harness")
     rows = [
         {"hardware": {"cpu": cpu, "threads": 1}, "date": f"2026-11-{day}"}
         for cpu, day in (("B", 27), ("A", 25), ("A", 26))
@@ -142,9 +142,9 @@ def test_each_machine_of_a_study_is_named_with_its_last_day(benchmark_module) ->
 
 
 def test_texts_of_the_test_split_are_left_out_of_training(
-    benchmark_module, monkeypatch, tmp_path
+    study_module, monkeypatch, tmp_path
 ) -> None:
-    features = benchmark_module("features")
+    features = study_module("features")
     texts = Texts((["a", "b", "c"], [0, 1, 1]), (["b", "d"], [1, 0]), "a test")
     monkeypatch.setattr(features, "load_texts", lambda *_: texts)
     monkeypatch.setattr(features, "minilm_vectors", lambda lines, _: torch.ones(len(lines), 3))

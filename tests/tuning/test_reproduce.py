@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import re
 import shlex
@@ -126,8 +127,8 @@ def test_commands_that_reasons_name_are_commands():
                 for name, text in given.items()
             }
         )
-    for file in {file for reason in reasons for file in re.findall(r"benchmarks/\w+\.py", reason)}:
-        assert (ROOT / file).is_file()
+    studies = {name for why in reasons for name in re.findall(r"dpkfc_papers\.[\w.]+\w", why)}
+    assert studies and all(map(importlib.util.find_spec, studies))
 
 
 def test_a_table_of_no_accuracies_is_headed_by_its_own_unit():
@@ -298,7 +299,7 @@ def test_a_rank_that_a_method_does_not_have_is_no_protocol_of_it(tmp_path):
 
 
 def test_the_tests_of_imdb_that_are_shipped_stand_in_the_table_of_the_paper():
-    stored = [Store(ROOT / "benchmarks" / "results" / "accuracy" / "imdb.json")]
+    stored = [Store(ROOT / "papers" / "results" / "accuracy" / "imdb.json")]
     found = outcomes(load("dp-kfc-5"), Store(ROOT / "none.json"), Tuning(stored), range(3))
     mine = {
         (one.cell.row.partition(", ")[2], one.cell.column): one
@@ -507,8 +508,8 @@ def test_what_is_no_results_file_of_a_tuning_study_is_named(tmp_path):
         reproduce.reproduce(["dp-kfc-1"], tmp_path, tuned=[tmp_path / "nothing.json"])
 
 
-def test_every_cell_that_is_below_the_paper_stands_in_the_document(benchmark_module):
-    tables, pages = benchmark_module("tables"), (ROOT / "docs" / "results").glob("papers*.md")
+def test_every_cell_that_is_below_the_paper_stands_in_the_document(study_module):
+    tables, pages = study_module("pages"), (ROOT / "docs" / "results").glob("papers*.md")
     shown = "\n".join(page.read_text("utf-8") for page in pages)
     below = [
         one

@@ -11,17 +11,17 @@ import pytest
 
 
 @pytest.fixture
-def features_table(benchmark_module):
-    return benchmark_module("features_table")
+def features_table(study_module):
+    return study_module("features_table")
 
 
 @pytest.fixture
-def result_pages(benchmark_module):
-    return benchmark_module("result_pages")
+def result_pages(study_module):
+    return study_module("result_pages")
 
 
 def row(arm: str, *test: float, epsilon: float = 1.0, best: float = 0.9, data: str = "mnist"):
-    """A row as `benchmarks/features.py` writes it."""
+    """A row as `papers/dpkfc_papers/studies/features.py` writes it."""
     return {
         "data": data,
         "arm": arm,
@@ -45,10 +45,10 @@ def place(monkeypatch, module: ModuleType, folder: Path) -> None:
     monkeypatch.setattr(module, "read_rows", lambda *files: read(*files, folder=folder))
 
 
-def test_an_interval_is_that_of_student(benchmark_module):
+def test_an_interval_is_that_of_student(study_module):
     from scipy.stats import t, tstd
 
-    common, values = benchmark_module("common"), [97.0, 97.5, 98.0]
+    common, values = study_module("harness"), [97.0, 97.5, 98.0]
     half = t.ppf(0.975, 2) * tstd(values) / math.sqrt(3)
     assert common.half_interval(values) == pytest.approx(half)
     assert common.interval(values) == f"97.50\u00a0±\u00a0{half:.2f}"
@@ -124,11 +124,11 @@ def test_a_task_shows_the_best_on_validation_the_networks_and_what_is_not_privat
 
 
 def test_without_rows_a_task_says_what_to_run(
-    result_pages, benchmark_module, features_table, tmp_path, monkeypatch
+    result_pages, study_module, features_table, tmp_path, monkeypatch
 ):
     place(monkeypatch, features_table, tmp_path)
     assert not result_pages.picture("medical", tmp_path / "medical.png")
-    assert "benchmarks/features.py" in benchmark_module("tables").task("medical")
+    assert "dpkfc_papers.studies.features" in study_module("pages").task("medical")
 
 
 def test_every_published_figure_belongs_to_a_task_and_has_a_source(result_pages):

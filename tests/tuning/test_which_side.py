@@ -11,8 +11,8 @@ from dpkfc.linalg.metric import Dense, Kronecker
 
 
 @pytest.fixture
-def which_side(benchmark_module):
-    return benchmark_module("which_side")
+def which_side(study_module):
+    return study_module("which_side")
 
 
 def _model() -> nn.Module:
@@ -115,7 +115,7 @@ def test_a_step_uphill_takes_nothing_off_the_loss(which_side):
     assert lines[4] == "| inputs | -500.0 | 100.0 | 100.0 | none | 100.0 |"
 
 
-def test_the_page_holds_no_decrease_of_a_negative_signal(which_side, benchmark_module):
-    stages = benchmark_module("common").read_json(which_side.PATH)["stages"].values()
+def test_the_page_holds_no_decrease_of_a_negative_signal(which_side, study_module):
+    stages = study_module("harness").read_json(which_side.PATH)["stages"].values()
     uphill = [one for stage in stages for one in stage.values() if one["signal"] < 0]
     assert len(uphill) > 10 and all(which_side.decrease(one) is None for one in uphill)

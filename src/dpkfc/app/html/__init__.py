@@ -798,7 +798,7 @@ _FIELDS_OF_BENCHMARK = {
 
 
 def _read_benchmark(path: Path, rows: Mapping[str, Any]) -> Contents:
-    """Return entries of `benchmarks/accuracy.py`, which has a training loop of its own."""
+    """Return entries of `dpkfc_papers.studies.accuracy`, which has a training loop of its own."""
     runs = []
     for row in map(ensure_mapping, rows.values()):
         if number(row.get("accuracy")) is None or "arm" not in row:
@@ -816,7 +816,7 @@ def _read_benchmark(path: Path, rows: Mapping[str, Any]) -> Contents:
                 target=number(row.get("epsilon")),
                 seed=_integer(row.get("seed")),
                 settings={name: row[name] for name in others},
-                command="python benchmarks/accuracy.py --data-dir DIR",
+                command="python -m dpkfc_papers.studies.accuracy --data-dir DIR",
             )
         )
     return _add_notes(path, rows, runs, {})

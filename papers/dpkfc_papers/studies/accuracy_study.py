@@ -1,0 +1,147 @@
+"""Arms tuned alike at ε = 1 on a validation split, then judged on the test set: MNIST and
+Fashion-MNIST, IMDB, an MLP, or titles of StackOverflow.
+
+    python -m dpkfc_papers.studies.accuracy_study --data-dir DIR --out runs/acc  # resumable
+    python -m dpkfc_papers.studies.accuracy_study --study imdb --data-dir DIR
+    python -m dpkfc_papers.studies.accuracy_study --study mlp --data-dir DIR
+    python -m dpkfc_papers.studies.accuracy_study --study sentences --trials 12 --data-dir DIR
+    python -m dpkfc_papers.studies.accuracy_study --smoke --out runs/smoke
+    python -m dpkfc_papers.studies.accuracy_study --table  # the Markdown table
+
+Every cell is kept by the hash of its settings in papers/results/accuracy/STUDY.json. The order
+is: twenty trials an arm in rounds of five, three seeds at ε = 1, the other data set, then the other
+ε with the settings tuned at ε = 1. Noise is secure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from dpkfc_papers.studies import harness
+
+RESULTS = harness.RESULTS / "accuracy"
+STUDIES = {
+    "cnn": ("mnist-cnn", "fashion-mnist-cnn"),
+    "imdb": ("imdb-logistic",),
+    "mlp": ("mnist-mlp",),
+    "sentences": ("stackoverflow-head",),
+}
+
+
+def study(name: str, smoke: bool, recipes: tuple[str, ...], trials: int):
+    from dpkfc_papers.accuracy import MLP, TEXT, AccuracyStudy
+
+    if smoke:
+        return AccuracyStudy(
+            recipes=recipes,
+            epsilons=(1.0, 2.0),
+            seeds=(0, 1),
+            trials=2,
+            validation=200,
+            public=100,
+            common={"steps": 8, "expected_batch_size": 64, "probe_size": 32},
+        )
+    if name == "imdb":
+        return AccuracyStudy(
+            recipes=recipes, trials=trials, epsilons=(1.0, 0.5, 2.8, 8.0), common=dict(TEXT)
+        )
+    if name == "sentences":
+        return AccuracyStudy(
+            recipes=recipes,
+            trials=trials,
+            epsilons=(1.0, 0.5, 2.0, 3.0, 5.0, 8.0, 10.0),
+            validation=2000,
+            common={"delta": 1e-5, "max_rank": 64},
+        )
+    if name == "mlp":
+        return AccuracyStudy(recipes=recipes, trials=trials, epsilons=(1.0,), common=dict(MLP))
+    return AccuracyStudy(recipes=recipes, trials=trials)
+
+
+def table(path: Path) -> str:
+    from dpkfc.app.tuning.runs import Store
+    from dpkfc_papers import accuracy
+
+    rows = list(Store(path))
+    done = dict.fromkeys(row["run"]["recipe"] for row in rows)
+    return (
+        "\n\n".join(f"**{recipe}**\n\n{accuracy.table(rows, recipe)}" for recipe in done)
+        or "nothing has been run yet"
+    )
+
+
+def main() -> int:
+    from rich.console import Console
+
+    from dpkfc.app.tuning.runs import Place, Store, StudyProgress, drive, worker_count
+    from dpkfc.app.tuning.tune import expected_seconds
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--study", choices=list(STUDIES), default="cnn")
+    parser.add_argument(
+        "--data-dir", default="", help="folder with the data sets; default: $DPKFC_DATA"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/accuracy"),
+        help="ledgers and the trials of the searches",
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        help="file of the results; default: papers/results/accuracy/STUDY.json",
+    )
+    parser.add_argument(
+        "--recipe",
+        action="append",
+        help="of these alone; default: those of the study, digits for --smoke",
+    )
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--workers", type=int, help="cells at once; default: every core")
+    parser.add_argument(
+        "--budget", type=float, help="minutes; no cell starts that would not end in time"
+    )
+    parser.add_argument(
+        "--smoke", action="store_true", help="a few steps on the digits, results below --out"
+    )
+    parser.add_argument("--table", action="store_true", help="print what has been run and stop")
+    arguments = parser.parse_args()
+    path = (
+        arguments.results
+        or (arguments.out if arguments.smoke else RESULTS) / f"{arguments.study}.json"
+    )
+    if arguments.table:
+        print(table(path))
+        return 0
+    recipes = arguments.recipe or (["digits"] if arguments.smoke else STUDIES[arguments.study])
+    chosen = study(arguments.study, arguments.smoke, tuple(recipes), arguments.trials)
+    workers, place = worker_count(arguments.workers), Place(arguments.out, arguments.data_dir)
+    chosen.check(arguments.data_dir)
+    try:
+        with Store(path) as store:
+            source = chosen.source(store, arguments.out / "trials.sqlite3")
+            with StudyProgress(None, done=len(store), console=Console(width=140)) as progress:
+                drive(
+                    source,
+                    place,
+                    workers=workers,
+                    budget_minutes=arguments.budget,
+                    expected=expected_seconds(store),
+                    watcher=progress,
+                )
+    except KeyboardInterrupt:
+        print("stopped; the same command continues it", file=sys.stderr)
+        return 130
+    for name, why in source.failures.items():
+        print(f"{name}: {why}", file=sys.stderr)
+    print(table(path))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""DP-FedSOFIM over ρ and β at ε = 2, beside DP-FedGD at the same η/ρ.
+
+    python -m dpkfc_papers.studies.federated_ablation --data-dir DIR  # resumable
+    python -m dpkfc_papers.studies.federated_ablation --table  # the Markdown table
+
+MNIST features, the paper's rate η = 0.1 and clipping norm 10, 70 rounds, a trusted server. With one
+the distribution of a result does not depend on the number of clients, so there are two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dpkfc_papers.studies.harness import RESULTS, interval, markdown
+
+PATH = RESULTS / "federated_ablation.json"
+RHOS = (0.1, 0.5, 1.0, 2.0)
+BETAS = (0.7, 0.9, 0.95, 0.99)
+TASK, EPSILON, ETA, CLIP, SEEDS = "mnist", 2.0, 0.1, 10.0, (0, 1, 2)
+
+
+def run_of(rho: float, beta: float | None, seed: int) -> Any:
+    """Return a run of DP-FedSOFIM, or without β of DP-FedGD at its η/ρ."""
+    from dpkfc_papers.federated_study import FederatedRun
+
+    # A rate is η/ρ, the length of a step where the momentum is small.
+    settings = {"rate": ETA / rho, "clip": CLIP}
+    if beta is not None:
+        settings |= {"rho": rho, "beta": beta}
+    return FederatedRun(
+        task=TASK,
+        rule="fedgd" if beta is None else "sofim",
+        settings=tuple(sorted(settings.items())),
+        epsilon=EPSILON,
+        clients=2,
+        seed=seed,
+    )
+
+
+def runs() -> list[Any]:
+    """Return all runs, one seed after the other."""
+    return [run_of(rho, beta, seed) for seed in SEEDS for rho in RHOS for beta in (None, *BETAS)]
+
+
+def execute(folder: Path, data_dir: str) -> None:
+    """Make the runs that are missing; each is on the disk before the next starts."""
+    import torch
+
+    from dpkfc.app.tuning.runs import Store
+    from dpkfc_papers.federated_study import execute_run, load_features
+
+    torch.set_num_threads(1)
+    with Store(PATH) as store:
+        left = [run for run in runs() if store.get(run) is None]
+        if not left:
+            return
+        features = load_features(TASK, folder, data_dir)
+        for number, run in enumerate(left, start=1):
+            record = execute_run(run, features)
+            store.put(run, record)
+            print(f"{number}/{len(left)} {run.rule} {dict(run.settings)}: {record['accuracy']:.4f}")
+
+
+def _values(store: Any, rho: float, beta: float | None) -> list[float]:
+    records = [store.get(run_of(rho, beta, seed)) for seed in SEEDS]
+    return [100 * record["accuracy"] for record in records if record]
+
+
+def table() -> str:
+    """Return test accuracies with 95 % intervals by ρ and β, and the largest gain; "" without."""
+    from dpkfc.app.tuning.runs import Store
+
+    store = Store(PATH)
+    if not any(_values(store, rho, None) for rho in RHOS):
+        return ""
+    rows = []
+    for rho in RHOS:
+        cells = [interval(_values(store, rho, beta)) for beta in (*BETAS, None)]
+        gains = [_gain(_values(store, rho, beta), _values(store, rho, None)) for beta in BETAS]
+        rows.append([f"{rho:g}", *cells, f"{min(gains):+.2f} to {max(gains):+.2f}"])
+    head = ["ρ", *(f"β = {beta:g}" for beta in BETAS), "DP-FedGD at η/ρ", "gain over it, points"]
+    count = len(_values(store, RHOS[0], None))
+    return f"{markdown(head, rows)}\n\nTest accuracy in percent at ε = {EPSILON:g}; {count} seeds."
+
+
+def _gain(above: list[float], below: list[float]) -> float:
+    return statistics.mean(above) - statistics.mean(below)
+
+
+def run_script(
+    description: str | None, run: Callable[[Path, str], None], show: Callable[[], str]
+) -> int:
+    """Read the command line of a script on features, run what is missing, and print the table."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data-dir", default="", help="folder with the data sets")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/federated/features"), help="folder of the features"
+    )
+    parser.add_argument("--table", action="store_true", help="print what has been run and stop")
+    arguments = parser.parse_args()
+    if not arguments.table:
+        run(arguments.out, arguments.data_dir)
+    print(show() or "nothing has been run yet")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_script(__doc__, execute, table))

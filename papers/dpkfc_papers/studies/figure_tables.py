@@ -1,0 +1,193 @@
+"""Figures as tables, from what `dpkfc reproduce kfc-fig3 kfc-fig7 kfc-theorem-5.4 disk-fig6` has
+measured.
+
+make results     # writes them into docs/figures.md
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpkfc_papers.studies.harness import RESULTS, markdown, read_json
+
+SOURCES = ("pink noise", "white noise", "public", "random directions", "oracle, other examples")
+MAPS = (
+    "nothing",
+    "pink noise",
+    "white noise",
+    "public",
+    "random directions",
+    "oracle, other examples",
+    "oracle",
+)
+SPECTRA = ("pink noise", "white noise", "public", "oracle")
+NAMES = {"public": "Fashion-MNIST", "oracle, other examples": "other private examples"}
+
+
+def likeness() -> str:
+    """Cosines of undamped factors with the oracle's, those of the authors' sums, and how far traces
+    are off.
+    """
+    head = [
+        "model",
+        "steps",
+        "source",
+        "cos A",
+        "cos G",
+        "cos G, authors' sums",
+        "tr A ÷ oracle's",
+        "tr G ÷ oracle's",
+    ]
+    rows = []
+    for model, checkpoint in _ends("kfc-fig3"):
+        for source in SOURCES:
+            undamped = [
+                layer["tracking"]["undamped"][source] for layer in checkpoint["layers"].values()
+            ]
+            authors = [
+                layer["tracking"]["authors"][source]["G"]["cosine"]
+                for layer in checkpoint["layers"].values()
+            ]
+            cosines = [
+                _range([of[side]["cosine"] for of in undamped], "{:.2f}") for side in ("A", "G")
+            ]
+            traces = [
+                _range([of[side]["scale"] for of in undamped], "{:.2g}") for side in ("A", "G")
+            ]
+            name = NAMES.get(source, source)
+            rows.append(
+                [model, str(checkpoint["step"]), name, *cosines, f"≥ {min(authors):.4f}", *traces]
+            )
+    return f"Median over layers (least … most)\n\n{markdown(head, rows)}"
+
+
+def maps() -> str:
+    """Condition numbers of the realised map on what holds 99 % of the trace."""
+    names = [NAMES.get(name, name) for name in MAPS]
+    rows = []
+    for model, checkpoint in _ends("kfc-theorem-5.4"):
+        for side in ("A", "G", "F"):
+            found = []
+            for source in MAPS:
+                held = [
+                    layer["realised"].get(source, {}).get(side, {}).get("held")
+                    for layer in checkpoint["layers"].values()
+                ]
+                known = [x for x in held if x]
+                found.append(f"{statistics.geometric_mean(known):,.3g}" if known else "–")
+            rows.append([model, str(checkpoint["step"]), {"F": "A ⊗ G"}.get(side, side), *found])
+    return f"Geometric mean over layers\n\n{markdown(['model', 'steps', 'of', *names], rows)}"
+
+
+def spectra() -> str:
+    """Trace and largest eigenvalue of the whole Fisher matrix by Lanczos quadrature."""
+    rows = []
+    for model, checkpoint in _ends("kfc-fig7"):
+        density = checkpoint["density"]
+        cells = [
+            f"{density[name]['trace']:.3g}; {max(_nodes(density[name])):.3g}" for name in SPECTRA
+        ]
+        rows.append([model, str(checkpoint["step"]), *cells])
+    return (
+        "Trace; largest"
+        f" eigenvalue\n\n{markdown(['model', 'steps', *(NAMES.get(n, n) for n in SPECTRA)], rows)}"
+    )
+
+
+def noise() -> str:
+    """Mean squared errors of a regression under noise: no filter, DOPPLER and DiSK at every
+    rate.
+    """
+    from dpkfc_papers.measurements import SWEEP_METHODS, best, points
+
+    rows = read_json(RESULTS / "figures" / "disk-fig6a.json")["rows"]
+    found = points({"run": row["run"], **row["values"]} for row in rows)
+    at = {(one.method, one.lr, one.noise): one for one in found}
+    rates, noises = (sorted({getattr(one, name) for one in found}) for name in ("lr", "noise"))
+    cells = [
+        [_three([at[method, lr, sigma] for method in SWEEP_METHODS]) for sigma in noises]
+        for lr in rates
+    ]
+    lines = [[f"{lr:g}", *of] for lr, of in zip(rates, cells, strict=True)]
+    lowest = {(one.method, one.noise): one for one in best(found)}
+    best_rates = [
+        " / ".join(f"{lowest[method, sigma].lr:g}" for method in SWEEP_METHODS) for sigma in noises
+    ]
+    lines.append(["best rate of each", *best_rates])
+    head = ["learning rate", *(f"σ = {sigma:g}" for sigma in noises)]
+    said = (
+        f"Mean squared error of {found[0].runs} runs, no filter / DOPPLER / DiSK; DiSK is ↓ below"
+        " or ↑ above no filter by"
+    )
+    return f"{said} more than two standard errors of the difference\n\n{markdown(head, lines)}"
+
+
+def _three(of: Sequence[Any]) -> str:
+    """The means of three methods, and where the last is apart from the first."""
+    first, last = of[0], of[-1]
+    error = (first.std**2 / first.runs + last.std**2 / last.runs) ** 0.5
+    apart = (last.mean - first.mean) / error if error else 0.0
+    mark = " ↓" if apart < -2 else " ↑" if apart > 2 else ""
+    return " / ".join(f"{one.mean:.4g}" for one in of) + mark
+
+
+PARTS: Mapping[str, Callable[[], str]] = {
+    "likeness": likeness,
+    "maps": maps,
+    "spectra": spectra,
+    "noise": noise,
+}
+
+
+def _ends(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Recipe, and its first and last checkpoint."""
+    for row in read_json(RESULTS / "figures" / f"{name}.json")["rows"]:
+        for checkpoint in (row["values"][0], row["values"][-1]):
+            yield row["run"]["recipe"], checkpoint
+
+
+def _range(values: Sequence[float], form: str) -> str:
+    middle, least, most = (
+        form.format(x) for x in (statistics.median(values), min(values), max(values))
+    )
+    return f"{middle} ({least} … {most})"
+
+
+def _nodes(density: Mapping[str, Any]) -> list[float]:
+    """Eigenvalues of every start of the quadrature."""
+    flat: list[float] = []
+    for node in density["nodes"]:
+        flat += node if isinstance(node, list) else [node]
+    return flat
+
+
+def draw(folder: Path) -> None:
+    """Draw the pictures of the pages anew from the values that are kept of each run.
+
+    `dpkfc reproduce` draws them first, from all that it has measured.
+    """
+    from dpkfc.app.plots import save
+    from dpkfc_papers.draw import densities, landscape, mean_field, realised_map, spectra, tracking
+
+    of_checkpoints = {
+        "kfc-fig2": spectra,
+        "kfc-fig3": tracking,
+        "kfc-fig7": densities,
+        "kfc-theorem-5.4": realised_map,
+    }
+    for name, make in of_checkpoints.items():
+        for row in read_json(RESULTS / "figures" / f"{name}.json").get("rows", []):
+            path = folder / f"{name}-{row['run']['recipe']}.png"
+            if path.exists():
+                last = row["values"][-1]
+                save(make({**row, "checkpoints": row["values"], "epsilon": last["epsilon"]}), path)
+    grid: dict[str, list[Mapping[str, Any]]] = {}
+    for row in read_json(RESULTS / "figures" / "kfc-fig10.json").get("rows", []):
+        grid.setdefault(row["run"]["recipe"], []).append({**row, **row["values"]})
+    for recipe, rows in grid.items():
+        save(landscape(rows), folder / f"kfc-fig10-{recipe}.png")
+    for row in read_json(RESULTS / "figures" / "kfc-mean-field.json").get("rows", []):
+        save(mean_field({**row, **row["values"]}), folder / "kfc-mean-field.png")

@@ -1,0 +1,353 @@
+"""What studies share: the machine, intervals, tables, options of a command line, and pictures."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+RESULTS = ROOT / "papers" / "results"
+IMAGES = ROOT / "docs" / "img"
+
+# --------------------------------------------------------------------------------------------------
+# Where and when something was measured.
+
+
+def hardware(threads: int, device: str = "cpu") -> dict[str, Any]:
+    """The machine a measurement was made on."""
+    import numpy
+    import torch
+
+    card = (
+        {}
+        if device == "cpu"
+        else {"card": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    )
+    return {
+        **card,
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "memory_gib": _memory_gib(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "libc": " ".join(platform.libc_ver()),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "numpy": numpy.__version__,
+        "commit": _commit(),
+    }
+
+
+def _commit() -> str | None:
+    """What is checked out, with a + where files differ from it; None without git."""
+    try:
+        here = {
+            "cwd": ROOT,
+            "capture_output": True,
+            "text": True,
+            "timeout": 30,
+            "check": True,
+        }
+        name = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], **here).stdout.strip()  # noqa: S607
+        watched = ["src", ":(glob)papers/**/*.py", ":(glob)benchmarks/*.py"]
+        command = ["git", "status", "--porcelain", "--", *watched]
+        changed = subprocess.run(command, **here).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return name + ("+" if changed else "")
+
+
+def _cpu_model() -> str:
+    try:
+        found = re.search(
+            r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE
+        )
+    except OSError:
+        found = None
+    return found.group(1).strip() if found else platform.processor() or platform.machine()
+
+
+def _memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def load_average() -> float | None:
+    """Mean number of running processes of the last minute; above the threads of the benchmark the
+    machine is shared.
+    """
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+
+
+# Parts of a results file whose rows were measured by themselves, and what the name of such a row
+# ends in.
+PARTS = {
+    "models": "",
+    "axes": "",
+    "kept": " with freed memory kept",
+    "card": " on a card",
+    "views": " with views",
+    "views on a card": " with views on a card",
+}
+
+
+# load beyond the cores that the part of a benchmark that ran just before may leave by itself
+_OWN = 0.25
+
+
+def machine(results: Mapping[str, Any], *, memory: bool = True, commit: bool = True) -> str:
+    """Where a table was measured: processor, threads, torch, day, commit and load; of several such
+    sets, with their rows.
+
+    Args:
+        results: with entries in some of `PARTS`, each with its own machine and date, or one of both
+            for everything.
+        memory: whether the table has memory, which may have been taken at another time than times.
+        commit: whether it is named here; not where the rows do that.
+    """
+    rows: dict[str, list[str]] = {}
+    loads: dict[str, float] = {}
+
+    def add(
+        title: str, found: Mapping[str, Any], date: str | None, load: float | None = None
+    ) -> None:
+        where = _described(found, date, commit)
+        rows.setdefault(where, []).append(title)
+        if (load or 0.0) > max(found.get("threads", math.inf), found.get("cores", 0)) + _OWN:
+            loads[where] = max(loads.get(where, 0.0), load or 0.0)
+
+    last = results.get("hardware", {})
+    for part, suffix in PARTS.items():
+        for name, entry in results.get(part, {}).items():
+            title = entry.get("title", name).partition(" (")[0] + suffix
+            if entry.get("contenders") != {}:
+                # the last run is not the one of this row
+                own = entry.get("hardware", {**last, "commit": None})
+                add(title, own, entry.get("date", results.get("date")), entry.get("load_before"))
+            if memory and entry.get("memory"):
+                taken = entry.get("memory_taken", {})
+                add(f"memory of {title}", taken.get("hardware", {}), taken.get("date"))
+    if not rows:
+        add("", last, results.get("date"))
+    shared = {
+        where: f", shared with other work: load average up to {load:.1f}"
+        for where, load in loads.items()
+    }
+    sets = [
+        where + shared.get(where, "") + f": {'; '.join(_short(of))}" * (len(rows) > 1)
+        for where, of in rows.items()
+    ]
+    return "*" + ". ".join(sets) + ".*"
+
+
+def machine_of_rows(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Where the rows of a study were measured, each machine with its last day and commit."""
+    days: dict[str, str] = {}
+    machines: dict[str, Mapping[str, Any]] = {}
+    for row in sorted(rows, key=lambda row: row["date"]):
+        name = _described(row["hardware"], None, False)
+        machines[name] = row["hardware"]
+        days[name] = row["date"]
+    order = sorted(days, key=lambda name: days[name])
+    return "*" + "; ".join(_described(machines[name], days[name], True) for name in order) + ".*"
+
+
+def _short(titles: Sequence[str]) -> list[str]:
+    """Without those whose memory and times are of one set."""
+    return [
+        title
+        for title in titles
+        if not (title.startswith("memory of ") and title.removeprefix("memory of ") in titles)
+    ]
+
+
+def _described(found: Mapping[str, Any], date: str | None, commit: bool) -> str:
+    threads = found.get("threads", found.get("threads_a_run"))
+    parts = [
+        found.get("card"),
+        found.get("cpu", "processor not recorded"),
+        found.get("torch_cpu_capability"),
+    ]
+    parts += [
+        threads and f"{threads} thread{'s' * (threads > 1)}",
+        f"torch {found['torch']}" if "torch" in found else None,
+    ]
+    parts += [date[:10] if date else "date not recorded"]
+    parts += [f"commit {found.get('commit') or 'not recorded'}"] if commit else []
+    return ", ".join(part for part in parts if part)
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+# --------------------------------------------------------------------------------------------------
+# Intervals, tables and files.
+
+
+def half_interval(values: Sequence[float]) -> float:
+    """Half of the 95 % interval of a mean, by Student's t over the seeds."""
+    from scipy.stats import t
+
+    spread = statistics.stdev(values) / math.sqrt(len(values))
+    return float(t.ppf(0.975, len(values) - 1)) * spread
+
+
+def interval(values: Sequence[float]) -> str:
+    """A mean and its 95 % interval, on one line; of one value no interval, of none a dash."""
+    if not values:
+        return "–"
+    half = f"\u00a0±\u00a0{half_interval(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{half}"
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; all columns but the first are right-aligned."""
+    lines = [header, ["---", *["--:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text("utf-8")) if path.exists() else {}
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+# --------------------------------------------------------------------------------------------------
+# Command lines.
+
+
+def figures_parser(description: str | None, output: Path) -> argparse.ArgumentParser:
+    """The options of a benchmark that measures once and writes one file."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data-dir", default="", help="folder with the data sets; default: $DPKFC_DATA"
+    )
+    parser.add_argument("--output", type=Path, default=output)
+    parser.add_argument("--table", action="store_true", help="print what has been run and stop")
+    return parser
+
+
+def figures(
+    given: argparse.Namespace, measure: Callable[[str], Any], table: Callable[[dict[str, Any]], str]
+) -> int:
+    """Measure and write unless only the table is asked for; print it."""
+    if not given.table:
+        write_json(given.output, measure(given.data_dir))
+    print(table(read_json(given.output)))
+    return 0
+
+
+def cells_parser(description: str | None) -> argparse.ArgumentParser:
+    """The options of a benchmark whose measurements are cells of a study."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data-dir", default="", help="folder with the data sets; default: $DPKFC_DATA"
+    )
+    parser.add_argument("--out", type=Path, help="ledgers; default: a folder below runs/")
+    parser.add_argument(
+        "--results", type=Path, help="file of the results; default: below papers/results/"
+    )
+    parser.add_argument("--workers", type=int, help="cells at once; default: every core")
+    parser.add_argument("--table", action="store_true", help="print what has been run and stop")
+    return parser
+
+
+def run_cells(
+    stages: Sequence[Callable[[Any], Any]], results: Path, out: Path, given: argparse.Namespace
+) -> int:
+    """Run the cells that a store lacks, stage by stage; 130 where it was interrupted, which loses
+    no finished one.
+
+    Args:
+        stages: each makes names and runs from the store.
+        results: the store.
+        out: ledgers.
+        given: of `cells_parser`.
+    """
+    from dpkfc.app.tuning.runs import Listed, Place, Store, Task, drive, worker_count
+
+    try:
+        with Store(results) as store:
+            for cells in stages:
+                source = Listed(
+                    [Task(run, tag=None, label=name) for name, run in cells(store)], store
+                )
+                drive(source, Place(out, given.data_dir), workers=worker_count(given.workers))
+                for name, why in source.failures.items():
+                    print(f"{name}: {why}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("stopped; the same command continues it", file=sys.stderr)
+        return 130
+    return 0
+
+
+# --------------------------------------------------------------------------------------------------
+# Pictures of the documents, which all have one style and one width.
+
+# In inches. At 150 dots an inch letters are read on a page of 1400 pixels and on a telephone.
+WIDTH = 5.4
+
+
+def sheet(rows: int = 1, columns: int = 1, *, height: float, **options: Any) -> Any:
+    """Return a figure in the style of all pictures, and its panels `[rows, columns]`.
+
+    Args:
+        rows: of panels.
+        columns: of panels.
+        height: in inches.
+        options: of `matplotlib.pyplot.subplots`.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    from dpkfc.app.plots import STYLE
+
+    plt.style.use(STYLE)
+    return plt.subplots(rows, columns, figsize=(WIDTH, height), squeeze=False, **options)
+
+
+def finish(figure: Any, path: Path, columns: int = 0) -> None:
+    """Write a figure, with one legend of all panels below them.
+
+    Args:
+        figure: of `sheet`.
+        path: of a PNG file.
+        columns: of the legend; 0 for none.
+    """
+    import matplotlib.pyplot as plt
+
+    if columns:
+        handles = {}
+        for panel in figure.axes:
+            for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+                handles.setdefault(label, handle)
+        figure.legend(
+            list(handles.values()), list(handles), loc="outside lower center", ncols=columns
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, pil_kwargs={"optimize": True})
+    plt.close(figure)

@@ -1,0 +1,285 @@
+"""Whether the clipping norm of DP-NGD is a trust region: Eq. 10 to 13 of the paper, measured.
+
+    python -m dpkfc_papers.studies.ngd_duality --data-dir DIR  # some minutes
+    python -m dpkfc_papers.studies.ngd_duality --table  # the table
+
+A clipped example moves the weights by Δθ = −η F̃^(−1/2) ḡ, and the paper says that the predictions
+move by KL = ½ Δθᵀ F Δθ = η²/2 ‖ḡ‖² ≤ η²/2 C². Whitened and Fisher norms are one thing by algebra
+(Eq. 13), which is checked. The rest is measured: KL of the network's own predictions, before and
+after the move, over the Kronecker formula. Weights are those of a private run of
+`ngd_ablation.py`; gradients are those of private images, so the figures are NOT PRIVATE and for
+the table alone.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from dpkfc_papers.studies.harness import RESULTS, figures, figures_parser, hardware, markdown, now
+
+PATH = RESULTS / "ngd_duality.json"
+RECIPE, PUBLIC_RECIPE = "fashion-mnist-cnn", "mnist-cnn"
+# The best point of `ngd_ablation.py`.
+STEPS, BATCH, SIGMA, LR, CLIP, FLOOR = 96, 256, 0.735, 0.02, 10.0, 0.0025
+STAGES, SINGLE, HELD, CHUNK = (0, 95), 32, 512, 32
+# Part of a step that is short enough for the quadratic formula.
+SHORT = 0.1
+Gradients = dict[str, Tensor]
+
+
+class Moved:
+    """A network whose weights can be moved, with inputs on which predictions are compared."""
+
+    def __init__(self, model: nn.Module, held: Mapping[str, Tensor]) -> None:
+        self.model, self.held = model, held
+        self.weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+        self.layers = list(dict.fromkeys(name.rsplit(".", 1)[0] for name in self.weights))
+        self.before = {name: self._log_probabilities(self.weights, x) for name, x in held.items()}
+
+    def _log_probabilities(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return functional_call(self.model, dict(weights), x).log_softmax(1)
+
+    def gradients(self, x: Tensor, y: Tensor) -> Gradients:
+        """Return per-example gradients `[n, d_out, d_in + 1]` by layer."""
+
+        def loss(weights: Mapping[str, Tensor], one: Tensor, label: Tensor) -> Tensor:
+            logits = functional_call(self.model, dict(weights), one[None])
+            return F.cross_entropy(logits, label[None])
+
+        g = vmap(grad(loss), (None, 0, 0))(self.weights, x, y)
+        return {
+            name: torch.cat([g[f"{name}.weight"].flatten(2), g[f"{name}.bias"][:, :, None]], 2)
+            for name in self.layers
+        }
+
+    def divergences(self, step: Gradients) -> dict[str, float]:
+        """Return the mean KL(p_θ ‖ p_(θ + step)) on each set of inputs."""
+        weights = dict(self.weights)
+        for name, part in step.items():
+            for role, moved in (("weight", part[:, :-1]), ("bias", part[:, -1])):
+                key = f"{name}.{role}"
+                weights[key] = weights[key] + moved.reshape(weights[key].shape)
+        found = {}
+        for name, x in self.held.items():
+            after = self._log_probabilities(weights, x)
+            ratio = self.before[name] - after
+            found[name] = float((self.before[name].exp() * ratio).sum(1).mean())
+        return found
+
+
+def squared(part: Gradients) -> Tensor:
+    """Return the squared norm of every example."""
+    return sum((g.flatten(1).square().sum(1) for g in part.values()), torch.zeros(()))
+
+
+def applied(part: Gradients, metric: Mapping[str, Any]) -> Gradients:
+    return {name: metric[name].apply(g.contiguous()) for name, g in part.items()}
+
+
+def look(model: nn.Module, ngd: Any, capture: Any, step: int, data: Any) -> dict[str, Any]:
+    """Return what single clipped examples and a whole step do to the predictions.
+
+    Args:
+        model: at the weights of one moment.
+        ngd: the preconditioner.
+        capture: as of `NGD.build`.
+        step: of the run, for the floor.
+        data: private inputs and labels, then the inputs of `Moved`.
+    """
+    from dpkfc.curvature.ngd import clamp_eigenvalues
+
+    (x, y), held = data
+    state, floor = ngd.build(model, capture, step), ngd.floor(step)
+
+    def power(exponent: float) -> dict[str, Any]:
+        return {
+            name: clamp_eigenvalues(entry, state.spectra[name], floor, exponent)
+            for name, entry in state.metric.items()
+        }
+
+    root, inverse, fisher = power(0.5), power(1.0), power(-1.0)
+    moved = Moved(model, held)
+    total: Gradients = {}
+    errors: list[float] = []
+    single: list[dict[str, float]] = []
+    for begin in range(0, BATCH, CHUNK):
+        g = moved.gradients(x[begin : begin + CHUNK], y[begin : begin + CHUNK])
+        whitened = applied(g, root)
+        norms = squared(whitened).sqrt()
+        factors = (CLIP / norms).clamp(max=1)
+        clipped = {name: z * factors[:, None, None] for name, z in whitened.items()}
+        for name, z in clipped.items():
+            total[name] = total.get(name, torch.zeros(())) + z.sum(0)
+        if begin >= SINGLE:
+            continue
+        # Eq. 13, with the inverse made by itself.
+        natural = applied(g, inverse)
+        products = sum((g[name] * natural[name]).flatten(1).sum(1) for name in g)
+        errors += ((products - norms.square()).abs() / norms.square()).tolist()
+        steps = {name: -LR * z for name, z in applied(clipped, root).items()}
+        curved = applied(steps, fisher)
+        quadratic = sum((steps[name] * curved[name]).flatten(1).sum(1) for name in steps) / 2
+        for number in range(len(norms)):
+            one = {name: z[number] for name, z in steps.items()}
+            short = moved.divergences({name: SHORT * z for name, z in one.items()})
+            single.append(
+                {
+                    "formula": LR**2 / 2 * float(norms[number] * factors[number]) ** 2,
+                    "quadratic": float(quadratic[number]),
+                    **moved.divergences(one),
+                    **{f"short {name}": of / SHORT**2 for name, of in short.items()},
+                }
+            )
+    noise = {name: SIGMA * CLIP * torch.randn_like(z) for name, z in total.items()}
+    parts = {
+        "signal": total,
+        "noise": noise,
+        "both": {name: z + noise[name] for name, z in total.items()},
+    }
+    whole = {}
+    for label, sums in parts.items():
+        mean = {name: z / BATCH for name, z in sums.items()}
+        step_of = {
+            name: -LR * root[name].apply(z[None].contiguous())[0] for name, z in mean.items()
+        }
+        length = sum(float(z.square().sum()) for z in mean.values())
+        whole[label] = {"formula": LR**2 / 2 * length, **moved.divergences(step_of)}
+    return {"eq13_error": max(errors), "single": single, "whole": whole, "floor": floor}
+
+
+def measure(data_dir: str) -> dict[str, Any]:
+    from dpkfc import NGD, PrivacyConfig, PublicData, Session
+    from dpkfc.app.recipes.catalogue import find_recipe, run_config
+    from dpkfc.gradients.clipped_sum import capture
+
+    def read(name: str) -> Any:
+        return find_recipe(name).data(run_config({"recipe": name, "data_dir": data_dir}))
+
+    private, public = read(RECIPE), read(PUBLIC_RECIPE)
+    x, y = private.train
+    held = {"public": public.train[0][-HELD:], "private": private.test[0][:HELD]}
+    model = find_recipe(RECIPE).model(0)
+    ngd = NGD(
+        probe=PublicData(public.train[0][:500], provenance="MNIST"),
+        lambda_safe=FLOOR,
+        steps=STEPS,
+        every=8,
+    )
+    plan = PrivacyConfig(
+        expected_batch_size=BATCH,
+        steps=STEPS,
+        max_grad_norm=CLIP,
+        preconditioner=ngd,
+        readout="natural",
+        accountant="rdp",
+    ).with_noise(SIGMA, 1e-5, len(x))
+    stages: dict[str, Any] = {}
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Session(
+            plan, model, optimizer, (x, y), ledger_path=Path(folder) / "ledger.jsonl"
+        ) as session,
+    ):
+
+        def look_now() -> None:
+            step = session.steps_done
+            if step in STAGES:
+                stages[str(step)] = look(
+                    model,
+                    ngd,
+                    lambda m, loss: capture(m, session.layers, loss),
+                    step,
+                    ((x[:BATCH], y[:BATCH]), held),
+                )
+
+        look_now()
+        for batch in session.batches():
+            session.step(batch, lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none"))
+            look_now()
+    return {
+        "date": now(),
+        "hardware": hardware(torch.get_num_threads()),
+        "lr": LR,
+        "clip": CLIP,
+        "sigma": SIGMA,
+        "stages": stages,
+    }
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Return a row for each number of steps: KL over the formula, with quartiles over examples."""
+    bound = results["lr"] ** 2 / 2 * results["clip"] ** 2
+    rows = []
+    for step, of in results["stages"].items():
+        cells = [f"{of['eq13_error']:.0e}"]
+        for key in ("short public", "short private", "public", "private"):
+            ratios = [one[key] / one["formula"] for one in of["single"]]
+            # An example that is fitted has a gradient of almost nothing, and a ratio of rounding.
+            low, middle, high = statistics.quantiles(ratios, n=4)
+            cells.append(f"{_two(middle)} ({_two(low)} … {_two(high)})")
+        within = sum(one["private"] <= bound for one in of["single"])
+        cells.append(f"{within} of {len(of['single'])}")
+        for part in ("signal", "noise", "both"):
+            cells.append(_two(of["whole"][part]["private"] / bound))
+        rows.append([step, *cells])
+    head = [
+        "after steps",
+        "Eq. 13, largest relative error",
+        "KL ÷ formula of a tenth of the step of one example, public images",
+        "… private task (NOT PRIVATE)",
+        "of the whole step, public images",
+        "… private task (NOT PRIVATE)",
+        "examples within η²C²/2",
+        "KL ÷ η²C²/2 of the step of a batch: signal",
+        "noise",
+        "both",
+    ]
+    return f"{markdown(head, rows)}\n\n{_sentence(results)}"
+
+
+def _two(value: float) -> str:
+    """Return a number to two digits, without an exponent where it is large."""
+    return f"{float(f'{value:.2g}'):g}"
+
+
+def _sentence(results: Mapping[str, Any]) -> str:
+    """Return what became of Eq. 10 to 13."""
+    bound = results["lr"] ** 2 / 2 * results["clip"] ** 2
+    stages = results["stages"].values()
+    single = [one for of in stages for one in of["single"]]
+    within = sum(one["private"] <= bound for one in single)
+    whole = [of["whole"]["both"]["private"] / bound for of in stages]
+
+    def typical(key: str) -> str:
+        medians = [
+            statistics.median(one[key] / one["formula"] for one in of["single"]) for of in stages
+        ]
+        return f"{_two(min(medians))} to {_two(max(medians))}"
+
+    holds = "holds" if within == len(single) else f"holds for {within} of {len(single)} examples"
+    return (
+        f"Eq. 10 and 11, in the median of short steps: {typical('short public')} times the formula"
+        f" on public images, {typical('short private')} times on the private task, whose curvature"
+        f" F is not. Eq. 12, on the private task: {holds}. Eq. 13 is algebra. The noised step of a"
+        f" batch moves predictions by {_two(min(whole))} to {_two(max(whole))} of the bound."
+    )
+
+
+def main() -> int:
+    return figures(figures_parser(__doc__, PATH).parse_args(), measure, table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,240 @@
+"""What whitening one side or both is worth in one private step: signal, curvature and noise on
+MNIST's CNN.
+
+    python -m dpkfc_papers.studies.which_side --data-dir DIR  # a quarter of an hour
+    python -m dpkfc_papers.studies.which_side --table  # the table
+
+A step θ − η (z̄ + ξ), with z̄ the mean of examples whitened and clipped to C, and ξ the noise,
+changes the loss by −η ⟨∇L, z̄⟩ + ½ η² (z̄ᵀ H z̄ + (σC/B)² tr H) to second order. Where the signal
+⟨∇L, z̄⟩ is positive, the best η takes off ⟨∇L, z̄⟩² / 2 (z̄ᵀ H z̄ + (σC/B)² tr H). Where it is
+negative no step lowers the loss; an earlier table squared it all the same. With C the median norm
+of each metric the three numbers, over C, are comparable between metrics: what is left of the
+gradient after clipping (signal), what the step meets of the curvature, and what noise meets of it.
+The natural gradient steps along U (z̄ + ξ), U the whitening (`--readout natural`): there noise meets
+U H U. H is the Fisher matrix at the model's own labels. Weights are those of a private run (σ and B
+of the study, inputs alone whitened, pink noise); gradients are those of private images, so the
+figures are NOT PRIVATE and for the table alone.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jvp, vmap
+
+from dpkfc_papers.studies.harness import RESULTS, figures, figures_parser, hardware, markdown, now
+
+PATH = RESULTS / "which_side.json"
+SIGMA, BATCH, LR, STAGES, HELD, PROBE, CHUNK = (
+    0.9227,
+    256,
+    0.03,
+    (0, 150, 600, 1100),
+    4096,
+    512,
+    256,
+)
+BACK = ", natural gradient"
+Gradients = dict[str, Tensor]
+
+
+class Measured:
+    """Gradients of private images at the weights of one moment, layer by layer as matrices with the
+    bias as last column.
+    """
+
+    def __init__(self, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        self.model, self.x, self.y = model, x, y
+        self.weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+        self.layers = list(dict.fromkeys(name.rsplit(".", 1)[0] for name in self.weights))
+        with torch.no_grad():
+            self.probabilities = model(x).softmax(1)
+        self.gradient = self._summed(lambda z: torch.ones_like(norms(z)))
+        self.drawn = torch.multinomial(
+            self.probabilities, 1, generator=torch.Generator().manual_seed(0)
+        )[:, 0]
+        self.plain = self.trace(None)
+
+    def _parts(self, labels: Tensor) -> Iterator[Gradients]:
+        """Per-example gradients `[n, d_out, d_in + 1]` by layer, a few hundred examples at a
+        time.
+        """
+
+        def loss(weights: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(functional_call(self.model, dict(weights), x[None]), y[None])
+
+        for x, y in zip(self.x.split(CHUNK), labels.split(CHUNK), strict=True):
+            g = vmap(grad(loss), (None, 0, 0))(self.weights, x, y)
+            yield {
+                name: torch.cat([g[f"{name}.weight"].flatten(2), g[f"{name}.bias"][:, :, None]], 2)
+                for name in self.layers
+            }
+
+    def _summed(
+        self, weigh: Callable[[Gradients], Tensor], metric: Mapping[str, Any] | None = None
+    ) -> Gradients:
+        """The mean of weighed whitened gradients."""
+        total: Gradients = {}
+        for part in self._parts(self.y):
+            z = whitened(part, metric)
+            weights = weigh(z)
+            for name, g in z.items():
+                total[name] = total.get(name, torch.zeros(())) + torch.tensordot(
+                    weights, g, 1
+                ) / len(self.x)
+        return total
+
+    def curvature(self, step: Gradients) -> float:
+        """zᵀ H z over the images."""
+        direction = {
+            f"{name}.{role}": part.reshape(self.weights[f"{name}.{role}"].shape)
+            for name, z in step.items()
+            for role, part in (("weight", z[:, :-1]), ("bias", z[:, -1]))
+        }
+        _, turned = jvp(
+            lambda weights: functional_call(self.model, weights, self.x),
+            (self.weights,),
+            (direction,),
+        )
+        p = self.probabilities
+        return float(((p * turned.square()).sum(1) - (p * turned).sum(1).square()).mean())
+
+    def trace(self, metric: Mapping[str, Any] | None) -> float:
+        """tr U H U."""
+        parts = (whitened(part, metric) for part in self._parts(self.drawn))
+        return sum(float(norms(part).square().sum()) for part in parts) / len(self.x)
+
+    def steps(self, metric: Mapping[str, Any] | None) -> Iterator[tuple[str, dict[str, float]]]:
+        """Yield signal, curvature and noise in one metric, and of the natural gradient."""
+        clip = float(
+            torch.cat([norms(whitened(part, metric)) for part in self._parts(self.y)]).median()
+        )
+        mean = self._summed(lambda z: (clip / norms(z)).clamp(max=1) / clip, metric)
+        taken = {"": (mean, self.plain)}
+        if metric is not None:
+            taken[BACK] = whitened(mean, metric), self.trace(metric)
+        for suffix, (step, trace) in taken.items():
+            signal = sum(float((step[name] * g).sum()) for name, g in self.gradient.items())
+            curvature, noise = self.curvature(step), (SIGMA / BATCH) ** 2 * trace
+            yield suffix, {"signal": signal, "curvature": curvature, "noise": noise}
+
+
+def decrease(one: Mapping[str, float]) -> float | None:
+    """What the best step takes off the loss; None where the signal points uphill."""
+    if one["signal"] <= 0:
+        return None
+    return one["signal"] ** 2 / 2 / (one["curvature"] + one["noise"])
+
+
+def whitened(part: Gradients, metric: Mapping[str, Any] | None) -> Gradients:
+    return (
+        part
+        if metric is None
+        else {name: metric[name].apply(g.contiguous()) for name, g in part.items()}
+    )
+
+
+def norms(part: Gradients) -> Tensor:
+    return sum(g.flatten(1).square().sum(1) for g in part.values()).sqrt()
+
+
+def metrics(
+    session: Any, private: tuple[Tensor, Tensor]
+) -> Iterator[tuple[str, Mapping[str, Any] | None]]:
+    from dpkfc import KFAC, DeadLeaves, PinkNoise
+    from dpkfc.curvature import PrivateOracle
+    from dpkfc.gradients.clipped_sum import capture
+
+    yield "none", None
+    rules, shape = {layer.name: layer.rule for layer in session.layers}, (1, 28, 28)
+    sources = {
+        "pink noise": PinkNoise(shape),
+        "dead leaves": DeadLeaves(shape),
+        "private images (NOT PRIVATE)": PrivateOracle(private),
+    }
+    for source, probe in sources.items():
+        for sides, label in (("input", "inputs"), ("output", "outputs"), ("both", "both sides")):
+            kfac = KFAC(probe=probe, probe_size=PROBE, sides=sides)
+            built = kfac.build(
+                session.model, lambda m, loss: capture(m, session.layers, loss), 0, rules=rules
+            )
+            yield f"{label}, {source}", built.metric
+
+
+def measure(data_dir: str) -> dict[str, Any]:
+    from dpkfc import KFAC, PinkNoise, PrivacyConfig, Session
+    from dpkfc.app.recipes.catalogue import find_recipe, run_config
+
+    recipe = find_recipe("mnist-cnn")
+    x, y = recipe.data(run_config({"recipe": recipe.name, "data_dir": data_dir})).train
+    held, probe = (x[-HELD - PROBE : -PROBE], y[-HELD - PROBE : -PROBE]), (x[-PROBE:], y[-PROBE:])
+    model = recipe.model(0)
+    plan = PrivacyConfig(
+        expected_batch_size=BATCH,
+        steps=max(STAGES),
+        max_grad_norm=1.0,
+        preconditioner=KFAC(probe=PinkNoise((1, 28, 28)), sides="input"),
+    ).with_noise(SIGMA, 1e-5, len(x))
+    stages: dict[str, Any] = {}
+
+    def look(session: Session) -> None:
+        if session.steps_done in STAGES:
+            seen = Measured(model, *held)
+            label = f"after {session.steps_done} steps" if session.steps_done else "initial weights"
+            stages[label] = {
+                name + how: one
+                for name, of in metrics(session, probe)
+                for how, one in seen.steps(of)
+            }
+            print(label, stages[label], flush=True)
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Session(
+            plan, model, optimizer, (x, y), ledger_path=Path(folder) / "ledger.jsonl"
+        ) as session,
+    ):
+        look(session)
+        for batch in session.batches():
+            session.step(batch, lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none"))
+            look(session)
+    return {"date": now(), "hardware": hardware(torch.get_num_threads()), "stages": stages}
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """A metric a line, by stage; a signal that is not positive has no decrease."""
+    lines = []
+    for stage, of in results["stages"].items():
+        lines.append([f"*{stage}*", *[""] * 5])
+        for name, one in of.items():
+            if not name.endswith(BACK):
+                back = of.get(name + BACK)
+                parts = [f"{1e3 * one[part]:.1f}" for part in ("signal", "curvature", "noise")]
+                lines.append(
+                    [name, *parts, _format_decrease(one), _format_decrease(back) if back else ""]
+                )
+    return markdown(
+        ["whitened", "signal", "curvature", "noise", "decrease of the loss", "… natural gradient"],
+        lines,
+    )
+
+
+def _format_decrease(one: Mapping[str, float]) -> str:
+    found = decrease(one)
+    return "none" if found is None else f"{1e3 * found:.1f}"
+
+
+def main() -> int:
+    return figures(figures_parser(__doc__, PATH).parse_args(), measure, table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
