@@ -119,7 +119,9 @@ def test_shuffle_is_stamped():
     plan = make(sampler="shuffle", uncertified=True)
     assert plan.sampler == Shuffle(50, 1000)
     assert not plan.certified
-    assert plan.caveats[0].startswith("UNCERTIFIED: shuffled batches; epsilon is that of Poisson")
+    assert plan.caveats[0].startswith(
+        "UNCERTIFIED: shuffled batches; epsilon is computed for Poisson"
+    )
     assert plan.epsilon() == make().epsilon()
     assert plan.hash != make().hash
 

@@ -523,7 +523,7 @@ def test_an_empty_batch_moves_the_weights_by_noise() -> None:
 def test_epsilon_without_a_guarantee_warns_once() -> None:
     with session(plan(1.0, accountant="rdp"), net()) as s:
         train(s, 1)
-        with pytest.warns(UserWarning, match=r"epsilon is no guarantee of this run.*test mode"):
+        with pytest.warns(UserWarning, match=r"epsilon is not a guarantee of this run.*test mode"):
             assert s.epsilon > 0
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -102,7 +102,7 @@ class CallbackCalls:
             # A class has the methods too.
             if isinstance(callback, type) or not isinstance(callback, Callback):
                 raise ValueError(
-                    f"callbacks: {callback!r:.50} is no callback; derive it from"
+                    f"callbacks: {callback!r:.50} is not a callback; derive it from"
                     " dpkfc.Callback, and pass an instance in a list"
                 )
         self.takers: list[str] = []

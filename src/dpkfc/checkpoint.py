@@ -286,7 +286,7 @@ def _read_manifest(target: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is damaged (its hash does not fit); {_ADVICE}")
     wrong = [name for name in manifest["sha256"] if not _GROUP.fullmatch(name)]
     if wrong or not isinstance(manifest["meta"], dict):
-        raise CheckpointError(f"{path} is no manifest of a checkpoint; {_ADVICE}")
+        raise CheckpointError(f"{path} is not the manifest of a checkpoint; {_ADVICE}")
     return manifest
 
 

@@ -186,7 +186,7 @@ def epsilon(
     if sample_rate:
         if sampler != "poisson" or dataset_size or batch_size:
             raise ValueError(
-                f"--sample-rate is that of Poisson sampling: for --sampler {sampler} give "
+                f"--sample-rate belongs to Poisson sampling: for --sampler {sampler} give "
                 "--dataset-size and --batch-size only"
             )
         table = rate_table(noise_multiplier, sample_rate, epochs=epochs, steps=steps, delta=delta)
@@ -210,7 +210,7 @@ def ledger_verify(
     delta: Annotated[
         float | None,
         typer.Option(
-            "--delta", "-d", help="δ of ε. Default: that of card, else of ledger, else 1e-5."
+            "--delta", "-d", help="δ of ε. Default: from the card, else the ledger, else 1e-5."
         ),
     ] = None,
     head: Annotated[
@@ -246,7 +246,9 @@ def total(
     *,
     delta: Annotated[
         float | None,
-        typer.Option("--delta", "-d", help="δ of the total. Default: that of all the ledgers."),
+        typer.Option(
+            "--delta", "-d", help="δ of the total. Default: the one that all ledgers state."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -161,8 +161,8 @@ class Plan(PlanBase):
             yield "NOT PRIVATE: curvature is measured on the private data themselves"
         if not self.sampler.certified:
             yield (
-                "UNCERTIFIED: shuffled batches; epsilon is that of Poisson sampling at the same"
-                " rate, which these batches can exceed several times over"
+                "UNCERTIFIED: shuffled batches; epsilon is computed for Poisson sampling at the"
+                " same rate, which these batches can exceed several times over"
             )
 
     @property
@@ -230,7 +230,7 @@ class Plan(PlanBase):
         """Warn that ε is not valid; without noise it is infinite and needs no warning."""
         if self.caveats and self.noise_multiplier > 0:
             warnings.warn(
-                f"epsilon is no guarantee of this run. {'. '.join(self.caveats)}", stacklevel=4
+                f"epsilon is not a guarantee of this run. {'. '.join(self.caveats)}", stacklevel=4
             )
 
     def cross_check(

@@ -839,7 +839,7 @@ class Session:
         All processes of a sharded model call this method.
 
         Raises:
-            RuntimeError: as `check_released`, or a tensor that is no parameter and no buffer.
+            RuntimeError: as `check_released`, or a tensor that is neither a parameter nor a buffer.
         """
         self.check_released()
         has_average = self.plan.config.weight_average

@@ -541,7 +541,7 @@ def read_bounds(name: str, bounds: Any, count: int) -> Floats:
     if bounds is None:
         warnings.warn(
             f"{name}= is not given: values are clamped to {list(STANDARD_BOUNDS)}. Give public"
-            " bounds; those of the rows themselves are private.",
+            " bounds; bounds taken from the rows are private.",
             UserWarning,
             stacklevel=4,
         )

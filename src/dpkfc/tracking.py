@@ -1514,7 +1514,7 @@ class Tracker:
     Attributes:
         failure: the first reason why the pass is not proved, or None.
         altered: the first of them that is no mere read of values, or None.
-        is_opaque: the batch holds values that are no tensors.
+        is_opaque: the batch holds values that are not tensors.
         call: calls a function of torch in the place of the function mode; None calls it as it is.
         read: ids of the declared parameters that were read outside of a layer that covers them.
     """

@@ -519,7 +519,7 @@ class _Check:
                 total = part_gradients[0] + part_gradients[1]
                 _, gradient = run_pass(every, every)
                 if _gradients_differ(total, gradient):
-                    why = "the gradients of parts of a batch do not add up to that of the batch"
+                    why = "the gradients of parts of a batch do not add up to the batch's gradient"
                 part_gradients = []
         if why and not (is_drawn and failure.is_read):
             raise ValueError(_mixing_message(failure, why))

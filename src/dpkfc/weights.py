@@ -261,8 +261,8 @@ class ReleasedWeights:
         other = sorted(tensors.keys() - own.keys())
         if other:
             raise RuntimeError(
-                f"'{other[0]}' of the state dict is no parameter and no buffer, so no release made"
-                " it; remove the hook that adds it"
+                f"'{other[0]}' of the state dict is neither a parameter nor a buffer, so no release"
+                " made it; remove the hook that adds it"
             )
         expected = digest_tensors({name: own[name] for name in tensors})
         found = digest_tensors(tensors)

@@ -335,7 +335,7 @@ def test_a_card_names_no_file_with_other_weights(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="does not hold the weights of the last release"):
             session_card(session, **SAID, weights=path)
         path.write_bytes(b"no weights")
-        with pytest.raises(ValueError, match="is no safetensors file"):
+        with pytest.raises(ValueError, match="is not a safetensors file"):
             session_card(session, **SAID, weights=path)
 
 
@@ -351,7 +351,9 @@ def test_a_hook_of_the_state_dict_adds_nothing_to_the_weights(host: str, tmp_pat
         handle = model.register_state_dict_post_hook(
             lambda m, state, prefix, local, added=added: state.update({added: torch.ones(2)})
         )
-        with pytest.raises(RuntimeError, match=f"'{added}' of the state dict is no parameter"):
+        with pytest.raises(
+            RuntimeError, match=f"'{added}' of the state dict is neither a parameter"
+        ):
             trained.released_state()
         handle.remove()
     assert set(trained.released_state()) == set(model.state_dict())

@@ -147,7 +147,7 @@ def test_what_has_no_common_total_is_one_error(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "a", tmp_path / "copy")
     assert "is a copy of" in refused("total", first, tmp_path / "copy")
     (tmp_path / "empty").mkdir()
-    assert "is no ledger and holds none" in refused("total", tmp_path / "empty")
+    assert "is not a ledger and holds none" in refused("total", tmp_path / "empty")
     assert "delta must be in (0, 1)" in refused("total", first, "--delta", "2")
 
 

@@ -155,7 +155,7 @@ QUICK = {
     "test_mode": True,
 }
 
-pytestmark = [pytestmark, pytest.mark.filterwarnings("ignore:epsilon is no guarantee")]
+pytestmark = [pytestmark, pytest.mark.filterwarnings("ignore:epsilon is not a guarantee")]
 
 
 class Stopped(BaseException):
@@ -256,7 +256,7 @@ DAMAGE = {
     "deleted": (Path.unlink, "holds a checkpoint and no ledger"),
     "empty": (_lines(lambda _: []), "holds a checkpoint and no ledger"),
     "a folder": (lambda path: (path.unlink(), path.mkdir()), "cannot be written"),
-    "a pipe": (lambda path: (path.unlink(), os.mkfifo(path)), "is no ordinary file"),
+    "a pipe": (lambda path: (path.unlink(), os.mkfifo(path)), "is not an ordinary file"),
 }
 
 

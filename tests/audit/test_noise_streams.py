@@ -264,6 +264,6 @@ def test_two_ranks_share_one_noise_and_add_it_once(tmp_path: Path, evidence) -> 
 
 def test_a_session_in_test_mode_repeats_itself_and_is_caught() -> None:
     """What a restored noise stream would do, seen by the same tests."""
-    with pytest.warns(UserWarning, match="epsilon is no guarantee"):
+    with pytest.warns(UserWarning, match="epsilon is not a guarantee"):
         one, two = (run(None, 4, test_mode_seed=3) for _ in range(2))
     assert {"correlation", "equal numbers"} <= alarms(against(one, two))

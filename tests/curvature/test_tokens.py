@@ -180,11 +180,11 @@ def test_a_table_is_known_by_its_contents():
         ),
         (
             {"frequencies": [1.0] * 4 + [-2.0] * 26, "provenance": "x"},
-            "26 are not; the first is that of token 4, -2.0",
+            "26 are not; the first belongs to token 4, -2.0",
         ),
         (
             {"frequencies": [float("nan")] * 30, "provenance": "x"},
-            "30 are not; the first is that of token 0, nan",
+            "30 are not; the first belongs to token 0, nan",
         ),
         ({"frequencies": torch.ones(30), "provenance": "x", "zipf_exponent": 1.0}, "not both"),
         ({"frequencies": torch.zeros(30), "provenance": "x"}, "no token is left"),

@@ -71,7 +71,7 @@ PROBE = TokenNoise(vocab_size=V, length=T, min_length=T)
 
 
 @pytest.mark.quick("id-_llama")
-@pytest.mark.filterwarnings("ignore:epsilon is no guarantee")
+@pytest.mark.filterwarnings("ignore:epsilon is not a guarantee")
 @pytest.mark.parametrize("build", [_gpt2, _llama])
 @pytest.mark.parametrize(
     "settings",
@@ -92,7 +92,7 @@ def test_every_adapter_is_covered_and_moves_and_nothing_else_does(build, setting
         assert torch.isfinite(p).all()
 
 
-@pytest.mark.filterwarnings("ignore:epsilon is no guarantee")
+@pytest.mark.filterwarnings("ignore:epsilon is not a guarantee")
 def test_an_optimizer_of_the_model_before_it_was_adapted_is_refused():
     model = _gpt2()
     stranger = nn.Linear(2, 2).double()
@@ -105,7 +105,7 @@ def test_an_optimizer_of_the_model_before_it_was_adapted_is_refused():
         )
 
 
-@pytest.mark.filterwarnings("ignore:epsilon is no guarantee")
+@pytest.mark.filterwarnings("ignore:epsilon is not a guarantee")
 def test_weights_that_are_replaced_after_the_session_was_built_are_an_error():
     model = _gpt2()
     session, _ = _session(model)
@@ -118,7 +118,7 @@ def test_weights_that_are_replaced_after_the_session_was_built_are_an_error():
     assert session.steps_done == 1
 
 
-@pytest.mark.filterwarnings("ignore:epsilon is no guarantee")
+@pytest.mark.filterwarnings("ignore:epsilon is not a guarantee")
 def test_the_adapters_save_and_load_as_ever(tmp_path):
     torch.manual_seed(0)
     model = _gpt2()

@@ -1,4 +1,4 @@
-"""An ε that is no guarantee is never handed out without saying so."""
+"""An ε that is not a guarantee is never handed out without saying so."""
 
 from __future__ import annotations
 

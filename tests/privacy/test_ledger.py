@@ -159,7 +159,7 @@ def test_a_zeroed_end_after_a_power_cut_is_removed(path):
 def test_another_file_is_left_alone(tmp_path):
     path = tmp_path / "thesis.txt"
     for content, message in (
-        (b"my only copy", "this is no ledger"),
+        (b"my only copy", "this is not a ledger"),
         (b"two\nlines\n", "line 1 .* is damaged"),
     ):
         path.write_bytes(content)

@@ -915,7 +915,7 @@ class TokenNoise(_ComparedByDescription):
         if bad:
             raise ValueError(
                 f"TokenNoise: frequencies must be finite and not negative, but {len(bad)} are not; "
-                f"the first is that of token {bad[0]}, {float(table[bad[0]])}"
+                f"the first belongs to token {bad[0]}, {float(table[bad[0]])}"
             )
 
     @property

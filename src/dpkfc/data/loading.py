@@ -233,7 +233,7 @@ def _length(source: Any) -> int:
         return lengths.pop()
     if isinstance(source, tuple) and any(isinstance(x, np.ndarray) for x in source):
         raise ValueError(
-            "a tuple with NumPy arrays is no dataset; make tensors of them:"
+            "a tuple with NumPy arrays is not a dataset; make tensors of them:"
             " tuple(torch.as_tensor(x) for x in arrays)"
         )
     if not is_map_style(source):

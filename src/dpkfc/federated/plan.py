@@ -550,7 +550,7 @@ class FederatedPlan(PlanBase):
         """
         if self.caveats and self.noise_multiplier > 0:
             warnings.warn(
-                f"epsilon is no guarantee of this run. {'. '.join(self.caveats)}", stacklevel=2
+                f"epsilon is not a guarantee of this run. {'. '.join(self.caveats)}", stacklevel=2
             )
         return self.curve.epsilon(self.releases if releases is None else releases)
 

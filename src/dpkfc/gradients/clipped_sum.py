@@ -1030,7 +1030,7 @@ def follow_augmentation(
     """Return the batch as `augment` changes it, and the tracker that has followed the change."""
     tracker = batch_tracker(model, batch, size)
     if tracker.is_opaque:
-        why = "it holds values that are no tensors, which no operation shows to be read"
+        why = "it holds values that are not tensors, which no operation shows to be read"
         tracker.fail("batch", why, is_read=True)
     with tracker.following():
         batch = augmented(augment, model, batch, size)

@@ -360,7 +360,7 @@ class BatchRecording:
         leaves = tree_leaves(arguments, is_leaf=self._is_list_of_examples)
         if not any(map(self._is_list_of_examples, leaves)):
             return None
-        why = "it takes values that are no tensors, which no operation shows to be read"
+        why = "it takes values that are not tensors, which no operation shows to be read"
         return Unknown("model", why)
 
     def _run_one_by_one(self, args: Arguments, kwargs: Keywords, output: Any) -> Any:

@@ -544,7 +544,7 @@ class PrivateStep:
         """Return the released weights.
 
         Raises:
-            RuntimeError: as `check_released`, or a tensor that is no parameter and no buffer.
+            RuntimeError: as `check_released`, or a tensor that is neither a parameter nor a buffer.
         """
         self.check_released()
         state = self.model.state_dict()

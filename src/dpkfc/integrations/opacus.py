@@ -1076,7 +1076,7 @@ class Accountant:
         if name not in _ACCOUNTANTS:
             raise ValueError(
                 f"accountant={name!r} is not supported; choose one of {', '.join(_ACCOUNTANTS)} (a"
-                " central-limit accountant as 'gdp' is no upper bound)"
+                " central-limit accountant as 'gdp' is not an upper bound)"
             )
         self.name = _ACCOUNTANTS[name]
         self._run: tuple[Plan, Ledger] | None = None
@@ -1175,7 +1175,7 @@ class Accountant:
         if plan.caveats and plan.noise_multiplier > 0 and not self._warned:
             self._warned = True
             reasons = ". ".join(plan.caveats)
-            text = f"the reported epsilon is no guarantee of this run. {reasons}"
+            text = f"the reported epsilon is not a guarantee of this run. {reasons}"
             warnings.warn(text, stacklevel=4)  # the caller of get_epsilon
 
     def mechanism(self) -> str:

@@ -419,7 +419,7 @@ def _check_step(step: Any, filters: Sequence[str], adaptive: Sequence[str]) -> s
     """
     if not isinstance(step, PostProcess):
         raise ValueError(
-            f"{type(step).__name__} in postprocess is no PostProcess (inherit from"
+            f"{type(step).__name__} in postprocess is not a PostProcess (inherit from"
             " PostProcessBase): use preconditioner= or weight_average=, or hand a torch"
             " optimizer to the session"
         )

@@ -241,11 +241,12 @@ def _check_release(line: Values, where: str) -> None:
     are_numbers = all(_is_number(x) and x >= 0 for x in figures)
     if not are_numbers or not isinstance(line["step"], int):
         raise LedgerError(
-            f"{where} is no release: step and scale of the noise are not numbers >= 0; {_UNKNOWN}"
+            f"{where} is not a release: step and scale of the noise are not numbers >= 0;"
+            f" {_UNKNOWN}"
         )
     purpose = line.get("purpose", "step")
     if not isinstance(purpose, str) or not purpose.isidentifier():
-        raise LedgerError(f"{where} is no release: its purpose is no word; {_UNKNOWN}")
+        raise LedgerError(f"{where} is not a release: its purpose is not a word; {_UNKNOWN}")
     try:
         _check_event(_canonical({"event": line.get("event")}))
     except (ValueError, RecursionError) as error:
@@ -611,7 +612,7 @@ def _repair_torn_end(content: bytes, descriptor: int, path: Path) -> bytes:
         return content
     if not begins_a_ledger(content):
         raise LedgerError(
-            f"line 1 of the ledger {path} is damaged: this is no ledger, nothing was changed"
+            f"line 1 of the ledger {path} is damaged: this is not a ledger; nothing was changed"
         )
     if is_complete(torn):
         # Only its newline is missing: kept, since a ledger may count too much but never too little.
@@ -645,7 +646,7 @@ def _open_locked(path: Path) -> tuple[int, BaseFileLock]:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise LedgerError(
-                f"the ledger {path} is no ordinary file; without one nothing may be released:"
+                f"the ledger {path} is not an ordinary file; without one nothing may be released:"
                 " choose another name"
             )
         return descriptor, take_lock(path)

@@ -395,7 +395,7 @@ def _check_file(path: Path, state: Mapping[str, Tensor]) -> None:
         found = load_file(path)
     except SafetensorError as error:
         raise ValueError(
-            f"{path} is no safetensors file ({error}); leave weights= out, and call write_card"
+            f"{path} is not a safetensors file ({error}); leave weights= out, and call write_card"
         ) from None
     wrong = [name for name in found if name not in state or not found[name].equal(state[name])]
     shapes = {x.shape for x in found.values()}

@@ -105,7 +105,7 @@ def _find_ledgers(path: Path) -> list[Path]:
     if not path.exists():
         raise TotalError(f"{path} does not exist; name run folders or ledger files")
     if not files:
-        raise TotalError(f"{path} is no ledger and holds none; name run folders or ledger files")
+        raise TotalError(f"{path} is not a ledger and holds none; name run folders or ledger files")
     return files
 
 
@@ -132,7 +132,7 @@ def _common_delta(ledgers: dict[Path, Verified]) -> float:
     stated = {ledger.header.get("delta") for ledger in ledgers.values()}
     delta = stated.pop() if len(stated) == 1 else None
     if not isinstance(delta, float):
-        raise TotalError("the ledgers do not state one δ; give that of the total with --delta")
+        raise TotalError("the ledgers do not state one δ; give one for the total with --delta")
     return delta
 
 
