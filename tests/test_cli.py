@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
 import re
 import runpy
 from pathlib import Path
@@ -271,29 +270,6 @@ def test_the_doctor_looks_at_recipes_and_factories(tmp_path: Path, monkeypatch: 
     assert mine.exit_code == 0 and "A 13" in mine.output, (mine.output, mine.exception)
     assert "mixes the examples" in _refused("doctor", "my_models:mixing", "--input-shape", "4")
     assert "--input-shape 3,32,32" in _refused("doctor", "my_models:net")
-
-
-def test_the_doctor_measures_what_a_step_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("DPKFC_CACHE", str(tmp_path))
-    found = _call("doctor", "digits", "--probe-size", "16", "--cost", "--rows", "8")
-    assert (
-        found.exit_code == 0
-        and "a step of 8 examples" in found.output
-        and "--every" in found.output
-    ), found.exception
-    ((machine, times),) = json.loads((tmp_path / "costs.json").read_text()).items()
-    (tmp_path / "costs.json").write_text(json.dumps({machine: dict.fromkeys(times, 7.0)}))
-    for flags, kept in (((), True), (("--again",), False)):
-        assert (
-            _call(
-                "doctor", "digits", "--probe-size", "16", "--cost", "--rows", "8", *flags
-            ).exit_code
-            == 0
-        )
-        after = json.loads((tmp_path / "costs.json").read_text())[machine]
-        assert after.keys() == times.keys() and (set(after.values()) == {7.0}) == kept
-    assert "--again measures anew what --cost has kept" in _refused("doctor", "digits", "--again")
-    assert "Invalid value for '--rows': 0" in _refused("doctor", "digits", "--cost", "--rows", "0")
 
 
 def test_a_delta_that_is_too_large_is_warned_of_in_one_line():

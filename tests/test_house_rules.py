@@ -25,8 +25,8 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
-    "core": 267_800,
-    "app": 113_500,
+    "core": 264_600,
+    "app": 112_500,
     "papers": 85_500,
     "benchmarks": 35_000,
 }

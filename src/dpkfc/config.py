@@ -434,8 +434,8 @@ class PrivacyConfig:
             few shapes occur (for kernels that are tuned for each shape). It changes speed, never a
             result.
         norm_methods: layer name to "gram" or "materialised", the method of its per-example norms.
-            `dpkfc doctor --cost` measures the fastest. Choose it without private data. It changes
-            speed, memory and rounding, never the guarantee.
+            Choose it without private data. It changes speed, memory and rounding, never the
+            guarantee.
         test_mode_seed: makes noise and sampling repeatable. Such a run is NOT PRIVATE and its card
             says so.
         extra_releases: kinds of releases beside the steps, in the same ledger; ε of the plan

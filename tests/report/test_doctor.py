@@ -29,7 +29,7 @@ def test_a_cnn_is_described_layer_by_layer():
     assert [layer.rule for layer in found.layers] == ["conv", "conv", "linear", "linear"]
     assert sum(layer.parameters for layer in found.layers) == found.trainable == 13_706
     assert {layer.method for layer in found.layers} <= {"rank-one", "gram", "materialised"}
-    assert found.layers[3].method == "rank-one" and "one position" in found.layers[3].why
+    assert found.layers[3].method == "rank-one"
     assert [(s.side, s.size) for s in found.layers[0].sides] == [("A", 10), ("G", 16)]
     assert all(
         s.condition_after <= s.condition_before for layer in found.layers for s in layer.sides
@@ -120,7 +120,7 @@ def test_a_layer_that_the_probe_does_not_reach_is_said():
             return self.used(x)
 
     found = diagnose(Model(), KFAC(sides="both", probe=FeatureNoise(4), probe_size=8))
-    assert found.layers[1].method == "none" and "not reached" in _text(found)
+    assert found.layers[1].method.startswith("none") and "not reached" in _text(found)
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from dpkfc.app.datasets import Examples, ExampleSet, first_line
+from dpkfc.app.datasets import Examples, ExampleSet
 from dpkfc.app.owndata.schema import norm_of
 from dpkfc.app.recipes import Recipe
-from dpkfc.app.recipes.catalogue import recipe_of, run_config
+from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.settings import RECIPE_DEFAULTS, ConfigError, RunConfig, library_values
 from dpkfc.callbacks import NORM, PURPOSE, EarlyStopping, PrivateEarlyStopping
 from dpkfc.config import Plan, PrivacyConfig, count_steps
@@ -42,7 +42,6 @@ from dpkfc.postprocess.pipeline import PostProcess, WeightEMA
 from dpkfc.postprocess.steps import EMA, SOFIM, AdamBC, DiSK, LowPass
 from dpkfc.privacy.calibration import share_noise
 from dpkfc.privacy.releases import ExtraRelease
-from dpkfc.report import doctor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -428,13 +427,8 @@ def make_plan(
     """Return the calibrated plan; arguments as of `make_privacy_config`.
 
     Raises:
-        ConfigError: an impossible target, settings that do not go together, or a structure that is
-            still to be measured.
+        ConfigError: an impossible target, or settings that do not go together.
     """
-    if config.structure == "auto":
-        raise ConfigError(
-            "structure = 'auto' is measured when a run of `dpkfc train` begins; leave it out here"
-        )
     with _library_errors():
         privacy = make_privacy_config(
             config,
@@ -595,107 +589,3 @@ def _differing_settings(config: RunConfig, recipe_config: RunConfig) -> list[str
 def _recipe_config(config: RunConfig, names: tuple[str, ...]) -> RunConfig:
     """Return the recipe's settings for a run in which only the named settings are given."""
     return run_config({name: getattr(config, name) for name in names})
-
-
-# --------------------------------------------------------------------------------------------------
-# `structure = "auto"`: sides, norm methods and the interval of refreshes by what they cost on this
-# machine.
-#
-# The result becomes settings before the plan is made: `structure = "measured"`, with `ranks`,
-# `norm_methods` and `every`. So the plan's hash covers the result, a continued run keeps it, and
-# the run's config.toml repeats it on any machine.
-
-
-def measure_structure(config: RunConfig) -> RunConfig:
-    """Replace `structure = "auto"` by the choice that costs least on this machine.
-
-    Only the probe and the initial weights are used. Times of layers are kept in the user's cache
-    folder.
-
-    Returns:
-        The settings with the choice; unchanged for any other structure.
-
-    Raises:
-        ConfigError: a method without factors, curvature of private data, or a choice that was made
-            already.
-    """
-    if config.structure != "auto":
-        return config
-    _check_measurement(config)
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    recipe = recipe_of(config).starting_from(config.pretrained)
-    try:
-        model = recipe.model(config.seed).to(torch.device(config.device))
-        measured = doctor.measure_structure(
-            model,
-            make_kfac(config, recipe.input_shape, recipe_probe=recipe.probe),
-            expected_batch_size=config.expected_batch_size * config.augmentations,
-            cache=doctor.default_cache(),
-        )
-    except ConfigError:
-        raise
-    except (ValueError, RuntimeError, AssertionError) as error:
-        reason = first_line(error)
-        raise ConfigError(f"structure = 'auto' could not be measured: {reason}") from error
-    return replace(
-        config,
-        structure="measured",
-        every=measured.every,
-        ranks=_format_pairs(measured.ranks),
-        norm_methods=_format_pairs(measured.norm_methods),
-    )
-
-
-def _check_measurement(config: RunConfig) -> None:
-    if config.preconditioner != "kfac":
-        raise ConfigError(
-            f"structure = 'auto' chooses sides of K-FAC, and method = {config.method!r} has none; "
-            "leave it out"
-        )
-    if "private-oracle" in (config.source, config.output_source):
-        raise ConfigError(
-            "structure = 'auto' would be measured on private data with source = 'private-oracle'; "
-            "leave it out"
-        )
-    if config.ranks or config.norm_methods:
-        raise ConfigError(
-            "structure = 'auto' chooses ranks and norm_methods, so both would be lost; leave those "
-            "out (--ranks '' --norm-methods ''), or leave structure out"
-        )
-
-
-def undo_measurement(measured: RunConfig, config: RunConfig) -> RunConfig:
-    """Put back `structure = "auto"`, so that a run can be compared with the command that began it.
-
-    Args:
-        measured: settings of the run.
-        config: settings of the command.
-
-    Returns:
-        The run's settings, without the measured choice if the command has `structure = "auto"`.
-    """
-    if config.structure != "auto" or measured.structure != "measured":
-        return measured
-    return replace(
-        measured,
-        structure=config.structure,
-        every=config.every,
-        ranks=config.ranks,
-        norm_methods=config.norm_methods,
-    )
-
-
-def describe_structure(config: RunConfig) -> str:
-    """Return the measured choice in one line for the user, "" without a measurement."""
-    if config.structure != "measured":
-        return ""
-    ranks = (
-        f"eigenpairs kept, 0 for all: {config.ranks}" if config.ranks else "no side has a choice"
-    )
-    norms = f"norms by {config.norm_methods}" if config.norm_methods else "norms by the rule"
-    return f"measured on this machine: {ranks}; {norms}; refreshes every {config.every} steps"
-
-
-def _format_pairs(values: Mapping[str, object]) -> str:
-    return " ".join(f"{name}={value}" for name, value in values.items())

@@ -685,9 +685,6 @@ def doctor(
     *,
     settings: dict[str, Any],
     input_shape: str = "",
-    cost: bool = False,
-    rows: Annotated[int, typer.Option(min=1)] = 32,
-    again: bool = False,
 ) -> None:
     """Show how each layer of a model is treated.
 
@@ -697,13 +694,10 @@ def doctor(
         model: A recipe, a run folder, or module:factory; left out with --data or --task.
         settings: those that were given as flags.
         input_shape: Shape of one input of a factory's model, e.g. 3,32,32.
-        cost: Measure what a step, its norms and a refresh cost here.
-        rows: Examples of the step of --cost.
-        again: Measure what --cost has kept of this machine anew.
     """
     from dpkfc.app.doctor import doctor_report
 
-    doctor_report(model, settings, input_shape, rows if cost else 0, open_console(), again=again)
+    doctor_report(model, settings, input_shape, open_console())
 
 
 def methods(
@@ -1011,7 +1005,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
         "torchrun --nproc-per-node=2 -m dpkfc train --recipe mnist-cnn",
     ),
     "demo": (demo, "dpkfc demo --epsilon 1"),
-    "doctor": (doctor, "dpkfc doctor mnist-cnn --cost"),
+    "doctor": (doctor, "dpkfc doctor mnist-cnn"),
     "methods": (methods, "dpkfc methods dp-kfc-a"),
     "audit": (audit, "dpkfc audit runs/first --kind step --kind membership"),
     "report": (report, "dpkfc report runs/* --out report.html"),

@@ -46,7 +46,6 @@ AUGMENTS = ("", "reflect-pad-crop-flip", "random-crop", "horizontal-flip")
 RECIPE_DEFAULTS = "defaults of the recipe; the search behind them, if any, is not covered by ε"
 SOURCES = ("pink", "dead-leaves", "white", "tokens", "public", "private-oracle")
 STOPS = ("public", "private-loss", "private-error")
-STRUCTURES = ("shape", "auto", "measured")
 _DECLARED = tuple(item.name for item in dataclasses.fields(Declared))
 # By the names of their flags, or by section and key as a TOML file has them.
 Settings = Mapping[str, Any]
@@ -449,12 +448,6 @@ class RunConfig:
     )
     max_factor_size: int = _library((KFAC, NGD), "max_factor_size", least=1)
     oversize: str = _library(KFAC, "oversize", choices=("diagonal", "identity", "low_rank"))
-    structure: str = _setting(
-        "shape",
-        "preconditioner",
-        "wide sides low-rank by shape, or by measured cost",
-        choices=STRUCTURES,
-    )
     ranks: str = _library(
         KFAC,
         "ranks",

@@ -23,20 +23,17 @@ from torch import Tensor, nn
 from dpkfc import checkpoint
 from dpkfc.app.assembly import (
     Prepared,
-    describe_structure,
     learning_rate,
     make_augment,
     make_optimizer,
     make_plan,
-    measure_structure,
     read_public_data,
-    undo_measurement,
 )
 from dpkfc.app.datasets import ExampleSet, first_line
 from dpkfc.app.models import seeded
 from dpkfc.app.place import change_places, data_digest, move_data
 from dpkfc.app.recipes import Recipe, evaluate
-from dpkfc.app.recipes.catalogue import read_data, recipe_of
+from dpkfc.app.recipes.catalogue import recipe_of
 from dpkfc.app.results import Result, curve_of, evaluated_weights, write_results
 from dpkfc.app.run_folder import Metrics, Row, RunFolder, RunFolderError
 from dpkfc.app.settings import (
@@ -386,7 +383,7 @@ def _has_settings(folder: RunFolder, config: RunConfig) -> bool:
     """Return whether a run folder was started with these settings."""
     written = RunConfig(**flatten(read_toml(folder.config), str(folder.config)))
     # config.toml does not name its own folder.
-    comparable = replace(undo_measurement(written, config), out=config.out)
+    comparable = replace(written, out=config.out)
     return comparable == config
 
 
@@ -462,7 +459,7 @@ def prepare(
         may_find_bounds: whether the caller will find the bounds that the schema leaves out.
 
     Returns:
-        Everything the run needs; its settings hold the measured structure, if one was measured.
+        Everything the run needs.
 
     Raises:
         DatasetError: missing or damaged data.
@@ -489,8 +486,6 @@ def prepare(
     make_augment(config, recipe.input_shape)
     if data is None:
         data = recipe.data(config, is_training=True)
-    # A measurement takes minutes, so it follows the data: a missing file fails at once.
-    config = measure_structure(config)
     private = data.train if "private-oracle" in (config.source, config.output_source) else None
     plan = make_plan(
         config,
@@ -601,14 +596,9 @@ def run(
         make_folder = partial(RunFolder.make, config.out, name)
         folder = ranks.broadcast_from_rank0(make_folder, "run folder")
         try:
-            data = None
-            if config.structure == "auto":
-                # A measurement takes minutes, so it follows the data: a missing file fails at once.
-                data = ranks.run_on_all(partial(read_data, config))
-            config = ranks.broadcast_from_rank0(partial(measure_structure, config), "structure")
             is_single = ranks.world_size == 1
             prepared = ranks.run_on_all(
-                lambda: prepare(use_own_device(config), data=data, may_find_bounds=is_single)
+                lambda: prepare(use_own_device(config), may_find_bounds=is_single)
             )
             _check_private_bounds(prepared)
             ranks.broadcast_from_rank0(partial(check_budget, prepared), "budget")
@@ -621,9 +611,6 @@ def run(
             lambda: folder.begin(to_toml(config), prepared.recipe.schema), "settings"
         )
         check_visible(folder, ranks)
-        structure = describe_structure(config)
-        if console is not None and ranks.is_rank0 and structure:
-            console.print(structure, markup=False, highlight=False)
         if prepared.recipe.find_bounds is not None:
             prepared = _find_bounds(prepared, folder)
         metrics = replace(_new_metrics(config), data=digest)

@@ -516,7 +516,7 @@ class KFAC(ProbePreconditioner):
             side with None. The mean of the dropped eigenvalues is kept, so the trace stays.
             Eigenvalues far below the first few are sampling noise of the probe.
         ranks: side, such as `conv1.A`, to the eigenpairs it keeps, 0 for all. It overrides
-            `max_rank`. `report.doctor.measure_structure` finds ranks that save time.
+            `max_rank`.
         tail_mass: fraction of a factor's trace that may be dropped, 0 for none. A side keeps the
             fewest eigenpairs that hold the rest, at most `max_rank` of a wide side.
         decay: weight β in [0, 1) of the past in factors that are averaged over refreshes. About

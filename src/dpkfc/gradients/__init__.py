@@ -7,7 +7,7 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.rules import LayerRule, register_layer_rule
 from dpkfc.gradients.tape import Tape
-from dpkfc.linalg.norms import choose_method, per_example_norms
+from dpkfc.linalg.norms import per_example_norms
 
 __all__ = [
     "Clip",
@@ -16,7 +16,6 @@ __all__ = [
     "LayerRule",
     "Tape",
     "capture",
-    "choose_method",
     "clip_factors",
     "find_layers",
     "per_example_norms",

@@ -114,10 +114,6 @@ class _Side(_TensorFields):
         """Return the kind of the side, with its rank where that is low."""
         return self.kind
 
-    def cost(self, d: int) -> int:
-        """Return the multiplications to map one row of width d."""
-        return 0
-
     def pack(self, key: str, tensors: NamedTensors) -> dict[str, Any]:
         """Return the side as values for JSON, its tensors stored under names below `key`."""
         packed = self.pack_fields(key, tensors)
@@ -176,10 +172,6 @@ class Diagonal(_Side):
         """Map rows x `[..., n]` that stand at the coordinates `index` `[...]` of this side."""
         return x * self.scale[index].unsqueeze(-1)
 
-    def cost(self, d: int) -> int:
-        """Return the multiplications to map one row of width d."""
-        return d
-
     # Cached: a GPU is read once a metric and not in every step.
     @cached_property
     def operator_norm(self) -> float:
@@ -220,10 +212,6 @@ class Dense(_Side):
     def apply_left(self, x: Tensor) -> Tensor:
         """Map the second-last axis of x `[..., d, n]`: U x without a transposed copy."""
         return self.root @ x
-
-    def cost(self, d: int) -> int:
-        """Return the multiplications to map one row of width d."""
-        return d * d
 
     @property
     def operator_norm(self) -> float:
@@ -298,10 +286,6 @@ class LowRank(_Side):
         coordinates = self.vectors.T @ x
         coordinates *= self._excess.unsqueeze(-1)
         return self.tail * x + self.vectors @ coordinates
-
-    def cost(self, d: int) -> int:
-        """Return the multiplications to map one row of width d."""
-        return 2 * d * self.vectors.shape[1]
 
     # Cached: a GPU is read once a metric and not in every step.
     @cached_property

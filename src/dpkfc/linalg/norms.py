@@ -132,7 +132,7 @@ def _compute_norms(
         return _tied_norms(block, metric, method)
     if isinstance(metric, Eigenbasis):
         return _eigenbasis_norms(block, metric)
-    method = method or choice_for(block, metric).method
+    method = method or choose_norm_method(block)
     if method == "materialised":
         return _materialised_norms(block, metric)
     return _norms_from_rows(block, metric, method, cache)
@@ -148,67 +148,25 @@ _SMALL = 1 << 18  # entries of a materialised convolution, at most
 _SMALL_TABLE = 1 << 14  # entries of a materialised tied table, at most
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The norm method of a layer, and the reason: the costs of both methods, or why it has one.
-
-    Costs are multiplications an example.
-    """
-
-    method: str
-    reason: str
-
-
-def choice_for(block: AnyBlock, entry: Entry | None) -> Choice:
+def choose_norm_method(block: AnyBlock) -> str:
     """Return the norm method that `per_example_norms` takes for a block.
 
-    An entry that is no Kronecker product counts as the identity.
+    Only the widths decide, so that an example's bound cannot follow the length of others. With one
+    position the norm is a product, whatever the widths.
     """
-    metric = entry if isinstance(entry, Kronecker) else _IDENTITY
     match block:
-        case PerExample():
-            return Choice("materialised", "small or irregular")
+        case PerExample() | MaterializedGradients():
+            return "materialised"
         case Lookup():
-            return Choice("lookup", "of rows that were read")
-        case MaterializedGradients():
-            return Choice("materialised", "used outside its layer too")
+            return "lookup"
         case Tied():
-            return _choose_tied_method(block, metric)
-    has_patches = isinstance(block, ConvBlock)
-    return choose_method(*block.dimensions, metric, patches=has_patches)
-
-
-def choose_method(
-    positions: int, d_in: int, d_out: int, metric: Kronecker = _IDENTITY, *, patches: bool = False
-) -> Choice:
-    """Pick the norm method of a layer.
-
-    Only the widths decide, so that an example's bound cannot follow the length of others.
-
-    Args:
-        positions: shared axis T. With one position the norm is a product, whatever the widths.
-        d_in: input features, homogeneous coordinate included.
-        d_out: output features.
-        metric: the layer's map. Its sides decide what whitening costs.
-        patches: a convolution, where forming `a` costs a copy.
-    """
-    if positions == 1:
-        return Choice("rank-one", "one position")
-    row_in = metric.input.cost(d_in)
-    row_out = metric.output.cost(d_out)
-    gram = positions * (row_in + row_out)
-    gram += positions**2 * (d_in + d_out)
-    if patches:
-        gram += 8 * positions * d_in
-    materialised = positions * d_in * d_out + d_out * row_in + d_in * row_out
-    return _compare_costs(gram, materialised, is_materialised(d_in, d_out, patches))
-
-
-def _compare_costs(gram: float, materialised: float, forms_gradients: bool) -> Choice:
-    """Return the choice of one method, with the cost of the other one in its reason."""
-    if forms_gradients:
-        return Choice("materialised", f"{materialised:.2g} (else {gram:.2g})")
-    return Choice("gram", f"{gram:.2g} (else {materialised:.2g})")
+            is_small = block.d_out * block.outer.a.shape[-1] <= _SMALL_TABLE
+        case _:
+            positions, d_in, d_out = block.dimensions
+            if positions == 1:
+                return "rank-one"
+            is_small = is_materialised(d_in, d_out, isinstance(block, ConvBlock))
+    return "materialised" if is_small else "gram"
 
 
 def is_materialised(d_in: int, d_out: int, patches: bool) -> bool:
@@ -216,19 +174,6 @@ def is_materialised(d_in: int, d_out: int, patches: bool) -> bool:
     if patches:
         return d_in * d_out <= _SMALL
     return min(d_in, d_out) <= _MATERIALISED_WIDTH
-
-
-def _choose_tied_method(block: Tied, metric: Kronecker) -> Choice:
-    """Pick the norm method of a tied weight, which the widths alone decide."""
-    s = block.lookup.ids.shape[1]
-    _, t, d = block.outer.a.shape
-    v = block.d_out
-    row = metric.input.cost(d) or d
-    whitening = (s + t) * row + t * v
-    gram = whitening + s * s * d + s * t * d
-    gram += t * t * (v + d)
-    materialised = t * v * d + v * row + v * d
-    return _compare_costs(gram, materialised, v * d <= _SMALL_TABLE)
 
 
 def check_methods(methods: Mapping[str, str], layers: Iterable[str] | None = None) -> None:
@@ -841,7 +786,7 @@ def _tied_norms(block: Tied, metric: MatrixMap, method: str | None) -> LayerNorm
             "the output side of a tied embedding runs over its rows and must be diagonal or the "
             f"identity, not {type(metric.output).__name__}"
         )
-    method = method or choice_for(block, metric).method
+    method = method or choose_norm_method(block)
     if method == "materialised":
         return LayerNorms(_materialised_tied_norms(block, metric), block)
     rows = _whiten_tied(block, metric)
