@@ -20,7 +20,7 @@ from tests.integrations.opacus_cases import private, train, with_epsilon
 def test_a_plan_with_caveats_warns_once(settings: dict, reason: str):
     engine, model, optimizer, batches = with_epsilon(**settings)
     train(model, optimizer, batches, 1)
-    with pytest.warns(UserWarning, match=f"no guarantee of this run. {reason}") as caught:
+    with pytest.warns(UserWarning, match=f"not a guarantee of this run. {reason}") as caught:
         spent = engine.get_epsilon(1e-3)
     assert 0 < spent <= 5.0 and caught[0].filename == __file__
     with warnings.catch_warnings():
