@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, IsotropicFactor, eigen_of_rows
 from dpkfc.curvature.kfac import Damping, condition_numbers, damp_side, elementwise_scale
-from dpkfc.linalg.metric import Dense, Diagonal, Identity, Kronecker, LowRank
+from dpkfc.linalg.metric import Dense, Diagonal, Identity, LowRank
 from tests.curvature.toys import dense_matrix
 
 F64 = torch.float64
@@ -38,20 +38,6 @@ def test_a_side_is_the_root_of_the_damped_factor(p, n):
     assert isinstance(side, LowRank if n == 3 else Dense)
     assert torch.allclose(_matrix(side, d), exact, atol=1e-10)
     assert side.operator_norm == pytest.approx(float(torch.linalg.matrix_norm(exact, 2)), rel=1e-9)
-
-
-def test_low_rank_and_dense_are_one_map():
-    """The same factor once with its six pairs alone, once with all twenty: the other fourteen are
-    barely above zero.
-    """
-    factor, damping = _eigen(20, 6), Damping(rank_tolerance=0.0)
-    basis = torch.linalg.qr(torch.cat([factor.vectors, torch.randn(20, 14, dtype=F64)], 1)).Q
-    values = torch.cat([factor.values, torch.full((14,), 1e-300, dtype=F64)])
-    low, dense = damp_side(factor, damping, F64), damp_side(Eigen(basis, values), damping, F64)
-    assert isinstance(low, LowRank) and isinstance(dense, Dense)
-    x = torch.randn(4, 7, 20, dtype=F64)
-    assert torch.allclose(low.apply(x), dense.apply(x), atol=1e-11)
-    assert low.operator_norm == pytest.approx(dense.operator_norm, rel=1e-11)
 
 
 def test_a_wide_side_keeps_its_first_eigenpairs_and_its_trace():
@@ -123,21 +109,6 @@ def test_eigenvalues_far_below_the_damping_are_the_tail():
         Eigen(torch.eye(6, dtype=F64), values), Damping(value=0.1, rank_tolerance=0.0), F64
     )
     assert torch.allclose(_matrix(side, 6), _matrix(everything, 6), rtol=6e-3, atol=0)
-
-
-def test_a_side_too_wide_for_a_matrix_stays_low_rank():
-    side = damp_side(_eigen(10, 8), Damping(), F64, widest_dense=9)
-    assert isinstance(side, LowRank) and side.vectors.shape[1] > 5
-
-
-def test_whitening_is_the_product_of_explicit_roots():
-    a, g = _eigen(5, 40), _eigen(4, 2)
-    damping = Damping(value=0.3, rank_tolerance=0.0)
-    metric = Kronecker(damp_side(a, damping, F64), damp_side(g, damping, F64))
-    gradient = torch.randn(3, 4, 5, dtype=F64)
-    u_a = _power(dense_matrix(a) + 0.3 * a.mean * torch.eye(5, dtype=F64), -0.5)
-    u_g = _power(dense_matrix(g) + 0.3 * g.mean * torch.eye(4, dtype=F64), -0.5)
-    assert torch.allclose(metric.apply(gradient), u_g @ gradient @ u_a, atol=1e-10)
 
 
 @given(rho=st.floats(1e-3, 2.0), a_scale=st.floats(1e-3, 1e3), g_scale=st.floats(1e-3, 1e3))

@@ -16,7 +16,7 @@ from dpkfc.curvature.factors import (
 from dpkfc.curvature.kfac import signal_to_noise
 from dpkfc.curvature.layer_factors import probe_norms
 from dpkfc.curvature.refresh import run_probe
-from dpkfc.linalg.blocks import Lookup, MaterializedGradients, Outer, PerExample, Tied
+from dpkfc.linalg.blocks import Lookup, Outer, PerExample, Tied
 from dpkfc.linalg.metric import Dense, Diagonal, Elementwise, Identity, Kronecker
 from tests.curvature.toys import capture, dense_matrix, mlp
 
@@ -131,13 +131,6 @@ def test_norms_of_a_tied_weight_are_those_of_the_sum_of_its_uses(n, t, s, d):
         assert torch.allclose(block.squared_norms(entry), formed, rtol=1e-9, atol=1e-12)
     with pytest.raises(ValueError, match="must be the identity"):
         block.squared_norms(Kronecker(Identity(), Diagonal(torch.ones(5))))
-
-
-def test_layers_of_an_unknown_kind_count_in_no_norm_and_have_no_ratio():
-    odd = MaterializedGradients(torch.randn(3, 2, 2))
-    block = PerExample({"weight": torch.randn(3, 2)})
-    plain, other = probe_norms({"a": block, "odd": odd}, {}, {})
-    assert torch.equal(plain, probe_norms({"a": block}, {})[0]) and torch.equal(plain, other)
 
 
 @pytest.mark.parametrize("count", [1, 2])

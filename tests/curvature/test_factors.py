@@ -79,27 +79,6 @@ def test_any_split_into_micro_batches_gives_the_same_factors(sharing, cut):
         )
 
 
-def test_the_homogeneous_coordinate_stays_one_under_reduce():
-    a, _ = kronecker_factors(_outer(), "reduce")
-    assert float(a[-1, -1]) == pytest.approx(1.0)
-
-
-def test_traces_multiply_to_the_mean_square_of_independent_gradients():
-    block = _outer(4000, 1, 3, 2)
-    a, g = kronecker_factors(block)
-    squares = block.per_example().square().sum((1, 2)).mean()
-    assert float(a.trace() * g.trace()) == pytest.approx(float(squares), rel=0.1)
-
-
-def test_groups_of_a_convolution_are_averaged():
-    block = _outer(4, 3, 5, 2, groups=2)
-    halves = [Outer(block.a[g::2], block.b[g::2]) for g in range(2)]
-    for whole, parts in zip(
-        kronecker_factors(block), zip(*map(kronecker_factors, halves), strict=True), strict=True
-    ):
-        assert torch.allclose(whole, sum(parts) / 2)
-
-
 @pytest.mark.parametrize("sharing", ["expand", "reduce"])
 def test_an_embedding_has_the_expected_row_counts(sharing):
     ids = torch.tensor([[0, 2, 2], [2, 4, 0]])

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpkfc import KFAC, PrivacyConfig, Session
-from dpkfc.curvature import PublicData, generated_text
+from dpkfc.curvature import generated_text
 
 transformers = pytest.importorskip("transformers")
 
@@ -76,25 +75,6 @@ def test_a_text_is_over_behind_its_end() -> None:
         size = next((i + 1 for i in range(1, 10) if text[i] == 1), 10)
         assert counted == [1] * size + [0] * (10 - size) and text[size:] == [2] * (10 - size)
     assert 0 < mask.sum() < mask.numel()
-
-
-def test_it_is_a_probe() -> None:
-    model, ids = gpt2(), torch.randint(0, 12, (16, 8))
-    probe = generated_text(model, 8, 8, start_id=0, end_id=0)
-    plan = PrivacyConfig(
-        expected_batch_size=4, steps=1, preconditioner=KFAC(probe=probe, probe_size=4)
-    ).with_noise(1.0, 1e-2, 16)
-    assert isinstance(probe, PublicData)
-
-    def losses(model: nn.Module, batch: tuple[torch.Tensor]) -> torch.Tensor:
-        logits = model(batch[0]).logits
-        return nn.functional.cross_entropy(
-            logits[:, :-1].transpose(1, 2), batch[0][:, 1:], reduction="none"
-        ).mean(1)
-
-    with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), (ids,)) as session:
-        session.step(next(session.batches()), losses)
-        assert session.preconditioner.metric
 
 
 def test_what_cannot_write_is_refused() -> None:

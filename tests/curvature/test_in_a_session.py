@@ -85,10 +85,6 @@ SETTINGS: dict[str, tuple[Any, str]] = {
         lambda k: NGD(probe=public(k), lambda_safe=0.05, lambda_base=1e-3, steps=STEPS, every=2),
         "natural",
     ),
-    "ngd whitened": (
-        lambda k: NGD(probe=public(k), lambda_safe=0.05, steps=STEPS, every=2),
-        "whitened",
-    ),
     "ngd after": (
         lambda k: NGD(probe=public(k), lambda_safe=0.05, steps=STEPS, every=2, order="after"),
         "whitened",
@@ -97,7 +93,6 @@ SETTINGS: dict[str, tuple[Any, str]] = {
         lambda k: NGD(probe=public(k), lambda_safe=0.05, steps=STEPS, every=2, order="before"),
         "inverse",
     ),
-    "adadps": (lambda k: AdaDPS(probe=public(k), batch_size=10, every=2), "whitened"),
     "adadps decay": (
         lambda k: AdaDPS(probe=public(k), batch_size=10, every=2, decay=0.9),
         "whitened",
@@ -127,10 +122,6 @@ SETTINGS: dict[str, tuple[Any, str]] = {
     ),
     "inputs, natural": (
         lambda k: KFAC(probe=public(k), probe_size=24, every=2, sides="input"),
-        "natural",
-    ),
-    "control, natural": (
-        lambda k: KFAC(sides="both", probe=public(k), probe_size=24, every=2, control="random"),
         "natural",
     ),
 }
@@ -229,7 +220,7 @@ def expected(
     "hybrid-conv",
     "adadps decay-tokens",
     "inputs, natural-tokens",
-    "ngd whitened-conv",
+    "ngd-conv",
     "ngd before-tokens",
     "ngd after-conv",
 )
@@ -269,34 +260,8 @@ def test_every_release_equals_a_loop_over_examples(
     assert built == [0, 2, 4]
 
 
-@pytest.mark.quick("adadps-conv", "ngd-tokens", "ngd after-conv")
-@pytest.mark.parametrize("kind", ["conv", "tokens"])
-@pytest.mark.parametrize("name", ["ngd", "ngd after", "adadps"])
-def test_one_example_moves_the_sum_by_at_most_the_sensitivity(name: str, kind: str) -> None:
-    """In float32 too, on the examples themselves and on one scaled far up."""
-    p, net = plan_of(name, kind), model(kind)
-    with session(p, net, kind) as s:
-        for step, batch in enumerate(s.batches()):
-            s.step(batch, loss_fn)
-            if step == 3:
-                break
-        metric = s._pipeline.preconditioning.metric
-    layers, (x, y) = find_layers(net), data(kind)
-    assert p.sensitivity == p.max_grad_norm
-
-    def amplified(m: nn.Module, rows: tuple[Tensor, Tensor]) -> Tensor:
-        return loss_fn(m, rows) * 1e4
-
-    for loss in (loss_fn, amplified):
-        totals = [
-            clipped(net, layers, (x[k:], y[k:]), loss, p.max_grad_norm, metric)[1] for k in (0, 1)
-        ]
-        moved = torch.sqrt(sum((totals[0][n] - totals[1][n]).square().sum() for n in totals[0]))
-        assert 0 < float(moved) <= p.max_grad_norm * (1 + 1e-6)
-
-
 @pytest.mark.quick("ngd", "hybrid")
-@pytest.mark.parametrize("name", ["ngd", "ngd before", "adadps decay", "hybrid", "control"])
+@pytest.mark.parametrize("name", ["ngd", "adadps decay", "hybrid"])
 def test_a_resumed_run_is_the_same_bit_for_bit(name: str, tmp_path: Path) -> None:
     """The checkpoint falls between two refreshes."""
     kind = "tokens"
@@ -325,29 +290,6 @@ def test_a_resumed_run_is_the_same_bit_for_bit(name: str, tmp_path: Path) -> Non
     assert any(
         not torch.equal(a, b) for a, b in zip(resumed.parameters(), again.parameters(), strict=True)
     )
-
-
-def test_ngd_with_a_floor_above_all_curvature_is_dp_sgd() -> None:
-    """F = I: the same run as DP-SGD with C and learning rate divided by the floor as they should
-    be.
-    """
-    kind, floor = "tokens", 100.0
-    rest = {"expected_batch_size": B, "steps": STEPS, "test_mode_seed": 7}
-    flat = NGD(probe=public(kind), lambda_safe=floor, lambda_base=floor, steps=STEPS)
-    plans = [
-        PrivacyConfig(
-            max_grad_norm=0.4 / floor**0.5, preconditioner=flat, readout="natural", **rest
-        ),
-        PrivacyConfig(max_grad_norm=0.4, **rest),
-    ]
-    nets = [model(kind), model(kind)]
-    for config, net, lr in zip(plans, nets, (floor, 1.0), strict=True):
-        p = config.with_noise(0.5, 1e-3, N)
-        with Session(p, net, torch.optim.SGD(net.parameters(), lr), data(kind)) as s:
-            for batch in s.batches():
-                s.step(batch, loss_fn)
-    for a, b in zip(*(net.parameters() for net in nets), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
 
 
 def test_schedules_and_readouts_that_do_not_go_with_the_plan_are_refused() -> None:

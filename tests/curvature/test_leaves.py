@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from dpkfc import DeadLeaves, PinkNoise
+from dpkfc import DeadLeaves
 from dpkfc.curvature.probes import Probe
 
 
@@ -25,26 +25,6 @@ def test_every_example_has_the_mean_and_std_asked_for(shape):
     assert (std > 1).float().mean() > 0.4
 
 
-def test_most_neighbours_are_of_one_leaf_and_the_others_an_edge_apart():
-    """That is what Gaussian noise of the same spectrum has not: its differences are all of about
-    one size.
-    """
-
-    def kurtosis(probe):
-        x, _ = probe.sample(200, _stream())
-        steps = (x[..., 1:] - x[..., :-1]).flatten().double()
-        return float(steps.pow(4).mean() / steps.square().mean().square()), float(
-            (steps == 0).double().mean()
-        )
-
-    (edged, flat), (smooth, never) = (
-        kurtosis(DeadLeaves((1, 28, 28))),
-        kurtosis(PinkNoise((1, 28, 28), power_exponent=2.0)),
-    )
-    assert edged > 10 and flat > 0.6
-    assert smooth < 4 and never == 0
-
-
 def test_radii_follow_their_density():
     """With exponent 3 between a and b the share of radii below r is (a⁻² − r⁻²) / (a⁻² − b⁻²)."""
     probe = DeadLeaves((1, 40, 40), smallest=2.0, largest=0.5)
@@ -54,13 +34,6 @@ def test_radii_follow_their_density():
     torch.testing.assert_close(
         shares, torch.linspace(0, 1, 1001, dtype=torch.float64), atol=1e-9, rtol=0
     )
-
-
-def test_the_border_is_as_crowded_as_the_middle():
-    x, _ = DeadLeaves((1, 24, 24)).sample(3000, _stream())
-    edges = (x[..., 1:] != x[..., :-1]).double().mean((0, 1))
-    assert float(edges[:2].mean() / edges[11:13].mean()) == pytest.approx(1, abs=0.15)
-    assert float(edges[:, :2].mean() / edges[:, 11:13].mean()) == pytest.approx(1, abs=0.15)
 
 
 def test_a_pixel_has_the_level_of_the_last_leaf_that_lies_over_it():
@@ -84,18 +57,6 @@ def test_a_pixel_has_the_level_of_the_last_leaf_that_lies_over_it():
         torch.testing.assert_close(
             found[i], ((image - image.mean()) / image.std(correction=0)).float()
         )
-
-
-def test_one_leaf_is_a_disc_of_its_area_on_the_ground():
-    x, _ = DeadLeaves((1, 64, 64), leaves=1, smallest=10.0, largest=10.0 / 64).sample(
-        400, _stream()
-    )
-    levels = [len(image.unique()) for image in x]
-    assert max(levels) == 2
-    area = max(int((image == image.flatten().mode().values).logical_not().sum()) for image in x)
-    assert area == pytest.approx(314, abs=6)
-    many, _ = DeadLeaves((1, 64, 64), leaves=200).sample(2, _stream())
-    assert all(len(image.unique()) > 50 for image in many)
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.6, 1.0])

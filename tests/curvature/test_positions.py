@@ -149,17 +149,6 @@ def test_about_as_many_rows_are_read_as_were_asked_for(monkeypatch):
     assert held.subsample(x, 1, 10).index.numel() == 200
 
 
-def test_layers_of_one_length_read_the_same_positions():
-    held = _positions(6, 2.0)
-    held.start(slice(0, 6), None)
-    x = torch.arange(6 * 40.0).view(6, 40, 1)
-    few, many = held.subsample(x, 1, 6), held.subsample(x, 1, 30)
-    assert set(few.select_weighted(x).flatten().tolist()) <= set(
-        many.select_weighted(x).flatten().tolist()
-    )
-    assert few.index.unique().numel() == few.index.numel() == 12
-
-
 @pytest.mark.parametrize("sharing", ["expand", "reduce"])
 @pytest.mark.parametrize("homogeneous", [False, True])
 def test_padding_changes_no_factor(sharing, homogeneous):

@@ -1,12 +1,9 @@
 from __future__ import annotations
 
 import json
-import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dpkfc.curvature.probes import (
     FeatureNoise,
@@ -45,15 +42,6 @@ def test_the_power_falls_with_the_exponent_that_was_asked_for(shape, exponent):
     assert _power_slope(x) == pytest.approx(-exponent, abs=0.06)
 
 
-def test_the_amplitude_exponent_would_be_told_apart():
-    assert (
-        abs(
-            _power_slope(PinkNoise((1, 24, 40), power_exponent=2.0).sample(200, _stream())[0]) + 1.0
-        )
-        > 0.5
-    )
-
-
 @pytest.mark.parametrize("exponent", [-1.0, 0.0, 1.0, 3.0, 400.0])
 def test_every_example_has_the_mean_and_std_asked_for(exponent):
     x, _ = PinkNoise((2, 9, 14), power_exponent=exponent, mean=0.3, std=2.0).sample(16, _stream())
@@ -81,14 +69,6 @@ def test_channels_are_correlated_as_asked(correlation):
     assert float(torch.corrcoef(torch.stack([first, second]))[0, 1]) == pytest.approx(
         correlation, abs=0.02
     )
-
-
-@given(spatial=st.lists(st.integers(1, 9), min_size=1, max_size=3), channels=st.integers(1, 3))
-def test_any_spatial_rank(spatial, channels):
-    if channels * math.prod(spatial) < 2:
-        return
-    x, _ = PinkNoise((channels, *spatial)).sample(2, _stream())
-    assert x.shape == (2, channels, *spatial) and torch.isfinite(x).all()
 
 
 PROBES = [

@@ -81,17 +81,6 @@ def test_a_side_keeps_what_it_is_told_and_the_others_what_the_rule_says() -> Non
     torch.testing.assert_close(_matrix(metric["second"].input), _exact(0), rtol=1e-9, atol=1e-9)
 
 
-def test_nought_is_all_of_them_where_the_rule_would_keep_few() -> None:
-    few, all_of_one = _built(max_rank=4), _built(max_rank=4, ranks={"second.A": 0})
-    assert isinstance(few["second"].input, LowRank) and isinstance(
-        all_of_one["second"].input, Dense
-    )
-    torch.testing.assert_close(_matrix(all_of_one["second"].input), _exact(0), rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(
-        _matrix(all_of_one["first"].input), _matrix(few["first"].input), rtol=0, atol=0
-    )
-
-
 @pytest.mark.parametrize(("ranks", "kept"), [({}, 8), ({"0.A": 20}, 20), ({"0.A": 0}, None)])
 def test_of_a_side_that_is_cut_when_it_is_decomposed_as_many_are_found(ranks, kept) -> None:
     """From 640 columns on the first eigenpairs alone are looked for; a side that keeps more needs

@@ -14,13 +14,10 @@ from dpkfc import (
     DeadLeaves,
     FeatureNoise,
     PinkNoise,
-    PrivacyConfig,
     PublicData,
     Refined,
-    Session,
     TokenNoise,
 )
-from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.probes import PrivateOracle, Probe, preserve_model
 from dpkfc.curvature.refresh import ProbeRandomness, ProbeSpec, public_generator, run_probe
 from dpkfc.gradients.clipped_sum import capture
@@ -109,21 +106,6 @@ def test_the_chunk_changes_nothing(chunk):
     torch.testing.assert_close(_seen(_model(), replace(run, chunk=chunk)), _seen(_model(), run))
 
 
-def test_the_model_becomes_sure_of_the_classes_and_examples_keep_their_moments():
-    model, inner = _model(), DeadLeaves(SHAPE, mean=0.4, std=1.5)
-    moved, drawn = _seen(model, _run(Refined(inner), 64))[1::2], _seen(model, _run(inner, 64))[1::2]
-    assert not torch.allclose(moved, drawn, atol=0.1)
-    torch.testing.assert_close(moved.flatten(1).mean(1), drawn.flatten(1).mean(1))
-    torch.testing.assert_close(moved.flatten(1).std(1), drawn.flatten(1).std(1))
-    model.eval()
-    sure, before = (torch.softmax(model(x), 1).amax(1).mean() for x in (moved, drawn))
-    assert sure > before + 0.15
-    target = (
-        torch.rand(64, generator=public_generator(1, 4, "refine"), dtype=torch.float64)[:32] * 4
-    ).long()
-    assert (model(moved).argmax(1) == target).double().mean() > 0.9
-
-
 def test_examples_without_a_gradient_or_without_contrast_stay():
     x = torch.randn(6, *SHAPE, generator=_stream(), dtype=torch.float64)
     x[1] = 0.0
@@ -170,20 +152,6 @@ def test_other_numbers_of_the_probe_stay_what_they_are(monkeypatch):
     assert torch.equal(seen[-1], plain) and not torch.equal(seen[-2], plain)
 
 
-def test_the_model_is_left_as_it_was():
-    model = _model()
-    model.train()
-    before = {name: x.clone() for name, x in model.state_dict().items()}
-    state = torch.get_rng_state()
-    layers = find_layers(model)
-    KFAC(sides="both", probe=Refined(PinkNoise(SHAPE), 2), probe_size=8).build(
-        model, lambda m, loss: capture(m, layers, loss), 0
-    )
-    assert model.training and all(p.grad is None and p.requires_grad for p in model.parameters())
-    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
-    assert torch.equal(state, torch.get_rng_state())
-
-
 def test_its_description_names_the_other_probe_and_the_model():
     probe = Refined(DeadLeaves((1, 8, 8)), 5)
     assert isinstance(probe, Probe)
@@ -200,53 +168,6 @@ def test_its_description_names_the_other_probe_and_the_model():
         and description["examples"] == 6
         and not description["labelled"]
     )
-
-
-def _session(folder, probe, steps=4):
-    x, y = torch.randn(40, *SHAPE, generator=_stream(9)), torch.arange(40) % 4
-    config = PrivacyConfig(
-        expected_batch_size=8,
-        steps=steps,
-        max_grad_norm=1.0,
-        preconditioner=KFAC(sides="both", probe=probe, every=2, probe_size=16),
-        test_mode_seed=3,
-    )
-    plan = config.with_noise(1.0, 1e-5, 40)
-    model = _model(torch.float32)
-    model[2].p = 0.0  # dropout draws from the global stream
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return Session(plan, model, optimizer, (x, y), ledger_path=folder / "ledger.jsonl")
-
-
-def _loss(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-
-
-@pytest.mark.slow
-def test_a_session_takes_it_and_goes_on_from_a_checkpoint(tmp_path):
-    probe = Refined(PinkNoise(SHAPE), 2)
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    with _session(whole, probe) as session:
-        for batch in session.batches():
-            session.step(batch, _loss)
-        assert session.preconditioner is not None and session.preconditioner.step == 2
-        expected, epsilon = session.preconditioner, session.epsilon
-    with _session(tmp_path, probe) as session:
-        for batch in session.batches():
-            session.step(batch, _loss)
-            if batch.step == 2:
-                session.save(tmp_path / "checkpoint")
-                break
-    with _session(tmp_path, probe) as session:
-        session.restore(tmp_path / "checkpoint")
-        held = session.preconditioner
-        assert isinstance(held, PreconditionerState) and held.digest == expected.digest
-    (tmp_path / "other").mkdir()
-    with _session(tmp_path / "other", PinkNoise(SHAPE)) as session:
-        for batch in session.batches():
-            session.step(batch, _loss)
-        assert session.epsilon == epsilon and session.preconditioner.digest != expected.digest
 
 
 def test_an_oracle_stays_one():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dpkfc.curvature import KFAC, FeatureNoise, PreconditionerState, PublicData
-from dpkfc.curvature.factors import Eigen, FactorAccumulator, decompose_leading, eigen_of_covariance
+from dpkfc.curvature.factors import Eigen, FactorAccumulator
 from dpkfc.curvature.layer_factors import probe_norms
 from dpkfc.curvature.refresh import history_from_state, history_state, measure_drift, run_probe
 from tests.curvature.toys import Text, capture, dense_matrix, mlp, rules_of
@@ -106,25 +106,6 @@ def test_distances_of_empty_sides():
     assert empty.distance(sums_of(9, {})) == 1.0
 
 
-def test_a_decomposition_begins_where_the_last_one_ended():
-    basis = torch.linalg.qr(rows(700, 700)).Q
-    values = torch.cat(
-        [
-            10.0 * 0.9 ** torch.arange(80.0, dtype=torch.float64),
-            torch.full((620,), 1e-3, dtype=torch.float64),
-        ]
-    )
-    matrix = (basis * values) @ basis.T
-    cold, warm = decompose_leading(matrix, 40), decompose_leading(matrix, 40, basis[:, :40])
-    torch.testing.assert_close(warm.values, cold.values, rtol=1e-6, atol=1e-9)
-    torch.testing.assert_close(
-        warm.vectors.T.abs() @ basis[:, :40].abs() > 0, torch.ones(40, 40, dtype=torch.bool)
-    )
-    found = eigen_of_covariance(matrix, 2.0, 40, basis[:, :40])
-    torch.testing.assert_close(found.values, 2 * values[:40], rtol=1e-6, atol=1e-9)
-    assert found.trace == pytest.approx(2 * float(values.sum()), rel=1e-9)
-
-
 # -- refreshes
 
 
@@ -193,41 +174,6 @@ def test_the_scale_of_a_later_metric_is_taken_over_the_examples_it_looked_at():
     torch.testing.assert_close(plain.median(), mapped.median(), rtol=1e-9, atol=0)
 
 
-def test_without_a_past_nothing_changes():
-    model = mlp()
-    metrics = [
-        _kfac(**more).build(model, capture, 3).metric
-        for more in ({}, {"decay": 0.9}, {"drift": 0.1})
-    ]
-    x = torch.randn(2, *next(iter(model.parameters())).shape[:1], 13)
-    for other in metrics[1:]:
-        for name in metrics[0]:
-            assert type(metrics[0][name]) is type(other[name])
-    first = next(iter(metrics[0]))
-    assert all(
-        torch.equal(metrics[0][first].apply(x), other[first].apply(x)) for other in metrics[1:]
-    )
-
-
-def test_smaller_probes_that_are_averaged_are_as_good_as_a_large_one():
-    model = mlp().double()
-    truth = _kfac(probe_size=4096, chunk=512).factors(model, capture, 9)
-    past = None
-    for step in range(40):
-        past = _kfac(probe_size=8, decay=0.95, max_rank=None).build(
-            model, capture, step, previous=past
-        )
-    small = _kfac(probe_size=8).factors(model, capture, 40)
-
-    def wrong(matrix: Tensor, name: str) -> float:
-        of = dense_matrix(truth[name].sides["input"])
-        return float(torch.linalg.matrix_norm(matrix / matrix.trace() - of / of.trace()))
-
-    for name in truth:
-        kept = dense_matrix(past.running[0][name]["input"].result())
-        assert wrong(kept, name) < 0.5 * wrong(dense_matrix(small[name].sides["input"]), name)
-
-
 def test_what_has_not_moved_is_kept():
     model, kfac = mlp(), _kfac(drift=0.9)
     first = kfac.build(model, capture, 0)
@@ -243,12 +189,6 @@ def test_what_has_not_moved_is_kept():
             )
     fussy = _kfac(drift=1e-3).build(model, capture, 100, previous=second)
     assert fussy.metric is not first.metric and fussy.drift > 1e-3
-
-
-def test_the_same_probe_has_not_moved_at_all():
-    model, kfac = mlp(), _kfac(drift=0.1)
-    built = kfac.build(model, capture, 4)
-    assert kfac.build(model, capture, 4, previous=built).drift == pytest.approx(0, abs=1e-5)
 
 
 def test_tables_and_two_probes_keep_a_past():
@@ -302,11 +242,6 @@ def test_bad_values_are_named(field, value):
 def test_fewer_examples_later_need_an_average_and_are_fewer(fields):
     with pytest.raises(ValueError, match="later_probe_size"):
         _kfac(probe_size=32, **fields)
-
-
-def test_plans_without_an_average_keep_their_hash():
-    assert not {"decay", "drift", "later_probe_size"} & set(_kfac().describe())
-    assert _kfac(decay=0.5).describe()["decay"] == 0.5
 
 
 # -- in a session

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dpkfc.curvature import KFAC, Probe, PublicData, TokenNoise
+from dpkfc.curvature import KFAC, Probe, TokenNoise
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator
 from dpkfc.curvature.probes import preserve_model
 from dpkfc.curvature.refresh import public_generator, run_probe
@@ -113,32 +113,6 @@ def test_factors_on_padded_texts_are_those_of_a_loop_over_unpadded_ones(pooled):
         assert torch.allclose(dense_matrix(factors[name].sides["output"]), g, atol=1e-10), name
 
 
-@pytest.mark.parametrize("rows_per_dim", [None, 1.0])
-def test_the_chunk_changes_nothing(rows_per_dim, monkeypatch):
-    from dpkfc.curvature import layer_factors
-
-    monkeypatch.setattr(layer_factors, "LEAST_ROWS", 1)
-    model = Tagger().double()
-    one, many = (
-        _build(model, _kfac(chunk=chunk, rows_per_dim=rows_per_dim), factors=True)
-        for chunk in (24, 7)
-    )
-    for name in one:
-        for side, factor in one[name].sides.items():
-            assert torch.allclose(factor.spectrum, many[name].sides[side].spectrum, atol=1e-12)
-
-
-def test_public_text_is_a_probe_as_well():
-    inputs, _ = PROBE.sample(30, torch.Generator().manual_seed(0))
-    probe = PublicData(inputs, torch.randint(4, (30, 6)), provenance="public text")
-    for labels in ("model", "uniform", "given"):
-        built = _build(Tagger(), _kfac(probe=probe, labels=labels))
-        assert set(built.metric) == {"embedding", "query", "key", "value", "norm", "head"}
-        assert all(
-            torch.isfinite(t).all() for t in built.state_dict().values() if t.is_floating_point()
-        )
-
-
 def test_bare_ids_of_a_probe_with_padding_have_a_mask_too():
     class Ids(nn.Module):
         def __init__(self, inner):
@@ -219,16 +193,6 @@ def test_rows_that_the_probe_never_read_are_scaled_within_bounds():
     unread = side.scale[~read]
     assert float(unread.min()) == float(unread.max()) == side.operator_norm <= 1.1**-0.5 * 1.01
     assert bool((side.scale[read] < side.operator_norm).all()) and float(side.scale.min()) > 0.01
-
-
-def test_rows_met_by_chance_are_scaled_less_apart_than_without_smoothing():
-    block = Lookup(torch.arange(100).view(10, 10), torch.randn(10, 10, 2), 1000)
-    layer = LayerAccumulator(block, FactorOptions())
-    layer.add(block)
-    values = layer.result().sides["input"].values
-    assert values.sum().item() == pytest.approx(10.0)  # tokens an example, as without smoothing
-    # one read and one for all, against none and one for all
-    assert float(values[0] / values[-1]) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("sharing", ["expand", "reduce"])
@@ -328,81 +292,3 @@ def test_a_block_of_an_unknown_kind_keeps_the_identity_and_is_reported(caplog):
 
 
 # -- models of transformers
-
-V = 29
-BERT = {
-    "hidden_size": 12,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-    "vocab_size": V,
-}
-GPT2 = {
-    "n_embd": 12,
-    "n_layer": 2,
-    "n_head": 2,
-    "n_positions": 16,
-    "vocab_size": V,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-
-
-def _hf(name: str) -> nn.Module:
-    transformers = pytest.importorskip("transformers")
-    if name.startswith("Bert"):
-        return getattr(transformers, name)(
-            transformers.BertConfig(**BERT, max_position_embeddings=16)
-        )
-    return getattr(transformers, name)(transformers.GPT2Config(**GPT2, pad_token_id=0))
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "BertForSequenceClassification",
-        "BertForTokenClassification",
-        "GPT2LMHeadModel",
-        "GPT2ForSequenceClassification",
-    ],
-)
-def test_models_of_transformers_get_a_finite_metric(name):
-    model = _hf(name)
-    probe = TokenNoise(V, 8, cls_id=1, sep_id=2, pad_id=0, segments=int(name.startswith("Bert")))
-    built = _build(model, _kfac(probe=probe, max_rank=64))
-    layers = find_layers(model)
-    assert set(built.metric) == {layer.name for layer in layers}
-    assert all(
-        torch.isfinite(t).all() for t in built.state_dict().values() if t.is_floating_point()
-    )
-    assert 0.01 < built.scale < 100
-    built.check(
-        {x.name: {role: tuple(x.tensor(role).shape) for role in x.parameters} for x in layers}
-    )
-    if name == "GPT2LMHeadModel":
-        tied = built.metric["transformer.wte"]
-        assert isinstance(tied.output, Identity) and not isinstance(tied.input, Identity)
-        rows = {(r["layer"], r["side"]): r["dim"] for r in built.report}
-        # the transposed weight, with a column for the bias
-        assert rows["transformer.h.0.attn.c_attn", "input"] == 13
-
-
-def test_padding_to_more_columns_changes_no_factor_of_a_transformer():
-    model = _hf("BertForTokenClassification").double()
-    inputs, _ = TokenNoise(V, 6, cls_id=1, sep_id=2, pad_id=0).sample(
-        20, torch.Generator().manual_seed(0)
-    )
-    wide = {name: F.pad(x, (0, 5)) for name, x in inputs.items()}
-    given = torch.randint(2, (20, 6))
-    labels = {6: given, 11: F.pad(given, (0, 5))}
-    built = {}
-    for held in (inputs, wide):
-        t = held["input_ids"].shape[1]
-        probe = PublicData(held, labels[t], provenance="a test")
-        built[t] = _build(model, _kfac(probe=probe, probe_size=20, labels="given"), factors=True)
-    for name, factors in built[6].items():
-        for side, factor in factors.sides.items():
-            other = built[11][name].sides[side]
-            assert torch.allclose(
-                factor.spectrum, other.spectrum, rtol=1e-7, atol=1e-9 * float(factor.spectrum.max())
-            ), name

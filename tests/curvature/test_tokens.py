@@ -146,12 +146,6 @@ def test_a_probe_is_repeatable_describable_and_leaves_the_global_stream_alone(pr
     assert probe == probe and hash(probe) == hash(probe) and probe != _text(length=8)
 
 
-def test_a_table_is_known_by_its_contents():
-    one, same, other = (_text(frequencies=torch.arange(30) + k, provenance="a") for k in (0, 0, 1))
-    assert one == same and hash(one) == hash(same) and one != other
-    assert one != _text(frequencies=torch.arange(30), provenance="b") and one != _text()
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
