@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from dpkfc.app import audit_run as audits
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.train import run
-from dpkfc.audit.harness import Finding
+from dpkfc.audit.findings import Finding
 from dpkfc.cli import app
 from tests.app.accounting import remembered
 from tests.audit.quick import make_statistics_quick
@@ -43,8 +43,8 @@ def test_a_run_folder_is_audited_and_its_card_says_so(
 ) -> None:
     folder = run(run_config({**SETTINGS, "out": str(tmp_path / "run")})).folder
     if size(True, False):  # few canaries: the whole list is run by the full size
-        monkeypatch.setattr("dpkfc.audit.canaries.LAYERS", 2)
-        monkeypatch.setattr("dpkfc.audit.audit.SIZES", (1,))
+        monkeypatch.setattr("dpkfc.audit.step_canaries.LAYERS", 2)
+        monkeypatch.setattr("dpkfc.audit.replay.SIZES", (1,))
         make_statistics_quick(monkeypatch)
     arguments = [
         "audit",

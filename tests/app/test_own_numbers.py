@@ -120,7 +120,7 @@ def test_predictions_are_numbers_between_the_bounds(finished, tmp_path: Path):
 
 @pytest.mark.slow
 def test_card_audit_export_and_page_say_what_is_learned(finished, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("dpkfc.audit.audit.SIZES", (1,))
+    monkeypatch.setattr("dpkfc.audit.replay.SIZES", (1,))
     make_statistics_quick(monkeypatch)
     folder, _ = finished
     card = json.loads((folder / "privacy_card.json").read_text("utf-8"))

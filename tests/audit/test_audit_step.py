@@ -11,15 +11,12 @@ import dp_accounting
 import pytest
 import torch
 
-from dpkfc.audit import audit as module
-from dpkfc.audit.audit import audit_step, check_charges, check_checkpoints
-from dpkfc.audit.harness import (
-    Subject,
-    accounted_noise,
-    check_accounting,
-    select_failed,
-    tabulate_findings,
-)
+from dpkfc.audit import step as module
+from dpkfc.audit.charges import accounted_noise, check_accounting, check_charges
+from dpkfc.audit.checkpoints import check_checkpoints
+from dpkfc.audit.findings import select_failed, tabulate_findings
+from dpkfc.audit.harness import Subject
+from dpkfc.audit.step import audit_step
 from dpkfc.config import PrivacyConfig
 from tests.audit.quick import make_audit_quick
 from tests.audit.sizes import size

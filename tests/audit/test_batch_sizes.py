@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import pytest
 
-from dpkfc.audit import audit as module
-from dpkfc.audit.audit import World, _neighbouring_pairs, check_batch_sizes, random_sizes
-from dpkfc.audit.harness import select_failed
-from dpkfc.audit.statistics import check_low_bits
+from dpkfc.audit.contributions import check_batch_sizes, random_sizes
+from dpkfc.audit.findings import select_failed
+from dpkfc.audit.low_bits import check_low_bits
+from dpkfc.audit.replay import World, _neighbouring_pairs
 from tests.audit.sizes import size
 from tests.injected_bugs.leak import noting_batches
 from tests.injected_bugs.subjects import SUBJECTS, B, N, canaries_of, subject_of, vectors
@@ -47,7 +47,7 @@ def test_batches_have_the_rows_and_the_order_that_the_check_names(
 
 
 def test_a_step_without_a_release_cannot_be_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.World, "step", lambda self, *_: None)
+    monkeypatch.setattr(World, "step", lambda self, *_: None)
     with pytest.raises(RuntimeError, match="made no release"):
         check_batch_sizes(vectors(), sizes=(4,))
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from dpkfc.audit.attacks import (
-    auc,
+from dpkfc.audit.epsilon_bounds import (
     best_threshold,
     clopper_pearson_lower,
     clopper_pearson_upper,
@@ -19,8 +18,8 @@ from dpkfc.audit.attacks import (
     gaussian_mu_lower,
     one_run_epsilon,
     one_run_p_value,
-    tpr_at_fpr,
 )
+from dpkfc.audit.membership import auc, tpr_at_fpr
 from dpkfc.privacy.integration import gaussian_epsilon
 from tests.audit.sizes import size
 

@@ -14,7 +14,7 @@ from scipy.stats import norm
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpkfc.audit.attacks import compute_losses, infer_membership, infer_membership_from_losses
+from dpkfc.audit.membership import compute_losses, infer_membership, infer_membership_from_losses
 from dpkfc.config import PrivacyConfig
 from dpkfc.session import Session
 from tests.audit.sizes import size

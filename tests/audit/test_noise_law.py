@@ -11,9 +11,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from dpkfc.audit import statistics as law
-from dpkfc.audit.harness import select_failed
-from dpkfc.audit.statistics import LOST_STEPS, check_noise, judge_noise, standardize
+from dpkfc.audit import noise_tests as law
+from dpkfc.audit.findings import select_failed
+from dpkfc.audit.noise_tests import LOST_STEPS, check_noise, judge_noise, standardize
 from dpkfc.privacy.mechanism import Released
 from tests.audit.sizes import size
 from tests.injected_bugs.subjects import vectors
@@ -129,7 +129,7 @@ def test_of_a_large_model_the_beginning_of_every_parameter_is_looked_at() -> Non
         step=0,
         release=1,
     )
-    parts = law._count_leading_entries(released, 11)
+    parts = law.count_leading_entries(released, 11)
     assert parts == {"a": 10, "b": 2, "c": 1}
     assert standardize(released, 0.5, parts).tolist() == [
         *(2.0 * k for k in range(10)),

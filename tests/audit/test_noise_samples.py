@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dpkfc.audit.harness import Finding, select_failed
-from dpkfc.audit.statistics import (
+from dpkfc.audit.findings import Finding, select_failed
+from dpkfc.audit.noise_tests import (
     check_granularity,
     check_repeats,
     check_run_noise,

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import dpkfc.private_step
-from dpkfc.audit.attacks import audit_one_run, plan_for_canaries
-from dpkfc.audit.canaries import Listener, PlantedCanaries
+from dpkfc.audit.one_run import audit_one_run, plan_for_canaries
+from dpkfc.audit.run_canaries import Listener, PlantedCanaries
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature import KFAC, NGD, AdaDPS, WhiteNoise
 from dpkfc.gradients.discovery import find_layers

@@ -11,15 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkfc.audit.audit import Replay, World, check_contributions, prepare_canaries, replay
-from dpkfc.audit.canaries import Canaries
-from dpkfc.audit.harness import (
-    RandomWalk,
-    Subject,
-    open_session,
-    script_plan,
-    select_failed,
-)
+from dpkfc.audit.contributions import check_contributions
+from dpkfc.audit.findings import select_failed
+from dpkfc.audit.harness import RandomWalk, Subject, open_session, script_plan
+from dpkfc.audit.replay import Replay, World, prepare_canaries, replay
+from dpkfc.audit.step_canaries import Canaries
 from dpkfc.session import Session
 from tests.audit.sizes import size
 from tests.injected_bugs.leak import noting_sums

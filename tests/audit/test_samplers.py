@@ -17,8 +17,8 @@ from scipy import stats
 from torch import nn
 
 from dpkfc import PrivacyConfig, Session
-from dpkfc.audit.statistics import (
-    ALPHA,
+from dpkfc.audit.p_values import ALPHA
+from dpkfc.audit.sampler_tests import (
     SizeDistribution,
     check_sampler,
     compute_p_values,

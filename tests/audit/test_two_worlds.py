@@ -9,8 +9,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dpkfc.audit import audit as module
-from dpkfc.audit.audit import DistinguishingTest, distinguish_neighbors
+from dpkfc.audit import distinguishing as module
+from dpkfc.audit.distinguishing import DistinguishingTest, distinguish_neighbors
 from dpkfc.audit.harness import Subject
 from tests.audit.sizes import size
 from tests.injected_bugs import in_clip, in_noise

@@ -9,14 +9,14 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from dpkfc.audit import audit
-from dpkfc.audit.audit import (
+from dpkfc.audit import federated_checks
+from dpkfc.audit.federated_checks import (
     check_client_noise,
     check_kept_messages,
     check_record_bound,
     round_message,
 )
-from dpkfc.audit.harness import Finding
+from dpkfc.audit.findings import Finding
 from dpkfc.checkpoint import read
 from dpkfc.federated import (
     Client,
@@ -52,7 +52,7 @@ def _rare_alarms(monkeypatch: pytest.MonkeyPatch) -> None:
     """The noise is secret and another in every run: a sound client is to be suspected in one of a
     billion runs of a check.
     """
-    monkeypatch.setattr(audit, "ALARM", 1e-9)
+    monkeypatch.setattr(federated_checks, "ALARM", 1e-9)
 
 
 def wide_head() -> torch.nn.Module:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from dpkfc import AdaDPS, WhiteNoise
-from dpkfc.audit.audit import check_record_bound, round_message
+from dpkfc.audit.federated_checks import check_record_bound, round_message
 from dpkfc.federated import (
     Client,
     ClientLevel,

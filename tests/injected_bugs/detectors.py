@@ -11,24 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.audit.audit import (
-    check_batch_sizes,
-    check_charges,
-    check_checkpoints,
-    check_contributions,
-    distinguish_neighbors,
-    replay,
-)
-from dpkfc.audit.canaries import Canaries
-from dpkfc.audit.harness import (
-    Finding,
-    Subject,
-    check_accounting,
-    open_session,
-    script_plan,
-    select_failed,
-)
-from dpkfc.audit.statistics import check_low_bits, check_noise, check_run_noise, check_sampler
+from dpkfc.audit.charges import check_accounting, check_charges
+from dpkfc.audit.checkpoints import check_checkpoints
+from dpkfc.audit.contributions import check_batch_sizes, check_contributions
+from dpkfc.audit.distinguishing import distinguish_neighbors
+from dpkfc.audit.findings import Finding, select_failed
+from dpkfc.audit.harness import Subject, open_session, script_plan
+from dpkfc.audit.low_bits import check_low_bits
+from dpkfc.audit.noise_tests import check_noise, check_run_noise
+from dpkfc.audit.replay import replay
+from dpkfc.audit.sampler_tests import check_sampler
+from dpkfc.audit.step_canaries import Canaries
 from tests.audit.sizes import size
 from tests.injected_bugs.subjects import select
 

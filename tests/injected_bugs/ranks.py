@@ -15,9 +15,10 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from dpkfc.audit.audit import SEED, distance
-from dpkfc.audit.harness import Finding, Subject, open_session, script_plan, select_failed
-from dpkfc.audit.statistics import judge_noise
+from dpkfc.audit.findings import Finding, select_failed
+from dpkfc.audit.harness import Subject, open_session, script_plan
+from dpkfc.audit.noise_tests import judge_noise
+from dpkfc.audit.replay import SEED, distance
 from dpkfc.distributed.context import DistributedContext
 from dpkfc.privacy.mechanism import release
 from dpkfc.privacy.rng import NoiseStream

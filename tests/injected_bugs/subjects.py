@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkfc.audit.audit import prepare_canaries
-from dpkfc.audit.canaries import Canaries
 from dpkfc.audit.harness import Subject
+from dpkfc.audit.replay import prepare_canaries
+from dpkfc.audit.step_canaries import Canaries
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import GEP, KFAC, NGD, FeatureNoise, PublicData
 from dpkfc.postprocess import DiSK

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.audit.audit import World
+from dpkfc.audit.replay import World
 from tests.audit.sizes import FULL
 from tests.injected_bugs import in_clip, in_data, in_noise, ranks
 from tests.injected_bugs.detectors import DETECTORS, SMALL, caught

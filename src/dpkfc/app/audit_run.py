@@ -33,8 +33,8 @@ from dpkfc.audit import (
     audit_step,
     infer_membership,
 )
-from dpkfc.audit.audit import RUNS
-from dpkfc.audit.harness import tabulate_findings
+from dpkfc.audit.distinguishing import RUNS
+from dpkfc.audit.findings import tabulate_findings
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.config import Plan
 from dpkfc.privacy.accounting import describe_extra, event_to_dict

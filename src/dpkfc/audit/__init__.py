@@ -6,15 +6,12 @@ canaries, and `infer_membership` attacks a trained model.
 
 from __future__ import annotations
 
-from dpkfc.audit.attacks import (
-    MembershipResult,
-    OneRunResult,
-    audit_one_run,
-    epsilon_lower,
-    infer_membership,
-)
-from dpkfc.audit.audit import Audit, audit_step
-from dpkfc.audit.harness import Finding, Subject, select_failed
+from dpkfc.audit.epsilon_bounds import epsilon_lower
+from dpkfc.audit.findings import Finding, select_failed
+from dpkfc.audit.harness import Subject
+from dpkfc.audit.membership import MembershipResult, infer_membership
+from dpkfc.audit.one_run import OneRunResult, audit_one_run
+from dpkfc.audit.step import Audit, audit_step
 
 __all__ = [
     "Audit",

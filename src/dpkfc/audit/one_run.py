@@ -1,0 +1,310 @@
+"""Bound ε from below by one training run with canaries.
+
+m canaries are each included by a coin (Steinke, Nasr and Jagielski 2023). A score ranks them. The
+top is guessed "in", the bottom "out", and the number of right guesses bounds ε from below. There
+are two kinds of canaries:
+
+    planted      chosen gradients in one layer, scored by the releases: the strongest in one run
+    mislabelled  examples with a random label, scored by how far their loss fell: the weakest
+
+The run is the user's: plan, model, optimizer, loss and the session that ships. The resulting model
+was trained with canaries: audit a copy, not the model that is kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dpkfc.audit.epsilon_bounds import Floats, one_run_epsilon
+from dpkfc.audit.findings import Finding
+from dpkfc.audit.harness import Progress
+from dpkfc.audit.membership import check_confidence, compute_losses
+from dpkfc.audit.planted_loss import NO_CANARY, LossFn, PlantedLoss, augment_with_ids
+from dpkfc.audit.run_canaries import PlantedCanaries, RunCanaries
+from dpkfc.config import Plan
+from dpkfc.distributed.context import DistributedContext
+from dpkfc.privacy.mechanism import ClippedSum, Released
+from dpkfc.session import Session
+
+KINDS = ("planted", "mislabelled")
+# Fractions of the canaries that are guessed. They are fixed in advance and share α.
+FRACTIONS = (0.1, 0.4, 0.8)
+FEWEST = 20  # canaries
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneRunResult:
+    """The result of one audited run.
+
+    Attributes:
+        kind: of canaries.
+        canaries: m, all that had a coin.
+        included: how many of them were in.
+        guesses: number of guesses, of those tried, that gave the largest bound.
+        correct: right guesses among them.
+        epsilon_lower: lower bound on ε at δ.
+        confidence: of the bound, over all numbers of guesses that were tried.
+        claimed_epsilon: ε that the run promises.
+        delta: δ of both.
+        steps: releases.
+        seconds: duration with the training, without the calibration of the plan.
+        passed: whether the bound does not exceed the claim.
+        layer: with the planted gradients, "" for the other kind.
+    """
+
+    kind: str
+    canaries: int
+    included: int
+    guesses: int
+    correct: int
+    epsilon_lower: float
+    confidence: float
+    claimed_epsilon: float
+    delta: float
+    steps: int
+    seconds: float
+    passed: bool
+    layer: str = ""
+
+    def describe(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+    def finding(self) -> Finding:
+        """Return one line for the table of an audit."""
+        where = f" in '{self.layer}'" if self.layer else ""
+        return Finding(
+            check=f"one run, {self.kind} canaries",
+            measured=f"ε >= {self.epsilon_lower:.3g} ({100 * self.confidence:g} %)",
+            bound=f"at most {self.claimed_epsilon:.3g}",
+            passed=self.passed,
+            detail=f"{self.canaries} canaries{where}, {self.included} of them in; "
+            f"{self.correct} of {self.guesses} guesses right after {self.steps} releases, "
+            f"in {self.seconds:.0f} s",
+        )
+
+
+def audit_one_run(  # noqa: PLR0913 - what a session takes, and options
+    plan: Plan,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    dataset: Sequence[Tensor],
+    loss_fn: LossFn,
+    *,
+    canaries: int = 1000,
+    kind: str = "planted",
+    layer: str | None = None,
+    labels: int = -1,
+    confidence: float = 0.95,
+    claimed_epsilon: float | None = None,
+    augment: Callable[[Any], Any] | None = None,
+    seed: int | None = None,
+    progress: Progress | None = None,
+) -> OneRunResult:
+    """Train once with canaries and bound ε from below.
+
+    Args:
+        plan: of the run on `dataset`. For planted canaries `plan_for_canaries` adds one row each.
+        model: trained by this call.
+        optimizer: over its parameters.
+        dataset: tensors with a common first axis.
+        loss_fn: maps (model, batch) to one loss an example; a batch is a tuple of tensors.
+        canaries: m; a thousand certify about half of a small ε.
+        kind: "planted" or "mislabelled".
+        layer: path of the layer with planted gradients; None takes the largest that allows it.
+        labels: which tensor of the dataset holds the labels, for mislabelled canaries.
+        confidence: of the bound.
+        claimed_epsilon: what is promised; None takes ε of the plan.
+        augment: of the session.
+        seed: of coins and canaries; None takes them from the operating system, as a valid audit
+            must.
+        progress: called with (steps done, of all).
+
+    Guarantee:
+        If the training is (ε, δ)-DP for examples added or removed (or replaced), the bound exceeds
+        ε with a probability of at most 1 − confidence, for every model and every score.
+
+    Raises:
+        ValueError: an unknown kind, too few canaries, a plan that does not fit the dataset or
+            protects a larger unit than an example, labels that are not class numbers, or no layer
+            in which a gradient can be planted.
+
+    Example:
+        >>> copied = copy.deepcopy(model)
+        >>> optimizer = torch.optim.SGD(copied.parameters(), lr=0.1)
+        >>> result = audit_one_run(plan, copied, optimizer, (x, y), loss_fn)
+        >>> print(result.epsilon_lower, result.claimed_epsilon)
+    """
+    _check_settings(plan, kind, canaries, confidence)
+    tensors = tuple(dataset)
+    rng = np.random.default_rng(seed)
+    if kind == "planted":
+        plan = plan_for_canaries(plan, len(tensors[0]), canaries)
+    started = time.perf_counter()
+    coins = rng.random(canaries) < 0.5
+    planted: RunCanaries
+    if kind == "planted":
+        planted = PlantedCanaries(plan, model, tensors, loss_fn, coins, rng, layer)
+    else:
+        planted = _MislabelledCanaries(model, tensors, loss_fn, coins, rng, labels)
+    session = _ObservedSession(plan, model, optimizer, planted, augment=augment_with_ids(augment))
+    with session:
+        for batch in session.batches():
+            planted.start_step(batch.step)
+            session.step(batch, planted.loss)
+            if progress is not None:
+                progress(session.steps_done, plan.steps)
+    bound, guesses, correct = _guess(planted.scores(), coins, plan.delta, 1 - confidence)
+    seconds = time.perf_counter() - started
+    claimed = plan.curve.epsilon(plan.steps) if claimed_epsilon is None else claimed_epsilon
+    return OneRunResult(
+        kind=kind,
+        canaries=canaries,
+        included=int(coins.sum()),
+        guesses=guesses,
+        correct=correct,
+        epsilon_lower=bound,
+        confidence=confidence,
+        claimed_epsilon=claimed,
+        delta=plan.delta,
+        steps=plan.steps,
+        seconds=seconds,
+        passed=bound <= claimed,
+        layer=planted.layer,
+    )
+
+
+def plan_for_canaries(plan: Plan, size: int, canaries: int) -> Plan:
+    """Return the plan of the same settings for a dataset with canaries added.
+
+    The plan is calibrated anew for the same ε, or has the same noise.
+
+    Args:
+        plan: of the run on `size` examples; one for `size + canaries` is returned unchanged.
+        size: examples N.
+        canaries: m.
+
+    Raises:
+        ValueError: a plan for another number of examples.
+    """
+    whole = size + canaries
+    if plan.dataset_size == whole:
+        return plan
+    if plan.dataset_size != size:
+        raise ValueError(
+            f"the plan is for {plan.dataset_size} examples, the dataset has {size}: make the plan "
+            f"for {size}, or for {whole} with the canaries"
+        )
+    if plan.target_epsilon is None:
+        return plan.config.with_noise(plan.noise_multiplier, plan.delta, whole)
+    return plan.config.calibrate(plan.target_epsilon, plan.delta, whole)
+
+
+def _check_settings(plan: Plan, kind: str, canaries: int, confidence: float) -> None:
+    if kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
+    if canaries < FEWEST:
+        raise ValueError(f"an audit in one run needs at least {FEWEST} canaries, got {canaries}")
+    check_confidence(confidence)
+    if plan.config.max_records_per_unit is not None:
+        raise ValueError(
+            f"the plan protects one {plan.config.unit}, the canaries are single examples: use "
+            "audit_step, or unit='example'"
+        )
+    if DistributedContext.current().world_size > 1:
+        raise ValueError("each process would toss its own coins: audit in one process")
+
+
+def _guess(
+    scores: Floats, coins: NDArray[np.bool_], delta: float, alpha: float
+) -> tuple[float, int, int]:
+    """Return the best bound over the fixed numbers of guesses: (ε, guesses, right ones)."""
+    order, m = np.argsort(scores, kind="stable"), len(coins)
+    results = []
+    for fraction in FRACTIONS:
+        k = int(fraction * m) // 2
+        correct = int(coins[order[m - k :]].sum() + (~coins[order[:k]]).sum())
+        bound = one_run_epsilon(correct, 2 * k, m, delta, alpha / len(FRACTIONS))
+        results.append((bound, 2 * k, correct))
+    return max(results)
+
+
+class _ObservedSession(Session):
+    """The session that ships, with an observer of its releases."""
+
+    def __init__(
+        self, plan: Plan, model: nn.Module, optimizer: Any, observer: RunCanaries, **options: Any
+    ) -> None:
+        super().__init__(plan, model, optimizer, observer.dataset, **options)
+        self._observe = observer.observe
+
+    def _release(self, clipped: ClippedSum) -> Released:
+        released = super()._release(clipped)
+        self._observe(released, self._pipeline.preconditioning.metric)
+        return released
+
+
+class _MislabelledCanaries(RunCanaries):
+    """Examples of the dataset with a new uniform label; each counts or not by its coin.
+
+    Args:
+        model: before its first step.
+        dataset: the examples `[N]`; m of them, chosen at random, become canaries in place.
+        loss_fn: of the user.
+        coins: which canaries are in `[m]`.
+        rng: chooses canaries and labels.
+        labels: which tensor holds the labels.
+
+    Raises:
+        ValueError: labels that are not class numbers, or fewer examples than canaries.
+    """
+
+    def __init__(  # noqa: PLR0917
+        self,
+        model: nn.Module,
+        dataset: tuple[Tensor, ...],
+        loss_fn: LossFn,
+        coins: NDArray[np.bool_],
+        rng: np.random.Generator,
+        labels: int,
+    ) -> None:
+        size, m = len(dataset[0]), len(coins)
+        truth = dataset[labels]
+        if truth.ndim != 1 or truth.is_floating_point() or truth.dtype == torch.bool:
+            raise ValueError(
+                f"tensor {labels} {tuple(truth.shape)} of {truth.dtype} is not one class number an "
+                "example: set `labels`, or use kind='planted'"
+            )
+        if m > size:
+            raise ValueError(
+                f"{m} canaries are more than the {size} examples: use fewer, or kind='planted'"
+            )
+        device = truth.device
+        rows = torch.from_numpy(rng.choice(size, m, replace=False)).to(device)
+        classes = truth.unique()
+        new_labels = classes[torch.from_numpy(rng.integers(0, len(classes), m)).to(device)]
+        columns = list(dataset)
+        columns[labels] = truth.index_put((rows,), new_labels)
+        ids = torch.full((size,), NO_CANARY, device=device)
+        ids = ids.index_put((rows,), torch.arange(m, device=device))
+        self.dataset = (*columns, ids)
+        self.loss = PlantedLoss(loss_fn, torch.from_numpy(coins.astype(np.float64)))
+        self._model = model
+        self._loss_fn = loss_fn
+        self._examples = tuple(x[rows.to(x.device)] for x in columns)
+        self._losses_before = self._losses()
+
+    def _losses(self) -> Floats:
+        return compute_losses(self._model, self._loss_fn, self._examples)
+
+    def scores(self) -> Floats:
+        """Return how far each canary's loss fell `[m]`."""
+        return np.nan_to_num(self._losses_before - self._losses())

@@ -1,0 +1,192 @@
+"""Plant chosen gradients in a user's loss function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpkfc.data.loading import Collate
+
+LossFn = Callable[[nn.Module, Any], Tensor]
+# Positional arguments of a module, or a batch of any parts.
+Arguments = tuple[Any, ...]
+Augment = Callable[[Any], Any]
+NO_CANARY = -1  # the id of a row without a canary
+
+
+@dataclass(frozen=True, eq=False)
+class Plant:
+    """Chosen gradients in one module.
+
+    Attributes:
+        layer: path of the module.
+        ids: of the canaries `[k]`.
+        inputs: what the module sees for each of them `[k, ...]`.
+        outputs: u for each of them, in the shape of an output `[k, ...]`.
+    """
+
+    layer: str
+    ids: Tensor
+    inputs: Tensor
+    outputs: Tensor
+
+
+class PlantedLoss:
+    """The user's loss function with canaries in it.
+
+    A batch is the user's own, followed by the ids of its canaries `[n]`.
+
+    Args:
+        loss_fn: of the user: maps model and batch to one loss an example.
+        factors: of the losses of the canaries `[m]`.
+        plants: chosen gradients; a canary is in at most one of them.
+    """
+
+    def __init__(self, loss_fn: LossFn, factors: Tensor, plants: Sequence[Plant] = ()) -> None:
+        self._loss_fn = loss_fn
+        self._factors = factors
+        self._plants = tuple(plants)
+        self._plant_rows = []
+        for plant in plants:
+            size = max(1, len(factors))
+            rows = torch.full((size,), NO_CANARY)
+            rows[plant.ids] = torch.arange(len(plant.ids))
+            self._plant_rows.append(rows)
+
+    def __call__(self, model: nn.Module, batch: Sequence[Any]) -> Tensor:
+        """Return one loss a row `[n]`."""
+        *examples, ids = batch
+        # Python reads no value of the batch. Otherwise the batch axis of the pass could not be
+        # proved, and the audit would run another step than training does.
+        id_or_first = ids.clamp(min=0)
+        rows = []
+        for plant_rows in self._plant_rows:
+            planted = plant_rows.to(ids.device)[id_or_first]
+            rows.append(torch.where(ids >= 0, planted, NO_CANARY))
+        outputs: dict[int, Tensor] = {}
+        with ExitStack() as hooks:
+            for i, plant in enumerate(self._plants):
+                module = model.get_submodule(plant.layer)
+                hooks.enter_context(_replace_inputs(module, plant.inputs, rows[i], outputs, i))
+            losses = self._loss_fn(model, tuple(examples))
+        for i, plant in enumerate(self._plants):
+            row_or_first = rows[i].clamp(min=0)
+            output = outputs[i]
+            directions = plant.outputs.to(output.device)[row_or_first]
+            products = output.to(directions.dtype) * directions
+            planted_losses = products.flatten(1).sum(1)
+            losses = torch.where(rows[i] >= 0, planted_losses.to(losses.dtype), losses)
+        factors = self._factors.to(losses)[id_or_first]
+        factors = factors.where(ids >= 0, 1.0)
+        return torch.where(factors == 0, torch.zeros_like(losses), losses * factors)
+
+
+@contextmanager
+def _replace_inputs(
+    module: nn.Module, inputs: Tensor, rows: Tensor, outputs: dict[int, Tensor], key: int
+) -> Iterator[None]:
+    """Replace rows of a module's first argument, and store its output under a key."""
+
+    def replace_rows(module: nn.Module, args: Arguments) -> Arguments:
+        x = args[0]
+        shape = (-1, *[1] * (x.ndim - 1))
+        is_planted = (rows >= 0).view(shape)
+        planted = inputs.to(x)[rows.clamp(min=0)]
+        replaced = torch.where(is_planted, planted, x)
+        return (replaced, *args[1:])
+
+    def store_output(module: nn.Module, args: Arguments, output: Tensor) -> None:
+        outputs[key] = output
+
+    # In front of the hooks of a tape, which then records the input that the module sees.
+    input_handle = module.register_forward_pre_hook(replace_rows, prepend=True)
+    output_handle = module.register_forward_hook(store_output)
+    try:
+        yield
+    finally:
+        input_handle.remove()
+        output_handle.remove()
+
+
+def augment_with_ids(augment: Augment | None) -> Augment | None:
+    """Return a user's augmentation for batches that carry ids of canaries."""
+    if augment is None:
+        return None
+
+    def augment_examples(batch: Sequence[Any]) -> Arguments:
+        *examples, ids = batch
+        return (*augment(tuple(examples)), ids)
+
+    return augment_examples
+
+
+def collate_with_ids(
+    collate_fn: Collate | None,
+) -> Collate | None:
+    """Return a user's `collate_fn` for examples that carry ids of canaries."""
+    if collate_fn is None:
+        return None
+
+    def collate_examples(examples: list[Any]) -> Arguments:
+        batch = collate_fn([example[:-1] for example in examples])
+        ids = [example[-1] for example in examples]
+        return (*batch, torch.stack(ids))
+
+    return collate_examples
+
+
+Shapes = tuple[torch.Size, torch.Size]
+
+
+@torch.no_grad()
+def find_plantable(model: nn.Module, loss_fn: LossFn, batch: Arguments) -> dict[str, Shapes]:
+    """Find the modules in which gradients can be planted.
+
+    A module must have trainable parameters of its own and be called exactly once. Its input and
+    output must be one floating-point tensor with the batch in front.
+
+    Args:
+        model: of the user.
+        loss_fn: of the user.
+        batch: the user's own batch of at least two examples.
+
+    Returns:
+        Path of a module to the shapes of the input and the output of one example.
+    """
+    calls: dict[str, list[Shapes | None]] = {}
+    count = len(batch[-1])
+
+    def record(name: str, module: nn.Module, args: Arguments, output: Any) -> None:
+        shapes = _shapes_of_call(args, output, count)
+        calls.setdefault(name, []).append(shapes)
+
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            has_trainable = any(p.requires_grad for p in module.parameters(recurse=False))
+            if has_trainable and not list(module.children()):
+                handle = module.register_forward_hook(partial(record, name))
+                hooks.callback(handle.remove)
+        loss_fn(model, batch)
+    plantable = {}
+    for name, shapes in calls.items():
+        if len(shapes) == 1 and shapes[0] is not None:
+            plantable[name] = shapes[0]
+    return plantable
+
+
+def _shapes_of_call(args: Arguments, output: Any, count: int) -> Shapes | None:
+    """Return the shapes of one example's input and output; None for any other call."""
+    for x in (*args, output):
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            return None
+        if x.ndim < 2 or len(x) != count:
+            return None
+    if len(args) != 1:
+        return None
+    return args[0].shape[1:], output.shape[1:]
