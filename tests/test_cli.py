@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
-from typer.testing import CliRunner
 
 from dpkfc.app import results, train
 from dpkfc.app.plots import Curve
 from dpkfc.app.settings import RunConfig
-from dpkfc.cli import app
 from tests.app.accounting import remembered
+from tests.command_line import call
 
 QUICK = [
     "--steps",
@@ -39,13 +38,9 @@ def _remembered_accounting(blank_figures: None):
         yield
 
 
-def _call(*arguments: str):
-    return CliRunner().invoke(app, list(arguments))
-
-
 def _refused(*arguments: str) -> str:
     """The one line on stderr of a call that must fail."""
-    result = _call(*arguments)
+    result = call(*arguments)
     assert result.exit_code == 2, (result.output, result.exception)
     lines = result.stderr.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("dpkfc: "), result.stderr
@@ -54,11 +49,11 @@ def _refused(*arguments: str) -> str:
 
 
 def test_help_says_what_an_argument_is():
-    assert "A ledger.jsonl, or a run folder." in _call("ledger", "verify", "--help").output
+    assert "A ledger.jsonl, or a run folder." in call("ledger", "verify", "--help").output
 
 
 def test_help_names_every_command():
-    text = _call("--help").output
+    text = call("--help").output
     for command in ("train", "demo", "calibrate", "epsilon", "doctor", "ledger"):
         assert command in text
 
@@ -66,15 +61,13 @@ def test_help_names_every_command():
 @pytest.mark.parametrize("command", ["train", "doctor", "audit", "demo", "settings"])
 def test_help_fits_a_screen_and_has_an_example(command: str):
     narrow = {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
-    text = CliRunner().invoke(app, [command, "--help"], env=narrow).output
+    text = call(command, "--help", env=narrow).output
     assert len(text.splitlines()) <= (45 if command == "train" else 55)
-    assert f"\n dpkfc {command}" in text
+    assert f"\ndpkfc {command}" in text
 
 
-def test_every_setting_is_a_flag(monkeypatch: pytest.MonkeyPatch):
-    # typer reads the width when it is imported, which another test may have done.
-    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 200)
-    text = CliRunner().invoke(app, ["train", "--help-all"], env={"COLUMNS": "200"}).output
+def test_every_setting_is_a_flag():
+    text = call("settings").output
     flags = set(re.findall(r"--[a-z][a-z0-9-]*", text))
     wanted = {"--" + f.name.replace("_", "-") for f in dataclasses.fields(RunConfig)}
     assert wanted <= flags
@@ -83,7 +76,7 @@ def test_every_setting_is_a_flag(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (["trian"], "Did you mean 'train'"),
+        (["trian"], "did you mean 'train'"),
         (["train", "--recipe", "digits", "--epsilom", "3"], "did you mean '--epsilon'?"),
         (["train", "--recipe", "digts"], "did you mean 'digits'"),
         (["train"], "which recipe"),
@@ -147,10 +140,10 @@ def test_a_mistake_is_one_line(
 
 
 def test_calibrate_and_epsilon_agree():
-    text = _call("calibrate", "-e", "0.5", "-n", "1000", "-b", "100", "--epochs", "2").output
+    text = call("calibrate", "-e", "0.5", "-n", "1000", "-b", "100", "--epochs", "2").output
     sigma = re.search(r"σ *│ ([\d.]+)", text).group(1)
-    back = _call("epsilon", "-s", sigma, "-n", "1000", "-b", "100", "--epochs", "2").output
-    by_rate = _call("epsilon", "-s", sigma, "-q", "0.1", "--steps", "20").output
+    back = call("epsilon", "-s", sigma, "-n", "1000", "-b", "100", "--epochs", "2").output
+    by_rate = call("epsilon", "-s", sigma, "-q", "0.1", "--steps", "20").output
     for output in (text, back, by_rate):
         pld, rdp = (
             float(re.search(rf"{name} *│ ([\d.]+)", output).group(1)) for name in ("PLD", "RDP")
@@ -160,7 +153,7 @@ def test_calibrate_and_epsilon_agree():
 
 
 def test_fixed_size_sampling_has_no_pld():
-    text = _call(
+    text = call(
         "epsilon", "-s", "4", "-n", "100", "-b", "10", "--steps", "2", "--sampler", "fixed"
     ).output
     assert "does not apply" in text and "replace_one" in text
@@ -168,20 +161,20 @@ def test_fixed_size_sampling_has_no_pld():
 
 def test_train_from_flags_and_then_from_its_own_config(tmp_path: Path):
     run = tmp_path / "run"
-    result = _call(
+    result = call(
         "train", "--recipe", "digits", *QUICK, "--seed", "5", "--out", str(run), "--quiet"
     )
     assert result.exit_code == 0, (result.output, result.exception)
     assert "accuracy" in result.output and str(run) in result.output.replace("\n", "")
     assert "seed = 5" in (run / "config.toml").read_text("utf-8")
-    again = _call(
+    again = call(
         "train", "--config", str(run / "config.toml"), "--out", str(tmp_path / "again"), "--quiet"
     )
     assert again.exit_code == 0, (again.output, again.exception)
     assert (tmp_path / "again" / "config.toml").read_text() == (run / "config.toml").read_text()
     assert "is not empty" in _refused("train", "--recipe", "digits", *QUICK, "--out", str(run))
     assert "is complete" in _refused("train", "--resume", str(run))
-    checked = _call("ledger", "verify", str(run))
+    checked = call("ledger", "verify", str(run))
     assert checked.exit_code == 0 and "holds" in checked.output and "RDP" in checked.output
     ledger = run / "ledger.jsonl"
     ledger.write_text(ledger.read_text().replace('"step":1', '"step":2'))
@@ -213,7 +206,7 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(
         train, "run", lambda config, console, **_: _result(tmp_path, interrupted=True)
     )
-    result = _call("train", "--recipe", "digits")
+    result = call("train", "--recipe", "digits")
     assert result.exit_code == 130
     assert f"continue with: dpkfc train --resume {tmp_path}" in result.stderr
 
@@ -226,9 +219,7 @@ def test_flags_beat_the_file_and_the_file_beats_the_recipe(
         train, "run", lambda config, console, **_: seen.append(config) or _result(tmp_path)
     )
     (tmp_path / "my.toml").write_text("recipe = 'digits'\nlr = 0.25\nepsilon = 5\n")
-    result = _call(
-        "train", "--config", str(tmp_path / "my.toml"), "--epsilon", "7", "--uncertified"
-    )
+    result = call("train", "--config", str(tmp_path / "my.toml"), "--epsilon", "7", "--uncertified")
     assert result.exit_code == 0, (result.output, result.exception)
     assert (seen[0].lr, seen[0].epsilon, seen[0].uncertified) == (0.25, 7.0, True)
 
@@ -240,12 +231,12 @@ def test_an_unexpected_error_is_one_line_unless_debugging(monkeypatch: pytest.Mo
     monkeypatch.setattr(train, "run", broken)
     assert "KeyError" in _refused("train", "--recipe", "digits")
     monkeypatch.setenv("DPKFC_DEBUG", "1")
-    assert isinstance(_call("train", "--recipe", "digits").exception, KeyError)
+    assert isinstance(call("train", "--recipe", "digits").exception, KeyError)
 
 
 @pytest.mark.slow
 def test_the_demo_ends_with_a_table(tmp_path: Path):
-    result = _call("demo", *QUICK, "--out", str(tmp_path / "demo"), "--quiet")
+    result = call("demo", *QUICK, "--out", str(tmp_path / "demo"), "--quiet")
     assert result.exit_code == 0, (result.output, result.exception)
     for part in ("DP-SGD", "DP-KFC", "accuracy", "ε spent", "steps", "seconds", "demo"):
         assert part in result.output
@@ -260,13 +251,13 @@ def test_the_doctor_looks_at_recipes_and_factories(tmp_path: Path, monkeypatch: 
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    recipe = _call("doctor", "digits", "--probe-size", "16")
+    recipe = call("doctor", "digits", "--probe-size", "16")
     assert (
         recipe.exit_code == 0
         and "rank-one" in recipe.output
         and "not covered: nothing" in recipe.output
     )
-    mine = _call("doctor", "my_models:net", "--input-shape", "3,2,2", "--probe-size", "16")
+    mine = call("doctor", "my_models:net", "--input-shape", "3,2,2", "--probe-size", "16")
     assert mine.exit_code == 0 and "A 13" in mine.output, (mine.output, mine.exception)
     assert "mixes the examples" in _refused("doctor", "my_models:mixing", "--input-shape", "4")
     assert "--input-shape 3,32,32" in _refused("doctor", "my_models:net")
@@ -275,7 +266,7 @@ def test_the_doctor_looks_at_recipes_and_factories(tmp_path: Path, monkeypatch: 
 def test_a_delta_that_is_too_large_is_warned_of_in_one_line():
     words = ("epsilon", "-s", "4", "-n", "1000", "-b", "100", "--epochs", "1", "-d", "0.01")
     assert "is not below 1 / N" in _refused(*words)
-    result = _call(*words, "--uncertified")
+    result = call(*words, "--uncertified")
     assert result.exit_code == 0
     assert (
         "delta = 0.01 is not below 1 / N" in result.stderr
@@ -313,7 +304,7 @@ def test_epsilon_and_a_noise_multiplier_are_not_both_taken(
     assert "leave one out" in _refused("tune", "--recipe", "digits", "--method", "dp-sgd", *given)
     (tmp_path / "my.toml").write_text("recipe = 'digits'\nnoise_multiplier = 0.5\n")
     for flags, noise in (((), 0.5), (("--epsilon", "2"), 0.0), (("--noise-multiplier", "3"), 3.0)):
-        _call("train", "--config", str(tmp_path / "my.toml"), *flags)
+        call("train", "--config", str(tmp_path / "my.toml"), *flags)
         assert seen.pop().noise_multiplier == noise
 
 
@@ -325,16 +316,16 @@ def test_settings_are_printed_as_a_file_that_train_takes(
         train, "run", lambda config, console, **_: seen.append(config) or _result(tmp_path)
     )
     arguments = ("--recipe", "mnist-cnn", "--method", "disk", "--epsilon", "2")
-    printed = _call("settings", *arguments)
+    printed = call("settings", *arguments)
     assert printed.exit_code == 0 and "epsilon = 2.0" in printed.output
     (tmp_path / "all.toml").write_text(printed.output)
     for given in (arguments, ("--config", str(tmp_path / "all.toml"))):
-        assert _call("train", *given).exit_code == 0
+        assert call("train", *given).exit_code == 0
     assert seen[0] == seen[1]
 
 
 def test_a_method_takes_one_line_of_80_columns_and_its_sheet_says_the_rest():
-    from dpkfc.app.commands import methods_table
+    from dpkfc.app.commands.methods import methods_table
     from dpkfc.app.settings import METHODS
 
     console = Console(width=80, file=io.StringIO(), color_system=None)
@@ -342,5 +333,5 @@ def test_a_method_takes_one_line_of_80_columns_and_its_sheet_says_the_rest():
     lines = console.file.getvalue().splitlines()
     assert max(map(cell_len, lines)) <= 80 and len(lines) == len(METHODS) + 2
     assert "one pass over the probe a refresh" in "\n".join(lines)
-    sheet = _call("methods", "gep").output
+    sheet = call("methods", "gep").output
     assert "extra privacy cost" in sheet and METHODS["gep"].source[:20] in sheet

@@ -83,8 +83,7 @@ CORE = {
     "dp_accounting",
     "safetensors",
     "rich",
-    "typer",
-    "click",
+    "cyclopts",
     "pyarrow",
     "matplotlib",
     "tomli",
@@ -261,7 +260,7 @@ def prints(file: File) -> Iterator[str]:
         if name in {"print", "sys.stdout.write", "sys.stderr.write"}:
             yield f"{file.name}:{node.lineno} calls {name}"
     for node, module in file.imports():
-        if module.split(".")[0] in {"rich", "typer"} and not file.is_under("report", "app"):
+        if module.split(".")[0] in {"rich", "cyclopts"} and not file.is_under("report", "app"):
             yield f"{file.name}:{node.lineno} imports {module}"
 
 

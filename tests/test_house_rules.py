@@ -26,7 +26,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
     "core": 264_600,
-    "app": 112_500,
+    "app": 111_500,
     "papers": 85_500,
     "benchmarks": 35_000,
 }

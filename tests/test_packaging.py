@@ -165,7 +165,7 @@ def test_importing_the_package_loads_no_slow_library_before_it_is_used():
         "matplotlib",
         "pyarrow",
         "rich",
-        "typer",
+        "cyclopts",
     ]
     code = f"import sys, dpkfc; print([name for name in {slow} if name in sys.modules])"
     printed = subprocess.run(

@@ -5,27 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
-from dpkfc.app.commands import add_command
-from dpkfc.terminal import make_table, open_console, resumable
+from dpkfc.terminal import Whole, make_table, open_console, resumable
 
 
-def register(app: typer.Typer) -> None:
+def register(app: App) -> None:
     """Add the command to the command line."""
-    add_command(app, "reproduce", reproduce)
+    app.command(reproduce)
 
 
 def reproduce(
     table: list[str] | None = None,
+    /,
     *,
-    every: Annotated[bool, typer.Option("--list")] = False,
+    every: Annotated[bool, Parameter(name="--list")] = False,
     column: list[str] | None = None,
     budget: float | None = None,
-    workers: int | None = None,
-    seeds: int = 3,
+    workers: Whole | None = None,
+    seeds: Whole = 3,
     tuned: list[Path] | None = None,
     speed: Path | None = None,
     everything: bool = False,
@@ -110,7 +110,7 @@ def reproduce(
             )
             console.print(f"report: {report}", soft_wrap=True)
     if failed:
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
 def _kinds(

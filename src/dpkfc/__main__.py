@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from dpkfc.cli import app
+from dpkfc.cli import main
 
-app(prog_name="dpkfc")
+main()

@@ -1,75 +1,95 @@
 """The command line: calibrate, epsilon and ledger, and the commands that other packages add.
 
 A package adds commands by an entry point of the group `dpkfc.commands`. The entry point is a
-function that takes the `typer.Typer` of `dpkfc`.
+function that takes the `cyclopts.App` of `dpkfc`.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import logging
 import os
 import sys
 import traceback
+from collections.abc import Iterable, Sequence
 from importlib.metadata import entry_points, version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, NoReturn
 
-import typer
-from click import ClickException, NoSuchOption
+from cyclopts import (
+    App,
+    CycloptsError,
+    Parameter,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 from rich.markup import escape
 from rich.table import Column, Table
-from typer.core import TyperGroup
 
 from dpkfc.allocator import keep_freed_memory
 from dpkfc.report import rounded_up
-from dpkfc.terminal import INTERRUPTED, MEANT, open_console, print_error, quiet_libraries
+from dpkfc.terminal import INTERRUPTED, MEANT, Whole, open_console, print_error, quiet_libraries
 from dpkfc.torchrun import check_single
 
 # Errors whose message is written for users.
-_KNOWN_ERRORS = (ValueError, RuntimeError, OSError, ImportError, ClickException)
+_KNOWN_ERRORS = (ValueError, RuntimeError, OSError, ImportError, CycloptsError)
 
 
-class _Commands(TyperGroup):
-    """Commands that report an error as one line on stderr and exit code 2.
+def main(words: Sequence[str] | None = None) -> NoReturn:
+    """Run a command and exit.
 
-    DPKFC_DEBUG=1 shows the traceback.
+    An error is one line on stderr and exit code 2; DPKFC_DEBUG=1 shows the traceback.
+
+    Args:
+        words: of the command line; left out: those of the process.
     """
-
-    def main(self, *args: Any, **kwargs: Any) -> Any:
-        quiet_libraries()
-        keep_freed_memory()
-        try:
-            check_single((kwargs.get("args") or sys.argv[1:])[:1])
-            code = super().main(*args, **{**kwargs, "standalone_mode": False})
-        except (KeyboardInterrupt, typer.Abort):
-            print_error("interrupted")
-            code = INTERRUPTED
-        except typer.Exit as request:
-            code = request.exit_code
-        except Exception as error:
-            if os.environ.get("DPKFC_DEBUG") == "1":
-                raise
-            print_error(_describe_error(error))
-            code = 2
-        finally:
-            logging.captureWarnings(False)
-        sys.exit(code if isinstance(code, int) else 0)
+    words = list(sys.argv[1:] if words is None else words)
+    quiet_libraries()
+    keep_freed_memory()
+    code = 0
+    try:
+        check_single(words[:1])
+        app(words)
+    except KeyboardInterrupt:
+        print_error("interrupted")
+        code = INTERRUPTED
+    except Exception as error:
+        if os.environ.get("DPKFC_DEBUG") == "1":
+            raise
+        print_error(_describe_error(error))
+        code = 2
+    finally:
+        logging.captureWarnings(False)
+    sys.exit(code)
 
 
 def _describe_error(error: Exception) -> str:
-    if isinstance(error, NoSuchOption):
-        known = MEANT.get(error.option_name.lstrip("-").replace("-", "_"))
-        close = [f"--{known.replace('_', '-')}"] if known else error.possibilities
-        hint = f"did you mean {close[0]!r}?" if close else "see --help"
-        return f"unknown option {error.option_name!r}; {hint}"
-    text = error.format_message() if isinstance(error, ClickException) else str(error)
-    # The group and its base class both suggest a command.
-    text = text.split("? Did you mean")[0] + "?" if text.count("Did you mean") > 1 else text
-    place = _find_own_line(error)
+    if isinstance(error, UnknownOptionError):
+        flag = error.token.keyword or error.token.value
+        known = [name for argument in error.argument_collection for name in argument.names]
+        return f"unknown option {flag!r}; {_suggest(flag, known)}"
+    if isinstance(error, UnknownCommandError) and error.unused_tokens:
+        word = error.unused_tokens[0]
+        return f"unknown command {word!r}; {_suggest(word, app)}"
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        return f"unexpected argument {error.unused_tokens[0]!r}; see --help"
+    if isinstance(error, CycloptsError):
+        error.verbose = False
+    text, place = str(error), _find_own_line(error)
     if isinstance(error, _KNOWN_ERRORS):
         return f"{text} ({place})" if place else text
     return f"{type(error).__name__}: {text} ({place or 'DPKFC_DEBUG=1 shows where'})"
+
+
+def _suggest(word: str, known: Iterable[str]) -> str:
+    """Return the nearest known word, as the end of a message."""
+    meant = MEANT.get(word.lstrip("-").replace("-", "_"))
+    close = difflib.get_close_matches(word, known, n=1)
+    if meant:
+        close = [f"--{meant.replace('_', '-')}"]
+    return f"did you mean {close[0]!r}?" if close else "see --help"
 
 
 def _find_own_line(error: Exception) -> str:
@@ -85,59 +105,48 @@ def _find_own_line(error: Exception) -> str:
     return place
 
 
-app = typer.Typer(
-    cls=_Commands,
+app = App(
+    name="dpkfc",
     help=(
         "Differentially private training with a K-FAC preconditioner that never sees private data."
     ),
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    help_format="plaintext",
+    version=lambda: f"dpkfc {version('dpkfc')}",
+    version_flags=["--version"],
+    help_flags=["--help"],
+    # A flag that is off by default has no negation.
+    default_parameter=Parameter(negative=(), show_default=False),
+    # `main` says what went wrong.
+    print_error=False,
+    exit_on_error=False,
+    suppress_keyboard_interrupt=False,
+    result_action="return_value",
 )
-ledger_app = typer.Typer(help="Privacy ledgers.", no_args_is_help=True)
-app.add_typer(ledger_app, name="ledger")
+ledger_app = App(name="ledger", help="Privacy ledgers.")
+app.command(ledger_app)
 
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        open_console().print(f"dpkfc {version('dpkfc')}", highlight=False)
-        raise typer.Exit
-
-
-@app.callback()
-def _take_version(
-    *,
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
-    ] = False,
-) -> None:
-    """Differentially private training with a K-FAC preconditioner that never sees private data."""
-
-
-def main() -> None:
-    """Run the command line of `dpkfc`."""
-    app()
-
-
-_SIZE = ("--dataset-size", "-n")
 _BATCH_SIZE = ("--expected-batch-size", "--batch-size", "-b")
-_Size = Annotated[int, typer.Option(*_SIZE, help="Number of examples N, taken as public.")]
-_Batch = Annotated[int, typer.Option(*_BATCH_SIZE, help="Expected batch size B.")]
-_Delta = Annotated[float, typer.Option("--delta", "-d", help="δ of the whole run.")]
-_Epochs = Annotated[float | None, typer.Option("--epochs", help="Expected passes over the data.")]
-_Steps = Annotated[int | None, typer.Option("--steps", help="Number of steps, instead of epochs.")]
-_Sampler = Annotated[str, typer.Option("--sampler", help="poisson or fixed.")]
+_Size = Annotated[
+    Whole, Parameter(name=("--dataset-size", "-n"), help="Number of examples N, taken as public.")
+]
+_Batch = Annotated[Whole, Parameter(name=_BATCH_SIZE, help="Expected batch size B.")]
+_Delta = Annotated[float, Parameter(name=("--delta", "-d"), help="δ of the whole run.")]
+_Epochs = Annotated[float | None, Parameter(name="--epochs", help="Expected passes over the data.")]
+_Steps = Annotated[
+    Whole | None, Parameter(name="--steps", help="Number of steps, instead of epochs.")
+]
+_Sampler = Annotated[str, Parameter(name="--sampler", help="poisson or fixed.")]
 _Uncertified = Annotated[
-    bool, typer.Option("--uncertified", help="Take a δ that is not below 1 / N.")
+    bool, Parameter(name="--uncertified", help="Take a δ that is not below 1 / N.")
 ]
 
 
-@app.command(epilog="dpkfc calibrate -e 1 -n 60000 -b 256 --epochs 5")
+@app.command(help_epilogue="dpkfc calibrate -e 1 -n 60000 -b 256 --epochs 5")
 def calibrate(
     *,
-    epsilon: Annotated[float, typer.Option("--epsilon", "-e", help="Target ε of the whole run.")],
+    epsilon: Annotated[
+        float, Parameter(name=("--epsilon", "-e"), help="Target ε of the whole run.")
+    ],
     dataset_size: _Size,
     batch_size: _Batch,
     epochs: _Epochs = None,
@@ -145,7 +154,7 @@ def calibrate(
     delta: _Delta = 1e-5,
     sampler: _Sampler = "poisson",
     accountant: Annotated[
-        str | None, typer.Option(help="pld or rdp. Default: pld; rdp for --sampler fixed.")
+        str | None, Parameter(help="pld or rdp. Default: pld; rdp for --sampler fixed.")
     ] = None,
 ) -> None:
     """Compute the noise multiplier σ that spends a budget, from (ε, δ), N, B and epochs."""
@@ -162,16 +171,16 @@ def calibrate(
     open_console().print(plan_table(config.calibrate(epsilon, delta, dataset_size)))
 
 
-@app.command(epilog="dpkfc epsilon -s 1.1 -n 60000 -b 256 --epochs 5")
+@app.command(help_epilogue="dpkfc epsilon -s 1.1 -n 60000 -b 256 --epochs 5")
 def epsilon(
     *,
     noise_multiplier: Annotated[
-        float, typer.Option("--noise-multiplier", "-s", help="σ, std ÷ sensitivity.")
+        float, Parameter(name=("--noise-multiplier", "-s"), help="σ, std ÷ sensitivity.")
     ],
     dataset_size: _Size = 0,
     batch_size: _Batch = 0,
     sample_rate: Annotated[
-        float, typer.Option("--sample-rate", "-q", help="q, instead of N and B.")
+        float, Parameter(name=("--sample-rate", "-q"), help="q, instead of N and B.")
     ] = 0.0,
     epochs: _Epochs = None,
     steps: _Steps = None,
@@ -204,20 +213,23 @@ def epsilon(
     open_console().print(plan_table(config.with_noise(noise_multiplier, delta, dataset_size)))
 
 
-@ledger_app.command("verify", epilog="dpkfc ledger verify runs/first")
+@ledger_app.command(name="verify", help_epilogue="dpkfc ledger verify runs/first")
 def ledger_verify(
-    path: Annotated[Path, typer.Argument(help="A ledger.jsonl, or a run folder.")],
+    path: Annotated[Path, Parameter(help="A ledger.jsonl, or a run folder.")],
+    /,
+    *,
     delta: Annotated[
         float | None,
-        typer.Option(
-            "--delta", "-d", help="δ of ε. Default: from the card, else the ledger, else 1e-5."
+        Parameter(
+            name=("--delta", "-d"),
+            help="δ of ε. Default: from the card, else the ledger, else 1e-5.",
         ),
     ] = None,
     head: Annotated[
-        str, typer.Option(help="A head of this ledger that you have kept; with --releases.")
+        str, Parameter(help="A head of this ledger that you have kept; with --releases.")
     ] = "",
     releases: Annotated[
-        int | None, typer.Option(help="Number of releases after which that head was taken.")
+        Whole | None, Parameter(help="Number of releases after which that head was taken.")
     ] = None,
 ) -> None:
     """Verify a ledger with its card and weights, and report ε. The hash chain is not signed."""
@@ -240,17 +252,16 @@ def ledger_verify(
 @app.command()
 @ledger_app.command()
 def total(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Ledgers, run folders, or folders of run folders.")
-    ],
+    runs: Annotated[list[Path], Parameter(help="Ledgers, run folders, or folders of run folders.")],
+    /,
     *,
     delta: Annotated[
         float | None,
-        typer.Option(
-            "--delta", "-d", help="δ of the total. Default: the one that all ledgers state."
+        Parameter(
+            name=("--delta", "-d"), help="δ of the total. Default: the one that all ledgers state."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, Parameter(name="--json", help="Print JSON.")] = False,
 ) -> None:
     """Compose the ledgers of runs on the same people: folds, rounds, restarts, federated runs.
 
@@ -272,18 +283,19 @@ def total(
 
 @app.command()
 def budget(
-    path: Annotated[Path, typer.Argument(help="The TOML file of the budget.")],
+    path: Annotated[Path, Parameter(help="The TOML file of the budget.")],
+    /,
     *,
     epsilon: Annotated[
-        float | None, typer.Option("--epsilon", "-e", help="ε of all runs; begins a budget.")
+        float | None, Parameter(name=("--epsilon", "-e"), help="ε of all runs; begins a budget.")
     ] = None,
     delta: Annotated[
-        float | None, typer.Option("--delta", "-d", help="δ of all runs; begins a budget.")
+        float | None, Parameter(name=("--delta", "-d"), help="δ of all runs; begins a budget.")
     ] = None,
-    people: Annotated[str, typer.Option(help="Whose data it is; left out: the file's name.")] = "",
+    people: Annotated[str, Parameter(help="Whose data it is; left out: the file's name.")] = "",
     moved: Annotated[
         tuple[Path, Path] | None,
-        typer.Option(metavar="OLD NEW", help="A ledger file was moved, so its charge moves too."),
+        Parameter(help="OLD NEW: a ledger file was moved, so its charge moves too."),
     ] = None,
 ) -> None:
     """Show what runs were charged to the budget of a dataset, and what is left; or begin one.

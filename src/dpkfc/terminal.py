@@ -7,11 +7,12 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-import typer
+from cyclopts import CoercionError, Parameter
+from cyclopts.token import Token
 from rich.console import Console
 from rich.table import Table
 
@@ -31,6 +32,19 @@ MEANT = {
     "max_steps": "steps",
     "dataset": "data",
 }
+
+
+def _read_whole(_: type, tokens: Sequence[Token]) -> int:
+    """Return a whole number; cyclopts would round 3.7."""
+    (token,) = tokens
+    try:
+        return int(token.value)
+    except ValueError:
+        raise CoercionError(token=token, target_type=int) from None
+
+
+# The type of a flag that takes a whole number.
+Whole = Annotated[int, Parameter(converter=_read_whole)]
 
 
 def open_console() -> Console:
@@ -54,6 +68,11 @@ def make_table(*columns: str, right: Collection[str] = (), title: str | None = N
     return table
 
 
+def print_line(text: str) -> None:
+    """Print a line as it is, without markup, colours or breaks."""
+    open_console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def print_error(text: str) -> None:
     """Write one line to stderr."""
     sys.stderr.write(f"dpkfc: {' '.join(text.split())}\n")
@@ -66,7 +85,7 @@ def resumable(console: Console, how: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         console.print(f"stopped; {how}", soft_wrap=True)
-        raise typer.Exit(INTERRUPTED) from None
+        raise SystemExit(INTERRUPTED) from None
 
 
 class _OneLine(logging.Formatter):

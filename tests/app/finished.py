@@ -6,13 +6,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from click.testing import Result
-from typer.testing import CliRunner
-
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.train import run
-from dpkfc.cli import app
 from tests.app.accounting import remembered
+from tests.command_line import call
 
 __all__ = ["SETTINGS", "call", "finished_run"]
 
@@ -28,7 +25,3 @@ SETTINGS = {
 def finished_run(folder: Path) -> Path:
     with remembered():
         return run(run_config({**SETTINGS, "out": str(folder)})).folder
-
-
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(x) for x in arguments])

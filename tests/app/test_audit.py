@@ -8,16 +8,15 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from dpkfc.app import audit_run as audits
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.train import run
 from dpkfc.audit.findings import Finding
-from dpkfc.cli import app
 from tests.app.accounting import remembered
 from tests.audit.quick import make_statistics_quick
 from tests.audit.sizes import size
+from tests.command_line import call
 
 SETTINGS = {
     "recipe": "digits",
@@ -57,7 +56,7 @@ def test_a_run_folder_is_audited_and_its_card_says_so(
         str(size(12, 1500)),
         "--quiet",
     ]
-    result = CliRunner().invoke(app, arguments)
+    result = call(*arguments)
     assert result.exit_code == 0, (result.output, result.exception)
     assert "held" in result.output and "FAILED" not in result.output
     card = json.loads((folder / "privacy_card.json").read_text())
@@ -93,7 +92,7 @@ def test_a_check_that_fails_fails_the_command_and_stays_on_the_card(
     )
     found = audits.Audit(findings=(wrong,), plan_hash="x", canaries=1, seconds=1.0, date="today")
     monkeypatch.setattr(audits, "audit_step", lambda *_, **__: found)
-    result = CliRunner().invoke(app, ["audit", str(folder), "--quiet"])
+    result = call("audit", str(folder), "--quiet")
     assert (
         result.exit_code == 2
         and "the audit FAILED" in result.stderr
@@ -119,7 +118,7 @@ def test_a_check_that_fails_fails_the_command_and_stays_on_the_card(
     ],
 )
 def test_mistakes_are_one_line(arguments: list[str], message: str) -> None:
-    result = CliRunner().invoke(app, ["audit", *arguments, "--quiet"])
+    result = call("audit", *arguments, "--quiet")
     assert (
         result.exit_code == 2
         and message in result.stderr

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn import functional
-from typer.testing import CliRunner
 
 from dpkfc.app.pretrained import SIDE, change_view, contrast, pretrain_encoder
-from dpkfc.cli import app
 from dpkfc.features import SyntheticEncoder, SyntheticImages, draw_images
 from dpkfc.features.encoder import Encoder
+from tests.command_line import call
 
 
 def stream(seed: int) -> torch.Generator:
@@ -80,12 +79,12 @@ def test_training_repeats_with_the_seed_and_lowers_the_loss() -> None:
 def test_the_command_writes_weights_that_the_encoder_takes(tmp_path: Path) -> None:
     path = tmp_path / "own.safetensors"
     words = ["pretrain-encoder", str(path), "--steps", "2", "--batch-size", "4"]
-    result = CliRunner().invoke(app, words)
+    result = call(*words)
     assert result.exit_code == 0, result.output
     assert hashlib.sha256(path.read_bytes()).hexdigest() in result.output.replace("\n", "")
     log = json.loads(path.with_suffix(".json").read_text("utf-8"))
     assert log["steps"] == 2 and [step for step, _ in log["losses"]] == [2]
     found = SyntheticEncoder((1, 16, 16), weights=str(path)).build()
     assert found(torch.zeros(1, 1, 16, 16)).isfinite().all()
-    refused = CliRunner().invoke(app, [*words[:2], "--steps", "0"])
+    refused = call(*words[:2], "--steps", "0")
     assert refused.exit_code == 2 or "at least 2" in str(refused.exception)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 
 from dpkfc.checkpoint import file_digest
 from dpkfc.privacy.accounting import event_from_dict
@@ -16,6 +15,7 @@ from dpkfc.privacy.ledger import Ledger, verify
 from dpkfc.report.card import write_card_files
 from dpkfc.report.verify import agrees, verify_ledger
 from tests.app.finished import SETTINGS, call
+from tests.command_line import Called
 
 
 def refused(*arguments: object) -> str:
@@ -40,7 +40,7 @@ def guarantee(**changed: object) -> Callable[[dict[str, Any]], object]:
     return lambda card: card["guarantee"].update(changed)
 
 
-def audited(folder: Path) -> Result:
+def audited(folder: Path) -> Called:
     return call("audit", folder, "--kind", "membership", "--quiet")
 
 

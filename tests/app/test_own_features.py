@@ -89,14 +89,12 @@ def test_features_that_do_not_fit_are_refused(images: str, tmp_path: Path) -> No
 
 
 def test_predictions_name_each_file(finished: tuple[Path, Path], tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from dpkfc.cli import app
+    from tests.command_line import call
 
     folder, trained = finished
     out = tmp_path / "predictions.csv"
     words = ["predict", str(trained), "--data", str(folder), "--out", str(out)]
-    result = CliRunner().invoke(app, words)
+    result = call(*words)
     assert result.exit_code == 0, result.output
     with out.open(encoding="utf-8") as file:
         assert len(list(csv.DictReader(file))) == 40

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from dpkfc.app.audit_run import audit_folder
 from dpkfc.app.html.render import write_page
@@ -23,10 +22,10 @@ from dpkfc.app.recipes import squared_error
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.settings import ConfigError
 from dpkfc.app.train import run
-from dpkfc.cli import app
 from tests.app.accounting import remembered
 from tests.app.own_files import QUICK, write_images, write_rows, write_texts
 from tests.audit.quick import make_statistics_quick
+from tests.command_line import call
 
 SCHEMA = """\
 target = "cost"
@@ -54,7 +53,7 @@ def _write(folder: Path, schema: str = SCHEMA) -> tuple[Path, Path]:
 
 
 def _call(*words: str | Path) -> tuple[int, str]:
-    done = CliRunner().invoke(app, list(map(str, words)))
+    done = call(*words)
     return done.exit_code, re.sub(r"\s+", " ", done.output)
 
 

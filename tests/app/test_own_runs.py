@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
 from dpkfc.app.audit_run import audit_folder
 from dpkfc.app.datasets import DatasetError
@@ -25,7 +24,6 @@ from dpkfc.app.recipes.catalogue import RECIPES, recipe_of, run_config
 from dpkfc.app.run_folder import RunFolderError
 from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.app.train import prepare, read_settings, resume, run
-from dpkfc.cli import app
 from dpkfc.privacy.ledger import verify
 from tests.app.accounting import remembered
 from tests.app.own_files import (
@@ -40,6 +38,7 @@ from tests.app.own_files import (
     write_texts,
 )
 from tests.audit.quick import make_audit_quick
+from tests.command_line import call
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -61,7 +60,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def _call(*words: str) -> tuple[int, str]:
-    done = CliRunner().invoke(app, list(words))
+    done = call(*words)
     return done.exit_code, re.sub(r"\s+", " ", done.output)
 
 

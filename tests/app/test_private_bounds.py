@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from dpkfc.app.audit_run import card_finding, ledger_finding
 from dpkfc.app.datasets import DatasetError
@@ -33,13 +32,13 @@ from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.run_folder import RunFolderError
 from dpkfc.app.settings import ConfigError
 from dpkfc.app.train import RunFolder, prepare, read_settings, resume, run
-from dpkfc.cli import app
 from dpkfc.privacy.accounting import event_from_dict, total_epsilon
 from dpkfc.privacy.budget import Budget
 from dpkfc.privacy.ledger import LedgerError, verify
 from dpkfc.report.verify import CardError, verify_ledger
 from tests.app.accounting import remembered
 from tests.app.own_files import QUICK, write_rows
+from tests.command_line import call
 
 ODD = ["", "NA", "nan", "inf", "-inf", "1e400", "-1e999", "x", "0", "-0.0", "5e-324", "1e308"]
 TEXTS = [*ODD, "1", "-1", "3.5", "-1e-30", "127.9", "128", "-4096"]
@@ -244,7 +243,7 @@ def test_the_folder_of_a_run_predicts_and_is_complete(finished: Path):
     with pytest.raises(ConfigError, match="complete"):
         resume(finished)
     before = (finished / "ledger.jsonl").read_bytes()
-    done = CliRunner().invoke(app, ["ledger", "verify", str(finished)])
+    done = call("ledger", "verify", str(finished))
     assert done.exit_code == 0 and "for bounds" in done.output
     assert (finished / "ledger.jsonl").read_bytes() == before
 
@@ -401,6 +400,6 @@ def test_the_command_finds_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     config = _config(tmp_path, count=400)
     words = ["train", "--data", config.data, "--schema", config.schema, "--bounds", "private"]
     words += ["--epsilon", "3", "--steps", "2", "--batch-size", "64", "--out", "by-command"]
-    done = CliRunner().invoke(app, words)
+    done = call(*words)
     assert done.exit_code == 0, done.output
     assert verify(tmp_path / "by-command" / "ledger.jsonl").releases[0]["purpose"] == "bounds"

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from dpkfc.app.audit_run import audit_folder
-from dpkfc.app.commands import fill_card
+from dpkfc.app.commands.card import fill_card
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.settings import ConfigError, read_choices, to_toml
 from dpkfc.app.train import prepare

@@ -4,10 +4,8 @@ or one line.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import io
 import os
 import random
 import shutil
@@ -17,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,11 +24,11 @@ from dpkfc.app.recipes import images
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.settings import METHODS, ConfigError, RunConfig, flatten, read_toml, to_toml
-from dpkfc.cli import app
 from dpkfc.privacy import accounting
 from dpkfc.privacy.calibration import check_target
 from tests.audit.fuzzing import ODD, PICKLE, Mutator, Tally, no_pickle
 from tests.audit.sizes import size
+from tests.command_line import call
 
 FIELDS = {field.name: field for field in dataclasses.fields(RunConfig)}
 
@@ -47,7 +44,7 @@ def _light(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(accounting.EpsilonCurve, "epsilon", lambda self, count: 0.01 * count)
     monkeypatch.setattr("dpkfc.config.calibrate_noise_multiplier", _calibrated)
     monkeypatch.setattr(train, "_train", lambda *args, **kwargs: None)
-    monkeypatch.setattr("dpkfc.app.commands._announce", lambda result: None)
+    monkeypatch.setattr("dpkfc.app.commands.train.announce", lambda result: None)
     monkeypatch.setattr(
         accounting, "cross_check", lambda event, count, *_: {"pld": 0.1, "rdp": 0.1}
     )
@@ -300,27 +297,12 @@ GOOD = {
 }
 
 
-@functools.cache
-def _command() -> Any:
-    """What `dpkfc.cli.app` makes anew of its functions at each call."""
-    return typer.main.get_command(app)
-
-
-def _called(arguments: list[str]) -> tuple[int, str, str]:
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            _command().main(arguments)
-        except SystemExit as end:
-            return int(end.code or 0), out.getvalue(), err.getvalue()
-    return 0, out.getvalue(), err.getvalue()
-
-
 def _judged(arguments: list[str]) -> None:
     """A mistake is one line on stderr and exit code 2, and never a surprise of the program's
     own.
     """
-    code, out, err = _called(arguments)
+    called = call(*arguments)
+    code, out, err = called.exit_code, called.stdout, called.stderr
     lines = err.splitlines()
     one_each = all(line.startswith("dpkfc: ") for line in lines)
     if (

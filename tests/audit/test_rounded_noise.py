@@ -16,9 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
-from typer.testing import CliRunner
 
-from dpkfc.cli import app
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.probes import FeatureNoise
@@ -35,6 +33,7 @@ from dpkfc.privacy.releases import grid_of, widen_sensitivity
 from dpkfc.privacy.rng import NoiseStream
 from dpkfc.report.card import CardFacts, build_card, to_markdown
 from tests.audit.sizes import size
+from tests.command_line import call
 from tests.mutation_cases import WIDTH, B, Handed, N, data, kfac, loss_fn, net, session, weights
 
 FLOATS = [torch.float32, torch.float64]
@@ -513,7 +512,7 @@ def test_the_command_line_trains_with_rounded_noise(tmp_path: Path) -> None:
         str(tmp_path / "run"),
         *quick,
     ]
-    result = CliRunner().invoke(app, called)
+    result = call(*called)
     assert result.exit_code == 0, result.output
     card = json.loads((tmp_path / "run" / "privacy_card.json").read_text("utf-8"))
     assert "one grid" in card["mechanism"]["noise"] and card["guarantee"]["epsilon"] <= 4

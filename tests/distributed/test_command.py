@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
 from dpkfc.app import train
-from dpkfc.cli import app
 from dpkfc.privacy.ledger import LedgerError, verify
+from tests.command_line import call
 from tests.distributed.cases import Case
 from tests.distributed.group import run, start
 from tests.ports import free_port
@@ -66,7 +65,7 @@ def command(
             return row(record, epsilon)
 
         train._row = interrupting
-    result = CliRunner().invoke(app, arguments)
+    result = call(*arguments)
     return {"code": result.exit_code, "out": result.output, "err": result.stderr}
 
 
@@ -78,7 +77,7 @@ def _run(folder: Path, *arguments: str, interrupted: int = NEVER) -> list[dict[s
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     """The weights of one process."""
     folder = tmp_path_factory.mktemp("alone") / "run"
-    assert CliRunner().invoke(app, ["train", *SETTINGS, "--out", str(folder)]).exit_code == 0
+    assert call("train", *SETTINGS, "--out", str(folder)).exit_code == 0
     return load_file(folder / "model.safetensors")
 
 
@@ -109,7 +108,7 @@ def test_a_signal_to_one_process_stops_all_and_a_restart_goes_on(
     assert [one["code"] for one in found] == [130, 130], found
     assert "stopped after step 3; continue with: the same command" in found[0]["err"]
     assert len(verify(tmp_path / "run" / "ledger.jsonl").releases) == 3
-    alone_again = CliRunner().invoke(app, ["train", "--resume", str(tmp_path / "run")])
+    alone_again = call("train", "--resume", str(tmp_path / "run"))
     assert alone_again.exit_code == 2 and "written by 2 processes" in alone_again.stderr
     assert "--any-world-size" in alone_again.stderr
     for one in _run(tmp_path, *SETTINGS, "--out", "run", "--lr", "0.5"):
@@ -154,7 +153,7 @@ def test_an_error_of_the_first_process_is_that_of_all(tmp_path: Path) -> None:
 
 def test_other_commands_run_on_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
-    result = CliRunner().invoke(app, ["demo"])
+    result = call("demo")
     assert result.exit_code == 2 and "`dpkfc demo` runs in one process" in result.stderr
 
 

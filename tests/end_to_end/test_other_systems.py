@@ -19,7 +19,7 @@ WORK = """
 import os, signal, sys
 from dpkfc.app import train
 from dpkfc.app.recipes.catalogue import run_config
-from dpkfc.cli import app
+from dpkfc.cli import main
 from dpkfc.session import Session
 
 settings = dict(recipe="digits", steps=4, expected_batch_size=24, accountant="rdp", epsilon=0.5)
@@ -27,7 +27,7 @@ settings |= dict(probe_size=16, every=2, out="run", budget="ward.toml")
 
 def dpkfc(*words):
     try:
-        app([*words])
+        main([*words])
     except SystemExit as end:
         assert not end.code, words
 

@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from dpkfc.cli import app
+from tests.command_line import call
 
 pytest.importorskip("sklearn")
 try:
@@ -19,13 +18,13 @@ except ModuleNotFoundError:
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "federated"
 
 
-def call(*words: str):
-    return CliRunner().invoke(app, ["demo-federated", *words])
+def run_demo(*words: str):
+    return call("demo-federated", *words)
 
 
 def test_it_trains_in_one_process_without_flower(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "flwr", None)
-    done = call("--engine", "here", "--rounds", "2", "--quiet", "--out", str(tmp_path / "demo"))
+    done = run_demo("--engine", "here", "--rounds", "2", "--quiet", "--out", str(tmp_path / "demo"))
     assert done.exit_code == 0, done.output
     assert "federated DP-KFC" in done.stdout and str(tmp_path / "demo") in done.stdout.replace(
         "\n", ""
@@ -34,13 +33,13 @@ def test_it_trains_in_one_process_without_flower(tmp_path, monkeypatch):
 
 def test_a_missing_flower_is_named_before_anything_runs(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "flwr", None)
-    done = call("--out", str(tmp_path / "demo"))
+    done = run_demo("--out", str(tmp_path / "demo"))
     assert done.exit_code == 2 and not (tmp_path / "demo").exists()
     assert (
         done.stderr.strip().startswith("dpkfc: Flower is not installed")
         and ".[federated]" in done.stderr
     )
-    done = call("--engine", "spark")
+    done = run_demo("--engine", "spark")
     assert done.stderr.strip() == "dpkfc: unknown engine 'spark'; choose one of here, flower"
 
 

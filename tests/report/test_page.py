@@ -219,10 +219,10 @@ def test_a_page_is_written_with_the_library_in_it_once_and_only_over_an_earlier_
 
 
 def _called(*words: str) -> int:
-    from dpkfc.cli import app
+    from dpkfc.cli import main
 
     with pytest.raises(SystemExit) as ended:
-        app([str(word) for word in words])
+        main([str(word) for word in words])
     return int(ended.value.code or 0)
 
 

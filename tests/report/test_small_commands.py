@@ -18,18 +18,18 @@ import yaml
 from torch import nn
 
 from dpkfc import PrivacyConfig, Session
-from dpkfc.app.commands import fill_card
+from dpkfc.app.commands.card import fill_card
 from dpkfc.report.officer import registry_record
 
 RUN = """
 import contextlib, io, json, sys
 import dpkfc
-from dpkfc.cli import app
+from dpkfc.cli import main
 
 with_torch = {}
 for words in [[], *json.loads(sys.argv[1])]:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
-        app(words or ["--help"], standalone_mode=False)
+        main(words or ["--help"])
     with_torch[" ".join(words)] = "torch" in sys.modules
 print(json.dumps(with_torch))
 """

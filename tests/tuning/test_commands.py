@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.app.commands import _parse_settings
+from dpkfc.app.commands.tune import _parse_settings
 from dpkfc.app.html import winners_tests
 from dpkfc.app.tuning import tune
 from dpkfc.app.tuning.runs import Store, StudyError
-from dpkfc.cli import app
+from dpkfc.cli import main
 from dpkfc.terminal import INTERRUPTED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +26,7 @@ SHIPPED, DOCUMENT = (
 
 def called(capsys, *arguments):
     with pytest.raises(SystemExit) as ended:
-        app(list(arguments))
+        main(arguments)
     shown = capsys.readouterr()
     return ended.value.code, shown.out, shown.err
 

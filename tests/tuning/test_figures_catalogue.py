@@ -11,7 +11,7 @@ import pytest
 
 from dpkfc.app.html import read_all
 from dpkfc.app.tuning.runs import Store, StudyError
-from dpkfc.cli import app
+from dpkfc.cli import main
 from dpkfc_papers import figures as catalogue
 from dpkfc_papers import measurements, tables
 from dpkfc_papers.figures import FIGURE_OF, FIGURES, find, reproduce_figures
@@ -170,6 +170,6 @@ def test_mistakes_are_one_line(capsys, tmp_path):
         (["kfc-fig2", "--column", "a"], "--column is for tables"),
     ):
         with pytest.raises(SystemExit) as ended:
-            app(["reproduce", *arguments, "--out", str(tmp_path)])
+            main(["reproduce", *arguments, "--out", str(tmp_path)])
         shown = capsys.readouterr()
         assert ended.value.code == 2 and says in shown.err and shown.err.count("\n") == 1

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from dpkfc.cli import app
+from dpkfc.cli import main
 from dpkfc_papers import tables
 from dpkfc_papers.tables import RAN, Cell, Published, Table, load, names, run_small
 from tests.tuning.test_reproduce import row_of
@@ -73,7 +73,7 @@ def test_the_command_shows_no_number_and_ends_with_an_error_where_something_fail
 
     monkeypatch.setattr(tables, "drive", answered)
     with pytest.raises(SystemExit) as ended:
-        app(["reproduce", "dp-kfc-1", "--smoke", "--out", str(tmp_path)])
+        main(["reproduce", "dp-kfc-1", "--smoke", "--out", str(tmp_path)])
     shown = capsys.readouterr()
     assert (
         ended.value.code == 0
@@ -84,7 +84,7 @@ def test_the_command_shows_no_number_and_ends_with_an_error_where_something_fail
     monkeypatch.setattr(tables, "load", lambda name: TABLE)
     monkeypatch.setattr(tables, "drive", lambda source, *_, **__: None)
     with pytest.raises(SystemExit) as ended:
-        app(["reproduce", "dp-kfc-1", "--smoke", "--out", str(tmp_path), "--quiet"])
+        main(["reproduce", "dp-kfc-1", "--smoke", "--out", str(tmp_path), "--quiet"])
     assert ended.value.code == 1
 
 

@@ -1,0 +1,125 @@
+"""Define `dpkfc predict`, `evaluate` and `export`: what a finished model is used for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from dpkfc.app.owndata.display import print_shares
+from dpkfc.app.owndata.predictions import (
+    evaluate_examples,
+    evaluate_records,
+    export_model,
+    load_run,
+    read_records,
+    write_predictions,
+)
+from dpkfc.app.settings import ConfigError
+from dpkfc.terminal import make_table, open_console, print_line
+
+
+def predict(
+    run: Path,
+    /,
+    *,
+    data: Path,
+    out: Path = Path("predictions.csv"),
+) -> None:
+    """Predict the class or number of each record of a file.
+
+    Args:
+        run: Folder of a finished run.
+        data: A file of the form that was trained on.
+        out: CSV file of what is predicted.
+    """
+    if out.resolve() == data.resolve():
+        raise ConfigError(f"--out {out} is the file of --data; choose another")
+    trained = load_run(run)
+    records = read_records(trained, data, run)
+    count = write_predictions(trained, records, out)
+    console = open_console()
+    console.print(f"{count:,} predictions: {out}", soft_wrap=True)
+    print_shares(console, records.figures)
+
+
+def evaluate_run(
+    run: Path,
+    /,
+    *,
+    data: Path | None = None,
+    label_file: Path | None = None,
+    public: bool = False,
+) -> None:
+    """Measure accuracy, with recall and precision of each class, or the errors of a number.
+
+    Args:
+        run: Folder of a finished run.
+        data: A labelled file; left out: the test split of the run.
+        label_file: Table of image files and labels.
+        public: Anyone may see the file and figures of it.
+    """
+    trained = load_run(run)
+    if data or label_file:
+        folder = data or Path(trained.config.data)
+        records = read_records(trained, folder, run, label_file)
+        evaluation = evaluate_records(trained, records)
+    else:
+        split = trained.recipe.data(trained.config)
+        evaluation = evaluate_examples(trained, split.test)
+    console = open_console()
+    judged = evaluation.judged
+    named = trained.recipe.task.figures(judged.accuracy, judged.loss)
+    figures = [f"{name} {_number(value)}" for name, value in named.items()]
+    line = f"{', '.join(figures)}, {evaluation.examples:,} records"
+    if evaluation.unlabelled:
+        line += f"; {evaluation.unlabelled:,} without a known target left out"
+    console.print(line, highlight=False)
+    if evaluation.classes:
+        numbers = ("records", "recall", "precision")
+        table = make_table("class", *numbers, right=numbers)
+        for name, count, recall, precision in evaluation.classes:
+            table.add_row(name, f"{count:,}", _percent(recall), _percent(precision))
+        console.print(table)
+    if not public:
+        console.print(
+            "PRIVATE: ε does not protect these figures from the records they are computed on;"
+            " --public says that anyone may see the file.",
+            highlight=False,
+        )
+
+
+def _number(value: float | None) -> str:
+    """Return four places of a number below ten, five digits of a greater one."""
+    if value is None:
+        return "–"
+    return f"{value:.4f}" if abs(value) < 10 else f"{value:.5g}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
+
+
+def export_run(
+    run: Path,
+    /,
+    *,
+    form: Annotated[str, Parameter(name="--format")] = "torch",
+    out: Path | None = None,
+) -> None:
+    """Write the model of a run for use without this package.
+
+    Args:
+        run: Folder of a finished run.
+        form: torch (a program), safetensors (weights) or onnx.
+        out: The file; left out: in RUN/export.
+    """
+    trained = load_run(run)
+    path = export_model(trained, run, form, out)
+    console = open_console()
+    console.print(f"model: {path}", soft_wrap=True)
+    for name in ("classes", "target"):
+        if name in trained.recipe.constants:
+            meaning, _ = trained.recipe.constants[name]
+            print_line(f"{name}: {meaning}")

@@ -1,0 +1,21 @@
+"""Define `dpkfc recipes`: the built-in tasks."""
+
+from __future__ import annotations
+
+from dpkfc.app.recipes.catalogue import RECIPES
+from dpkfc.app.settings import RunConfig
+from dpkfc.terminal import make_table, open_console
+
+
+def print_recipes() -> None:
+    """Show the built-in tasks that --recipe takes."""
+    table = make_table("recipe", "data", "input", "classes", "method")
+    for recipe in RECIPES.values():
+        shape = " × ".join(map(str, recipe.input_shape))
+        defaults = recipe.defaults.get("run", {})
+        method = defaults.get("method", RunConfig.method)
+        classes = str(recipe.num_classes)
+        table.add_row(recipe.name, recipe.title, shape, classes, method)
+    console = open_console()
+    console.print(table)
+    console.print("Own data take --data FILE or --task module:function in the place of --recipe.")

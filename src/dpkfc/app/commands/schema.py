@@ -1,0 +1,37 @@
+"""Define `dpkfc schema`: a schema to fill in. It starts without torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dpkfc.app.owndata.proposals import empty_schema
+from dpkfc.app.run_folder import RunFolderError, write_text
+from dpkfc.terminal import open_console
+
+
+def write_schema(
+    data: Path,
+    /,
+    *,
+    target: str = "",
+    text: str = "text",
+    label_file: Path | None = None,
+    out: Path | None = None,
+) -> None:
+    """Write a schema to fill in, from the header of a file alone.
+
+    Args:
+        data: A table, a folder of images, or a JSONL file.
+        target: Column (or key) that is learned.
+        text: Key of the text in a JSONL file.
+        label_file: Table of image files and labels.
+        out: The file; left out: the terminal.
+    """
+    content = empty_schema(data, target, text, label_file)
+    if out is None:
+        open_console().out(content, end="", highlight=False)
+        return
+    if out.exists():
+        raise RunFolderError(f"{out} exists and may be filled in; choose another name with --out")
+    write_text(out, content)
+    open_console().print(f"schema to fill in: {out}", soft_wrap=True)

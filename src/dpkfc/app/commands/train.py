@@ -1,0 +1,131 @@
+"""Define `dpkfc train` and `dpkfc settings`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.table import Table
+
+from dpkfc.app import train as training
+from dpkfc.app.commands.flags import Settings, print_every_flag
+from dpkfc.app.owndata.display import print_shares, schema_table
+from dpkfc.app.place import MOVABLE
+from dpkfc.app.preview import preview
+from dpkfc.app.recipes import Recipe
+from dpkfc.app.recipes.catalogue import recipe_of, run_config
+from dpkfc.app.results import Result
+from dpkfc.app.settings import ConfigError, RunConfig, read_choices, to_toml
+from dpkfc.report import rounded_up
+from dpkfc.terminal import INTERRUPTED, make_table, open_console, print_error, print_line
+from dpkfc.torchrun import is_first, is_launched
+
+
+def train(
+    *,
+    config: Path | None = None,
+    resume: Path | None = None,
+    any_world_size: Annotated[bool, Parameter(show=False)] = False,
+    dry_run: bool = False,
+    quiet: bool = False,
+    settings: Settings = None,
+) -> None:
+    """Train a recipe under a privacy budget and leave a run folder.
+
+    Args:
+        config: TOML file of settings; flags win.
+        resume: Run folder to continue; --data if moved.
+        any_world_size: Resume on another number of processes.
+        dry_run: Show plan, time, memory; spend nothing.
+        quiet: No progress bar.
+        settings: flags of settings that were given.
+    """
+    given = settings or {}
+    if resume is not None and (given.keys() - set(MOVABLE) or config is not None or dry_run):
+        raise ConfigError(
+            "--resume continues a run with its own settings; leave out every other setting but a"
+            " new place of the same data (--data, --label-file)"
+        )
+    console = None if quiet else open_console()
+    if resume is not None:
+        result = training.resume(resume, console, any_world_size=any_world_size, moved=given)
+    else:
+        choices = read_choices(config, given)
+        run_settings = run_config(choices)
+        if console is not None and is_first():
+            recipe = recipe_of(run_settings)
+            if recipe.columns:
+                console.print(schema_table(recipe.columns))
+            print_line(_describe_method(recipe, choices, run_settings))
+        if dry_run:
+            preview(run_settings, open_console())
+            return
+        result = training.run(run_settings, console, any_world_size=any_world_size)
+    announce(result)
+
+
+def _describe_method(recipe: Recipe, choices: dict[str, Any], settings: RunConfig) -> str:
+    """Return which method a run takes and why, in one line."""
+    reason = recipe.reason or f"the default of the recipe {settings.recipe}"
+    if "method" in choices:
+        reason = "as chosen"
+    return f"method: {settings.method} ({reason})"
+
+
+def announce(result: Result) -> None:
+    """Print the result of a run, and how to continue it."""
+    if result.interrupted:
+        again = "the same command" if is_launched() else f"dpkfc train --resume {result.folder}"
+        print_error(f"stopped after step {result.steps}; continue with: {again}")
+        raise SystemExit(INTERRUPTED)
+    if not is_first():
+        return
+    console = open_console()
+    console.print(results_table({result.curve.label: result}))
+    if result.stamp:
+        console.print(f"[bold red]{result.stamp}[/bold red]")
+    console.print(f"run folder: {result.folder}", soft_wrap=True)
+    if result.errors:
+        errors = ", ".join(f"{name} {value:.5g}" for name, value in result.errors.items())
+        print_line(f"{errors} ({result.measured_on}; ε does not cover these figures)")
+    print_shares(console, result.figures)
+    if result.head:
+        console.print(
+            f"ledger: {result.releases} releases, head {result.head} (send both to the person who"
+            " will check the run)",
+            soft_wrap=True,
+        )
+
+
+def results_table(results: dict[str, Result]) -> Table:
+    """Return accuracy, ε, steps and seconds of runs by their labels."""
+    numbers = (next(iter(results.values())).score, "ε spent", "steps", "seconds")
+    table = make_table("method", *numbers, right=numbers)
+    for label, result in results.items():
+        table.add_row(
+            label,
+            f"{100 * result.accuracy:.1f} % ({result.measured_on})",
+            rounded_up(result.epsilon),
+            f"{result.steps:,}",
+            f"{result.seconds:.1f}",
+        )
+    return table
+
+
+def every_setting(
+    *,
+    config: Path | None = None,
+    settings: Settings = None,
+) -> None:
+    """Print every setting that `train` would take, as TOML; without a recipe, every flag.
+
+    Args:
+        config: TOML file of settings; flags win.
+        settings: flags of settings that were given.
+    """
+    if config is None and not settings:
+        print_every_flag()
+        return
+    sys.stdout.write(to_toml(run_config(read_choices(config, settings or {}))))
