@@ -275,9 +275,8 @@ def test_plain_training_with_views_takes_the_rows_that_private_training_takes(ta
 
 
 def test_pages_have_one_number_for_a_cell() -> None:
-    from dpkfc.app.html import winners_tests
     from dpkfc.app.recipes.catalogue import run_config
-    from dpkfc.app.tuning.runs import Store
+    from dpkfc_papers.store import Store, winners_tests
     from dpkfc_papers.studies import grids, headline, which_method
     from dpkfc_papers.studies.harness import RESULTS, interval, read_json
 

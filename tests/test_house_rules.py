@@ -26,8 +26,8 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
     "core": 264_600,
-    "app": 111_500,
-    "papers": 85_500,
+    "app": 109_200,
+    "papers": 87_700,
     "benchmarks": 35_000,
 }
 LINALG = {"Outer", "Lookup", "Tied", "PerExample", "ConvBlock", "Patched", "MaterializedGradients"}

@@ -15,9 +15,11 @@ import torch
 from dpkfc import checkpoint
 from dpkfc.app.run_folder import Metrics, Row, RunFolder, placed
 from dpkfc.app.tuning import tune
-from dpkfc.app.tuning.runs import Run, Store
-from dpkfc.app.tuning.search import arm_of
-from dpkfc.app.tuning.tune import Tuned, trial_law
+from dpkfc.app.tuning.arms import arm_of
+from dpkfc.app.tuning.runs import Run
+from dpkfc.app.tuning.search import Search
+from dpkfc.app.tuning.tune import Tuned
+from dpkfc_papers.store import Store
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows keeps rights in another form")
 
@@ -73,19 +75,12 @@ def write_tuned(folder: Path) -> None:
     ).write(folder)
 
 
-def write_trial_numbers(folder: Path) -> None:
-    tune._draw_counts(
-        folder / "trials.json", [arm_of("digits", "dp-sgd")], trial_law("geometric", 2)
-    )
-
-
 def write_trials(folder: Path) -> None:
     pytest.importorskip("optuna")
-    common = {"steps": 4, "validation_size": 50}
-    store = Store(folder / "results.json")
-    tune.searches(
-        [arm_of("digits", "dp-sgd")], common, "digits", store, folder / "trials.sqlite3", trials=2
-    )
+    arm = arm_of("digits", "dp-sgd")
+    search = Search(arm, {"validation_size": 50}, "digits", folder / "trials.log", trials=2)
+    search.ask()
+    tune._write_rows(folder / "results.json", search.rows())
 
 
 def write_client_state(folder: Path) -> None:
@@ -100,7 +95,6 @@ def write_client_state(folder: Path) -> None:
         write_metrics,
         write_results,
         write_tuned,
-        write_trial_numbers,
         write_trials,
         write_client_state,
     ],

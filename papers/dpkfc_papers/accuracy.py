@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from dpkfc.app.html import best_trials, winners_tests
 from dpkfc.app.html.render import interval
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
-from dpkfc.app.tuning.runs import Fits, Plain, Row, Run, Source, Store, Task
-from dpkfc.app.tuning.search import Arm, Range, Search, arm_of, use_source
-from dpkfc.app.tuning.tune import Trials, percent, searches, settings_text
+from dpkfc.app.tuning.arms import Arm, Range, arm_of, use_source
+from dpkfc.app.tuning.pool import Fits, Source, Task
+from dpkfc.app.tuning.runs import Plain, Row, Run
+from dpkfc.app.tuning.search import Search
+from dpkfc.app.tuning.tune import SEED, Trials, percent, settings_text
+from dpkfc_papers.store import Store, best_trials, winners_tests
 
 OTHER = {
     "mnist-cnn": "fashion-mnist-cnn",
@@ -150,7 +152,7 @@ class AccuracyStudy:
         for recipe in {*self.recipes, *others}:
             find_recipe(recipe).data(run_config({"recipe": recipe, "data_dir": data_dir}))
 
-    def source(self, store: Store, storage: Path) -> Chain:
+    def source(self, store: Store, journal: Path) -> Chain:
         """Return the runs: for each recipe tuning and tests at its ε, the other ε at the end."""
         stages: list[Stage] = []
         later: list[Stage] = []
@@ -161,12 +163,26 @@ class AccuracyStudy:
                 "validation_size": self.validation,
             }
             compared = arms(recipe, self.public)
-            opened = searches(compared, common, recipe, store, storage, trials=self.trials)
+            opened = [self._search(arm, common, recipe, journal) for arm in compared]
+            for search in opened:
+                take_over(search, store)
             first, *others = self.epsilons
-            stages.append(Trials(opened, store))
+            stages.append(Trials(opened, store.put))
             stages.append(Tests(opened, store, [first], self.seeds))
             later.append(Tests(opened, store, others, self.seeds))
         return Chain([*stages, *later])
+
+    def _search(self, arm: Arm, common: Mapping[str, Plain], recipe: str, journal: Path) -> Search:
+        return Search(arm, common, recipe, journal, trials=self.trials, seed=SEED)
+
+
+def take_over(search: Search, store: Store) -> None:
+    """Add the trials of a store to a search whose journal is new or was lost."""
+    known = search.rows()
+    for row in store:
+        tag = row.get("tag", {})
+        if tag.get("search") == search.name and row["hash"] not in known:
+            search.add(row)
 
 
 class Stage(Source, Protocol):
@@ -252,11 +268,6 @@ class Chain:
             if task is not None:
                 return replace(task, tag=(stage, task))
         return None
-
-    def report(self, task: Task, number: int, accuracy: float) -> bool:
-        """Ask the stage whether a run goes on."""
-        stage, inner = task.tag
-        return stage.report(inner, number, accuracy)
 
     def done(self, task: Task, row: Row, ended: bool) -> None:
         """Hand a finished run to its stage."""

@@ -58,13 +58,13 @@ def reproduce(
         data_dir: Folder with the data sets; left out: $DPKFC_DATA, then Hugging Face datasets.
         quiet: No progress bar.
     """
-    from dpkfc.app.tuning.runs import Clock, worker_count
+    from dpkfc.app.tuning.pool import end_of, worker_count
     from dpkfc_papers import federated_study as federated
     from dpkfc_papers.figures import reproduce_figures
 
     console = open_console()
     columns = column or []
-    left = Clock(budget).minutes_left
+    end = end_of(budget)
     if every:
         console.print(_published_tables())
         return
@@ -77,9 +77,7 @@ def reproduce(
     failed = False
     with resumable(console, f"the same command goes on (reports so far: {out})"):
         if tables and smoke:
-            failed = _show_smoke(
-                tables, out, console, columns=columns, budget_minutes=left(), **common
-            )
+            failed = _show_smoke(tables, out, console, columns=columns, end=end, **common)
         elif tables:
             _show_tables(
                 tables,
@@ -91,13 +89,11 @@ def reproduce(
                 tuned=tuned or (),
                 everything=everything,
                 speed=speed,
-                budget_minutes=left(),
+                end=end,
                 **common,
             )
         if figures:
-            made = reproduce_figures(
-                figures, out, results=results, small=smoke, budget_minutes=left(), **common
-            )
+            made = reproduce_figures(figures, out, results=results, small=smoke, end=end, **common)
             _show_figures(made, console)
         if with_federated:
             report = federated.run_study(
@@ -105,7 +101,7 @@ def reproduce(
                 out,
                 results=results,
                 data_dir=data_dir,
-                budget_minutes=left(),
+                end=end,
                 on_line=(lambda line: None) if quiet else console.print,
             )
             console.print(f"report: {report}", soft_wrap=True)

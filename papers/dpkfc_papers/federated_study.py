@@ -15,8 +15,12 @@ import hashlib
 import json
 import logging
 import math
+import signal
 import statistics
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from functools import partial
@@ -42,8 +46,8 @@ from dpkfc.app.html.render import interval
 from dpkfc.app.models import resnet20, seeded, two_convolutions
 from dpkfc.app.plots import COLOURS, INK, save
 from dpkfc.app.run_folder import placed, write_text
-from dpkfc.app.tuning.runs import Clock, Plain, Store, StudyError, TimeIsUp, hardware
-from dpkfc.app.tuning.search import Choice, Range, Space
+from dpkfc.app.tuning.arms import Choice, Range, Space
+from dpkfc.app.tuning.runs import Plain, StudyError, hardware
 from dpkfc.app.tuning.tune import percent, settings_text
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise
@@ -53,6 +57,7 @@ from dpkfc.federated.plan import FedAvgM, FederatedConfig, FedGD, FedSOFIM, PerU
 from dpkfc.federated.simulation import dirichlet, federate, iid, parts
 from dpkfc_papers.accuracy import mean_and_interval, table_line
 from dpkfc_papers.draw import add_legend, dress, grid, sheet
+from dpkfc_papers.store import Store
 
 # --------------------------------------------------------------------------------------------------
 # Frozen features of a network that was trained on public images only, made once and stored on the
@@ -1020,7 +1025,7 @@ def run_study(
     *,
     results: Path | None = None,
     data_dir: str = "",
-    budget_minutes: float | None = None,
+    end: float = math.inf,
     on_line: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """Execute the remaining runs of the study on one thread, and write its report and picture.
@@ -1030,8 +1035,7 @@ def run_study(
         folder: of networks, features, report and picture; an earlier folder is continued.
         results: file of the records; None for a file in the folder.
         data_dir: folder of the data sets; empty as for `dpkfc train`.
-        budget_minutes: start no run that would not end in time, and stop a run at the end of the
-            time.
+        end: of `end_of`: start no run that would not end in time, and stop a run then.
         on_line: takes a line after every run.
 
     Returns:
@@ -1048,12 +1052,12 @@ def run_study(
     page = folder / f"{NAME}.md"
     threads = torch.get_num_threads()
     with Store(results or folder / f"{NAME}-results.json") as store:
-        clock = Clock(budget_minutes, partial(_expected_seconds, store))
         torch.set_num_threads(1)
         started: list[FederatedRun] = []
 
         def fits(run: FederatedRun) -> bool:
-            has_time = clock.fits(run)
+            left = end - time.monotonic()
+            has_time = left > 0 and (_expected_seconds(store, run) or 0.0) <= left
             if has_time:
                 started.append(run)
             return has_time
@@ -1065,7 +1069,7 @@ def run_study(
             )
 
         try:
-            with clock.stopping():
+            with stop_at(end):
                 run_remaining(study, store, features, report_run, fits)
         except TimeIsUp:
             _LOG.warning(
@@ -1078,6 +1082,37 @@ def run_study(
             write_text(page, f"# {TITLE}\n\n{tables(study, store)}\n")
             figure(study, store, folder / f"{NAME}.png")
     return page
+
+
+class TimeIsUp(KeyboardInterrupt):
+    """The time is up. It derives from Ctrl-C, so that nothing takes it for an error."""
+
+
+@contextmanager
+def stop_at(end: float) -> Iterator[None]:
+    """Stop what this process does inside when the time is up.
+
+    Outside the main thread, and on Windows, it goes on.
+
+    Raises:
+        TimeIsUp: the time was up.
+    """
+    left = end - time.monotonic()
+    is_main = threading.current_thread() is threading.main_thread()
+    if not 0 < left < math.inf or not is_main or not hasattr(signal, "SIGALRM"):
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise TimeIsUp
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, left)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _expected_seconds(store: Store, run: FederatedRun) -> float | None:

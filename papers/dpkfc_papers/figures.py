@@ -12,8 +12,11 @@ from dpkfc.app.html import collect
 from dpkfc.app.plots import SensitivityMap, save
 from dpkfc.app.run_folder import write_text
 from dpkfc.app.settings import nearest
-from dpkfc.app.tuning.runs import Listed, Place, Plain, Run, Store, StudyError, Task
+from dpkfc.app.tuning.pool import Task
+from dpkfc.app.tuning.runs import Plain, Run, StudyError
 from dpkfc_papers import draw, measurements
+from dpkfc_papers.public_examples import study_place
+from dpkfc_papers.store import Listed, Store
 from dpkfc_papers.tables import run_cells
 
 COURSE = "dpkfc_papers.measurements:measure_course"
@@ -227,7 +230,7 @@ def reproduce_figures(
         results: file of the rows; None for `results.json` in the folder.
         data_dir: folder of the data sets; empty as for `dpkfc train`.
         small: seconds instead of minutes, on the digits: to see that everything goes together.
-        limits: `console`, `workers` and `budget_minutes` of `run_cells`.
+        limits: `console`, `workers` and `end` of `run_cells`.
 
     Raises:
         StudyError: an unknown figure, a folder that cannot be used, or a full disk.
@@ -243,7 +246,7 @@ def reproduce_figures(
             for figure in figures:
                 made[figure.name] = _make_figure(figure, folder, store, source.failures, small)
 
-        run_cells(source, Place(folder, data_dir), store, report, **limits)
+        run_cells(source, study_place(folder, data_dir), store, report, **limits)
     return made
 
 

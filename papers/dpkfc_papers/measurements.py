@@ -26,7 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from dpkfc.app.assembly import Prepared, make_kfac, read_public_data
 from dpkfc.app.html import collect
 from dpkfc.app.plots import SensitivityMap
-from dpkfc.app.tuning.runs import Ended, Plain, Run, hardware, resolved
+from dpkfc.app.tuning.runs import Ended, Judge, Place, Plain, Run, hardware
 from dpkfc.app.tuning.search import round_value
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, inner_product
 from dpkfc.curvature.kfac import KFAC, randomize_directions, signal_to_noise
@@ -45,6 +45,7 @@ from dpkfc.curvature.refresh import ProbeSpec, public_generator, run_probe
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.blocks import Outer
+from dpkfc_papers.public_examples import find_public_examples
 
 Row = Mapping[str, Any]
 # Plain values of a row that is made here.
@@ -466,9 +467,7 @@ class Sizes:
 SMOKE = Sizes(probe=64, lanczos_examples=16, lanczos_steps=8, starts=1)
 
 
-def measure_course(
-    run: Run, folder: Path, *, data_dir: str = "", public: Path | None = None, report: Any = None
-) -> Figures:
+def measure_course(run: Run, place: Place, judge: Judge | None = None) -> Figures:
     """Train privately, and measure curvature before the first step and at every evaluation.
 
     Returns:
@@ -483,9 +482,9 @@ def measure_course(
     from dpkfc.app.train import measure, prepare
 
     started = time.perf_counter()
-    prepared = prepare(run.config(threads=1, data_dir=data_dir))
+    prepared = prepare(run.config(threads=1, data_dir=place.data_dir))
     sizes = SMOKE if prepared.config.smoke else Sizes()
-    sources = find_sources(prepared, public or folder / "public", data_dir)
+    sources = find_sources(prepared, place)
     checkpoints: list[Figures] = []
 
     def measure_at(step: int, **scores: Any) -> None:
@@ -493,13 +492,13 @@ def measure_course(
         checkpoints.append({"step": step, **scores, **curvature})
 
     measure_at(0)
-    place = RunFolder.fresh(folder, run.hash)
+    folder = RunFolder.fresh(place.folder / "runs", run.hash)
 
     def watch(row: Any) -> bool:
         measure_at(row.step, accuracy=row.accuracy, epsilon=row.epsilon)
-        return report is None or bool(report(len(checkpoints), row.accuracy))
+        return judge is None or judge(len(checkpoints), row.accuracy)
 
-    result = measure(prepared, place, watch)
+    result = measure(prepared, folder, watch)
     # The last evaluation is not watched.
     if checkpoints[-1]["step"] < result.steps:
         measure_at(result.steps, accuracy=result.accuracy, epsilon=result.epsilon)
@@ -524,7 +523,7 @@ def measure_course(
     return row
 
 
-def find_sources(prepared: Prepared, public: Path, data_dir: str) -> dict[str, Probe]:
+def find_sources(prepared: Prepared, place: Place) -> dict[str, Probe]:
     """Return probes by name; the last ones hold private examples."""
     config = prepared.config
     shape = prepared.recipe.input_shape
@@ -535,7 +534,8 @@ def find_sources(prepared: Prepared, public: Path, data_dir: str) -> dict[str, P
     private_set, _, _ = config.recipe.rpartition("-")
     if private_set in _OTHER:
         other = _OTHER[private_set]
-        path = Path(resolved(f"@{other}:2000", public, data_dir))
+        folder = place.folder / "public"
+        path = Path(find_public_examples(f"@{other}:2000", folder, place.data_dir))
         images, _ = read_public_data(path, shape)
         provenance = f"2,000 training images of {other}"
         sources["public"] = PublicData(images, provenance=provenance)
@@ -933,9 +933,7 @@ def observed(network: Network, *, examples: int, seed: int) -> Variances:
     return Variances(forwards, backwards, traces)
 
 
-def measure_mean_field(
-    run: Run, folder: Path, *, data_dir: str = "", public: Path | None = None, report: Any = None
-) -> Figures:
+def measure_mean_field(run: Run, place: Place, judge: Judge | None = None) -> Figures:
     """Compare theory with networks of several activations, widths and depths. Reads no data.
 
     Returns:

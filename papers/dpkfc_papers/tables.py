@@ -7,6 +7,7 @@ import json
 import math
 import re
 import statistics
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,26 +15,17 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from dpkfc.app.html import best_trials
+from rich.console import Console
+
 from dpkfc.app.recipes.catalogue import RECIPES
 from dpkfc.app.run_folder import write_text
 from dpkfc.app.settings import ConfigError, nearest, tomllib
-from dpkfc.app.tuning.runs import (
-    Clock,
-    Console,
-    Listed,
-    Place,
-    Plain,
-    Row,
-    Run,
-    Store,
-    StudyError,
-    StudyProgress,
-    Task,
-    drive,
-)
+from dpkfc.app.tuning.pool import StudyProgress, Task, drive
+from dpkfc.app.tuning.runs import Place, Plain, Row, Run, StudyError
 from dpkfc.app.tuning.tune import expected_seconds, plain_text, reported, settings_text
 from dpkfc_papers.accuracy import table_line
+from dpkfc_papers.public_examples import study_place
+from dpkfc_papers.store import Listed, Store, best_trials
 
 # --------------------------------------------------------------------------------------------------
 # Tables of the papers: the printed numbers, and the run that stands for each, or why there is none.
@@ -467,7 +459,7 @@ def reproduce(
     tuned: Sequence[Path] = (),
     everything: bool = False,
     workers: int = 1,
-    budget_minutes: float | None = None,
+    end: float = math.inf,
     console: Console | None = None,
     speed: Path | None = None,
 ) -> dict[str, list[Outcome]]:
@@ -483,8 +475,7 @@ def reproduce(
         tuned: results files of tuning studies.
         everything: also cells that need more than a few cores.
         workers: cells at once.
-        budget_minutes: no cell is started that would not end in time, and those that run when it is
-            up are stopped.
+        end: when no time is left, of `end_of`.
         console: where progress is drawn.
         speed: results of `benchmarks/speed.py`; None for those of the checkout, where there are
             some.
@@ -494,7 +485,6 @@ def reproduce(
             disk.
         KeyboardInterrupt: interrupted; reports of what has finished are written before.
     """
-    left = Clock(budget_minutes).minutes_left
     if not seeds:
         raise StudyError("seeds = 0: every cell needs one run or more")
     tables = [load(name) for name in names]
@@ -509,8 +499,8 @@ def reproduce(
     tasks = _list_tasks(cells, tuning, seeds, everything)
     with Store(results or folder / "results.json") as store:
         source = Listed(tasks, store, lambda run: tuning.row(run) is not None)
-        if left() != 0:
-            source.leave_out_what_has_no_data(data_dir)
+        if time.monotonic() < end:
+            source.drop_unavailable(data_dir)
         found: dict[str, list[Outcome]] = {}
 
         def report() -> None:
@@ -522,11 +512,11 @@ def reproduce(
 
         run_cells(
             source,
-            Place(folder, data_dir),
+            study_place(folder, data_dir),
             store,
             report,
             workers=workers,
-            budget_minutes=left(),
+            end=end,
             console=console,
         )
     return found
@@ -549,11 +539,11 @@ def run_cells(
         store: takes every run.
         report: writes what is known.
         console: where progress is drawn.
-        limits: `workers` and `budget_minutes` of `drive`.
+        limits: `workers` and `end` of `drive`.
     """
     progress = StudyProgress(source.total, done=source.done_before, console=console)
     with reported(report), progress:
-        drive(source, place, expected=expected_seconds(store), watcher=progress, **limits)
+        drive(source, place, expected=expected_seconds(lambda: store), progress=progress, **limits)
 
 
 def _list_tasks(
@@ -772,7 +762,7 @@ def run_small(
         columns: whose cells are tried; all where none is given.
         data_dir: folder of the data sets; empty as for `dpkfc train`.
         console: where progress is drawn.
-        limits: `workers` and `budget_minutes` of `drive`.
+        limits: `workers` and `end` of `drive`.
 
     Raises:
         StudyError: an unknown column, a folder that cannot be used, or a full disk.
@@ -788,14 +778,14 @@ def run_small(
             mistakes[run] = _find_mistake(run)
             if not mistakes[run]:
                 tasks.append(Task(run, label=row))
-    place = Place(folder / FOLDER, data_dir)
+    place = study_place(folder / FOLDER, data_dir)
     with Store(place.folder / "results.json") as store:
         source = Listed(tasks, store)
-        if limits.get("budget_minutes") != 0:
-            source.leave_out_what_has_no_data(data_dir, parts=True)
+        if time.monotonic() < limits.get("end", math.inf):
+            source.drop_unavailable(data_dir, parts=True)
         without = dict(source.failures)
         with _Watched(store, source.total, done=source.done_before, console=console) as progress:
-            drive(source, place, watcher=progress, **limits)
+            drive(source, place, progress=progress, **limits)
 
         def describe(run: Run | None, cell: Cell) -> str:
             if run is None:
@@ -842,6 +832,7 @@ class _Watched(StudyProgress):
         super().__init__(total, done=done, console=console)
         self._store = store
 
-    def finished(self, task: Task, outcome: str) -> None:
+    def finished(self, task: Task, outcome: str, *, count: bool = True) -> None:
         """Show that a cell has ended."""
-        super().finished(task, outcome if self._store.get(task.run) is None else RAN)
+        shown = outcome if self._store.get(task.run) is None else RAN
+        super().finished(task, shown, count=count)

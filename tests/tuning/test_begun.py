@@ -7,7 +7,7 @@ import pytest
 from dp_accounting import rdp
 
 from dpkfc import PrivacyConfig
-from dpkfc.app.tuning.tune import StudyLedgers, cost_of
+from dpkfc.app.tuning.cost import StudyLedgers, cost_of
 from dpkfc.privacy.ledger import Ledger
 
 DELTA = 1e-5

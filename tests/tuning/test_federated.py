@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpkfc.app.tuning.runs import Store, StudyError
+from dpkfc.app.tuning.runs import StudyError
 from dpkfc.data.sampling import REPLACE_ONE
 from dpkfc.federated import FederatedConfig, FedGD, TrustedServer, federate
 from dpkfc.federated.simulation import dirichlet, iid, parts
@@ -33,6 +33,7 @@ from dpkfc_papers.federated_study import (
     run_study,
     small_features,
 )
+from dpkfc_papers.store import Store
 
 SHIPPED = Path(__file__).resolve().parents[2] / "papers" / "results" / "federated_accuracy.json"
 TINY = dataclasses.replace(
@@ -80,7 +81,7 @@ def test_a_cell_that_runs_when_the_time_is_up_is_stopped_and_the_report_written(
     monkeypatch.setattr(logging.getLogger("dpkfc"), "propagate", True)
     monkeypatch.setattr("dpkfc_papers.federated_study.execute_run", lambda *_: time.sleep(30))
     started = time.monotonic()
-    page = run_study(SMOKE, tmp_path, budget_minutes=0.02)
+    page = run_study(SMOKE, tmp_path, end=time.monotonic() + 1.2)
     assert page.is_file() and time.monotonic() - started < 15
     assert (
         "stopped cifar10, iid, ε = 1, seed 1000" in caplog.text
@@ -150,7 +151,7 @@ def test_the_results_file_that_is_shipped_is_of_this_study():
 def test_the_command_writes_a_report(tmp_path, monkeypatch):
     monkeypatch.setattr("dpkfc_papers.federated_study.SMOKE", TINY)
     lines: list[str] = []
-    page = run_study(TINY, tmp_path, budget_minutes=0, on_line=lines.append)
+    page = run_study(TINY, tmp_path, end=0.0, on_line=lines.append)
     assert not lines and "Not run yet" in page.read_text("utf-8")
     for _ in range(2):
         assert run_study(TINY, tmp_path, on_line=lines.append) == page

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from dpkfc.app.html import read_all
-from dpkfc.app.tuning.runs import Store, StudyError
+from dpkfc.app.tuning.runs import Place, StudyError
 from dpkfc.cli import main
 from dpkfc_papers import figures as catalogue
 from dpkfc_papers import measurements, tables
 from dpkfc_papers.figures import FIGURE_OF, FIGURES, find, reproduce_figures
+from dpkfc_papers.store import Store
 
 COURSES = [name for name, figure in FIGURES.items() if figure.runs is FIGURES["kfc-fig1"].runs]
 
@@ -32,11 +33,11 @@ def measured_course(tmp_path_factory):
             "SMOKE",
             measurements.Sizes(probe=32, lanczos_examples=4, lanczos_steps=4, starts=1),
         )
-        row = run.measuring()(run, folder / "runs")
+        row = run.measuring()(run, Place(folder))
     (theory,) = FIGURES["kfc-mean-field"].runs(True)
     with Store(folder / "results.json") as store:
         store.put(run, row)
-        store.put(theory, theory.measuring()(theory, folder / "runs"))
+        store.put(theory, theory.measuring()(theory, Place(folder)))
     return folder, row, reproduce_figures([*COURSES, "kfc-mean-field"], folder, small=True)
 
 

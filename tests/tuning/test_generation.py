@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dpkfc.app.datasets import DatasetError, Splits
-from dpkfc.app.tuning.runs import Store
+from dpkfc_papers.store import Store
 
 pytestmark = pytest.mark.slow  # needs a sentence encoder or packages of figures of merit
 

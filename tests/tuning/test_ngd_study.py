@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpkfc.app.tuning import runs
-from dpkfc.app.tuning.runs import Run, Store
+from dpkfc.app.tuning.runs import Run
+from dpkfc_papers.store import Store
 
 
 @pytest.fixture
@@ -95,9 +96,9 @@ def test_cells_have_the_printed_numbers_and_a_verdict_or_none(study, pages, tmp_
 def test_a_run_that_fails_leaves_a_row_without_an_accuracy(
     study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def fail(run, folder, *, report):
-        assert report(1, 0.25)
-        assert report(2, 0.125)
+    def fail(run, place, judge):
+        assert judge(1, 0.25)
+        assert judge(2, 0.125)
         raise ValueError("the output contains NaN")
 
     monkeypatch.setattr(runs, "run_cell", fail)

@@ -9,10 +9,11 @@ import json
 import pytest
 
 from dpkfc.app.settings import METHOD_LABELS
-from dpkfc.app.tuning.runs import Store, StudyError
+from dpkfc.app.tuning.runs import Place, StudyError
 from dpkfc_papers import commands, tables
 from dpkfc_papers.figures import FIGURES, find, reproduce_figures
 from dpkfc_papers.measurements import NOISES, RATES, SEEDS, SWEEP_METHODS, best, points, sweep_cells
+from dpkfc_papers.store import Store
 
 pytestmark = pytest.mark.slow
 
@@ -100,7 +101,7 @@ def test_the_figure_is_made_of_small_runs(tmp_path, monkeypatch):
 
 def test_one_small_run_is_a_row_with_its_loss(tmp_path):
     run = FIGURE.runs(True)[0]
-    row = run.measuring()(run, tmp_path)
+    row = run.measuring()(run, Place(tmp_path))
     assert (
         row["loss"] > 0
         and row["measured_on"] == "validation"

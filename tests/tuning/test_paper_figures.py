@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from dpkfc.app.datasets.text import Texts
-from dpkfc.app.tuning.runs import Store
 from dpkfc_papers import federated_study
+from dpkfc_papers.store import Store
 
 
 def test_products_with_a_hessian_equal_the_whole_matrix(study_module) -> None:

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.app.html import winners_tests
 from dpkfc.app.recipes.catalogue import RECIPES, run_config
-from dpkfc.app.tuning import runs as pool
-from dpkfc.app.tuning.runs import Run, Store, StudyError
+from dpkfc.app.tuning.runs import Run, StudyError
 from dpkfc.curvature.ngd import NGD
 from dpkfc.curvature.probes import PinkNoise
+from dpkfc_papers import store as store_module
 from dpkfc_papers import tables as published
 from dpkfc_papers import tables as reproduce
+from dpkfc_papers.store import Store, winners_tests
 from dpkfc_papers.tables import (
     NOT_PRINTED,
     Cell,
@@ -331,7 +331,7 @@ def test_two_figures_of_one_run_are_not_mixed(tmp_path):
 
 @pytest.mark.parametrize("name", ["dp-kfc-1", "dp-kfc-6"])
 def test_runs_of_the_accuracy_study_are_those_of_the_table(name):
-    from dpkfc.app.tuning.search import Choice
+    from dpkfc.app.tuning.arms import Choice
     from dpkfc_papers.accuracy import PROTOCOL, arms
 
     found = {arm.name: arm for arm in arms("mnist-cnn")}
@@ -393,8 +393,8 @@ def test_a_missing_data_set_is_said_once_and_stops_nothing_else(tmp_path, monkey
 
 def test_what_runs_nothing_reads_no_data(tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "load", lambda name: table_of(cell(recipe="mnist-cnn")))
-    monkeypatch.setattr(pool, "find_recipe", lambda name: pytest.fail("the data were read"))
-    found = reproduce.reproduce(["made-up"], tmp_path, budget_minutes=0)["made-up"]
+    monkeypatch.setattr(store_module, "find_recipe", lambda name: pytest.fail("the data were read"))
+    found = reproduce.reproduce(["made-up"], tmp_path, end=0.0)["made-up"]
     assert [one.verdict for one in found] == ["not run (not yet run)"]
 
 

@@ -93,7 +93,7 @@ def test_data_that_are_not_there_are_said_and_are_no_failure(tmp_path, monkeypat
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
     (one,) = run_small([table_of(cell(recipe="mnist-cnn"))], tmp_path)
     assert one.said.startswith("no data: MNIST") and not one.failed
-    (two,) = run_small([table_of(cell(recipe="mnist-cnn"))], tmp_path, budget_minutes=0)
+    (two,) = run_small([table_of(cell(recipe="mnist-cnn"))], tmp_path, end=0.0)
     assert two.said == "not yet run"
 
 

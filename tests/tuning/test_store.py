@@ -9,8 +9,9 @@ import logging
 
 import pytest
 
-from dpkfc.app.tuning.runs import Run, Store, StudyError
+from dpkfc.app.tuning.runs import Run, StudyError
 from dpkfc_papers.figures import COURSE, MEAN_FIELD
+from dpkfc_papers.store import Store, best_trials, winners_tests
 
 RUN, OTHER = Run.of("digits", "dp-sgd"), Run.of("digits", "dp-sgd", seed=1)
 
@@ -38,7 +39,7 @@ def test_a_row_comes_back(tmp_path):
     ("text", "says"),
     [
         ("{", "damaged"),
-        ("[]", "no results file"),
+        ("[]", "not a results file"),
         (json.dumps({"kind": "dpkfc study", "version": 99, "rows": {}}), "version 99"),
     ],
 )
@@ -107,3 +108,31 @@ def test_two_writers_do_not_share_a_study(tmp_path):
         pass
     with Store(tmp_path / "results.json"):
         pass
+
+
+def test_tests_of_an_earlier_winner_are_told_no_more():
+    def row(run, measured, accuracy, **tag):
+        return {
+            "run": run.describe(),
+            "measured_on": measured,
+            "accuracy": accuracy,
+            "tag": {"arm": "dp-sgd", **tag},
+        }
+
+    run = RUN
+    old, new = {"lr": 0.1}, {"lr": 0.2}
+    trials = [
+        row(run, "validation", 0.8, params=old, pruned=False),
+        row(run, "validation", 0.99, params={"lr": 9}, pruned=True),
+    ]
+    tests = [row(run, "test", 0.7, tuned=old), row(run, "test", 0.71, tuned=old)]
+    assert winners_tests([*trials, *tests]) == tests
+    later = row(run, "validation", 0.9, params=new, pruned=False)
+    assert best_trials([*trials, later])["digits", "dp-sgd"] is later
+    assert winners_tests([*trials, later, *tests]) == []
+    fresh = row(run, "test", 0.75, tuned=new)
+    assert winners_tests([*trials, later, *tests, fresh]) == [fresh]
+    equal = row(run, "validation", 0.8, params=new, pruned=False)
+    # of two equal trials the one that was tested
+    assert winners_tests([equal, *trials, *tests]) == tests
+    assert winners_tests(tests) == tests

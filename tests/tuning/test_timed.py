@@ -8,7 +8,8 @@ import json
 
 import pytest
 
-from dpkfc.app.tuning.runs import Store, StudyError
+from dpkfc.app.tuning.runs import StudyError
+from dpkfc_papers.store import Store
 from dpkfc_papers.tables import (
     RULE,
     SHIPPED,

@@ -9,7 +9,7 @@ import logging
 import dp_accounting
 import pytest
 
-from dpkfc.app.tuning.tune import bound_selection, trial_law
+from dpkfc.app.tuning.cost import bound_selection, trial_law
 from dpkfc.privacy import accounting
 
 

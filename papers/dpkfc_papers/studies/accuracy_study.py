@@ -61,8 +61,8 @@ def study(name: str, smoke: bool, recipes: tuple[str, ...], trials: int):
 
 
 def table(path: Path) -> str:
-    from dpkfc.app.tuning.runs import Store
     from dpkfc_papers import accuracy
+    from dpkfc_papers.store import Store
 
     rows = list(Store(path))
     done = dict.fromkeys(row["run"]["recipe"] for row in rows)
@@ -75,8 +75,10 @@ def table(path: Path) -> str:
 def main() -> int:
     from rich.console import Console
 
-    from dpkfc.app.tuning.runs import Place, Store, StudyProgress, drive, worker_count
+    from dpkfc.app.tuning.pool import StudyProgress, drive, end_of, worker_count
     from dpkfc.app.tuning.tune import expected_seconds
+    from dpkfc_papers.public_examples import study_place
+    from dpkfc_papers.store import Store
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -120,19 +122,20 @@ def main() -> int:
         return 0
     recipes = arguments.recipe or (["digits"] if arguments.smoke else STUDIES[arguments.study])
     chosen = study(arguments.study, arguments.smoke, tuple(recipes), arguments.trials)
-    workers, place = worker_count(arguments.workers), Place(arguments.out, arguments.data_dir)
+    workers = worker_count(arguments.workers)
+    place = study_place(arguments.out, arguments.data_dir)
     chosen.check(arguments.data_dir)
     try:
         with Store(path) as store:
-            source = chosen.source(store, arguments.out / "trials.sqlite3")
+            source = chosen.source(store, arguments.out / "trials.log")
             with StudyProgress(None, done=len(store), console=Console(width=140)) as progress:
                 drive(
                     source,
                     place,
                     workers=workers,
-                    budget_minutes=arguments.budget,
-                    expected=expected_seconds(store),
-                    watcher=progress,
+                    end=end_of(arguments.budget),
+                    expected=expected_seconds(lambda: store),
+                    progress=progress,
                 )
     except KeyboardInterrupt:
         print("stopped; the same command continues it", file=sys.stderr)

@@ -325,8 +325,7 @@ CLAIMS: tuple[Claim | FeatureClaim | HeadClaim, ...] = (
 
 def measured(folder: Path) -> Accuracies:
     """Everything that two arms were compared in, where each has two seeds or more."""
-    from dpkfc.app.html import winners_tests
-    from dpkfc.app.tuning.runs import Store
+    from dpkfc_papers.store import Store, winners_tests
     from dpkfc_papers.studies import grids
 
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))

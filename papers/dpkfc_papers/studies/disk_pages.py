@@ -40,7 +40,7 @@ def over_epsilon() -> dict[str, Mapping[float, Sequence[float]]]:
 
 def curves() -> dict[str, dict[int, list[float]]]:
     """Return test accuracies in percent by method and step, at ε = 1."""
-    from dpkfc.app.html import winners_tests
+    from dpkfc_papers.store import winners_tests
 
     found: dict[str, dict[int, list[float]]] = {method: {} for method in COLOURS}
     rows = read_json(RESULTS / "accuracy" / "cnn.json").get("rows", {}).values()
@@ -56,7 +56,7 @@ def curves() -> dict[str, dict[int, list[float]]]:
 
 def settings_grid() -> dict[tuple[float, float], float]:
     """Return validation accuracies in percent by κ and γ."""
-    from dpkfc.app.tuning.runs import Store
+    from dpkfc_papers.store import Store
 
     points = grids.GRIDS["disk"].points(Store(grids.RESULTS / "disk.json"), "DiSK")
     return {
@@ -126,7 +126,7 @@ def _describe_grid(found: Mapping[tuple[float, float], float]) -> str:
 
 def page() -> str:
     """Return the tables of the three figures, and the picture; "" before anything was run."""
-    from dpkfc.app.tuning.runs import Store
+    from dpkfc_papers.store import Store
 
     found = settings_grid()
     if not found:

@@ -51,8 +51,8 @@ def execute(folder: Path, data_dir: str) -> None:
     """Make the runs that are missing; each is on the disk before the next starts."""
     import torch
 
-    from dpkfc.app.tuning.runs import Store
     from dpkfc_papers.federated_study import execute_run, load_features
+    from dpkfc_papers.store import Store
 
     torch.set_num_threads(1)
     with Store(PATH) as store:
@@ -73,7 +73,7 @@ def _values(store: Any, rho: float, beta: float | None) -> list[float]:
 
 def table() -> str:
     """Return test accuracies with 95 % intervals by ρ and β, and the largest gain; "" without."""
-    from dpkfc.app.tuning.runs import Store
+    from dpkfc_papers.store import Store
 
     store = Store(PATH)
     if not any(_values(store, rho, None) for rho in RHOS):

@@ -242,8 +242,8 @@ def execute(folder: Path, data_dir: str) -> None:
     """Make the runs that are missing; each is on the disk before the next starts."""
     import torch
 
-    from dpkfc.app.tuning.runs import Store
     from dpkfc_papers.federated_study import execute_run, load_features
+    from dpkfc_papers.store import Store
 
     torch.set_num_threads(1)
     features = functools.cache(functools.partial(load_features, "mnist", folder, data_dir))
@@ -357,7 +357,7 @@ def _judge(gain: float, error: float) -> str:
 
 def table() -> str:
     """Return the tables, and the picture of the rates; "" before anything was run."""
-    from dpkfc.app.tuning.runs import Store
+    from dpkfc_papers.store import Store
 
     store = Store(PATH)
     if not all(swept(store, rule)[SWEPT[-1]] for rule in RULES):
@@ -377,7 +377,7 @@ COLOURS = {"sofim": "C1", "fedgd": "C6"}
 
 def draw(folder: Path) -> None:
     """Draw test accuracy over the learning rate, if it was measured."""
-    from dpkfc.app.tuning.runs import Store
+    from dpkfc_papers.store import Store
     from dpkfc_papers.studies.harness import finish, half_interval, sheet
 
     store = Store(PATH)

@@ -216,7 +216,7 @@ def start_run(data: str) -> GenerationRun:
 def execute(folder: Path, data_dir: str) -> None:
     """Make the runs that are missing; each is on the disk before the next starts."""
     from dpkfc.app.datasets.text import DART, E2E, load_pairs
-    from dpkfc.app.tuning.runs import Store
+    from dpkfc_papers.store import Store
 
     torch.set_num_threads(1)
     e2e, dart = (load_pairs(source, data_dir or None) for source in (E2E, DART))
@@ -311,7 +311,7 @@ def compare(
 
 def table() -> str:
     """Return the tables; "" before anything was run."""
-    from dpkfc.app.tuning.runs import Store
+    from dpkfc_papers.store import Store
 
     store = Store(PATH)
     tables = [found for data in DATA if (found := data_table(store, data))]

@@ -610,7 +610,7 @@ def _describe_point(point: Settings) -> str:
 
 
 def main() -> int:
-    from dpkfc.app.tuning.runs import Store
+    from dpkfc_papers.store import Store
     from dpkfc_papers.studies.harness import cells_parser, run_cells
 
     parser = cells_parser(__doc__)

@@ -286,7 +286,9 @@ def run_cells(
         out: ledgers.
         given: of `cells_parser`.
     """
-    from dpkfc.app.tuning.runs import Listed, Place, Store, Task, drive, worker_count
+    from dpkfc.app.tuning.pool import Task, drive, worker_count
+    from dpkfc_papers.public_examples import study_place
+    from dpkfc_papers.store import Listed, Store
 
     try:
         with Store(results) as store:
@@ -294,7 +296,8 @@ def run_cells(
                 source = Listed(
                     [Task(run, tag=None, label=name) for name, run in cells(store)], store
                 )
-                drive(source, Place(out, given.data_dir), workers=worker_count(given.workers))
+                place = study_place(out, given.data_dir)
+                drive(source, place, workers=worker_count(given.workers))
                 for name, why in source.failures.items():
                     print(f"{name}: {why}", file=sys.stderr)
     except KeyboardInterrupt:

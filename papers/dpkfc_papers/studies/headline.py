@@ -72,8 +72,7 @@ def cells(results: Mapping[str, Any], recipe: str) -> Cells:
 
     README, docs/results.md and docs/which-method.md take each of their cells from here.
     """
-    from dpkfc.app.html import winners_tests
-    from dpkfc.app.tuning.runs import Store
+    from dpkfc_papers.store import Store, winners_tests
     from dpkfc_papers.studies import grids
 
     found: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))

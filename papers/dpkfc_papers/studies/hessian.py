@@ -97,7 +97,7 @@ def measure(data_dir: str) -> dict[str, Any]:
     from dpkfc.app.run_folder import RunFolder
     from dpkfc.app.train import measure as train
     from dpkfc.app.train import prepare
-    from dpkfc.app.tuning.runs import Run
+    from dpkfc.app.tuning.runs import Place, Run
     from dpkfc_papers.figures import MODELS as TRAINING
     from dpkfc_papers.measurements import AGAIN, ORACLE, find_sources
 
@@ -107,7 +107,7 @@ def measure(data_dir: str) -> dict[str, Any]:
         for name in MODELS:
             run = Run.of(name, "dp-kfc", TRAINING[name])
             prepared = prepare(run.config(threads=1, data_dir=data_dir))
-            sources = find_sources(prepared, Path(folder) / "public", data_dir)
+            sources = find_sources(prepared, Place(Path(folder), data_dir))
             sources.pop(AGAIN)
 
             def look(step: int, prepared: Any = prepared, sources: Any = sources) -> None:

@@ -186,7 +186,7 @@ def stages(store: Any) -> Iterator[list[Any]]:
     yield [test_run(store, method, seed) for seed in MORE_SEEDS for method in ORDERS]
 
 
-def measure_until_failure(run: Any, folder: Path, **places: Any) -> dict[str, Any]:
+def measure_until_failure(run: Any, place: Any, judge: Any = None) -> dict[str, Any]:
     """Run a cell that may diverge.
 
     Returns:
@@ -202,7 +202,7 @@ def measure_until_failure(run: Any, folder: Path, **places: Any) -> dict[str, An
         return True
 
     try:
-        row = run_cell(run, folder, report=watch, **places)
+        row = run_cell(run, place, watch)
     except ValueError as error:
         return {
             "run": run.describe(),
@@ -217,7 +217,8 @@ def execute(folder: Path, data_dir: str, minutes: float) -> None:
     """Make the runs that are missing; each is on the disk before the next starts."""
     import torch
 
-    from dpkfc.app.tuning.runs import Store
+    from dpkfc_papers.public_examples import study_place
+    from dpkfc_papers.store import Store
 
     torch.set_num_threads(1)
     ends = time.monotonic() + 60 * minutes
@@ -228,9 +229,7 @@ def execute(folder: Path, data_dir: str, minutes: float) -> None:
                 if time.monotonic() > ends:
                     return
                 started = time.process_time()
-                row = run.measuring()(
-                    run, folder / "runs", data_dir=data_dir, public=folder / "public"
-                )
+                row = run.measuring()(run, study_place(folder, data_dir))
                 store.put(run, {**row, "cpu_seconds": round(time.process_time() - started, 1)})
                 outcome = row.get("accuracy", row.get("failed"))
                 print(

@@ -130,7 +130,7 @@ def directions(store: Any) -> list[tuple[Cell, Values, str]]:
 
 def directions_in_short() -> str:
     """Return how many cells have the same, the other and no direction."""
-    from dpkfc.app.tuning.runs import Store
+    from dpkfc_papers.store import Store
 
     verdicts = [said for _, _, said in directions(Store(study.PATH))]
     return ", ".join(str(verdicts.count(said)) for said in (SAME, OTHER, LEVEL))
@@ -377,7 +377,7 @@ def course_table(store: Any) -> str:
 
 def page(part: str) -> str:
     """Return a table of the page by its name, with its picture; "" before anything was run."""
-    from dpkfc.app.tuning.runs import Store
+    from dpkfc_papers.store import Store
 
     if part == "duality":
         from dpkfc_papers.studies import ngd_duality
@@ -409,7 +409,7 @@ def _where(store: Any) -> str:
 
 def pictures(folder: Path) -> None:
     """Draw Figures 2, 3 and 4, as far as they were measured."""
-    from dpkfc.app.tuning.runs import Store
+    from dpkfc_papers.store import Store
 
     store = Store(study.PATH)
     if not study.values(store, "whitened"):

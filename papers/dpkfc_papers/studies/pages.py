@@ -39,7 +39,7 @@ def accuracy() -> str:
 
 def studies():
     """Results of the accuracy studies, by the name of their file."""
-    from dpkfc.app.tuning.runs import Store
+    from dpkfc_papers.store import Store
 
     return {path.stem: Store(path) for path in sorted((RESULTS / "accuracy").glob("*.json"))}
 
@@ -63,7 +63,7 @@ def grid(name: str) -> str:
     """The best point of each arm of a grid, judged on the test set; `NAME-points`: all of them, on
     the validation split.
     """
-    from dpkfc.app.tuning.runs import Store
+    from dpkfc_papers.store import Store
     from dpkfc_papers.studies import grids
 
     of = name.removesuffix("-points")
@@ -180,7 +180,7 @@ def convergence() -> str:
 
 def rank_accuracy() -> str:
     """What low-rank sides and smaller probes cost in accuracy."""
-    from dpkfc.app.tuning.runs import Store
+    from dpkfc_papers.store import Store
     from dpkfc_papers.studies import rank_accuracy as study
 
     store = Store(study.RESULTS)
@@ -215,7 +215,7 @@ def probe_whitening() -> str:
 
 
 def _tuning():
-    from dpkfc.app.tuning.runs import Store
+    from dpkfc_papers.store import Store
     from dpkfc_papers.tables import Tuning
 
     # Table 7 of DP-KFC has its CIFAR-10 runs from a grid.
@@ -223,7 +223,7 @@ def _tuning():
 
 
 def _published(name: str):
-    from dpkfc.app.tuning.runs import Store
+    from dpkfc_papers.store import Store
     from dpkfc_papers.tables import load, outcomes
 
     nothing, times = Store(RESULTS / "accuracy" / "none.json"), read_json(SPEED)
@@ -294,9 +294,9 @@ def federated_accuracy(part: str) -> str:
     """The federated study: `arms-TASK`, accuracies, `gains-TASK`, differences between arms, or
     `noise`, ε seen from two sides.
     """
-    from dpkfc.app.tuning.runs import Store
     from dpkfc_papers import federated_study
     from dpkfc_papers.federated_study import STUDY
+    from dpkfc_papers.store import Store
 
     if part == "noise":
         return federated_study.noise(STUDY)

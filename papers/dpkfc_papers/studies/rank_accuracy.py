@@ -92,7 +92,7 @@ def table(rows: list[tuple[str, Any]], store: Any) -> str:
 
 
 def main() -> int:
-    from dpkfc.app.tuning.runs import Store
+    from dpkfc_papers.store import Store
     from dpkfc_papers.studies.harness import cells_parser, run_cells
 
     parser = cells_parser(__doc__)

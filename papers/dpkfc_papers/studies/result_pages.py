@@ -149,7 +149,7 @@ def study_lines(recipe: str) -> list[Line]:
 
 def grid_lines(name: str, labels: Mapping[str, str]) -> list[Line]:
     """Return methods of a grid at its ε."""
-    from dpkfc.app.tuning.runs import Store
+    from dpkfc_papers.store import Store
 
     grid = grids.GRIDS[name]
     store, epsilon = Store(grids.RESULTS / f"{name}.json"), grid.common["epsilon"]

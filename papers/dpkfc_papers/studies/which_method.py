@@ -76,7 +76,7 @@ ROWS = (
 
 def accuracies(row: Row, found: claims.Accuracies) -> dict[str, Sequence[float]]:
     """Return the test accuracies of a task by arm, in percent."""
-    from dpkfc.app.tuning.runs import Store
+    from dpkfc_papers.store import Store
 
     values = dict(found[row.study]) if row.study else {}
     if row.recipe:

@@ -13,7 +13,8 @@ from dpkfc.app.commands.flags import parse_number
 from dpkfc.app.owndata.recipes import own_kind
 from dpkfc.app.settings import flatten, read_choices
 from dpkfc.app.tuning import tune as tuning
-from dpkfc.app.tuning.runs import StudyError, worker_count
+from dpkfc.app.tuning.pool import worker_count
+from dpkfc.app.tuning.runs import StudyError
 from dpkfc.app.tuning.tune import TuneSettings, percent, settings_text
 from dpkfc.report import rounded_up
 from dpkfc.terminal import Whole, make_table, open_console, resumable

@@ -1,0 +1,111 @@
+"""Public examples of a study, named by a text that is the same on every machine."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from dpkfc.app.datasets.sources import CIFAR100, load_pixels
+from dpkfc.app.datasets.text import AG_NEWS, hashed_texts, load_texts
+from dpkfc.app.pretrained import encode_tokens, minilm_tokens
+from dpkfc.app.recipes.catalogue import find_recipe, run_config
+from dpkfc.app.recipes.images import CIFAR10_NORMALISATION
+from dpkfc.app.recipes.text import HEAD_LENGTH, SIZE
+from dpkfc.app.run_folder import placed
+from dpkfc.app.tuning.runs import Place, Plain, Run, StudyError
+
+_LOG = logging.getLogger(__name__)
+_NAMED = re.compile(r"@(?P<recipe>[\w-]+):(?P<count>\d+)")
+_SEED = 0
+
+
+def study_place(folder: Path, data_dir: str = "") -> Place:
+    """Return the place of a study, where runs find public examples by their names."""
+    return Place(folder, data_dir, localise)
+
+
+def localise(run: Run, place: Place) -> Mapping[str, Plain]:
+    """Return the path of a run's public examples, for a run that names some."""
+    name = dict(run.settings).get("public_data")
+    if not name:
+        return {}
+    return {"public_data": find_public_examples(name, place.folder / "public", place.data_dir)}
+
+
+def find_public_examples(name: Any, folder: Path, data_dir: str = "") -> str:
+    """Return the file of public examples behind a name; make it if it is missing or not whole.
+
+    Args:
+        name: `@RECIPE:N`, N training examples of that recipe, chosen by a public seed;
+            `@cifar100:N`, in CIFAR-10's constants; `@ag-news-words:N`, AG News in the hashed words
+            of `imdb-logistic`; `@ag-news-sentences:N`, AG News as vectors, for
+            `stackoverflow-head`. Any other text is returned as it is.
+        folder: where the file is kept, for all cells of a study.
+        data_dir: folder of the data sets.
+
+    Raises:
+        StudyError: fewer examples than asked for.
+        ConfigError: an unknown recipe.
+        DatasetError: its data set is missing.
+    """
+    found = _NAMED.fullmatch(str(name))
+    if found is None:
+        return str(name)
+    recipe = found["recipe"]
+    count = int(found["count"])
+    path = folder / f"{recipe}-{count}.safetensors"
+    if not _is_whole(path, count):
+        if path.exists():
+            _LOG.warning("public examples %s: the file is damaged and is made again", path)
+        _write(path, recipe, count, data_dir)
+    return str(path)
+
+
+def _is_whole(path: Path, count: int) -> bool:
+    """Return whether a file holds so many examples, by its header and its length."""
+    try:
+        with safe_open(path, "pt") as file:
+            shapes = [file.get_slice(name).get_shape() for name in ("inputs", "labels")]
+            return all(shape[:1] == [count] for shape in shapes)
+    except (OSError, SafetensorError):
+        return False
+
+
+def _write(path: Path, recipe: str, count: int, data_dir: str) -> None:
+    inputs, labels = _examples(recipe, data_dir)
+    if not 0 < count <= len(labels):
+        raise StudyError(
+            f"public_data = '@{recipe}:{count}': the set has {len(labels)} training examples;"
+            " choose 1 to that"
+        )
+    generator = torch.Generator().manual_seed(_SEED)
+    rows = torch.randperm(len(labels), generator=generator)[:count]
+    chosen = inputs[rows]
+    if recipe == "ag-news-sentences":
+        # The encoder is slow, so it sees the chosen texts alone.
+        chosen = encode_tokens(chosen)
+    content = {"inputs": chosen.contiguous(), "labels": labels[rows].contiguous()}
+    placed(path, lambda part: save_file(content, part))
+
+
+def _examples(name: str, data_dir: str) -> tuple[Any, Any]:
+    """Return training inputs and labels of a recipe, or of a set in the form of one."""
+    home = data_dir or None
+    if name == "cifar100":
+        return load_pixels(CIFAR100, home).tensors(CIFAR10_NORMALISATION).train
+    if name == "ag-news-words":
+        return load_texts(AG_NEWS, home).tensors(lambda lines: hashed_texts(lines, SIZE)).train
+    if name == "ag-news-sentences":
+        texts = load_texts(AG_NEWS, home)
+        return texts.tensors(lambda lines: minilm_tokens(lines, HEAD_LENGTH)).train
+    return find_recipe(name).data(run_config({"recipe": name, "data_dir": data_dir})).train
+
+
+# --------------------------------------------------------------------------------------------------

@@ -1,0 +1,283 @@
+"""Rows of the runs of a study, in one JSON file by the hash of the run."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from filelock import BaseFileLock
+
+from dpkfc.app.datasets import DatasetError
+from dpkfc.app.recipes.catalogue import find_recipe, run_config
+from dpkfc.app.run_folder import RunFolderError, write_text
+from dpkfc.app.tuning.pool import Fits, Source, Task
+from dpkfc.app.tuning.runs import Row, Run, StudyError
+from dpkfc.app.tuning.tune import take_study_lock
+from dpkfc.report import ensure_mapping
+
+KIND, VERSION = "dpkfc study", 1
+_LOG = logging.getLogger(__name__)
+_FLOAT = (float, int)
+# What a row must hold, by its measure; rows of another measure may hold anything.
+_NEEDED: Mapping[str, Mapping[str, Any]] = {
+    "": {
+        "accuracy": _FLOAT,
+        "epsilon": _FLOAT,
+        "steps": int,
+        "noise_multiplier": _FLOAT,
+    },
+    "dpkfc_papers.measurements:measure_course": {
+        "hash": str,
+        "checkpoints": list,
+        "sizes": dict,
+        "epsilon": _FLOAT,
+        "steps": int,
+    },
+    "dpkfc_papers.measurements:measure_mean_field": {
+        "hash": str,
+        "networks": list,
+        "contraction": list,
+        "seeds": int,
+        "examples": int,
+    },
+}
+_OF_CHECKPOINTS = {"step", "layers", "signal", "density"}
+
+
+class Cell(Protocol):
+    """What a row belongs to: a `Run`, or another run with a hash."""
+
+    @property
+    def hash(self) -> str: ...  # noqa: D102
+
+
+class Store:
+    """The rows of one study. The file is replaced as a whole, so finished work is never lost.
+
+    Only one process writes to it: `with` takes a lock next to the file. Reading needs none.
+
+    Args:
+        path: the JSON file; made when the first row comes.
+
+    Raises:
+        StudyError: the file is damaged, of another version, or cannot be read. It is left as it is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._rows = _read_rows(path)
+        self._lock: BaseFileLock | None = None
+
+    def __enter__(self) -> Store:
+        self._lock = take_study_lock(self.path)
+        self._rows = _read_rows(self.path)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        """Yield the rows of training runs."""
+        return iter([row for row in self._rows.values() if not row["run"].get("measure")])
+
+    def figures(self) -> list[Row]:
+        """Return the rows of runs with a measure of their own."""
+        return [row for row in self._rows.values() if row["run"].get("measure")]
+
+    def get(self, run: Cell) -> Row | None:
+        """Return the row of a finished run."""
+        return self._rows.get(run.hash)
+
+    def put(self, run: Cell, row: Mapping[str, Any]) -> None:
+        """Store a row, which is on the disk when this returns.
+
+        Raises:
+            StudyError: the disk cannot take the row; all earlier rows are still there.
+        """
+        self._rows[run.hash] = dict(row)
+        content = {"kind": KIND, "version": VERSION, "rows": self._rows}
+        text = json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
+        try:
+            write_text(self.path, text + "\n", private=True)
+        except RunFolderError as error:
+            raise StudyError(
+                f"{error}; the results before it are kept, and the same command goes on from them"
+            ) from None
+
+
+def _read_rows(path: Path) -> dict[str, Row]:
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise StudyError(
+            f"results file {path} cannot be read ({error.strerror or error}); change its rights"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise StudyError(
+            f"results file {path} is damaged ({error}); put an earlier copy back, or move it away"
+        ) from None
+    content = ensure_mapping(content)
+    if content.get("kind") != KIND or not isinstance(content.get("rows"), dict):
+        raise StudyError(
+            f"{path} is not a results file of a study; choose another --out, or move it away"
+        )
+    if content.get("version") != VERSION:
+        raise StudyError(
+            f"results file {path} is of version {content.get('version')!r}, this dpkfc reads"
+            f" {VERSION}; use the version that wrote it, or choose another --out"
+        )
+    rows = {key: row for key, row in content["rows"].items() if _is_row(row)}
+    lost = len(content["rows"]) - len(rows)
+    if lost:
+        _LOG.warning("results file %s: %d entries are incomplete and will be run again", path, lost)
+    return rows
+
+
+def _is_row(row: Any) -> bool:
+    run = ensure_mapping(row).get("run")
+    if not isinstance(run, dict):
+        return False
+    needed = _NEEDED.get(str(run.get("measure") or ""), {})
+    for name, kind in needed.items():
+        if not isinstance(row.get(name), kind) or row[name] in ([], {}):
+            return False
+    return "checkpoints" not in needed or all(map(_is_checkpoint, row["checkpoints"]))
+
+
+def _is_checkpoint(checkpoint: Any) -> bool:
+    is_whole = isinstance(checkpoint, dict) and checkpoint.keys() >= _OF_CHECKPOINTS
+    return is_whole and isinstance(checkpoint["layers"], dict)
+
+
+# --------------------------------------------------------------------------------------------------
+# Cells in a fixed order as a source, of which tables and figures are made.
+
+
+class Listed(Source):
+    """Cells one after the other, each run once and none that is known.
+
+    Args:
+        tasks: in order; equal runs are one.
+        store: takes every run, and knows those that it holds.
+        known: whether a run was made elsewhere.
+
+    Attributes:
+        total: different cells.
+        done_before: of these, known from the start.
+        failures: why a run could not be made, by its hash.
+    """
+
+    def __init__(
+        self,
+        tasks: Iterable[Task],
+        store: Store,
+        known: Callable[[Run], bool] = lambda run: False,
+    ) -> None:
+        self._store = store
+        wanted = {task.run.hash: task for task in tasks}
+        not_stored = [task for task in wanted.values() if store.get(task.run) is None]
+        self._left = [task for task in not_stored if not known(task.run)]
+        self.total = len(wanted)
+        self.done_before = len(wanted) - len(self._left)
+        self.failures: dict[str, str] = {}
+
+    def drop_unavailable(self, data_dir: str, *, parts: bool = False) -> None:
+        """Read every data set once, and leave out the cells without data.
+
+        Args:
+            data_dir: folder of the data sets.
+            parts: whether files that hold a part of a set are enough.
+        """
+        reasons = {}
+        for recipe in {task.run.recipe for task in self._left}:
+            config = run_config({"recipe": recipe, "data_dir": data_dir})
+            try:
+                part = find_recipe(recipe).data(config).part
+            except DatasetError as error:
+                reasons[recipe] = str(error)
+                continue
+            if part and not parts:
+                reasons[recipe] = f"the files hold {part}, and the published number is of all"
+        for task in list(self._left):
+            if task.run.recipe in reasons:
+                self.failures[task.run.hash] = reasons[task.run.recipe]
+                self._left.remove(task)
+
+    def next(self, fits: Fits) -> Task | None:
+        """Return the first cell that fits."""
+        for task in self._left:
+            if fits(task.run):
+                self._left.remove(task)
+                return task
+        return None
+
+    def done(self, task: Task, row: Row, ended: bool) -> None:
+        """Store a run."""
+        self._store.put(task.run, row)
+
+    def failed(self, task: Task, reason: str, *, lost: bool) -> None:
+        """Store the reason; the next call tries the cell again."""
+        self.failures[task.run.hash] = reason
+
+
+# --------------------------------------------------------------------------------------------------
+# The best trial of a method, and the tests of that trial's settings alone. A search that goes on
+# may come to another best trial. Tests of the earlier one stay in the results and are not shown.
+
+# Recipe and name of the method in the study.
+Key = tuple[str, str]
+
+
+def best_trials(rows: Iterable[Row]) -> dict[Key, Row]:
+    """Return the full trial with the highest validation accuracy, by recipe and method.
+
+    Among equals, return the trial with most tests.
+    """
+    tested = []
+    trials: dict[Key, list[Row]] = defaultdict(list)
+    for row in rows:
+        tag = row.get("tag", {})
+        if _is_test(row):
+            tested.append((_key(row), tag.get("tuned")))
+        is_trial = row["measured_on"] == "validation" and "params" in tag
+        if is_trial and not tag.get("pruned"):
+            trials[_key(row)].append(row)
+
+    def rank(row: Row) -> tuple[float, int]:
+        return row["accuracy"], tested.count((_key(row), row["tag"]["params"]))
+
+    return {key: max(members, key=rank) for key, members in trials.items()}
+
+
+def winners_tests(rows: Iterable[Row]) -> list[Row]:
+    """Return runs on the test set with the settings of their method's best trial.
+
+    Tests of a method without trials are returned as they are.
+    """
+    rows = list(rows)
+    won = {key: trial["tag"]["params"] for key, trial in best_trials(rows).items()}
+    tests = []
+    for row in filter(_is_test, rows):
+        settings = won.get(_key(row))
+        if settings is None or row["tag"].get("tuned", settings) == settings:
+            tests.append(row)
+    return tests
+
+
+def _is_test(row: Row) -> bool:
+    return bool(row["measured_on"] == "test" and "arm" in row.get("tag", {}))
+
+
+def _key(row: Row) -> Key:
+    return row["run"]["recipe"], row["tag"].get("arm", "")

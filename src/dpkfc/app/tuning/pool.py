@@ -1,0 +1,422 @@
+"""Run many cells side by side: one process and one numerical thread a core."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from dpkfc.allocator import keep_freed_memory
+from dpkfc.app.run_folder import RunFolderError
+from dpkfc.app.tuning.runs import Ended, Judge, Place, Row, Run, StudyError
+from dpkfc.checkpoint import CheckpointError
+from dpkfc.privacy.ledger import LedgerError
+
+_LOG = logging.getLogger(__name__)
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+# Seconds that a stopped worker has to end.
+_PATIENCE = 10.0
+_TIME_IS_UP = "stopped when the time given was up; it begins anew"
+_KILLED = "its process ended (killed, or out of memory)"
+# Errors that no setting of a cell brings about.
+_MACHINE_ERRORS = (OSError, MemoryError, CheckpointError, LedgerError, RunFolderError)
+# Errors of a disk that takes nothing more.
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+# Whether a cell ends within the time left, as far as is known.
+Fits = Callable[[Run], bool]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A cell that is to be run.
+
+    Attributes:
+        run: the cell.
+        tag: anything by which its source knows it again.
+        judge: sees the evaluations in the worker process and may end the cell; can be pickled.
+        label: what a person is shown; empty for the method.
+    """
+
+    run: Run
+    tag: Any = None
+    judge: Judge | None = None
+    label: str = ""
+
+    def describe(self) -> str:
+        """Return the cell in words."""
+        run = self.run
+        return f"{run.recipe} {self.label or run.method}, seed {run.seed}, {run.evaluate_on}"
+
+
+class Source(Protocol):
+    """What a study wants to be run, one cell after the other."""
+
+    def next(self, fits: Fits) -> Task | None:
+        """Return a cell that can start now and fits into the time left, or None."""
+
+    def done(self, task: Task, row: Row, ended: bool) -> None:
+        """Take the row of a cell that has finished; `ended` where its judge ended it."""
+
+    def failed(self, task: Task, reason: str, *, lost: bool) -> None:
+        """Record a cell that could not be run.
+
+        `lost` says that the machine failed or the time was up, which says nothing of the cell.
+        """
+
+
+def worker_count(count: int | None) -> int:
+    """Return how many cells run at once: every core, or as many as asked for.
+
+    Raises:
+        StudyError: less than one, or more than there are cores.
+    """
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        # The cores that this process may use.
+        cores = len(os.sched_getaffinity(0))
+    if count is None:
+        return cores
+    if not 1 <= count <= cores:
+        raise StudyError(
+            f"workers = {count}: every cell takes one core and there are {cores}; choose 1 to"
+            f" {cores}"
+        )
+    return count
+
+
+def end_of(budget_minutes: float | None) -> float:
+    """Return when a budget that begins now is spent, by `time.monotonic`; None is no bound.
+
+    Raises:
+        StudyError: minutes below zero, or not a number.
+    """
+    if budget_minutes is None:
+        return math.inf
+    if not (math.isfinite(budget_minutes) and budget_minutes >= 0):
+        raise StudyError(
+            f"--budget {budget_minutes:g}: give minutes, 0 (nothing is run) or more; leave it out"
+            " for no bound"
+        )
+    return time.monotonic() + 60 * budget_minutes
+
+
+def drive(
+    source: Source,
+    place: Place,
+    *,
+    workers: int = 1,
+    end: float = math.inf,
+    expected: Callable[[Run], float | None] = lambda run: None,
+    progress: StudyProgress | None = None,
+) -> None:
+    """Run what a source asks for until it asks for nothing more.
+
+    Args:
+        source: is called in this process alone.
+        place: data and ledgers.
+        workers: cells at once, each with one thread.
+        end: of `end_of`: no cell is started whose expected time does not fit, and cells that still
+            run then are stopped, as by Ctrl-C.
+        expected: seconds of a cell, None where not known.
+        progress: shows what happens.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C or SIGTERM; the workers have ended, and what had finished is with
+            the source.
+        StudyError: a worker process cannot be started, or the disk is full.
+    """
+    crew = _Crew(source, place, workers, end, progress or StudyProgress(None))
+
+    def fits(run: Run) -> bool:
+        left = end - time.monotonic()
+        return left > 0 and (expected(run) or 0.0) <= left
+
+    with _interrupt_on_sigterm(), _limit_threads():
+        try:
+            while True:
+                while crew.has_room and (task := source.next(fits)) is not None:
+                    crew.start(task)
+                if not crew.running:
+                    return
+                crew.wait()
+        finally:
+            crew.dismiss()
+
+
+class _Crew:
+    """The worker processes of a study and the cells that they run."""
+
+    def __init__(
+        self, source: Source, place: Place, workers: int, end: float, progress: StudyProgress
+    ) -> None:
+        self.source = source
+        self.place = place
+        self.workers = workers
+        self.end = end
+        self.progress = progress
+        self.running: dict[Future[Outcome], Task] = {}
+        self._others = set(multiprocessing.active_children())
+        self._executor = self._hire()
+
+    def _hire(self) -> ProcessPoolExecutor:
+        context = multiprocessing.get_context("spawn")
+        return ProcessPoolExecutor(self.workers, context, initializer=_begin_work)
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.running) < self.workers
+
+    def start(self, task: Task) -> None:
+        """Give a cell to a worker, in new processes where one of the old ones was killed."""
+        arguments = (task.run, self.place, task.judge, self.end)
+        try:
+            try:
+                future = self._executor.submit(run_one, *arguments)
+            except BrokenProcessPool:
+                self._executor = self._hire()
+                future = self._executor.submit(run_one, *arguments)
+        except OSError as error:
+            self.source.failed(task, str(error), lost=True)
+            raise StudyError(
+                f"a worker process cannot be started ({error.strerror or error}); give fewer"
+                " --workers"
+            ) from None
+        self.running[future] = task
+        self.progress.started(task)
+
+    def wait(self) -> None:
+        """Take the outcomes of the cells that end next.
+
+        Raises:
+            KeyboardInterrupt: a signal has ended a cell, and not because the time was up.
+            StudyError: the disk is full.
+        """
+        patience = None if math.isinf(self.end) else self.end + _PATIENCE - time.monotonic()
+        ended = wait(self.running, patience, FIRST_COMPLETED).done
+        if not ended:
+            # The time is up, and a worker did not hear it.
+            for child in self._children():
+                child.kill()
+            ended = wait(self.running).done
+        for future in ended:
+            task = self.running.pop(future)
+            try:
+                outcome = future.result()
+            except BrokenProcessPool:
+                outcome = Outcome("lost", reason=_KILLED)
+            self._settle(task, outcome)
+
+    def _settle(self, task: Task, outcome: Outcome) -> None:
+        if outcome.kind in ("stopped", "lost") and time.monotonic() >= self.end:
+            self.source.failed(task, _TIME_IS_UP, lost=True)
+            self.progress.out_of_time(task)
+        elif outcome.kind == "stopped":
+            raise KeyboardInterrupt
+        elif outcome.kind == "full":
+            raise StudyError(
+                f"{outcome.reason}; what had finished before is kept, and the same command goes on"
+                " from there"
+            )
+        elif outcome.row is not None:
+            ended = outcome.kind == "ended"
+            self.source.done(task, outcome.row, ended)
+            accuracy = outcome.row.get("accuracy")
+            text = "measured" if accuracy is None else f"{100 * accuracy:.2f} %"
+            self.progress.finished(task, f"{text} (ended early)" if ended else text)
+        else:
+            is_lost = outcome.kind == "lost"
+            self.source.failed(task, outcome.reason, lost=is_lost)
+            text = f"lost to the machine: {outcome.reason}" if is_lost else outcome.reason
+            self.progress.finished(task, text, count=not is_lost)
+
+    def _children(self) -> list[Any]:
+        return [child for child in multiprocessing.active_children() if child not in self._others]
+
+    def dismiss(self) -> None:
+        """End all workers; a cell that still runs ends between two steps."""
+        if self.running:
+            for child in self._children():
+                child.terminate()
+            if wait(self.running, _PATIENCE).not_done:
+                for child in self._children():
+                    child.kill()
+        self._executor.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _interrupt_on_sigterm() -> Iterator[None]:
+    """End a study at SIGTERM as at Ctrl-C.
+
+    Otherwise SIGTERM would leave the workers behind, each busy with its cell.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _limit_threads() -> Iterator[None]:
+    """Give processes that start inside one numerical thread each."""
+    before = dict(os.environ)
+    os.environ.update(dict.fromkeys(_THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name in _THREADS:
+            del os.environ[name]
+        os.environ.update(before)
+
+
+# --------------------------------------------------------------------------------------------------
+# In a worker process.
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a cell.
+
+    Attributes:
+        kind: done, ended by its judge, failed, lost to the machine, found the disk full, or
+            stopped by a signal.
+        row: of a cell that has finished.
+        reason: why there is no row.
+    """
+
+    kind: Literal["done", "ended", "failed", "lost", "full", "stopped"]
+    row: Row | None = None
+    reason: str = ""
+
+
+def _begin_work() -> None:
+    """Prepare a worker process. A signal ends a cell between two steps, while it trains."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_study, daemon=True).start()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    logging.getLogger("dpkfc").setLevel(logging.ERROR)
+    # The warnings of a plan stand in the row.
+    warnings.simplefilter("ignore")
+
+
+def _end_with_study() -> None:
+    """End this process when the study was killed, which an executor's workers do not notice."""
+    study = multiprocessing.parent_process()
+    if study is not None:
+        study.join()
+        # A cell that trains ends between two steps, and an idle worker at once.
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_PATIENCE)
+        os._exit(1)
+
+
+def run_one(run: Run, place: Place, judge: Judge | None, end: float = math.inf) -> Outcome:
+    """Run a cell, and stop it at `end` as a signal would."""
+    seconds = min(max(0.0, end - time.monotonic()), threading.TIMEOUT_MAX)
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.daemon = True
+    timer.start()
+    try:
+        return Outcome("done", run.measuring()(run, place, judge))
+    except Ended as ended:
+        return Outcome("ended", ended.row) if ended.is_deliberate else Outcome("stopped")
+    except Exception as error:
+        text = " ".join(str(error).split())
+        if not isinstance(error, (ValueError, CheckpointError, LedgerError)):
+            text = f"{type(error).__name__}: {text}"
+        if not isinstance(error, _MACHINE_ERRORS):
+            return Outcome("failed", reason=text)
+        return Outcome("full" if _is_full(error) else "lost", reason=text)
+    finally:
+        timer.cancel()
+
+
+def _is_full(error: BaseException | None) -> bool:
+    """Return whether a full disk is behind an error, whatever was made of it on the way."""
+    while error is not None:
+        is_named = any(os.strerror(number) in str(error) for number in _DISK_ERRORS)
+        if is_named or getattr(error, "errno", None) in _DISK_ERRORS:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+# --------------------------------------------------------------------------------------------------
+# What a person sees meanwhile.
+
+
+class StudyProgress:
+    """A bar of finished cells, and a line for each that ends. Use it in a `with`.
+
+    A warning, which comes without a bar too, names the cells that were stopped when the time was
+    up.
+
+    Args:
+        total: cells there will be, those that are done included; None where not known.
+        done: cells that were done before.
+        console: where to draw; nothing is drawn when it is None.
+    """
+
+    def __init__(self, total: int | None, *, done: int = 0, console: Console | None = None) -> None:
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[now]}"),
+            TimeElapsedColumn(),
+            console=console or Console(quiet=True),
+            disable=console is None,
+        )
+        self._bar = self._progress.add_task("cells", total=total, completed=done, now="")
+        self._running: dict[str, str] = {}
+        self._stopped: list[str] = []
+
+    def started(self, task: Task) -> None:
+        """Show that a cell has started."""
+        self._running[task.run.hash] = task.label or task.run.method
+        self._progress.update(self._bar, now=" · ".join(self._running.values()))
+
+    def finished(self, task: Task, outcome: str, *, count: bool = True) -> None:
+        """Show how a cell has ended; where it does not count, its place is still open."""
+        self._running.pop(task.run.hash, None)
+        self._progress.console.print(f"{task.describe()}: {outcome}", highlight=False)
+        now = " · ".join(self._running.values())
+        self._progress.update(self._bar, advance=int(count), now=now)
+
+    def out_of_time(self, task: Task) -> None:
+        """Show that a cell was stopped because the time was up."""
+        self.finished(task, "stopped, the time is up", count=False)
+        self._stopped.append(task.describe())
+
+    def __enter__(self) -> StudyProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+        if self._stopped:
+            _LOG.warning(
+                "the time given was up: stopped %s; what had finished is kept, and the same command"
+                " goes on, which begins the stopped ones anew",
+                "; ".join(self._stopped),
+            )

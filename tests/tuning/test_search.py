@@ -1,0 +1,281 @@
+"""A search of one arm: who goes on at a rung, what a kill or a full disk loses, what resumes."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from dpkfc.app.tuning import search as module
+from dpkfc.app.tuning.arms import arm_of
+from dpkfc.app.tuning.runs import Run, StudyError
+from dpkfc.app.tuning.search import Search, is_in_best_third, is_rung, repair_journal
+
+pytest.importorskip("optuna")
+pytest.importorskip("sklearn")
+
+KILLED = "its process ended (killed, or out of memory)"
+
+
+def score(run: Run) -> float:
+    """Return a made-up accuracy with its best learning rate at 0.1."""
+    return 0.9 - 0.1 * abs(math.log10(run.config().lr / 0.1))
+
+
+def row_of(run: Run, accuracy: float | None = None) -> dict:
+    accuracy = score(run) if accuracy is None else accuracy
+    return {
+        "run": run.describe(),
+        "hash": run.hash,
+        "accuracy": accuracy,
+        "epsilon": 1.0,
+        "steps": 4,
+        "noise_multiplier": 1.0,
+        "measured_on": run.evaluate_on,
+        "curve": [[0, 0.1], [4, accuracy]],
+        "target_epsilon": run.config().epsilon,
+        "wall_seconds": 1.0,
+        "dataset_size": 1000,
+        "accountant": "pld",
+        "sampler": "poisson",
+        "delta": 1e-5,
+    }
+
+
+def opened(folder: Path, trials: int = 8, kind: str = "tpe", **common: object) -> Search:
+    """Open a search as another process would."""
+    module.open_journal.cache_clear()
+    settings = {"steps": 4, "validation_size": 50, **common}
+    arm = arm_of("digits", "dp-sgd")
+    return Search(arm, settings, "digits", folder / "trials.log", trials=trials, kind=kind)
+
+
+def judge(search: Search, number: int, *values: float) -> bool:
+    """Return whether a running trial goes on after these evaluations."""
+    halving = search.halving(number)
+    return all(halving(place, value) for place, value in enumerate(values, 1))
+
+
+def finish(search: Search, asked: tuple[int, Run], *values: float) -> int:
+    """End a trial with these evaluations."""
+    number, run = asked
+    ended = not judge(search, number, *values)
+    search.tell(number, row_of(run, values[-1]), ended)
+    return number
+
+
+def run_trial(search: Search, *values: float) -> int:
+    return finish(search, search.ask(), *values)
+
+
+def test_rungs_and_thirds() -> None:
+    assert [n for n in range(1, 30) if is_rung(n)] == [1, 3, 9, 27]
+    assert is_in_best_third(0.1, [])
+    assert is_in_best_third(0.2, [0.1]) and not is_in_best_third(0.1, [0.2])
+    assert is_in_best_third(0.5, [0.5, 0.5]) and not is_in_best_third(0.4, [0.5, 0.3])
+    assert is_in_best_third(0.8, [0.9, 0.7, 0.6, 0.5, 0.4])
+    assert not is_in_best_third(0.7, [0.9, 0.8, 0.6, 0.5, 0.4])
+
+
+def test_the_first_trial_is_the_recipes_own_and_runs_to_its_end(tmp_path: Path) -> None:
+    search = opened(tmp_path)
+    number, run = search.ask()
+    assert dict(run.settings)["lr"] == 0.15
+    for _ in range(3):
+        run_trial(search, 0.9)
+    assert judge(search, number, 0.1, 0.1, 0.1, 0.1)
+
+
+def test_hopeless_trials_are_stopped_and_say_nothing_about_the_best(tmp_path: Path) -> None:
+    search = opened(tmp_path)
+    for value in (0.8, 0.82, 0.84, 0.86, 0.88):
+        run_trial(search, value, value, value)
+    number, run = search.ask()
+    assert not judge(search, number, 0.1)
+    search.tell(number, row_of(run, 0.99), ended=True)
+    assert search.best()[1] == 0.88
+    assert search.counts() == {"full": 5, "pruned": 1, "failed": 0}
+
+
+def test_a_trial_stopped_too_early_runs_once_more_at_the_end(tmp_path: Path) -> None:
+    search = opened(tmp_path, trials=6)
+    run_trial(search, 0.8, 0.8, 0.8)
+    stopped = run_trial(search, 0.7)
+    assert search.ask_again() is None and not search.is_over
+    for value in (0.3, 0.2, 0.1, 0.05):
+        run_trial(search, value)
+    assert search.counts() == {"full": 1, "pruned": 5, "failed": 0}
+    assert search.started == 6 and not search.is_over
+    again, run = search.ask_again()
+    assert run.hash == search._attempts()[stopped].user_attrs["hash"]
+    # A kill: the next process asks for it again, and for no other trial.
+    search = opened(tmp_path, trials=6)
+    assert search.started == 6
+    again, same = search.ask_again()
+    assert same == run and search.ask_again() is None
+    assert judge(search, again, 0.7, 0.1, 0.01)
+    search.tell(again, row_of(run, 0.95))
+    assert search.counts() == {"full": 2, "pruned": 4, "failed": 0}
+    assert search.started == 6 and search.is_over and search.best()[1] == 0.95
+    assert len(search.rows()) == 6 and search.rows()[run.hash]["accuracy"] == 0.95
+
+
+def test_a_repetition_that_is_lost_is_given_up_in_the_end(tmp_path: Path) -> None:
+    search = opened(tmp_path, trials=6)
+    run_trial(search, 0.8, 0.8, 0.8)
+    for value in (0.7, 0.3, 0.2, 0.1, 0.05):
+        run_trial(search, value)
+    for _ in range(3):
+        number, _ = search.ask_again()
+        search.lose(number, KILLED)
+    assert search.ask_again() is None and not search.is_over and search.started == 6
+    assert opened(tmp_path, trials=6).ask_again() is not None
+
+
+def test_a_trial_is_compared_once_with_each_other_trial(tmp_path: Path) -> None:
+    search = opened(tmp_path)
+    values = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
+    for place, value in enumerate(values):
+        goes_on = is_in_best_third(value, values[:place])
+        run_trial(search, value, *([value] if goes_on else []))
+    late = [max(trial.intermediate_values.values()) for trial in search._stopped_too_early()]
+    # The second of eight; the third is not in their third.
+    assert late == [0.8]
+
+
+def test_a_lost_attempt_is_tried_again_and_compared_with_nothing(tmp_path: Path) -> None:
+    search = opened(tmp_path, trials=2)
+    own, run = search.ask()
+    assert judge(search, own, 0.9)
+    stopped = run_trial(search, 0.5)
+    search.lose(own, KILLED)
+    assert search.counts() == {"full": 0, "pruned": 1, "failed": 0} and search.started == 1
+    assert list(search.failures().values()) == [f"to be tried again: {KILLED}"]
+    again, same = search.ask()
+    assert same == run and judge(search, again, 0.1)
+    search.tell(again, row_of(run, 0.1))
+    assert not search.failures() and not search.is_over
+    _, repeated = search.ask_again()
+    assert repeated.hash == search._attempts()[stopped].user_attrs["hash"]
+
+
+def test_a_killed_study_tries_lost_trials_again_once_and_repeats_none(tmp_path: Path) -> None:
+    search = opened(tmp_path, trials=6)
+    done = [search.ask() for _ in range(2)]
+    for asked in done:
+        finish(search, asked, 0.5)
+    lost = [search.ask()[1], search.ask()[1]]
+    # Killed, and again before it has asked.
+    opened(tmp_path, trials=6)
+    search = opened(tmp_path, trials=6)
+    rest = []
+    while search.started < 6:
+        rest.append(search.ask())
+        finish(search, rest[-1], 0.5)
+    assert [run for _, run in rest[:2]] == lost
+    assert len({run.hash for _, run in [*done, *rest]}) == 6
+
+
+def test_a_trial_that_is_lost_again_and_again_waits_for_the_next_call(tmp_path: Path) -> None:
+    search = opened(tmp_path, trials=2)
+    for _ in range(3):
+        number, run = search.ask()
+        search.lose(number, KILLED)
+    assert search.started == 1
+    run_trial(search, 0.5)
+    assert search.started == 2 and not search.is_over
+    search = opened(tmp_path, trials=2)
+    assert search.started == 1 and search.ask()[1] == run
+
+
+def test_a_failure_counts_and_its_reason_is_kept(tmp_path: Path) -> None:
+    search = opened(tmp_path, trials=2)
+    number, run = search.ask()
+    search.fail(number, "no such layer")
+    search = opened(tmp_path, trials=2)
+    assert search.started == 1 and search.counts()["failed"] == 1
+    assert search.failures() == {run.hash: "no such layer"}
+
+
+def test_a_random_search_stops_nothing(tmp_path: Path) -> None:
+    search = opened(tmp_path, kind="random")
+    number, _ = search.ask()
+    assert search.halving(number) is None
+    with pytest.raises(StudyError, match="trials of --search random, and this is --search tpe"):
+        opened(tmp_path)
+
+
+def test_a_step_is_searched_as_the_product_of_rate_and_clip(tmp_path: Path) -> None:
+    search = opened(tmp_path, trials=12)
+    for _ in range(12):
+        run_trial(search, 0.5)
+    bounds = arm_of("digits", "dp-sgd").space["lr"]
+    settings = [dict(Run.of(**row["run"]).settings) for row in search.rows().values()]
+    products = [one["lr"] * one["max_grad_norm"] for one in settings]
+    assert all(bounds.low * 0.999 < product < bounds.high * 1.001 for product in products)
+    rates = [one["lr"] for one in settings]
+    assert min(rates) < bounds.low or max(rates) > bounds.high / 10
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"epsilon": 0.5}, "epsilon = the recipe's value, not 0.5"),
+        ({"steps": 5}, "steps = 4, not 5"),
+    ],
+)
+def test_trials_of_other_settings_are_refused(tmp_path: Path, changed: dict, message: str) -> None:
+    opened(tmp_path)
+    with pytest.raises(StudyError, match=message):
+        opened(tmp_path, **changed)
+
+
+def test_a_last_line_that_was_cut_short_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    run_trial(opened(tmp_path), 0.5)
+    path = tmp_path / "trials.log"
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"op_code": 4, "wor')
+    repair_journal(path)
+    assert path.read_bytes() == whole and opened(tmp_path).started == 1
+    path.write_bytes(b"a text of somebody")
+    repair_journal(path)
+    assert path.read_bytes() == b"a text of somebody"
+
+
+def test_a_file_that_is_not_a_journal_is_named(tmp_path: Path) -> None:
+    (tmp_path / "trials.log").write_text("no journal\nat all\n")
+    with pytest.raises(StudyError, match=r"trials\.log cannot be used"):
+        opened(tmp_path)
+
+
+def test_trials_that_cannot_be_stored_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = opened(tmp_path)
+    number, run = search.ask()
+
+    def fail(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    calls = (
+        lambda: search.tell(number, row_of(run)),
+        lambda: search.lose(number, KILLED),
+        lambda: search.fail(number, "x"),
+    )
+    for call in calls:
+        with pytest.raises(
+            StudyError, match=r"trials\.log cannot be written .*No space left.*goes"
+        ):
+            call()
+
+
+def test_trials_of_other_files_are_taken_over(tmp_path: Path) -> None:
+    search = opened(tmp_path)
+    run = search.run({"lr": 100.0, "max_grad_norm": 5.0}, seed=0, evaluate_on="validation")
+    tag = {"search": search.name, "arm": "dp-sgd", "params": {"lr": 100.0}, "pruned": False}
+    search.add({**row_of(run, 0.97), "tag": tag})
+    search = opened(tmp_path)
+    assert search.started == 1 and search.best() == ({"lr": 100.0}, 0.97)
