@@ -759,15 +759,16 @@ class PendingBatchGuard:
 
 # --------------------------------------------------------------------------------------------------
 # Scripts read attributes of the wrappers that Opacus puts around model and optimizer. Here nothing
-# is wrapped. Attributes that have a meaning here work, and every other one raises an error that
-# names the line to write.
+# is wrapped. Attributes that have a meaning here work, and every other one raises an error.
+
+LINE_BY_LINE = "docs/how-to-opacus.md#from-opacus-line-by-line has the line to write"
 
 
 class Refusal:
     """Stands for an attribute that only Opacus has; every use of it raises an error.
 
     Args:
-        message: what to write in its place.
+        message: of the error.
     """
 
     def __init__(self, message: str) -> None:
@@ -801,11 +802,6 @@ class WrapperMethod:
         return WrapperMethod, (self._model,)
 
 
-_ONE_STEP = (
-    "is a part of optimizer.step() here; leave it out and call optimizer.step() once a batch"
-)
-
-
 def wrapper_attributes(model: nn.Module, close: Callable[[], None]) -> dict[str, Any]:
     """Return the attributes of Opacus's `GradSampleModule` that scripts read, by name.
 
@@ -815,9 +811,6 @@ def wrapper_attributes(model: nn.Module, close: Callable[[], None]) -> dict[str,
     """
     closing = WrapperMethod(model, close)
     harmless = WrapperMethod(model)
-    switch = Refusal(
-        "hooks cannot be switched: evaluate in model.eval(), and end privacy with engine.close()"
-    )
     return {
         "_module": model,
         "to_standard_module": closing,
@@ -826,12 +819,7 @@ def wrapper_attributes(model: nn.Module, close: Callable[[], None]) -> dict[str,
         "forbid_grad_accumulation": harmless,
         "set_grad_sample_to_none": harmless,
         "del_grad_sample": harmless,
-        "allow_grad_accumulation": Refusal(
-            "model.allow_grad_accumulation is absent: every batch is stepped; split large ones"
-            " with BatchMemoryManager"
-        ),
-        "enable_hooks": switch,
-        "disable_hooks": switch,
+        **_refusals("model", "allow_grad_accumulation", "enable_hooks", "disable_hooks"),
     }
 
 
@@ -849,29 +837,25 @@ def optimizer_attributes(
         reduction: of the loss, "mean" or "sum".
         attach_step_hook: takes a function that sees each release before the optimizer steps on it.
     """
-    attributes = {
+    return {
         "original_optimizer": optimizer,
         "loss_reduction": reduction,
         "accumulated_iterations": 1,
         "secure_mode": False,
         "params": list_group_members(optimizer.param_groups),
         "attach_step_hook": attach_step_hook,
+        # The script does not call this one itself: Opacus's BatchMemoryManager does.
         "signal_skip_step": Refusal(
             "the BatchMemoryManager of Opacus cannot split this loader; write: from"
             " dpkfc.integrations.opacus import BatchMemoryManager"
         ),
-        "virtual_step": Refusal(
-            "optimizer.virtual_step is absent; write: with BatchMemoryManager(data_loader=...,"
-            " max_physical_batch_size=..., optimizer=optimizer) as batches"
-        ),
-        "grad_samples": Refusal(
-            "optimizer.grad_samples is absent: gradients of single examples are private; read"
-            " p.grad, the release, after optimizer.step()"
-        ),
+        **_refusals("optimizer", "virtual_step", "grad_samples", "clip_and_accumulate"),
+        **_refusals("optimizer", "add_noise", "scale_grad", "pre_step"),
     }
-    for name in ("clip_and_accumulate", "add_noise", "scale_grad", "pre_step"):
-        attributes[name] = Refusal(f"optimizer.{name} {_ONE_STEP}")
-    return attributes
+
+
+def _refusals(owner: str, *names: str) -> dict[str, Refusal]:
+    return {name: Refusal(f"dpkfc has no {owner}.{name}; {LINE_BY_LINE}") for name in names}
 
 
 def add_attributes(owner: Any, attributes: Mapping[str, Any]) -> list[str]:

@@ -38,9 +38,10 @@ import copy
 import difflib
 import math
 import os
+import re
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sized
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
 from itertools import product
@@ -71,7 +72,7 @@ from dpkfc.data.loading import Collate, split
 from dpkfc.distributed.context import DistributedContext
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.integrations._opacus_batch import Indices, PhysicalBatch
-from dpkfc.integrations._opacus_step import PrivateStep, StepHook
+from dpkfc.integrations._opacus_step import LINE_BY_LINE, PrivateStep, StepHook
 from dpkfc.privacy import accounting
 from dpkfc.privacy.budget import Budget
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError
@@ -560,7 +561,10 @@ def _batches_per_pass(options: Options, data_loader: DataLoader[Any], size: int)
 def _refuse_schedules(noise_scheduler: Any, grad_clip_scheduler: Any) -> None:
     """Refuse schedules of noise and clipping norm, since a plan fixes both."""
     if noise_scheduler is not None or grad_clip_scheduler is not None:
-        raise ValueError(f"schedulers in a checkpoint are not supported: {_FIXED_BY_PLAN}")
+        raise ValueError(
+            "schedulers in a checkpoint are not supported: noise, clip and batch size are fixed "
+            "for the whole run; leave them out"
+        )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -889,49 +893,27 @@ class BatchMemoryManager:
 # How Opacus computes gradients of single examples. Here every mode gives the same values.
 GRADIENT_MODES = ("hooks", "functorch", "ew", "ghost")
 
-_NO_ADAPTIVE_CLIPPING = (
-    "adaptive clipping spends a budget on norms; write clipping='automatic', which needs no bound"
-)
 _UNITS_NEED_SESSION = (
     "an engine protects examples; take a Session: PrivacyConfig(unit=, max_records_per_unit=)"
 )
-_FIXED_BY_PLAN = "noise, clip and batch size are fixed for the whole run; leave it out"
-
-
-def _index_by_name(names_by_fix: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return the fix for each name."""
-    return {name: fix for fix, names in names_by_fix.items() for name in names}
-
-
-_UNSUPPORTED_KEYWORDS = _index_by_name(
-    {
-        _NO_ADAPTIVE_CLIPPING: (
-            "target_unclipped_quantile",
-            "clipbound_learning_rate",
-            "unclipped_num_std",
-            "min_clipbound",
-            "max_clipbound",
-        ),
-        _UNITS_NEED_SESSION: ("unit", "units", "max_records_per_unit"),
-        _FIXED_BY_PLAN: ("noise_scheduler", "grad_clip_scheduler", "noise_multiplier_schedule"),
-        "give it to BatchMemoryManager(data_loader=, max_physical_batch_size=, optimizer=)": (
-            "max_physical_batch_size",
-        ),
-        "take a Session: PrivacyConfig(noise='rounded')": ("noise",),
-        "the accountant has its own precision; leave it out": (
-            "epsilon_tolerance",
-            "alphas",
-            "eps_error",
-            "delta_error",
-        ),
-        "give it to PrivacyEngine(...)": ("accountant", "secure_mode"),
-        "give it to make_private_with_epsilon(...)": ("target_epsilon", "target_delta", "epochs"),
-        "write epochs=steps / len(data_loader)": ("steps",),
-        "the target (ε, δ) decides the noise; leave it out, or use make_private": (
-            "noise_multiplier",
-        ),
-    }
-)
+_OTHER_CALL = "give it to make_private_with_epsilon(...)"
+# Keywords of other calls, and where they go.
+_MISPLACED_KEYWORDS = {
+    "unit": _UNITS_NEED_SESSION,
+    "units": _UNITS_NEED_SESSION,
+    "max_records_per_unit": _UNITS_NEED_SESSION,
+    "max_physical_batch_size": (
+        "give it to BatchMemoryManager(data_loader=, max_physical_batch_size=, optimizer=)"
+    ),
+    "noise": "take a Session: PrivacyConfig(noise='rounded')",
+    "accountant": "give it to PrivacyEngine(...)",
+    "secure_mode": "give it to PrivacyEngine(...)",
+    "target_epsilon": _OTHER_CALL,
+    "target_delta": _OTHER_CALL,
+    "epochs": _OTHER_CALL,
+    "steps": "write epochs=steps / len(data_loader)",
+    "noise_multiplier": "the target (ε, δ) decides the noise; leave it out, or use make_private",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -998,14 +980,12 @@ class Options:
         known = [field.name for field in fields(cls)]
         for name in keywords:
             if name not in known:
-                if name in _UNSUPPORTED_KEYWORDS:
+                if name in _MISPLACED_KEYWORDS:
                     raise ValueError(
-                        f"keyword {name!r} is not supported: {_UNSUPPORTED_KEYWORDS[name]}"
+                        f"keyword {name!r} is not supported: {_MISPLACED_KEYWORDS[name]}"
                     )
-                near = difflib.get_close_matches(name, known, 1)
-                hint = "the known ones are the attributes of dpkfc.integrations.opacus.Options"
-                if near:
-                    hint = f"did you mean {near[0]!r}?"
+                near = difflib.get_close_matches(name, known, 1, cutoff=0.8)
+                hint = f"did you mean {near[0]!r}?" if near else LINE_BY_LINE
                 raise ValueError(f"unknown keyword {name!r}; {hint}")
         return cls(**keywords)
 
@@ -1020,7 +1000,10 @@ def _check_options(options: Options) -> None:
     if options.loss_reduction not in ("mean", "sum"):
         raise ValueError(f"loss_reduction must be 'mean' or 'sum', got {options.loss_reduction!r}")
     if options.clipping == "adaptive":
-        raise ValueError(f"clipping='adaptive' is not supported: {_NO_ADAPTIVE_CLIPPING}")
+        raise ValueError(
+            "clipping='adaptive' is not supported: it spends a budget on norms; write "
+            "clipping='automatic', which needs no bound"
+        )
     if options.clipping not in CLIPPINGS:
         raise ValueError(
             f"clipping={options.clipping!r} is not supported; choose one of {', '.join(CLIPPINGS)}"
@@ -1268,86 +1251,21 @@ def _replacement(part: nn.Module) -> nn.Module | None:
 # --------------------------------------------------------------------------------------------------
 # Names that scripts import from Opacus beside its engine.
 
-# The line to write, and the names of Opacus that it replaces.
-_IMPORTS_BY_FIX: dict[str, tuple[str, ...]] = {
-    "pass the plain model to make_private, which returns it": (
-        "GradSampleModule",
-        "GradSampleModuleFastGradientClipping",
-        "GradSampleModuleExpandedWeights",
-        "GradSampleModuleNoOp",
-        "GradSampleHooks",
-        "wrap_model",
-        "prepare_module",
-    ),
-    "leave it out: a layer without a rule goes through torch.func": (
-        "register_grad_sampler",
-        "register_norm_sampler",
-    ),
-    "leave it out: make_private returns the optimizer that it was given": (
-        "DPOptimizer",
-        "DPOptimizerFastGradientClipping",
-        "DPPerLayerOptimizer",
-        "AdaClipDPOptimizer",
-        "DistributedDPOptimizer",
-        "get_optimizer_class",
-    ),
-    "write: make_private(..., grad_sample_mode='ghost', criterion=...), its third value": (
-        "DPLossFastGradientClipping",
-        "DPTensorFastGradientClipping",
-    ),
-    "leave it out: replace the module itself, then call ModuleValidator.validate": (
-        "register_module_validator",
-        "register_module_fixer",
-    ),
-    "write: except ValueError": (
-        "UnsupportedModuleError",
-        "ShouldReplaceModuleError",
-        "IllegalModuleConfigurationError",
-    ),
-    "leave it out: make_private takes a plain DataLoader and samples by itself": (
-        "DPDataLoader",
-        "UniformWithReplacementSampler",
-    ),
-    "run one process, or take a dpkfc.Session, which shares each batch": (
-        "DPDDP",
-        "DifferentiallyPrivateDistributedDataParallel",
-    ),
-    "leave it out: engine.accountant counts every release, engine.get_epsilon(delta) is its ε": (
-        "RDPAccountant",
-        "PRVAccountant",
-        "GaussianAccountant",
-        "create_accountant",
-        "IAccountant",
-        "register_accountant",
-    ),
-    "write: make_private_with_epsilon(...); optimizer.noise_multiplier": ("get_noise_multiplier",),
-    "leave it out: noise and clip are fixed for the whole run; schedule the learning rate": (
-        "ExponentialNoise",
-        "LambdaNoise",
-        "StepNoise",
-        "ExponentialGradClip",
-        "LambdaGradClip",
-        "StepGradClip",
-    ),
-    "write: make_private(..., clipping='automatic')": ("PrivacyEngineAdaptiveClipping",),
-    "write: with BatchMemoryManager(data_loader=..., optimizer=...) as batches": (
-        "wrap_data_loader",
-    ),
-    "see dpkfc.integrations.lightning: PrivateModule, PrivateTraining": ("DPLightningDataModule",),
-}
-IMPORTS = _index_by_name(_IMPORTS_BY_FIX)
-for _layer in ("LSTM", "GRU", "RNN", "MultiheadAttention"):
-    IMPORTS[f"DP{_layer}"] = f"write: from torch.nn import {_layer} as DP{_layer}"
-"""For each name of Opacus, the line to write in its place."""
+# No other name may raise an ImportError: pickle asks all modules for names.
+_OF_OPACUS = re.compile(
+    "DP[A-Z]|GradSample|GradClip|DPOptimizer|Noise$|Accountant|DifferentiallyPrivate|AdaptiveClip"
+    "|Sampler$|ModuleError|ConfigurationError|^register_|^wrap_|^prepare_module|^create_accountant"
+    "|^get_optimizer_class|^get_noise_multiplier"
+)
 
 
 def __getattr__(name: str) -> NoReturn:
-    """Refuse an import of a name that only Opacus has, naming the line to write.
+    """Refuse an import of a name that only Opacus has.
 
     Raises:
         ImportError: a name of Opacus.
         AttributeError: any other name.
     """
-    if name in IMPORTS:
-        raise ImportError(f"dpkfc.integrations.opacus has no {name}; {IMPORTS[name]}")
+    if _OF_OPACUS.search(name):
+        raise ImportError(f"dpkfc.integrations.opacus has no {name}; {LINE_BY_LINE}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
