@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 # Plain values that say what decides a result.
 Description = dict[str, Any]
 # Whether each conflict exists, and the message of its error.
-Checks = Iterator[tuple[bool, str]]
 
 # --------------------------------------------------------------------------------------------------
 # Privacy models: whose data are protected, from whom, and who adds the noise.
@@ -751,93 +750,91 @@ class FederatedConfig:
         check_optional_integer("min_survivors", self.min_survivors, 0)
         check_optional_integer("max_physical_batch_size", self.max_physical_batch_size, 1)
         self.local.check(self.privacy)
-        for is_in_conflict, message in self._find_conflicts():
-            if is_in_conflict:
-                raise ValueError(message)
+        self._check_conflicts()
         if self.preconditioner is not None:
             self.preconditioner.check_plan(self.rounds, self.readout)
 
-    def _find_conflicts(self) -> Checks:
-        """Yield whether settings contradict each other, and the message with the fix."""
+    def _check_conflicts(self) -> None:
+        """Refuse settings that contradict each other."""
         samples_examples = self.example_rate < 1
         samples_clients = self.client_rate < 1
         is_client_level = self.privacy.unit == "client"
-        yield (
-            (samples_examples or samples_clients) and self.adjacency == REPLACE_ONE,
-            "adjacency='replace_one' has no accounting for sampling; use "
-            "adjacency='add_or_remove_one', or rates of 1",
-        )
-        yield (
-            is_client_level and samples_examples,
-            f"example_rate={self.example_rate} has no effect, because a client's message is "
-            "clipped as one; use 1",
-        )
-        yield (
-            is_client_level and samples_clients and self.privacy.noise_by != "server",
-            f"client_rate={self.client_rate} hides no client from a server that knows which"
-            " clients it sampled; use ClientLevel(TrustedServer()), or 1",
-        )
+        if (samples_examples or samples_clients) and self.adjacency == REPLACE_ONE:
+            raise ValueError(
+                "adjacency='replace_one' has no accounting for sampling; use "
+                "adjacency='add_or_remove_one', or rates of 1"
+            )
+        if is_client_level and samples_examples:
+            raise ValueError(
+                f"example_rate={self.example_rate} has no effect, because a client's message is "
+                "clipped as one; use 1"
+            )
+        if is_client_level and samples_clients and self.privacy.noise_by != "server":
+            raise ValueError(
+                f"client_rate={self.client_rate} hides no client from a server that knows which"
+                " clients it sampled; use ClientLevel(TrustedServer()), or 1"
+            )
         fewest = self.survivors
-        yield (
-            fewest > self.clients,
-            f"min_survivors is {fewest}, more than the {self.clients} clients; make it smaller",
-        )
-        yield (
-            self.samples_clients_secretly and fewest > 0,
-            f"min_survivors={fewest} would let a dropped round reveal how many clients were "
-            "secretly sampled; use None or 0",
-        )
-        yield (
-            self.shares_noise and fewest <= self.known_shares,
-            f"min_survivors={fewest} must exceed colluding={self.known_shares}: raise"
-            " min_survivors, or give colluding=0, and ε does not hold against other clients",
-        )
+        if fewest > self.clients:
+            raise ValueError(
+                f"min_survivors is {fewest}, more than the {self.clients} clients; make it smaller"
+            )
+        if self.samples_clients_secretly and fewest > 0:
+            raise ValueError(
+                f"min_survivors={fewest} would let a dropped round reveal how many clients were "
+                "secretly sampled; use None or 0"
+            )
+        if self.shares_noise and fewest <= self.known_shares:
+            raise ValueError(
+                f"min_survivors={fewest} must exceed colluding={self.known_shares}: raise"
+                " min_survivors, or give colluding=0, and ε does not hold against other clients"
+            )
         if self.preconditioner is not None:
-            yield from self._find_preconditioner_conflicts()
+            self._check_preconditioner()
         pipeline = PostprocessPipeline(self.filters, self.readout)
         for step in self.filters:
-            yield (
-                step.needs_variance and self.has_private_steps,
-                f"{type(step).__name__} needs the variance of the noise, which private local steps"
-                " do not give; use local=LocalGradient(), or another filter",
+            if step.needs_variance and self.has_private_steps:
+                raise ValueError(
+                    f"{type(step).__name__} needs the variance of the noise, which private local"
+                    " steps do not give; use local=LocalGradient(), or another filter"
+                )
+        if pipeline.has_lookahead:
+            raise ValueError(
+                "DiSK takes gradients away from the weights of a round; use EMA(kappa=...)"
             )
-        yield (
-            pipeline.has_lookahead,
-            "DiSK takes gradients away from the weights of a round; use EMA(kappa=...)",
-        )
 
-    def _find_preconditioner_conflicts(self) -> Checks:
+    def _check_preconditioner(self) -> None:
         preconditioner = self.preconditioner
         name = type(preconditioner).__name__
-        yield (
-            not isinstance(preconditioner, Preconditioner),
-            f"preconditioner must derive from dpkfc.curvature.Preconditioner, got {name}; "
-            "use KFAC(...)",
-        )
-        yield (
-            preconditioner.required_clipping is not None,
-            f"{name} does not run federated; use KFAC(...), or preconditioner=None",
-        )
-        yield (
-            self.metric == SEED and preconditioner.uses_previous_state,
-            "metric='seed' gives clients no earlier refresh to start from; use metric='factors'",
-        )
-        yield (
-            bool(preconditioner.describe().get("uses_private_data")),
-            f"{name} measures curvature on private data, which is a release of its own; use a "
-            "synthetic or public probe",
-        )
+        if not isinstance(preconditioner, Preconditioner):
+            raise ValueError(
+                f"preconditioner must derive from dpkfc.curvature.Preconditioner, got {name}; "
+                "use KFAC(...)"
+            )
+        if preconditioner.required_clipping is not None:
+            raise ValueError(
+                f"{name} does not run federated; use KFAC(...), or preconditioner=None"
+            )
+        if self.metric == SEED and preconditioner.uses_previous_state:
+            raise ValueError(
+                "metric='seed' gives clients no earlier refresh to start from; use metric='factors'"
+            )
+        if bool(preconditioner.describe().get("uses_private_data")):
+            raise ValueError(
+                f"{name} measures curvature on private data, which is a release of its own; use a "
+                "synthetic or public probe"
+            )
         is_over_clients = self.local.counts == "clients"
-        yield (
-            is_over_clients and self.privacy.unit == "client",
-            f"local={type(self.local).__name__} is clipped in parameter space, where a"
-            " preconditioner would do nothing; use local=LocalGradient()",
-        )
-        yield (
-            is_over_clients and self.readout != "whitened",
-            f"readout={self.readout!r} does not go with local steps, which are taken in"
-            " preconditioned space; use readout='whitened'",
-        )
+        if is_over_clients and self.privacy.unit == "client":
+            raise ValueError(
+                f"local={type(self.local).__name__} is clipped in parameter space, where a"
+                " preconditioner would do nothing; use local=LocalGradient()"
+            )
+        if is_over_clients and self.readout != "whitened":
+            raise ValueError(
+                f"readout={self.readout!r} does not go with local steps, which are taken in"
+                " preconditioned space; use readout='whitened'"
+            )
 
     @property
     def filters(self) -> Sequence[PostProcess]:
