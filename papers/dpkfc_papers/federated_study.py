@@ -53,7 +53,9 @@ from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.data.augment import reflect_pad_crop_flip
 from dpkfc.data.sampling import REPLACE_ONE
-from dpkfc.federated.plan import FedAvgM, FederatedConfig, FedGD, FedSOFIM, PerUpload, TrustedServer
+from dpkfc.federated.plan import FederatedConfig
+from dpkfc.federated.privacy_models import PerUpload, TrustedServer
+from dpkfc.federated.server_rules import FedAvgM, FedGD, FedSOFIM
 from dpkfc.federated.simulation import dirichlet, federate, iid, parts
 from dpkfc_papers.accuracy import mean_and_interval, table_line
 from dpkfc_papers.draw import add_legend, dress, grid, sheet

@@ -14,7 +14,8 @@ import torch
 from dpkfc.federated import federate
 from dpkfc.federated.flower import Node, TooFewClients, _log_round, make_failure, serve
 from dpkfc.federated.flower import _local_model as local_models
-from dpkfc.federated.server import RoundRecord, Server
+from dpkfc.federated.rounds import RoundRecord
+from dpkfc.federated.server import Server
 from dpkfc.privacy.ledger import BudgetExhausted, verify
 from tests.federated.engines import APP, CASES, Wires
 from tests.federated.worlds import CLIENTS, datasets, head, loss_fn, vector

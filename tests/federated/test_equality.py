@@ -25,7 +25,7 @@ from dpkfc.federated import (
     TrustedServer,
     federate,
 )
-from dpkfc.federated.client import LocalModel, Records
+from dpkfc.federated.local_model import LocalModel, Records
 from dpkfc.federated.plan import PartyMechanism, stream_seed
 from dpkfc.federated.simulation import dirichlet, parts, run_round
 from dpkfc.postprocess import EMA, AdamBC, LowPass

@@ -28,7 +28,7 @@ from dpkfc.federated import (
     Server,
     TrustedServer,
 )
-from dpkfc.federated.client import clip_as_one
+from dpkfc.federated.local_model import clip_as_one
 from dpkfc.federated.messages import add_prefix, select_prefix
 from dpkfc.federated.plan import FederatedPlan, stream_seed
 from dpkfc.federated.simulation import dirichlet, iid, parts, run_round

@@ -16,7 +16,7 @@ from dpkfc.federated import (
     PerUpload,
     federate,
 )
-from dpkfc.federated.client import LocalModel, Records
+from dpkfc.federated.local_model import LocalModel, Records
 from dpkfc.federated.secure_aggregation import encode
 from dpkfc.federated.simulation import run_round
 from dpkfc.postprocess.pipeline import PostProcessBase

@@ -24,8 +24,10 @@ from dpkfc.app.settings import METHOD_LABELS
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.federated.flower import App, Settings
-from dpkfc.federated.plan import FederatedConfig, FederatedPlan, FedGD, FedSOFIM, SecureAggregation
-from dpkfc.federated.server import RoundRecord
+from dpkfc.federated.plan import FederatedConfig, FederatedPlan
+from dpkfc.federated.privacy_models import SecureAggregation
+from dpkfc.federated.rounds import RoundRecord
+from dpkfc.federated.server_rules import FedGD, FedSOFIM
 from dpkfc.federated.simulation import Partition, Run, dirichlet, parts
 from dpkfc.report import rounded_up
 

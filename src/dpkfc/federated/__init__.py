@@ -6,23 +6,15 @@ Nothing here knows a network. An engine (Flower, say) carries the messages of `m
 
 from __future__ import annotations
 
-from dpkfc.federated.client import Client, LocalModel
-from dpkfc.federated.messages import TooFewKeys
-from dpkfc.federated.plan import (
-    ClientLevel,
-    FedAvg,
-    FedAvgM,
-    FederatedConfig,
-    FederatedPlan,
-    FedGD,
-    FedSOFIM,
-    LocalGradient,
-    LocalSteps,
-    PerUpload,
-    SecureAggregation,
-    TrustedServer,
-)
-from dpkfc.federated.server import RoundRecord, Server
+from dpkfc.federated.client import Client
+from dpkfc.federated.key_exchange import TooFewKeys
+from dpkfc.federated.local_model import LocalModel
+from dpkfc.federated.local_work import LocalGradient, LocalSteps
+from dpkfc.federated.plan import FederatedConfig, FederatedPlan
+from dpkfc.federated.privacy_models import ClientLevel, PerUpload, SecureAggregation, TrustedServer
+from dpkfc.federated.rounds import RoundRecord
+from dpkfc.federated.server import Server
+from dpkfc.federated.server_rules import FedAvg, FedAvgM, FedGD, FedSOFIM
 from dpkfc.federated.simulation import Run, federate, make_clients
 
 __all__ = [

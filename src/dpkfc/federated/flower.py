@@ -37,13 +37,14 @@ from torch import Tensor, nn
 from dpkfc import checkpoint
 from dpkfc.checkpoint import StrPath
 from dpkfc.data.loading import Collate
-from dpkfc.federated.client import Client, LocalModel
+from dpkfc.federated.client import Client
+from dpkfc.federated.key_exchange import TooFewKeys
+from dpkfc.federated.local_model import LocalModel
 from dpkfc.federated.messages import (
     CLIENT_FAILED,
     FLOATS,
     Message,
     Received,
-    TooFewKeys,
     check_mapping,
     make_failure,
     select_prefix,

@@ -1,27 +1,28 @@
 """The settings of a federated run, and the one place where they become a plan.
 
-A privacy model says who is protected from whom. A client's work is one of these:
+One release is a Gaussian mechanism on a sum over clients. Over T rounds of full participation, ε
+is the exact hockey-stick divergence of μ = √T · sensitivity / stddev (Balle and Wang 2018;
+Gaussian DP composes exactly). Where examples or clients are Poisson-sampled, ε is dp-accounting's
+PLD, for the samplings whose amplification is proved:
 
-    LocalGradient   one clipped sum of per-example gradients; a client-level model clips the mean
-                    gradient as one
-    LocalSteps      K steps of SGD, and the change of the parameters (FedAvg)
+    examples at rate q, secretly, by each client        example-level models
+    clients at rate q, secretly, by a trusted server    client-level with central noise
 
-No client divides its sum by the number of its records. Hence each record has the same weight
-relative to the noise, whatever the number of records of each client.
+No amplification is proved for an example when clients are sampled. The other examples of its
+client join and leave with it and reveal whether it was there, so the product of both rates is not
+a bound (tests/federated/test_accounting.py has the counter-example).
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from dpkfc._checks import (
     check_in_range,
@@ -34,8 +35,10 @@ from dpkfc.checkpoint import StrPath
 from dpkfc.config import PlanBase
 from dpkfc.curvature.base import Preconditioner
 from dpkfc.data.sampling import ADD_OR_REMOVE_ONE, REPLACE_ONE, Poisson
+from dpkfc.federated.local_work import LocalGradient, LocalSteps, LocalWork
+from dpkfc.federated.privacy_models import Description, PrivacyModel, SecureAggregation
+from dpkfc.federated.server_rules import FedGD, ServerRule
 from dpkfc.postprocess.pipeline import PostProcess, PostprocessPipeline
-from dpkfc.postprocess.steps import SOFIM
 from dpkfc.privacy import accounting
 from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.calibration import calibrate_noise_multiplier, check_target
@@ -45,387 +48,6 @@ from dpkfc.report import json_number
 
 if TYPE_CHECKING:
     import dp_accounting
-
-# Plain values that say what decides a result.
-Description = dict[str, Any]
-# Whether each conflict exists, and the message of its error.
-
-# --------------------------------------------------------------------------------------------------
-# Privacy models: whose data are protected, from whom, and who adds the noise.
-#
-#     TrustedServer       the server sees single sums and adds the noise (or the clients share it)
-#     SecureAggregation   the server sees only the sum over clients; each client adds noise shares
-#     PerUpload           the server sees every message; each carries the whole noise, √n times more
-#                         in the sum
-#     ClientLevel         the unit is a client, whose message is clipped as one; any of the above
-#
-# Noise shares are sized for the fewest clients whose noise an adversary does not know. With t
-# survivors, m of which collude (or tell the server), every client adds noise of variance
-# stddev² / (t − m). A client knows its own share, so protection from any single other client takes
-# m = 1. More survivors only add noise.
-
-
-@runtime_checkable
-class PrivacyModel(Protocol):
-    """What a plan asks of a privacy model.
-
-    Attributes:
-        name: for plans and privacy cards.
-        unit: "example" or "client".
-        noise_by: "server" or "clients".
-        masked: whether messages are added under masks (secure aggregation).
-        has_full_noise: whether each message carries the whole noise, and hides its client's data by
-            itself.
-    """
-
-    name: str = ""
-    unit: str = "example"
-    noise_by: str = "clients"
-    masked: bool = False
-    has_full_noise: bool = False
-
-    @abstractmethod
-    def describe_adversaries(self, colluding: int) -> str:
-        """Return from whom the unit is protected, for the privacy card."""
-
-
-@dataclass(frozen=True)
-class TrustedServer(PrivacyModel):
-    """Protects one example from everyone who sees the models; the server sees single messages.
-
-    Attributes:
-        noise_by: "server" adds all of it to the sum; "clients" add a share each, `colluding` of
-            which may be known.
-
-    Raises:
-        ValueError: another value.
-    """
-
-    noise_by: str = "server"
-    name = "example-level, trusted server"
-
-    def __post_init__(self) -> None:
-        check_one_of("noise_by of TrustedServer", self.noise_by, ("server", "clients"))
-
-    def describe_adversaries(self, colluding: int) -> str:
-        """Return from whom the unit is protected."""
-        server = "NOT the server, which sees what every client sends"
-        others = "" if self.noise_by == "server" else _describe_other_clients(colluding)
-        return f"everyone who sees the models of all rounds{others}; {server}"
-
-
-@dataclass(frozen=True)
-class SecureAggregation(PrivacyModel):
-    """Protects one example from everyone.
-
-    The server learns the sum over clients and no single message.
-
-    The server has to follow the protocol of `secure_aggregation`. It may collude with fewer clients
-    than `min_survivors` and still learn only the sum of the others. Clients know their own noise: ε
-    is computed for `colluding` of them, 1 by default. A round of `Server.open_round` without
-    `request_keys` has one exchange of messages and the same guarantee, but is lost with the first
-    client that is lost.
-    """
-
-    name = "example-level, secure aggregation"
-    masked = True
-
-    def describe_adversaries(self, colluding: int) -> str:
-        """Return from whom the unit is protected."""
-        server = (
-            "the server included, which follows the protocol and learns only the sum over clients"
-            " (secure aggregation)"
-        )
-        collusion = " and may tell the server" if colluding else ""
-        return f"everyone, {server}{_describe_other_clients(colluding)}{collusion}"
-
-
-@dataclass(frozen=True)
-class PerUpload(PrivacyModel):
-    """Protects one example from a server that sees every message, which has the whole noise."""
-
-    name = "example-level, per upload"
-    has_full_noise = True
-
-    def describe_adversaries(self, colluding: int) -> str:
-        """Return from whom the unit is protected."""
-        return "everyone, the server included, which sees the message of every client"
-
-
-@dataclass(frozen=True)
-class ClientLevel(PrivacyModel):
-    """Protects one client with all of its examples: its whole message is clipped to C.
-
-    Where the records of one person lie with several clients, the person is not protected.
-
-    Attributes:
-        server: one of the three models above, which says who sees what and who adds the noise.
-
-    Raises:
-        ValueError: a client-level model inside another.
-    """
-
-    server: TrustedServer | SecureAggregation | PerUpload = TrustedServer()
-    unit = "client"
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.server, TrustedServer | SecureAggregation | PerUpload):
-            raise ValueError(
-                "server of ClientLevel must be TrustedServer, SecureAggregation or PerUpload, got "
-                f"{type(self.server).__name__}"
-            )
-        name = self.server.name.replace("example-level", "client-level")
-        object.__setattr__(self, "name", name)
-        # All but the unit is as of the model inside.
-        for setting in ("noise_by", "masked", "has_full_noise"):
-            object.__setattr__(self, setting, getattr(self.server, setting))
-
-    def describe_adversaries(self, colluding: int) -> str:
-        """Return from whom the unit is protected."""
-        return self.server.describe_adversaries(colluding)
-
-
-def _describe_other_clients(colluding: int) -> str:
-    """Return whether the noise protects from other clients, each of which knows its own share."""
-    if colluding == 0:
-        return ", except for the other clients, each of which knows its own noise (colluding=0)"
-    if colluding == 1:
-        return ", and any single other client, which knows its own noise"
-    return f", and any {colluding} other clients together, which know their own noise"
-
-
-# --------------------------------------------------------------------------------------------------
-
-
-@runtime_checkable
-class LocalWork(Protocol):
-    """A client's work in a round; most is one release of bound C under any privacy model.
-
-    Attributes:
-        name: for plans and privacy cards.
-        counts: what the sum is over: "examples" or "clients".
-    """
-
-    name: str = ""
-    counts: str = "clients"
-
-    def describe(self) -> Description:
-        """Return plain values that say all that decides what is released."""
-        return {"name": self.name, **vars(self)}
-
-    def releases(self, privacy: PrivacyModel) -> int:
-        """Return the number of releases of one round."""
-        return 1
-
-    def check(self, privacy: PrivacyModel) -> None:
-        """Refuse a privacy model under which this work has no bound.
-
-        Raises:
-            ValueError: with the reason and the fix.
-        """
-
-
-@dataclass(frozen=True)
-class LocalGradient(LocalWork):
-    """One clipped sum a round, over all records or a Poisson sample (DP-FedGD, DP-KFC).
-
-    Under a client-level model the gradient of the mean loss over the client's records is clipped as
-    one.
-    """
-
-    name = "gradient"
-    counts = "examples"
-
-
-@dataclass(frozen=True)
-class LocalSteps(LocalWork):
-    """K local steps; a client sends θ₀ − θ_K.
-
-    Client-level: plain SGD on all records, the change clipped to C. Example-level: K steps of
-    DP-SGD on Poisson samples. Each step is a release with the whole noise, so T rounds cost K T
-    releases. These steps run under `PerUpload` only, because a client's own steps do not contain
-    the noise of other clients.
-
-    Attributes:
-        steps: K >= 1.
-        learning_rate: of the local steps, > 0.
-
-    Raises:
-        ValueError: a value outside its range, by name.
-    """
-
-    steps: int = 5
-    learning_rate: float = 0.1
-    name = "steps"
-
-    def __post_init__(self) -> None:
-        check_integer(f"steps of {type(self).__name__}", self.steps, 1)
-        check_positive(f"learning_rate of {type(self).__name__}", self.learning_rate)
-
-    def releases(self, privacy: PrivacyModel) -> int:
-        """Return 1 for a change that is clipped as a whole, K for steps that are private each."""
-        return 1 if privacy.unit == "client" else self.steps
-
-    def check(self, privacy: PrivacyModel) -> None:
-        """Refuse example-level models that share the noise: each step needs the whole noise.
-
-        Raises:
-            ValueError: an example-level model that shares the noise between clients.
-        """
-        if privacy.unit == "example" and not privacy.has_full_noise:
-            raise ValueError(
-                f"{type(self).__name__} depend on a client's own last step, which no noise of other"
-                " clients covers; use PerUpload(), ClientLevel() or LocalGradient()"
-            )
-
-
-# --------------------------------------------------------------------------------------------------
-# What the server does with a release. All rules are post-processing in O(d) time and a few vectors
-# of memory.
-#
-#     FedGD, FedAvg   θ ← θ − η ḡ
-#     FedAvgM         m ← β m + ḡ,  θ ← θ − η m
-#     FedSOFIM        θ ← θ − η (ρI + MMᵀ)⁻¹ ḡ            (`postprocess.SOFIM`; DP-FedSOFIM)
-
-Direction = Mapping[str, Tensor]
-State = Mapping[str, Tensor]
-Tensors = dict[str, Tensor]
-# What is subtracted from the parameters, and the next state of a rule.
-Update = tuple[Tensors, Tensors]
-
-
-@runtime_checkable
-class ServerRule(Protocol):
-    """A server's step: maps a direction and a state to an update and the next state."""
-
-    @property
-    def postprocess(self) -> tuple[PostProcess, ...]:
-        """Return steps behind the plan's own filters."""
-        return ()
-
-    @abstractmethod
-    def describe(self) -> Description:
-        """Return plain values that say all that decides the result."""
-
-    @abstractmethod
-    def step(self, direction: Direction, state: State) -> Update:
-        """Return what is subtracted from the parameters, and the next state.
-
-        Args:
-            direction: of the release, after filters; nobody reads it afterwards.
-            state: of the rule; empty before the first round.
-        """
-
-
-@dataclass(frozen=True)
-class FedGD(ServerRule):
-    """θ ← θ − η ḡ.
-
-    Attributes:
-        learning_rate: η > 0.
-
-    Raises:
-        ValueError: a value outside its range.
-    """
-
-    learning_rate: float = 0.1
-    name = "fedgd"
-
-    def __post_init__(self) -> None:
-        check_positive(f"learning_rate of {type(self).__name__}", self.learning_rate)
-
-    def describe(self) -> Description:
-        """Return plain values."""
-        return {"name": self.name, "learning_rate": self.learning_rate}
-
-    def step(self, direction: Direction, state: State) -> Update:
-        """Return η ḡ and no state."""
-        return {name: self.learning_rate * g for name, g in direction.items()}, {}
-
-
-@dataclass(frozen=True)
-class FedAvg(FedGD):
-    """θ ← θ − η · mean change (FedAvg for η = 1); every client has the same public weight."""
-
-    learning_rate: float = 1.0
-    name = "fedavg"
-
-
-@dataclass(frozen=True)
-class FedAvgM(FedGD):
-    """FedAvg with momentum at the server: m ← β m + ḡ, θ ← θ − η m.
-
-    Attributes:
-        momentum: β in [0, 1).
-    """
-
-    learning_rate: float = 1.0
-    momentum: float = 0.9
-    name = "fedavgm"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_in_range("momentum of FedAvgM", self.momentum, "[0, 1)")
-
-    def describe(self) -> Description:
-        """Return plain values."""
-        return {**super().describe(), "momentum": self.momentum}
-
-    def step(self, direction: Direction, state: State) -> Update:
-        """Return η m and m."""
-        momentum = {}
-        for name, g in direction.items():
-            momentum[name] = g.clone()
-            if name in state:
-                momentum[name] = self.momentum * state[name] + g
-        update, _ = super().step(momentum, state)
-        return update, momentum
-
-
-@dataclass(frozen=True)
-class FedSOFIM(FedGD):
-    """The server step of DP-FedSOFIM: θ ← θ − η (ρI + MMᵀ)⁻¹ ḡ, M a moving average of releases.
-
-    Attributes:
-        rho, beta, direction, bias_correction, warmup: of `postprocess.SOFIM`.
-    """
-
-    learning_rate: float = 0.1
-    rho: float = 0.5
-    beta: float = 0.9
-    direction: str = "gradient"
-    bias_correction: bool = False
-    warmup: int = 0
-    name = "fedsofim"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.postprocess  # noqa: B018 - checks the values
-
-    def describe(self) -> Description:
-        """Return plain values, with the preconditioning step where it is not the default one."""
-        described = super().describe()
-        (step,) = self.postprocess
-        return described if step == SOFIM() else {**described, "step": step.describe()}
-
-    @property
-    def postprocess(self) -> tuple[PostProcess, ...]:
-        """Return the preconditioning step."""
-        return (SOFIM(self.rho, self.beta, self.direction, self.bias_correction, self.warmup),)
-
-
-# --------------------------------------------------------------------------------------------------
-# One release is a Gaussian mechanism on a sum over clients. Over T rounds of full participation, ε
-# is the exact hockey-stick divergence of μ = √T · sensitivity / stddev (Balle and Wang 2018;
-# Gaussian DP composes exactly). Where examples or clients are Poisson-sampled, ε is dp-accounting's
-# PLD, for the samplings whose amplification is proved:
-#
-#     examples at rate q, secretly, by each client        example-level models
-#     clients at rate q, secretly, by a trusted server    client-level with central noise
-#
-# No amplification is proved for an example when clients are sampled. The other examples of its
-# client join and leave with it and reveal whether it was there, so the product of both rates is not
-# a bound (tests/federated/test_accounting.py has the counter-example).
 
 FORMAT = 1
 # No draw of `privacy.rng` exceeds this number of standard deviations.
@@ -648,8 +270,6 @@ class FederatedPlan(PlanBase):
             "epsilon_for_others": {who: json_number(x) for who, x in self.views().items()},
         }
 
-
-# --------------------------------------------------------------------------------------------------
 
 FACTORS, SEED = METRICS = ("factors", "seed")
 _SURVIVING_FRACTION = 0.8
@@ -967,9 +587,6 @@ class FederatedConfig:
             "postprocess": [step.describe() for step in self.postprocess],
             "test_mode_seed": self.test_mode_seed,
         }
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 class PartyMechanism:

@@ -20,10 +20,12 @@ from torch import Tensor, nn
 
 from dpkfc._checks import check_positive
 from dpkfc.checkpoint import StrPath
-from dpkfc.federated.client import Client, LocalModel
+from dpkfc.federated.client import Client
+from dpkfc.federated.local_model import LocalModel
 from dpkfc.federated.messages import Message
 from dpkfc.federated.plan import FederatedPlan
-from dpkfc.federated.server import RoundRecord, Server
+from dpkfc.federated.rounds import RoundRecord
+from dpkfc.federated.server import Server
 from dpkfc.gradients.clipped_sum import LossFn
 from dpkfc.privacy.budget import Budget
 from dpkfc.privacy.ledger import BudgetExhausted

@@ -1,0 +1,298 @@
+"""A client's model, and the private sums that it forms from per-example gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from dpkfc.data.loading import Collate, MicroBatches, Part, layout
+from dpkfc.federated.messages import PartyModel, Tensors, accumulation_dtype, total_norm, zero_sums
+from dpkfc.federated.plan import FederatedPlan
+from dpkfc.federated.secure_aggregation import NamedTensors
+from dpkfc.gradients.clipped_sum import (
+    Clip,
+    GradientMode,
+    LossFn,
+    clip_factors,
+    clipped_sum,
+    move_batch,
+)
+from dpkfc.gradients.fallback import gradient_of
+from dpkfc.gradients.state import make_stateless, restored_attributes, restored_state
+from dpkfc.public_rows import UNREADABLE, find_template
+from dpkfc.rng_state import device_of, randomize_generators
+from dpkfc.verification import check_on_public_rows
+
+Indices = NDArray[np.int64]
+# Relative error of a norm in float32 against a sum of squares in float64.
+_ROUNDING = 1 + 1e-6
+
+
+class Records:
+    """A client's own data.
+
+    Args:
+        dataset: a map-style dataset, or a tuple of tensors with a common first axis.
+        collate_fn: maps a list of examples to a batch.
+    """
+
+    def __init__(self, dataset: Any, collate_fn: Collate | None = None) -> None:
+        self.dataset = dataset
+        self.loader = MicroBatches(dataset, collate_fn=collate_fn)
+        self.all = np.arange(len(self.loader))
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def micro_batches(self, indices: Indices, bound: int | None) -> Iterable[tuple[Any, Part]]:
+        """Return micro-batches with their rows.
+
+        Args:
+            indices: of records, as `data.loading.layout` takes them.
+            bound: most rows of a micro-batch.
+        """
+        parts = layout(indices, bound)
+        return zip(self.loader.load([part.records for part in parts]), parts, strict=True)
+
+
+class LocalModel(PartyModel):
+    """The model of one or several clients of one process, and its preconditioner.
+
+    The parameters are those of the last round.
+
+    Args:
+        plan: of the run.
+        model: any module that a `Session` takes; its trained parameters are overwritten by every
+            round.
+        loss_fn: maps (model, batch) to one loss per example.
+
+    Raises:
+        ValueError: a model that the gradient engine does not cover.
+    """
+
+    def __init__(self, plan: FederatedPlan, model: nn.Module, loss_fn: LossFn) -> None:
+        super().__init__(plan, model)
+        self.loss_fn = make_stateless(loss_fn)
+        self.digest = ""
+        self._clip = Clip(plan.config.max_grad_norm)
+        self._gradient_mode = GradientMode()
+        self._is_verified = False
+
+    def load(self, values: NamedTensors) -> None:
+        """Take the parameters of a round.
+
+        Raises:
+            ValueError: as `check_values`; nothing is taken then.
+        """
+        self.check_values(values)
+        with torch.no_grad():
+            for name, x in values.items():
+                self.parameters[name].copy_(x)
+
+    def check_values(self, values: NamedTensors) -> None:
+        """Refuse tensors of a round that do not fit the parameters of this model.
+
+        Raises:
+            ValueError: different names or shapes, or numbers that the parameters' type cannot hold.
+        """
+        if {name: tuple(x.shape) for name, x in values.items()} != self.shapes:
+            raise ValueError(
+                "the parameters of the round have different names or shapes than this model's"
+            )
+        for name, x in values.items():
+            if not x.to(self.parameters[name]).isfinite().all():
+                raise ValueError(f"'{name}' among the parameters of the round is not finite")
+
+    def take_metric(self, state: NamedTensors) -> None:
+        """Take a preconditioner that the server built."""
+        preconditioner = self.coordinates.restore(state)
+        self.coordinates.current = preconditioner
+        self.digest = preconditioner.digest
+
+    def build_metric(self, step: int) -> None:
+        """Build the preconditioner from synthetic probes and the parameters of the round."""
+        self.coordinates.refresh(step)
+        if self.coordinates.current is not None:
+            self.digest = self.coordinates.current.digest
+
+    def advance_metric(self, step: int) -> None:
+        """Set the number of the round, for a preconditioner that changes between refreshes.
+
+        Raises:
+            ValueError: the preconditioner should have been rebuilt.
+        """
+        current = self.coordinates.current
+        self.coordinates.refresh(step)
+        if self.coordinates.current is not current:
+            raise ValueError(
+                f"the preconditioner of round {step} is older than its schedule allows; send a new "
+                "one"
+            )
+
+    def zeros(self) -> Tensors:
+        """Return the sum over no records."""
+        return zero_sums(self.parameters)
+
+    def verify(self, records: Records, *, strict: bool = False) -> None:
+        """Check model and loss once, on public rows.
+
+        No value of a record is used, and no type that most records do not share. Where no record
+        can be read, nothing is checked: such records contribute zero. Where the loss takes no
+        public rows, a `UserWarning` says so, and the examples of every micro-batch that is not
+        proved are differentiated one at a time.
+
+        Args:
+            records: of a client.
+            strict: refuse an operation that the tracker does not know.
+
+        Raises:
+            ValueError: the loss mixes examples, by name of the operation.
+            UnknownOperation: under `strict`, by name.
+        """
+        if self._is_verified:
+            return
+        template = find_template(records.dataset)
+        if template.problem == UNREADABLE:
+            return
+        template.warn(stacklevel=4)
+        collate = records.loader.collate
+        verdict = check_on_public_rows(
+            self.model,
+            self.layers,
+            self.loss_fn,
+            template.attempts(collate, device_of(self.layers)),
+            expected=self._config.local_divisor,
+            bound=self._config.max_physical_batch_size,
+            strict=strict,
+        )
+        verdict.warn(stacklevel=4)
+        self._gradient_mode.unproved_operation = verdict.operation
+        self._is_verified = True
+
+    def clipped_sum(self, records: Records, indices: Indices, *, together: bool = False) -> Tensors:
+        """PRIVATE: return the sum of clipped gradients of some records, in preconditioned space.
+
+        Args:
+            records: of the client.
+            indices: of the records, `[n]`.
+            together: clip the mean gradient of all records once, as that of one unit.
+
+        Raises:
+            ValueError: the sum is not finite, as under a preconditioner that is not.
+        """
+        table = indices[None, :] if together and indices.size else indices
+        sums, _ = clipped_sum(
+            self.model,
+            self.layers,
+            self.coordinates.metric,
+            self._clip,
+            loss_fn=self.loss_fn,
+            micro_batches=records.micro_batches(table, self._config.max_physical_batch_size),
+            one_record=records.loader.alone,
+            mode=self._gradient_mode,
+            repeatable=self.plan.test_mode,
+        )
+        if not all(x.sum().isfinite() for x in sums.values()):
+            raise ValueError("a clipped sum is not finite; check the preconditioner of the round")
+        return sums
+
+    def mean_gradient(self, records: Records) -> Tensors:
+        """PRIVATE and unclipped: return the gradient of the mean loss over all records.
+
+        A parameter without a gradient has zeros.
+        """
+        with (
+            torch.enable_grad(),
+            randomize_generators(self.plan.test_mode),
+            restored_attributes(self.model),
+            restored_state(self.model),
+        ):
+            batch = move_batch(records.loader.batch(records.all), device_of(self.layers))
+            gradients = gradient_of(self.model, self.loss_fn(self.model, batch).mean())
+        return zero_sums(self.parameters) | gradients
+
+
+def clip_as_one(tensors: NamedTensors, max_grad_norm: float) -> Tensors:
+    """Clip a whole contribution to norm C; return zeros for a contribution that is not finite."""
+    # A product in 16 bits could exceed C.
+    tensors = {name: x.to(accumulation_dtype(x)) for name, x in tensors.items()}
+    norm = torch.tensor([total_norm(tensors) * _ROUNDING], dtype=torch.float64)
+    factor = float(clip_factors(norm, max_grad_norm)[0])
+    if factor == 0:
+        # A product with 0 would keep NaN.
+        return {name: torch.zeros_like(x) for name, x in tensors.items()}
+    return {name: x * factor for name, x in tensors.items()}
+
+
+# --------------------------------------------------------------------------------------------------
+# Work on records can fail. Whether a client takes part must not depend on one of its records, so
+# the server does not learn of an exception from the loss or the collate function. The round is
+# charged and answered with its noise, on a sum to which the failing records add nothing:
+#
+#     single examples   Halving finds the records that fail. All others add what they add without
+#                       them, so one record moves the sum by its own clipped gradient at most.
+#     clipped as one    The sum is zero, as for a client without records. A missing contribution of
+#                       norm C moves the sum by C.
+
+
+class GuardedLocalWork:
+    """One round's work of a client on its records, and the first error in it.
+
+    Args:
+        local: model of the client.
+        records: of the client.
+
+    Attributes:
+        error: the first error, None where there was none; PRIVATE.
+    """
+
+    def __init__(self, local: LocalModel, records: Records) -> None:
+        self._local = local
+        self._records = records
+        self._has_contribution = False
+        self.error: Exception | None = None
+
+    @property
+    def failed(self) -> bool:
+        """PRIVATE: return whether no record contributed to the message because of an error."""
+        return self.error is not None and not self._has_contribution
+
+    def sum_examples(self, indices: Indices) -> Tensors:
+        """PRIVATE: return the sum of clipped gradients; a record that fails adds zeros.
+
+        Args:
+            indices: of the records, `[n]`.
+        """
+        if not indices.size:
+            return self._local.zeros()
+        try:
+            sums = self._local.clipped_sum(self._records, indices)
+        except Exception as error:
+            self.error = self.error or error
+            if indices.size == 1:
+                return self._local.zeros()
+            first, second = (self.sum_examples(half) for half in np.array_split(indices, 2))
+            return {name: x + second[name] for name, x in first.items()}
+        self._has_contribution = True
+        return sums
+
+    def contribute_as_one(self, work: Callable[[], Tensors]) -> Tensors:
+        """PRIVATE: return a contribution clipped as one; zeros without records or after an error.
+
+        Args:
+            work: returns the clipped contribution.
+        """
+        if not len(self._records):
+            return self._local.zeros()
+        try:
+            contribution = work()
+        except Exception as error:
+            self.error = self.error or error
+            return self._local.zeros()
+        self._has_contribution = True
+        return contribution
