@@ -8,6 +8,8 @@ import json
 
 import pytest
 
+from dpkfc_papers.studies.harness import compare_means
+
 
 @pytest.fixture
 def claims(study_module):
@@ -18,11 +20,11 @@ def test_a_difference_has_the_interval_of_welch(claims):
     from scipy.stats import ttest_ind
 
     above, below = [1.0, 3.0], [0.0, 1.0, 2.0, 3.0]
-    gain, error = claims.compared(above, below)
+    gain, error = compare_means(above, below)
     low, high = ttest_ind(above, below, equal_var=False).confidence_interval(0.95)
     assert gain == pytest.approx(0.5)
     assert (gain - error, gain + error) == pytest.approx((low, high))
-    assert claims.compared([1.0, 1.0], [0.5, 0.5]) == (0.5, 0.0)
+    assert compare_means([1.0, 1.0], [0.5, 0.5]) == (0.5, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,7 @@ def test_a_verdict_has_two_words_or_three(claims, cast, verdict):
     assert claims.judge(cast) == verdict
 
 
-def test_rows_of_features_that_differ_in_one_part_are_compared(claims):
+def test_rows_of_features_that_differ_in_one_part_are_compare_means(claims):
     """New rows need no code, and what has no partner is left out."""
     from dpkfc_papers.studies import features_table
 

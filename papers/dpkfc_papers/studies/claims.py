@@ -10,8 +10,6 @@ pruned. Claims about features compare all rows of `features.py` that differ in o
 
 from __future__ import annotations
 
-import math
-import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +19,7 @@ from typing import Any
 
 from dpkfc_papers.studies import features_table
 from dpkfc_papers.studies.features_table import Row
-from dpkfc_papers.studies.harness import RESULTS, markdown, read_json
+from dpkfc_papers.studies.harness import RESULTS, compare_means, markdown, read_json
 
 # data set to arm to accuracies on the test set, %
 Accuracies = Mapping[str, Mapping[str, Sequence[float]]]
@@ -132,7 +130,7 @@ class Claim:
         for where, arms in found.items():
             pair = arms.get(self.above, ()), arms.get(self.below, ())
             if where not in same and min(map(len, pair)) > 1:
-                known[where] = compared(*pair)
+                known[where] = compare_means(*pair)
         return known
 
 
@@ -160,7 +158,7 @@ class FeatureClaim:
                 other = at_one.get((data, replace(arm, **{self.part: value})))
                 pair = _equally_searched(row, other)
                 if pair is not None:
-                    known[f"{row.title} ({arm.label})"] = compared(*pair)
+                    known[f"{row.title} ({arm.label})"] = compare_means(*pair)
         return known
 
 
@@ -199,7 +197,7 @@ class HeadClaim:
                     rivals["over the CNN with DP-KFC natural"] = study[arm]
                     break
             for rival, values in rivals.items():
-                known[f"{best.title} ({rival})"] = compared(best.test, values)
+                known[f"{best.title} ({rival})"] = compare_means(best.test, values)
         return known
 
 
@@ -374,22 +372,6 @@ def _tests(results: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
         for row in rows
         if row["measured_on"] == "test" and row.get("target_epsilon") == 1.0 and "arm" in row["tag"]
     )
-
-
-def compared(above: Sequence[float], below: Sequence[float]) -> tuple[float, float]:
-    """Difference of the means, and half of its 95 % interval (Welch's t, since three seeds say
-    little about a variance).
-    """
-    from scipy.stats import t
-
-    parts = [statistics.variance(values) / len(values) for values in (above, below)]
-    gain, spread = statistics.mean(above) - statistics.mean(below), sum(parts)
-    if spread == 0:
-        return gain, 0.0
-    freedom = spread**2 / sum(
-        part**2 / (len(values) - 1) for part, values in zip(parts, (above, below), strict=True)
-    )
-    return gain, float(t.ppf(0.975, freedom)) * math.sqrt(spread)
 
 
 def votes(differences: Differences) -> list[str]:

@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpkfc_papers.studies import claims, grids, headline
+from dpkfc_papers.studies import grids, headline
 from dpkfc_papers.studies.harness import (
     RESULTS,
+    compare_means,
     finish,
     half_interval,
     interval,
@@ -71,7 +72,7 @@ def _describe_epsilons(found: Mapping[str, Mapping[float, Sequence[float]]]) -> 
         for method, (label, _) in COLOURS.items()
     ]
     epsilons = sorted(found["disk"])
-    gains = [claims.compared(found["disk"][one], found["dp-sgd"][one]) for one in epsilons]
+    gains = [compare_means(found["disk"][one], found["dp-sgd"][one]) for one in epsilons]
     row = [f"{gain:+.2f} ± {error:.2f}" for gain, error in gains]
     rows.append(["DiSK − DP-SGD", *row])
     ahead = sum(gain > error for gain, error in gains)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dpkfc_papers.studies.harness import RESULTS, interval, markdown, read_json
+from dpkfc_papers.studies.harness import RESULTS, compare_means, interval, markdown, read_json
 
 MEASURED, CONTROLS, SENTENCES = "features.json", "features_controls.json", "sentences.json"
 TITLES = {
@@ -207,8 +207,6 @@ def table(file: str) -> str:
 
 def sentence_table() -> str:
     """Return heads on sentence vectors, and how they stand to DP-SGD; "" without rows."""
-    from dpkfc_papers.studies import claims
-
     rows = read_rows(SENTENCES)
     plain = {(row.data, row.epsilon): row.test for row in rows if row.arm.method == "dp-sgd"}
     words = []
@@ -216,7 +214,7 @@ def sentence_table() -> str:
         baseline = plain.get((row.data, row.epsilon))
         if baseline is None or row.arm.method == "dp-sgd":
             continue
-        gain, error = claims.compared(row.test, baseline)
+        gain, error = compare_means(row.test, baseline)
         verdict = "level" if abs(gain) <= error else "ahead" if gain > 0 else "behind"
         place = f"{row.title}, ε = {row.epsilon:g}, {row.arm.method_name}"
         words.append(f"- {place}: {verdict} ({gain:+.2f} ± {error:.2f}).")

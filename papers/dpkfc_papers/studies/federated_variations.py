@@ -22,9 +22,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dpkfc_papers.studies import claims
 from dpkfc_papers.studies.federated_ablation import run_script
-from dpkfc_papers.studies.harness import RESULTS, half_interval, hardware, interval, markdown, now
+from dpkfc_papers.studies.harness import (
+    RESULTS,
+    compare_means,
+    half_interval,
+    hardware,
+    interval,
+    markdown,
+    now,
+)
 
 PATH = RESULTS / "federated_variations.json"
 SEEDS, TUNED_WITH, DELTA, ROUNDS = (0, 1, 2), 100, 1e-5, 70
@@ -285,7 +292,7 @@ def swept(store: Any, rule: str) -> dict[float, list[float]]:
 def _rate_table(store: Any) -> str:
     found = {rule: swept(store, rule) for rule in RULES}
     rows = [[label, *map(interval, found[rule].values())] for rule, label in RULES.items()]
-    gains = [claims.compared(found["sofim"][eta], found["fedgd"][eta]) for eta in SWEPT]
+    gains = [compare_means(found["sofim"][eta], found["fedgd"][eta]) for eta in SWEPT]
     rows.append(["difference", *(f"{gain:+.2f} ± {error:.2f}" for gain, error in gains)])
     head = ["MNIST, ε = 10: test %", *(f"η = {eta:g}" for eta in SWEPT)]
     ahead = sum(gain > error for gain, error in gains)
@@ -310,7 +317,7 @@ def _client_table(store: Any) -> str:
         values = {rule: _accuracies(store, of) for rule, of in runs.items()}
         if not all(len(of) > 1 for of in values.values()):
             continue
-        gain, error = claims.compared(values["sofim"], values["fedgd"])
+        gain, error = compare_means(values["sofim"], values["fedgd"])
         cells = [interval(values[rule]) for rule in RULES]
         etas = ", ".join(f"{of[0].eta:g}" for of in runs.values())
         rows.append([f"{client_rate:g}", *cells, f"{gain:+.2f} ± {error:.2f}", etas])

@@ -53,7 +53,7 @@ from dpkfc_papers.studies.generation_texts import (
     score,
     score_cider,
 )
-from dpkfc_papers.studies.harness import RESULTS, hardware, interval, markdown, now
+from dpkfc_papers.studies.harness import RESULTS, compare_means, hardware, interval, markdown, now
 
 PATH = RESULTS / "generation.json"
 SEEDS, EPSILONS = (0, 1, 2), (3.0, 8.0)
@@ -294,14 +294,13 @@ def compare(
     store: Any, above: Sequence[GenerationRun], below: Sequence[GenerationRun]
 ) -> dict[str, str]:
     """Return for each figure whether one is ahead beyond the interval of the difference."""
-    from dpkfc_papers.studies import claims
 
     words = {}
     for figure, (_, is_more_better) in FIGURES.items():
         pair = [values_of(store, runs, figure) for runs in (above, below)]
         if min(map(len, pair)) < 2:
             return {}
-        gain, error = claims.compared(*pair)
+        gain, error = compare_means(*pair)
         gain = gain if is_more_better else -gain
         words[figure] = "level"
         if abs(gain) > error:

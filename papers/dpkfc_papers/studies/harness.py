@@ -354,3 +354,20 @@ def finish(figure: Any, path: Path, columns: int = 0) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, pil_kwargs={"optimize": True})
     plt.close(figure)
+
+
+def compare_means(above: Sequence[float], below: Sequence[float]) -> tuple[float, float]:
+    """Return the difference of the means, and half of its 95 % interval.
+
+    The interval is Welch's, since three seeds say little about a variance.
+    """
+    from scipy.stats import t
+
+    parts = [statistics.variance(values) / len(values) for values in (above, below)]
+    gain, spread = statistics.mean(above) - statistics.mean(below), sum(parts)
+    if spread == 0:
+        return gain, 0.0
+    freedom = spread**2 / sum(
+        part**2 / (len(values) - 1) for part, values in zip(parts, (above, below), strict=True)
+    )
+    return gain, float(t.ppf(0.975, freedom)) * math.sqrt(spread)

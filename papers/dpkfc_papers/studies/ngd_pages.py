@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpkfc_papers.studies import claims
 from dpkfc_papers.studies import ngd_ablation as study
 from dpkfc_papers.studies.harness import (
     IMAGES,
+    compare_means,
     finish,
     half_interval,
     interval,
@@ -109,7 +109,7 @@ def direction(printed: float, ours: Values, baseline: Values) -> str:
         ours: accuracies of the variation in percent, two or more.
         baseline: those of the baseline.
     """
-    gain, error = claims.compared(ours, baseline)
+    gain, error = compare_means(ours, baseline)
     if abs(gain) <= error:
         return LEVEL
     return SAME if (gain > 0) == (printed > 0) else OTHER
@@ -146,7 +146,7 @@ def direction_table(store: Any) -> str:
     for cell, ours, said in directions(store):
         difference = "–"
         if said not in (NOT_RUN, TOO_FEW):
-            gain, error = claims.compared(ours, base)
+            gain, error = compare_means(ours, base)
             difference = f"{gain:+.2f} ± {error:.2f}"
         printed = f"{cell.printed - cell.baseline:+.2f}"
         rows.append(
@@ -213,7 +213,7 @@ def _about_images(store: Any) -> str:
     if len(known) < 2:
         return "Figure 3: too few runs."
     low, high = (pick(known, key=lambda count: known[count]) for pick in (min, max))
-    gain, error = claims.compared(measured[high], measured[low])
+    gain, error = compare_means(measured[high], measured[low])
     said = "is reversed" if gain - error > 1 else "holds" if gain + error < 1 else "is not decided"
     return (
         f"Figure 3: {high:,} public images are {gain:+.2f} ± {error:.2f} points from {low:,}."
@@ -228,7 +228,7 @@ def _about_floors(store: Any) -> str:
     sentence = f"Figure 4: without a floor (λ = 10⁻³⁰) {_failures(store)}."
     if len(fixed) < 2:
         return sentence
-    gain, error = claims.compared(base, fixed)
+    gain, error = compare_means(base, fixed)
     return f"{sentence} The schedule is {gain:+.2f} ± {error:.2f} points from the fixed floor."
 
 
@@ -237,7 +237,7 @@ def _about_privacy(store: Any) -> str:
     private = study.values(store, "whitened", study.PRIVATE)
     if len(private) < 2:
         return "The control with private curvature has too few runs for a verdict."
-    gain, error = claims.compared(private, study.values(store, "whitened"))
+    gain, error = compare_means(private, study.values(store, "whitened"))
     return (
         f"Private curvature (NOT PRIVATE) is {gain:+.2f} ± {error:.2f} points from public."
         " Table 3, where it is released and has its part of ε, was not measured."
