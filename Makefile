@@ -73,7 +73,6 @@ bench: $(TOOLS) ## time a step against plain SGD and Opacus, and that of each me
 	$(BIN)/python benchmarks/method_speed.py
 	$(BIN)/python benchmarks/method_speed.py --views
 	$(BIN)/python benchmarks/tables.py
-	$(BIN)/python -m dpkfc_papers.studies.headline
 
 bench-scale: $(TOOLS) ## how a step grows with width, depth, batch, positions, rank and processes, then refresh the tables
 	$(BIN)/python benchmarks/scale.py
@@ -84,10 +83,9 @@ assurance: $(TOOLS) ## every check of the privacy promise at full size, then ref
 	$(BIN)/python benchmarks/assurance.py
 	$(BIN)/python benchmarks/tables.py
 
-results: $(TOOLS) ## refresh the tables in README.md and docs, and their pictures, from benchmarks/results
-	$(BIN)/python -m dpkfc_papers.studies.result_pages
+results: $(TOOLS) ## refresh the tables in README.md and docs, and their pictures, from results of benchmarks and papers
+	$(BIN)/python -m dpkfc_papers.studies.pages
 	$(BIN)/python benchmarks/tables.py
-	$(BIN)/python -m dpkfc_papers.studies.headline
 
 stats: $(TOOLS) ## files, tokens, names and words of the source, and what one step enters
 	$(BIN)/python benchmarks/stats.py

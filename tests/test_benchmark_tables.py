@@ -272,32 +272,3 @@ def test_plain_training_with_views_takes_the_rows_that_private_training_takes(ta
     plain = cases(smoke=True)["smoke-wrn"]
     (one,) = plain.parts(x, y)
     assert torch.equal(one[0], x)
-
-
-def test_pages_have_one_number_for_a_cell() -> None:
-    from dpkfc.app.recipes.catalogue import run_config
-    from dpkfc_papers.store import Store, winners_tests
-    from dpkfc_papers.studies import grids, headline, which_method
-    from dpkfc_papers.studies.harness import RESULTS, interval, read_json
-
-    results = read_json(RESULTS / "accuracy" / "cnn.json")
-    table = which_method.table()
-    for (recipe, arm), (name, label) in headline.MORE_SEEDS.items():
-        study = [
-            row
-            for row in winners_tests(results["rows"].values())
-            if (row["run"]["recipe"], row["tag"]["arm"]) == (recipe, arm)
-            and row["target_epsilon"] == 1.0
-        ]
-        tests = list(grids.GRIDS[name].tests(Store(grids.RESULTS / f"{name}.json"), label))
-        assert len(tests) > len(study) > 1
-        settings = []
-        for row in (study[0], tests[0]):
-            run = {key: row["run"][key] for key in ("recipe", "method")} | row["run"]["settings"]
-            config = vars(run_config(run))
-            # DP-SGD has no curvature, and so no rank.
-            settings.append({key: config[key] for key in config if key != "max_rank"})
-        assert settings[0] == settings[1]
-        values = headline.cells(results, recipe)[arm][1.0]
-        assert values == [100 * test["accuracy"] for test in tests]
-        assert interval(values) in table

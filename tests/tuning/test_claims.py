@@ -8,15 +8,11 @@ import json
 
 import pytest
 
+from dpkfc_papers.studies import claims, features_table, grids, scores
 from dpkfc_papers.studies.harness import compare_means
 
 
-@pytest.fixture
-def claims(study_module):
-    return study_module("claims")
-
-
-def test_a_difference_has_the_interval_of_welch(claims):
+def test_a_difference_has_the_interval_of_welch():
     from scipy.stats import ttest_ind
 
     above, below = [1.0, 3.0], [0.0, 1.0, 2.0, 3.0]
@@ -45,11 +41,11 @@ def test_a_difference_has_the_interval_of_welch(claims):
         ({"a": (1.0, 0.5), "a (again)": (0.1, 0.5)}, "no difference"),
     ],
 )
-def test_the_verdict_counts_data_sets(claims, differences, verdict):
+def test_the_verdict_counts_data_sets(differences, verdict):
     assert claims.verdict(differences) == verdict
 
 
-def test_arms_are_read_from_the_results(claims, tmp_path):
+def test_arms_are_read_from_the_results(tmp_path):
     def row(arm, accuracy, measured_on="test", epsilon=1.0):
         return {
             "accuracy": accuracy,
@@ -72,7 +68,7 @@ def test_arms_are_read_from_the_results(claims, tmp_path):
     (tmp_path / "accuracy" / "imdb.json").write_text(
         json.dumps({"rows": dict(enumerate(rows))}), "utf-8"
     )
-    found = claims.measured(tmp_path)
+    found = scores.measured(tmp_path)
     assert found["IMDB, logistic regression"]["dp-sgd"] == pytest.approx([80.0, 81.0])
     lines = claims.table(found).splitlines()
     assert (
@@ -81,23 +77,19 @@ def test_arms_are_read_from_the_results(claims, tmp_path):
     )
 
 
-def test_a_grid_whose_points_have_all_run_stands_for_trials(claims, monkeypatch, tmp_path):
-    from dpkfc_papers.studies import grids
-
+def test_a_grid_whose_points_have_all_run_stands_for_trials(monkeypatch, tmp_path):
     class Done(grids.Grid):
         def tests(self, store, arm):
             return [{"accuracy": 0.9}, {"accuracy": 0.92}] if arm == "DiSK" else []
 
     imdb = grids.GRIDS["imdb"]
-    monkeypatch.setitem(
-        grids.GRIDS, "imdb", Done(recipe=imdb.recipe, arms=imdb.arms, common=imdb.common)
-    )
-    assert claims.measured(tmp_path)["IMDB, logistic regression"] == {
+    monkeypatch.setitem(grids.GRIDS, "imdb", Done(**vars(imdb)))
+    assert scores.measured(tmp_path)["IMDB, logistic regression"] == {
         "disk": pytest.approx([90.0, 92.0])
     }
 
 
-def test_an_arm_that_the_grid_lacks_is_compared_within_the_trials(claims, tmp_path):
+def test_an_arm_that_the_grid_lacks_is_compared_within_the_trials(tmp_path):
     rows = [
         {
             "accuracy": accuracy,
@@ -119,20 +111,19 @@ def test_an_arm_that_the_grid_lacks_is_compared_within_the_trials(claims, tmp_pa
     (tmp_path / "accuracy" / "imdb.json").write_text(
         json.dumps({"rows": dict(enumerate(rows))}), "utf-8"
     )
-    found = claims.measured(tmp_path)
+    found = scores.measured(tmp_path)
     assert set(found["IMDB, twenty trials"]) == {"dp-ngd", "dp-sgd"}
     assert set(found["IMDB, logistic regression"]) == {"dp-sgd"}
 
 
-def test_arms_of_grids_are_there(claims):
-    from dpkfc_papers.studies import grids
+def test_keys_belong_to_arms_of_their_grid():
+    for grid in grids.GRIDS.values():
+        assert set(grid.keys) <= set(grid.arms)
+        assert not grid.keys or grid.recipe in scores.TITLES or grid.recipe == "cifar10-cnn"
 
-    for name, (recipe, arms) in claims.GRIDS.items():
-        assert grids.GRIDS[name].recipe == recipe and set(arms) <= set(grids.GRIDS[name].arms)
 
-
-def test_noise_is_compared_with_public_and_with_private_data_wherever_both_were_run(claims):
-    found = claims.measured(claims.RESULTS)
+def test_noise_is_compared_with_public_and_with_private_data_wherever_both_were_run():
+    found = scores.measured(scores.RESULTS)
     lines = claims.table(found).splitlines()
     for words in (
         "no worse than public data",
@@ -144,8 +135,8 @@ def test_noise_is_compared_with_public_and_with_private_data_wherever_both_were_
     assert not {"dp-kfc-oracle", "dp-kfc-public"} & set(found["IMDB, logistic regression"])
 
 
-def test_a_claim_that_was_chosen_on_tests_is_withdrawn(claims):
-    found = claims.measured(claims.RESULTS)
+def test_a_claim_that_was_chosen_on_tests_is_withdrawn():
+    found = scores.measured(scores.RESULTS)
     (line,) = [line for line in claims.table(found).splitlines() if "pink noise as its" in line]
     assert "**withdrawn**: dead leaves became the default when the tests of both were known" in line
     (line,) = [
@@ -164,13 +155,12 @@ def test_a_claim_that_was_chosen_on_tests_is_withdrawn(claims):
         (["no difference", "the reverse"], "does not hold"),
     ],
 )
-def test_a_verdict_has_two_words_or_three(claims, cast, verdict):
+def test_a_verdict_has_two_words_or_three(cast, verdict):
     assert claims.judge(cast) == verdict
 
 
-def test_rows_of_features_that_differ_in_one_part_are_compare_means(claims):
+def test_rows_of_features_that_differ_in_one_part_are_compared():
     """New rows need no code, and what has no partner is left out."""
-    from dpkfc_papers.studies import features_table
 
     def row(arm, *test, data="mnist", epsilon=1.0):
         values = {"data": data, "arm": arm, "epsilon": epsilon, "test": test}
@@ -194,11 +184,11 @@ def test_rows_of_features_that_differ_in_one_part_are_compare_means(claims):
     }
 
 
-def test_a_paper_has_its_claims_with_the_controls_beside_them(claims):
+def test_a_paper_has_its_claims_with_the_controls_beside_them():
     found = {"A": {"sofim": [2.0, 2.1], "fedgd": [1.0, 1.1], "fedgd-matched": [2.0, 2.1]}}
     assert claims.paper_table(found).splitlines()[2:] == [
         "| DP-FedSOFIM | its server step beats DP-FedGD, both tuned | **holds (1, 0, 0)** |"
         " also at a matched learning rate: no difference (0, 1, 0) |"
     ]
-    lines = claims.paper_table(claims.measured(claims.RESULTS)).splitlines()
+    lines = claims.paper_table(scores.measured(scores.RESULTS)).splitlines()
     assert 10 < len(lines) <= 40 and not any("this project" in line for line in lines)

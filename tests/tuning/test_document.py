@@ -37,7 +37,7 @@ def test_cells_of_the_paper_are_counted_by_recipe(study_module):
 
 
 def test_heads_are_ahead_of_every_network_where_the_page_says_so(study_module):
-    pages = study_module("result_pages")
+    pages = study_module("task_pages")
     assert read_line(PAGE).count("The heads are ahead of every network here.") == 2
     for name in ("mnist", "fashion-mnist"):
         at_one = {"features": [], "network": [], "here": []}
@@ -48,7 +48,7 @@ def test_heads_are_ahead_of_every_network_where_the_page_says_so(study_module):
 
 
 def test_cifar_is_above_the_network_and_below_the_paper_that_tunes_all_layers(study_module):
-    pages = study_module("result_pages")
+    pages = study_module("task_pages")
     assert "above the CNN at a smaller ε, and below DP-RandP" in read_line(PAGE)
     lines = pages.TASKS["cifar10"].lines("cifar10")
     heads = [statistics.mean(one.cells[1.0]) for one in lines if one.kind == "features"]
@@ -91,7 +91,7 @@ def test_outputs_are_nearer_to_white_than_inputs_on_the_network_and_not_on_the_t
     study_module,
 ):
     """What the page gives as the reason why whitening both sides is no better."""
-    rows = study_module("result_pages").condition_table().splitlines()[2:]
+    rows = study_module("figure_tables").condition_table().splitlines()[2:]
     found: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         model, _, a, g = (cell.strip().replace(",", "") for cell in row.strip("|").split("|"))

@@ -4,27 +4,30 @@ seed is drawn.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from dpkfc.app.recipes.catalogue import run_config
+from dpkfc_papers.store import Store, winners_tests
+from dpkfc_papers.studies import grids, headline, scores
+from dpkfc_papers.studies.harness import RESULTS, interval, read_json
+from dpkfc_papers.studies.scores import study_cells
 
-@pytest.fixture
-def headline(study_module):
-    return study_module("headline")
 
-
-def rows(cells):
-    """A results file with these (arm, ε, accuracy), one seed each, and a trial that must not
-    count.
-    """
+def write_rows(folder: Path) -> Path:
+    """Write a results file with `CELLS`, one seed each, and a trial that must not count."""
     test = {"run": {"recipe": "mnist-cnn"}, "measured_on": "test"}
     held = [
         {**test, "target_epsilon": epsilon, "accuracy": accuracy, "tag": {"arm": arm}}
-        for arm, epsilon, accuracy in cells
+        for arm, epsilon, accuracy in CELLS
     ]
     trial = {**held[0], "measured_on": "validation", "accuracy": 0.1}
-    return {"rows": {str(i): row for i, row in enumerate([*held, trial])}}
+    results = {"rows": {str(i): row for i, row in enumerate([*held, trial])}}
+    (folder / "accuracy").mkdir()
+    (folder / "accuracy" / "cnn.json").write_text(json.dumps(results), "utf-8")
+    return folder
 
 
 CELLS = [
@@ -37,8 +40,8 @@ CELLS = [
 ]
 
 
-def test_a_cell_is_the_mean_over_its_seeds(headline):
-    table = headline.table(rows(CELLS)).splitlines()
+def test_a_cell_is_the_mean_over_its_seeds(tmp_path: Path):
+    table = headline.table(write_rows(tmp_path)).splitlines()
     assert table[0] == "| MNIST, test % | its curvature sees | ε = 1 (seeds) | ε = 2 (seeds) |"
     assert table[2].startswith("| linear head on features")
     assert table[3:] == [
@@ -47,9 +50,29 @@ def test_a_cell_is_the_mean_over_its_seeds(headline):
     ]
 
 
-def test_the_picture_leaves_single_seeds_out(headline, tmp_path: Path):
+def test_the_picture_leaves_single_seeds_out(tmp_path: Path):
     pytest.importorskip("matplotlib")
-    found = headline._enough(headline.cells(rows(CELLS), "mnist-cnn"))
+    found = headline._enough(study_cells("mnist-cnn", write_rows(tmp_path)))
     assert {arm: sorted(of) for arm, of in found.items()} == {"dp-sgd": [1.0], "dp-kfc-a": [1.0]}
-    headline.picture(rows(CELLS), tmp_path / "picture.png")
+    headline.picture(tmp_path / "picture.png", tmp_path)
     assert (tmp_path / "picture.png").stat().st_size > 5000
+
+
+def test_pages_have_one_number_for_a_cell() -> None:
+    rows = read_json(RESULTS / "accuracy" / "cnn.json")["rows"].values()
+    for (recipe, arm), name in scores.MORE_SEEDS.items():
+        study = [row for row in winners_tests(rows) if row["target_epsilon"] == 1.0]
+        study = [row for row in study if (row["run"]["recipe"], row["tag"]["arm"]) == (recipe, arm)]
+        (label,) = [label for label, key in grids.GRIDS[name].keys.items() if key == arm]
+        tests = list(grids.GRIDS[name].tests(Store(grids.RESULTS / f"{name}.json"), label))
+        assert len(tests) > len(study) > 1
+        settings = []
+        for row in (study[0], tests[0]):
+            run = {key: row["run"][key] for key in ("recipe", "method")} | row["run"]["settings"]
+            config = vars(run_config(run))
+            # DP-SGD has no curvature, and so no rank.
+            settings.append({key: config[key] for key in config if key != "max_rank"})
+        assert settings[0] == settings[1]
+        values = study_cells(recipe)[arm][1.0]
+        assert values == [100 * test["accuracy"] for test in tests]
+        assert interval(values) in headline.choice_table()

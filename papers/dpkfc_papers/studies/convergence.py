@@ -117,31 +117,31 @@ def fit_slope(cells: dict[int, float]) -> float:
     return statistics.linear_regression(x, y).slope
 
 
-def lines() -> dict[tuple[str, str], dict[int, float]]:
+def lines(results: dict[str, Any]) -> dict[tuple[str, str], dict[int, float]]:
     """Return the least norm by steps, for each noise and method."""
     found: dict[tuple[str, str], dict[int, float]] = {}
-    for row in read_json(PATH).get("rows", []):
+    for row in results["rows"]:
         found.setdefault((row["noise"], row["method"]), {})[row["steps"]] = row["least"]
     return found
 
 
-def table() -> str:
+def table(results: dict[str, Any]) -> str:
     """Return the Markdown table of the results."""
     rows = []
-    for (noise, method), cells in lines().items():
+    for (noise, method), cells in lines(results).items():
         values = [f"{cells[steps]:.4f}" for steps in STEPS]
         rows.append([noise, NAMES[method], *values, f"{fit_slope(cells):.2f}"])
     return markdown(["noise", "method", *[f"T = {steps:,}" for steps in STEPS], "slope"], rows)
 
 
-def draw() -> None:
+def draw(results: dict[str, Any]) -> None:
     """Draw the least norms over T beside the rate of the theorem."""
     figure, panels = sheet(1, len(NOISES), height=3, sharey=True)
     for panel, noise in zip(panels[0], NOISES, strict=True):
         for method, marker in zip(METHODS, "os", strict=True):
-            cells = lines()[noise, method]
+            cells = lines(results)[noise, method]
             panel.loglog(list(cells), list(cells.values()), marker=marker, label=NAMES[method])
-        first = lines()[noise, METHODS[0]][STEPS[0]]
+        first = lines(results)[noise, METHODS[0]][STEPS[0]]
         rate = [first * math.sqrt(STEPS[0] / steps) for steps in STEPS]
         panel.loglog(STEPS, rate, "--", color="C6", label="1 / √T")
         panel.set_title(noise)
@@ -158,8 +158,8 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print what has been run")
     if not parser.parse_args().table:
         measure()
-        draw()
-    print(table())
+        draw(read_json(PATH))
+    print(table(read_json(PATH)))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Figures 1, 2 and 8 of the DiSK paper on the CNN of MNIST, as tables and one picture.
 
     python -m dpkfc_papers.studies.grids --grid disk --data-dir DIR
-    python -m dpkfc_papers.studies.result_pages  # draws docs/img/disk.png
+    make results    # draws docs/img/disk.png
 
 Figures 1 and 2 come from the accuracy study: both methods had twenty trials at ε = 1. Figure 8 is
 the `disk` grid of `grids.py`, of one seed on the validation split.
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpkfc_papers.studies import grids, headline
+from dpkfc_papers.studies import grids, scores
 from dpkfc_papers.studies.harness import (
     RESULTS,
     compare_means,
@@ -35,7 +35,7 @@ KAPPA, GAMMA = "filter_kappa", "disk_gamma"
 
 def over_epsilon() -> dict[str, Mapping[float, Sequence[float]]]:
     """Return test accuracies in percent by method and ε."""
-    found = headline.cells(read_json(RESULTS / "accuracy" / "cnn.json"), RECIPE)
+    found = scores.study_cells(RECIPE)
     return {method: found[method] for method in COLOURS}
 
 

@@ -294,7 +294,6 @@ def compare(
     store: Any, above: Sequence[GenerationRun], below: Sequence[GenerationRun]
 ) -> dict[str, str]:
     """Return for each figure whether one is ahead beyond the interval of the difference."""
-
     words = {}
     for figure, (_, is_more_better) in FIGURES.items():
         pair = [values_of(store, runs, figure) for runs in (above, below)]

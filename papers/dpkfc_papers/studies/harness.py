@@ -207,6 +207,22 @@ def half_interval(values: Sequence[float]) -> float:
     return float(t.ppf(0.975, len(values) - 1)) * spread
 
 
+def compare_means(above: Sequence[float], below: Sequence[float]) -> tuple[float, float]:
+    """Difference of the means, and half of its 95 % interval (Welch's t, since three seeds say
+    little about a variance).
+    """
+    from scipy.stats import t
+
+    parts = [statistics.variance(values) / len(values) for values in (above, below)]
+    gain, spread = statistics.mean(above) - statistics.mean(below), sum(parts)
+    if spread == 0:
+        return gain, 0.0
+    freedom = spread**2 / sum(
+        part**2 / (len(values) - 1) for part, values in zip(parts, (above, below), strict=True)
+    )
+    return gain, float(t.ppf(0.975, freedom)) * math.sqrt(spread)
+
+
 def interval(values: Sequence[float]) -> str:
     """A mean and its 95 % interval, on one line; of one value no interval, of none a dash."""
     if not values:
@@ -215,10 +231,17 @@ def interval(values: Sequence[float]) -> str:
     return f"{statistics.mean(values):.2f}{half}"
 
 
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; all columns but the first are right-aligned."""
-    lines = [header, ["---", *["--:"] * (len(header) - 1)], *rows]
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: bool = True) -> str:
+    """A Markdown table; where it has numbers all columns but the first are right-aligned."""
+    rest = "--:" if numbers else "---"
+    lines = [header, ["---", *[rest] * (len(header) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    from dpkfc.app.settings import tomllib
+
+    return tomllib.loads(path.read_text("utf-8"))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -356,18 +379,17 @@ def finish(figure: Any, path: Path, columns: int = 0) -> None:
     plt.close(figure)
 
 
-def compare_means(above: Sequence[float], below: Sequence[float]) -> tuple[float, float]:
-    """Return the difference of the means, and half of its 95 % interval.
+def draw_means(
+    panel: Any, places: Sequence[float], values: Sequence[Sequence[float]], **style: Any
+) -> None:
+    """Draw means with their 95 % intervals; of one value no interval.
 
-    The interval is Welch's, since three seeds say little about a variance.
+    Args:
+        panel: of `sheet`.
+        places: on its horizontal axis.
+        values: some for each place.
+        style: of `errorbar`.
     """
-    from scipy.stats import t
-
-    parts = [statistics.variance(values) / len(values) for values in (above, below)]
-    gain, spread = statistics.mean(above) - statistics.mean(below), sum(parts)
-    if spread == 0:
-        return gain, 0.0
-    freedom = spread**2 / sum(
-        part**2 / (len(values) - 1) for part, values in zip(parts, (above, below), strict=True)
-    )
-    return gain, float(t.ppf(0.975, freedom)) * math.sqrt(spread)
+    errors = [half_interval(of) if len(of) > 1 else 0.0 for of in values]
+    style = {"yerr": errors, "capsize": 2, **style}
+    panel.errorbar(list(places), list(map(statistics.mean, values)), **style)

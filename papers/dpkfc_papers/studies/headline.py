@@ -1,34 +1,26 @@
-"""What the methods reach on the CNN of the DP-KFC paper, as a small table and a picture: the front
-page's numbers.
+"""What the methods reach on the CNN of the DP-KFC paper: the front page and docs/which-method.md.
 
-    python -m dpkfc_papers.studies.headline  # docs/img/accuracy.png; prints the table
-
-Every number is one of the accuracy study (`accuracy_study.py`), or of a grid with more seeds of the
-same settings: settings chosen on a validation split, judged on the test set.
+Settings were chosen on a validation split at ε = 1, and are judged on the test set.
 """
 
 from __future__ import annotations
 
-import statistics
-import sys
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dpkfc_papers.studies.harness import (
-    IMAGES,
     RESULTS,
+    draw_means,
     finish,
-    half_interval,
     interval,
     markdown,
     read_json,
     sheet,
 )
+from dpkfc_papers.studies.scores import TITLES as TASKS
+from dpkfc_papers.studies.scores import Cells, grid_cells, measured, study_cells
 
-PICTURE = IMAGES / "accuracy.png"
 TITLES = {"mnist-cnn": "MNIST", "fashion-mnist-cnn": "Fashion-MNIST"}
 FEWEST = 2  # seeds below which a cell stands in no picture
 
@@ -59,37 +51,10 @@ LINES = (
     Line("dp-kfc-oracle", "both sides, oracle: NOT PRIVATE", "private images", "black", "D", ":"),
 )
 
-Cells = Mapping[str, Mapping[float, Sequence[float]]]  # arm to ε to accuracies, %
 
-
-# A grid has run the settings that the study chose with more seeds, which stand on every page that
-# has one number for the cell: grid and label by recipe and arm.
-MORE_SEEDS = {("fashion-mnist-cnn", "dp-sgd"): ("fashion-baselines", "DP-SGD")}
-
-
-def cells(results: Mapping[str, Any], recipe: str) -> Cells:
-    """Accuracies on the test set by arm and ε, a value a seed.
-
-    README, docs/results.md and docs/which-method.md take each of their cells from here.
-    """
-    from dpkfc_papers.store import Store, winners_tests
-    from dpkfc_papers.studies import grids
-
-    found: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in winners_tests(results.get("rows", {}).values()):
-        if row["run"]["recipe"] == recipe:
-            found[row["tag"]["arm"]][row["target_epsilon"]].append(100 * row["accuracy"])
-    for (of_recipe, arm), (name, label) in MORE_SEEDS.items():
-        if of_recipe == recipe and arm in found:
-            grid = grids.GRIDS[name]
-            tests = grid.tests(Store(grids.RESULTS / f"{name}.json"), label)
-            found[arm][grid.common["epsilon"]] = [100 * test["accuracy"] for test in tests]
-    return found
-
-
-def table(results: Mapping[str, Any], recipe: str = "mnist-cnn") -> str:
+def table(folder: Path = RESULTS, recipe: str = "mnist-cnn") -> str:
     """A method a line, its mean and 95 % interval at each ε."""
-    found = cells(results, recipe)
+    found = study_cells(recipe, folder)
     epsilons = sorted({epsilon for of in found.values() for epsilon in of})
     rows = [
         [
@@ -130,9 +95,9 @@ def _format_accuracy(values: Sequence[float]) -> str:
     return f"{interval(values)}\u00a0({len(values)})"
 
 
-def picture(results: Mapping[str, Any], path: Path) -> None:
+def picture(path: Path, folder: Path = RESULTS) -> None:
     """Accuracy against ε with 95 % intervals, a panel a data set."""
-    shown = {recipe: found for recipe in TITLES if (found := _enough(cells(results, recipe)))}
+    shown = {recipe: found for recipe in TITLES if (found := _enough(study_cells(recipe, folder)))}
     figure, panels = sheet(len(shown), 1, height=2.9 * len(shown) + 0.6)
     for panel, (recipe, found) in zip(panels[:, 0], shown.items(), strict=True):
         epsilons = sorted({epsilon for of in found.values() for epsilon in of})
@@ -141,15 +106,15 @@ def picture(results: Mapping[str, Any], path: Path) -> None:
             shift = 0.05 * (number - len(LINES) / 2)
             known = sorted(found[line.arm])
             values = [found[line.arm][epsilon] for epsilon in known]
+            places = [epsilons.index(epsilon) + shift for epsilon in known]
             text = f"{line.label} ({line.sees})" if "public" in line.sees else line.label
-            panel.errorbar(
-                [epsilons.index(epsilon) + shift for epsilon in known],
-                [statistics.mean(of) for of in values],
-                yerr=[half_interval(of) for of in values],
+            draw_means(
+                panel,
+                places,
+                values,
                 color=line.colour,
                 linestyle=line.style,
                 marker=line.marker,
-                capsize=2,
                 label=text,
             )
         panel.set_xticks(range(len(epsilons)), [f"ε = {epsilon:g}" for epsilon in epsilons])
@@ -157,7 +122,7 @@ def picture(results: Mapping[str, Any], path: Path) -> None:
     finish(figure, path, 2)
 
 
-def _enough(found: Cells) -> dict[str, dict[float, Sequence[float]]]:
+def _enough(found: Cells) -> Cells:
     """The cells with several seeds, of arms that have as many of them as any: the others are not
     tested yet.
     """
@@ -169,15 +134,22 @@ def _enough(found: Cells) -> dict[str, dict[float, Sequence[float]]]:
     return {arm: of for arm, of in kept.items() if of and len(of) == most}
 
 
-def main() -> int:
-    results = read_json(RESULTS / "accuracy" / "cnn.json")
-    if not results:
-        print("nothing measured yet: run dpkfc_papers.studies.accuracy_study", file=sys.stderr)
-        return 1
-    picture(results, PICTURE)
-    print(table(results))
-    return 0
+# --------------------------------------------------------------------------------------------------
+# The table of docs/which-method.md.
+
+CHOICES = ("dp-sgd", "dp-adam", "dp-kfc-a", "dp-kfc-natural", "adadps", "dp-ngd")
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def choice_table() -> str:
+    """Return a task a line and a method a column, with mean and 95 % interval."""
+    found = dict(measured())
+    for recipe in ("mnist-cnn", "fashion-mnist-cnn"):
+        found[TASKS[recipe]] = {arm: of[1.0] for arm, of in study_cells(recipe).items()}
+    cifar = "CIFAR-10, CNN"
+    found[cifar] = {arm: of[2.0] for arm, of in grid_cells("cifar").items()}
+    lines = []
+    for title in (*list(TASKS.values())[:2], cifar, TASKS["mnist-mlp"], TASKS["imdb-logistic"]):
+        values, epsilon = found[title], "2" if title == cifar else "1"
+        cells = {arm: interval(values[arm]) for arm in CHOICES if len(values.get(arm, ())) > 1}
+        lines.append([title, epsilon, *(cells.get(arm, "–") for arm in CHOICES)])
+    return markdown(["test %", "ε", *(f"`{arm}`" for arm in CHOICES)], lines)

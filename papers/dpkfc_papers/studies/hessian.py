@@ -152,7 +152,7 @@ def table(results: Mapping[str, Any]) -> str:
         "Largest eigenvalue; smallest. After training the largest of noise is"
         f" {min(ratios):.2g} to {max(ratios):.2g} times that of private examples."
     )
-    return f"{markdown(head, rows)}\n\n{sentence}"
+    return f"{markdown(head, rows)}\n\n{sentence}\n\n![spectrum of the Hessian](img/{PICTURE})"
 
 
 def draw(folder: Path) -> None:

@@ -28,7 +28,7 @@ import torch
 
 from dpkfc_papers.studies import harness
 
-RESULTS = harness.RESULTS / "methods.json"
+PATH = harness.RESULTS / "methods.json"
 PUBLIC, VALIDATION, SPLIT_SEED, TUNING_SEED, SEEDS = 200, 250, 7, 100, (0, 1, 2)
 COMMON: dict[str, Any] = {
     "recipe": "digits",
@@ -187,7 +187,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(METHODS), help="methods to run")
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side, one thread each")
     options = parser.parse_args()
-    results = read_json(RESULTS) or {"runs": {}, "chosen": {}}
+    results = read_json(PATH) or {"runs": {}, "chosen": {}}
     results |= {"hardware": {**hardware(options.jobs), "threads_a_run": 1}, "date": now()}
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
@@ -196,7 +196,7 @@ def main() -> None:
             wanted = [settings for settings in trials if key(settings) not in results["runs"]]
             for settings, run in zip(wanted, pool.map(train_once, wanted), strict=True):
                 results["runs"][key(settings)] = run
-                RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+                PATH.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
                 print(
                     f"{settings['chosen']['method']:>18} lr {settings['chosen']['lr']:<8g}"
                     f" {run['accuracy']:.3f}",
@@ -219,7 +219,7 @@ def main() -> None:
             edge = {0: "lower", len(rates) - 1: "upper"}.get(best, "no")
             seconds = statistics.median(run["seconds"] for run in final)
             results["chosen"][method] = {"lr": rates[best], "edge": edge, "seconds": seconds}
-            RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+            PATH.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
     print(table(results))
 
 

@@ -407,7 +407,7 @@ def _where(store: Any) -> str:
 # Pictures.
 
 
-def pictures(folder: Path) -> None:
+def draw(folder: Path) -> None:
     """Draw Figures 2, 3 and 4, as far as they were measured."""
     from dpkfc_papers.store import Store
 

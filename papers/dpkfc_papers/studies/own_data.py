@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -266,9 +267,8 @@ def measure_images(folder: Path) -> list[dict[str, object]]:
     return rows
 
 
-def table_of_results() -> str:
+def table(results: dict[str, Any]) -> str:
     """Return the Markdown table."""
-    results = read_json(PATH)
     lines = []
     for row in results["rows"]:
         values = [100 * run["accuracy"] for run in row["runs"]]
@@ -291,7 +291,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("images", "table"), help="measure this part alone")
     arguments = parser.parse_args()
     if arguments.table:
-        print(table_of_results())
+        print(table(read_json(PATH)))
         return
     if arguments.write:
         arguments.write.mkdir(parents=True, exist_ok=True)
@@ -307,7 +307,7 @@ def main() -> None:
     measured = {row["data"] for row in rows}
     kept = [row for row in read_json(PATH).get("rows", []) if row["data"] not in measured]
     write_json(PATH, {"hardware": hardware(1), "date": now(), "rows": kept + rows})
-    print(table_of_results())
+    print(table(read_json(PATH)))
 
 
 if __name__ == "__main__":

@@ -152,10 +152,10 @@ def _cell(found: dict[str, Any]) -> str:
     return f"{100 * found['mean']:.1f} ± {100 * found['half_width']:.1f}"
 
 
-def table() -> str:
+def table(results: dict[str, Any]) -> str:
     """The Markdown table of the results."""
     rows = []
-    for entry in read_json(PATH)["tables"]:
+    for entry in results["tables"]:
         references = [_cell(entry["references"][name]) for name in REFERENCES]
         for epsilon in EPSILONS:
             cells = []
@@ -181,7 +181,7 @@ def main() -> None:
     if not parser.parse_args().table:
         warnings.simplefilter("ignore")
         measure()
-    print(table())
+    print(table(read_json(PATH)))
 
 
 if __name__ == "__main__":

@@ -644,8 +644,6 @@ def read_file(path: Path, content: Any, departures: Departures) -> Contents:
         case None, {"arms": list()}:
             _check_version(content)
             return Contents(tables=[_read_tuning(content)])
-        case None, {"runs": dict(rows)}:
-            return _read_benchmark(path, rows)
         case "dpkfc figure", {"sensitivity_maps": maps} if maps:
             _check_version(content)
             return Contents(charts=[_read_chart(path, content)])
@@ -779,47 +777,6 @@ def _read_curve(pairs: Any) -> list[tuple[float, float]]:
             if step is not None and score is not None:
                 curve.append((step, score))
     return curve
-
-
-_FIELDS_OF_BENCHMARK = {
-    "accuracy",
-    "arm",
-    "clipped_fraction",
-    "dataset",
-    "delta",
-    "epsilon",
-    "epsilon_spent",
-    "evaluate_on",
-    "noise_multiplier",
-    "seconds",
-    "seed",
-    "steps",
-}
-
-
-def _read_benchmark(path: Path, rows: Mapping[str, Any]) -> Contents:
-    """Return entries of `dpkfc_papers.studies.accuracy`, which has a training loop of its own."""
-    runs = []
-    for row in map(ensure_mapping, rows.values()):
-        if number(row.get("accuracy")) is None or "arm" not in row:
-            continue
-        optimizer = row.get("optimizer")
-        others = [name for name in row if name not in _FIELDS_OF_BENCHMARK]
-        runs.append(
-            RunSummary(
-                source=str(path),
-                task=str(row.get("dataset", "unknown")),
-                method=f"{row['arm']} ({optimizer})" if optimizer else str(row["arm"]),
-                measured_on=str(row.get("evaluate_on", "test")),
-                **_figures(row),
-                epsilon=number(row.get("epsilon_spent", row.get("epsilon"))),
-                target=number(row.get("epsilon")),
-                seed=_integer(row.get("seed")),
-                settings={name: row[name] for name in others},
-                command="python -m dpkfc_papers.studies.accuracy --data-dir DIR",
-            )
-        )
-    return _add_notes(path, rows, runs, {})
 
 
 def _read_tuning(content: Mapping[str, Any]) -> StudyTable:

@@ -16,8 +16,8 @@ def features_table(study_module):
 
 
 @pytest.fixture
-def result_pages(study_module):
-    return study_module("result_pages")
+def task_pages(study_module):
+    return study_module("task_pages")
 
 
 def row(arm: str, *test: float, epsilon: float = 1.0, best: float = 0.9, data: str = "mnist"):
@@ -88,7 +88,7 @@ def test_rows_of_both_files_are_shown_once(features_table, tmp_path, monkeypatch
 
 
 def test_a_task_shows_the_best_on_validation_the_networks_and_what_is_not_private(
-    result_pages, features_table, tmp_path, monkeypatch
+    task_pages, features_table, tmp_path, monkeypatch
 ):
     arms = [
         row(f"scattering, {scales}, dp-sgd", test, test + 0.01, best=best)
@@ -105,9 +105,9 @@ def test_a_task_shows_the_best_on_validation_the_networks_and_what_is_not_privat
     ]
     write(tmp_path, "features.json", *arms, *more)
     place(monkeypatch, features_table, tmp_path)
-    task = result_pages.Task("MNIST", ("mnist",))
-    monkeypatch.setitem(result_pages.TASKS, "mnist", task)
-    head, _, *lines = result_pages.task_table("mnist").splitlines()
+    task = task_pages.Task("MNIST", ("mnist",))
+    monkeypatch.setitem(task_pages.TASKS, "mnist", task)
+    head, _, *lines = task_pages.task_table("mnist").splitlines()
     labels = [line.split(" | ")[0].removeprefix("| ") for line in lines]
     assert head == "| test % | ε = 1 | ε = 2 | ε = 3 | ε = 8 | not private | seeds |"
     assert labels[:5] == [
@@ -119,22 +119,20 @@ def test_a_task_shows_the_best_on_validation_the_networks_and_what_is_not_privat
     ]
     assert "ScatterNet, [Tramèr, Boneh 2021](https://arxiv.org/abs/2011.11660)" in labels[5]
     assert "| 98.7 | – | – | – |" in lines[5] and lines[0].endswith("| – | 2 |")
-    assert result_pages.picture("mnist", tmp_path / "mnist.png")
+    assert task_pages.picture("mnist", tmp_path / "mnist.png")
     assert (tmp_path / "mnist.png").stat().st_size > 5000
 
 
 def test_without_rows_a_task_says_what_to_run(
-    result_pages, study_module, features_table, tmp_path, monkeypatch
+    task_pages, study_module, features_table, tmp_path, monkeypatch
 ):
     place(monkeypatch, features_table, tmp_path)
-    assert not result_pages.picture("medical", tmp_path / "medical.png")
+    assert not task_pages.picture("medical", tmp_path / "medical.png")
     assert "dpkfc_papers.studies.features" in study_module("pages").task("medical")
 
 
-def test_every_published_figure_belongs_to_a_task_and_has_a_source(result_pages):
-    content = (result_pages.HERE / "published.toml").read_text("utf-8")
-    figures = result_pages.tomllib.loads(content)["figure"]
-    assert {one["task"] for one in figures} <= set(result_pages.TASKS)
-    for name in result_pages.TASKS:
-        for line in result_pages.published_lines(name):
+def test_every_published_figure_belongs_to_a_task_and_has_a_source(task_pages):
+    assert {one["task"] for one in task_pages.PUBLISHED["figure"]} <= set(task_pages.TASKS)
+    for name in task_pages.TASKS:
+        for line in task_pages.published_lines(name):
             assert line.cells and ", " in line.label

@@ -1,8 +1,6 @@
 """Tables and pictures of docs/results.md: a few rows a task, from results files alone.
 
-    python -m dpkfc_papers.studies.result_pages  # draws docs/img/results-TASK.png
-
-`make results` calls it after the tables. Figures of papers are in `published.toml`. Of the rows of
+Figures of papers are in `published.toml`. Of the rows of
 `features.py` those that did best on the validation split are shown; no arm is named here.
 """
 
@@ -10,32 +8,26 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dpkfc_papers.studies import claims, features_table, grids
+from dpkfc_papers.studies import features_table, scores
 from dpkfc_papers.studies.features_table import Arm, Row
 from dpkfc_papers.studies.harness import (
     IMAGES,
     RESULTS,
+    draw_means,
     finish,
-    half_interval,
     interval,
     markdown,
     read_json,
+    read_toml,
     sheet,
 )
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-HERE = Path(__file__).resolve().parent
-PICTURES = IMAGES
+PUBLISHED = read_toml(Path(__file__).with_name("published.toml"))
 # Feature arms and networks of a task's table beside those that were also trained without privacy.
 SHOWN, NETWORKS = 3, 2
 # Published figures at other ε are shown where something was measured at the same one.
@@ -125,77 +117,44 @@ def _has_reference(rows: Sequence[Row]) -> bool:
     return any(math.isinf(row.epsilon) for row in rows)
 
 
-STUDY = {
+CNN = {
     "dp-kfc-natural": "CNN, DP-KFC natural, dead leaves",
     "dp-kfc-a": "CNN, DP-KFC inputs, pink noise",
     "dp-ngd": "CNN, DP-NGD, 500 public images",
     "dp-adam": "CNN, DP-Adam",
     "dp-sgd": "CNN, DP-SGD",
 }
-
-
-def study_lines(recipe: str) -> list[Line]:
-    """Return methods on the CNN of the DP-KFC paper."""
-    from dpkfc_papers.studies import headline
-
-    found = headline.cells(read_json(RESULTS / "accuracy" / "cnn.json"), recipe)
-    lines = []
-    for arm, label in STUDY.items():
-        cells = {epsilon: found[arm][epsilon] for epsilon in sorted(found[arm])}
-        if cells:
-            lines.append(Line(label, cells))
-    return lines
-
-
-def grid_lines(name: str, labels: Mapping[str, str]) -> list[Line]:
-    """Return methods of a grid at its ε."""
-    from dpkfc_papers.store import Store
-
-    grid = grids.GRIDS[name]
-    store, epsilon = Store(grids.RESULTS / f"{name}.json"), grid.common["epsilon"]
-    lines = []
-    for label, title in labels.items():
-        values = [100 * row["accuracy"] for row in grid.tests(store, label)]
-        if values:
-            lines.append(Line(title, {epsilon: values}))
-    return lines
-
-
-CIFAR = {
-    "A only, dead leaves, natural gradient": "CNN, DP-KFC natural, dead leaves",
-    "A only, pink noise, preconditioned, Adam": "CNN, DP-KFC inputs, pink noise",
-    "DP-NGD, 500 public images of CIFAR-100": "CNN, DP-NGD, 500 public images",
-    "DP-Adam": "CNN, DP-Adam",
-    "DP-SGD": "CNN, DP-SGD",
-}
 WORDS = {
-    "dp-kfc-a": ("DP-KFC, A only, random words", "DP-KFC inputs, random words"),
-    "dp-kfc-tokens": ("DP-KFC, both sides, random words", "DP-KFC both sides, random words"),
-    "adadps": ("AdaDPS, random words", "AdaDPS, random words"),
-    "dp-adam": ("DP-Adam", "DP-Adam"),
-    "dp-sgd": ("DP-SGD", "DP-SGD"),
+    "dp-kfc-a": "DP-KFC inputs, random words",
+    "dp-kfc-noise": "DP-KFC both sides, random words",
+    "adadps": "AdaDPS, random words",
+    "dp-adam": "DP-Adam",
+    "dp-sgd": "DP-SGD",
 }
+
+
+def study_lines(labels: Mapping[str, str], found: scores.Cells) -> list[Line]:
+    """Return methods of a study or a grid."""
+    lines = []
+    for arm, label in labels.items():
+        if cells := found.get(arm):
+            lines.append(Line(label, {epsilon: cells[epsilon] for epsilon in sorted(cells)}))
+    return lines
 
 
 def word_lines() -> list[Line]:
     """Return methods on IMDB: ε = 1 from the grid, other ε from twenty trials."""
-    from dpkfc_papers.studies import headline
-
-    found = headline.cells(read_json(RESULTS / "accuracy" / "imdb.json"), "imdb-logistic")
-    lines = []
-    for arm, (label, title) in WORDS.items():
-        cells = {epsilon: found[arm][epsilon] for epsilon in sorted(found[arm])}
-        for line in grid_lines("imdb", {label: title}):
-            cells |= line.cells
-        if cells:
-            lines.append(Line(title, cells))
-    return lines
+    found = scores.study_cells("imdb-logistic")
+    found["dp-kfc-noise"] = found["dp-kfc-tokens"]
+    for arm, cells in scores.grid_cells("imdb").items():
+        found[arm] |= cells
+    return study_lines(WORDS, found)
 
 
 def published_lines(task: str) -> list[Line]:
     """Return what papers print for a task."""
     lines = []
-    for one in tomllib.loads((HERE / "published.toml").read_text("utf-8"))["figure"]:
+    for one in PUBLISHED["figure"]:
         if one["task"] != task:
             continue
         if "table" in one:
@@ -242,11 +201,13 @@ class Task:
 
 
 TASKS = {
-    "mnist": Task("MNIST", ("mnist",), lambda: study_lines("mnist-cnn")),
+    "mnist": Task("MNIST", ("mnist",), lambda: study_lines(CNN, scores.study_cells("mnist-cnn"))),
     "fashion-mnist": Task(
-        "Fashion-MNIST", ("fashion-mnist",), lambda: study_lines("fashion-mnist-cnn")
+        "Fashion-MNIST",
+        ("fashion-mnist",),
+        lambda: study_lines(CNN, scores.study_cells("fashion-mnist-cnn")),
     ),
-    "cifar10": Task("CIFAR-10", ("cifar10",), lambda: grid_lines("cifar", CIFAR)),
+    "cifar10": Task("CIFAR-10", ("cifar10",), lambda: study_lines(CNN, scores.grid_cells("cifar"))),
     "medical": Task("Medical images", ("pneumoniamnist", "breastmnist")),
     "imdb": Task("IMDB, linear model of hashed words", ("imdb",), word_lines),
 }
@@ -258,7 +219,7 @@ def task_page(name: str) -> str:
     table = made[name]() if name in made else task_table(name)
     title = TASKS[name].title if name in TASKS else name.capitalize()
     file = f"results-{name}.png"
-    if not table or not (PICTURES / file).exists():
+    if not table or not (IMAGES / file).exists():
         return table
     return f"{table}\n\n![{title}: test accuracy against ε](img/{file})"
 
@@ -341,8 +302,8 @@ FEDERATED = {
 
 def federated_table() -> str:
     """Return federated methods at ε = 1 and a task a column; "" without results."""
-    found = claims.measured(RESULTS)
-    places = [place for place in claims.FEDERATED.values() if found.get(place)]
+    found = scores.measured()
+    places = [place for place in scores.FEDERATED.values() if found.get(place)]
     rows = []
     for arm, label in FEDERATED.items():
         values = [found[place].get(arm, ()) for place in places]
@@ -350,24 +311,6 @@ def federated_table() -> str:
         if any(values):
             rows.append([label, *map(interval, values), ", ".join(counts)])
     return markdown(["test %, ε = 1", *places, "seeds"], rows) if rows else ""
-
-
-def condition_table() -> str:
-    """Return condition numbers of private factors on what holds 99 % of the trace."""
-    from dpkfc_papers.studies import figure_tables
-
-    rows = []
-    for model, checkpoint in figure_tables._ends("kfc-theorem-5.4"):
-        cells = []
-        for side in ("A", "G"):
-            layers = checkpoint["layers"].values()
-            held = [
-                layer["realised"].get("nothing", {}).get(side, {}).get("held") for layer in layers
-            ]
-            known = [value for value in held if value]
-            cells.append(f"{statistics.geometric_mean(known):,.0f}" if known else "–")
-        rows.append([model, str(checkpoint["step"]), *cells])
-    return markdown(["model", "steps", "condition number of A", "of G"], rows) if rows else ""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -437,17 +380,17 @@ def _draw(
     known = sorted(set(line.cells) & set(epsilons))
     values = [line.cells[epsilon] for epsilon in known]
     colour = "black" if published else f"C{number % 7}"
-    panel.errorbar(
+    draw_means(
+        panel,
         [epsilons.index(epsilon) + shift for epsilon in known],
-        [statistics.mean(of) for of in values],
-        yerr=None if published else [half_interval(of) if len(of) > 1 else 0.0 for of in values],
+        values,
+        **({"yerr": None} if published else {}),
         label=label,
         color=colour,
         linestyle=":" if published else STYLES[line.kind],
         linewidth=1 if published else None,
         marker="Dv"[number % 2] if published else MARKERS[line.kind],
         markerfacecolor="white" if published else None,
-        capsize=2,
         zorder=2 if published else 3,
     )
 
@@ -483,26 +426,8 @@ def tabular_picture(path: Path) -> bool:
     return True
 
 
-def main() -> int:
-    from dpkfc_papers.studies import (
-        disk_pages,
-        federated_variations,
-        figure_tables,
-        hessian,
-        ngd_pages,
-    )
-
+def draw(folder: Path) -> None:
+    """Draw the pictures of all tasks, as far as they were measured."""
     for name in TASKS:
-        if not picture(name, PICTURES / f"results-{name}.png"):
-            print(f"{name}: nothing measured yet", file=sys.stderr)
-    tabular_picture(PICTURES / "results-tables.png")
-    ngd_pages.pictures(PICTURES)
-    disk_pages.draw(PICTURES)
-    federated_variations.draw(PICTURES)
-    hessian.draw(PICTURES)
-    figure_tables.draw(PICTURES)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        picture(name, folder / f"results-{name}.png")
+    tabular_picture(folder / "results-tables.png")
