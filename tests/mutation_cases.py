@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.kfac import KFAC
-from dpkfc.curvature.probes import FeatureNoise
+from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.session import Session
 
 N, B, WIDTH = 40, 8, 6

@@ -37,7 +37,7 @@ ALLOWED = {
     "tensors": set(),
     "terminal": set(),
     "data": set(),
-    "rng_state": {"privacy", "gradients"},  # fresh keys; layers for types only
+    "rng_state": {"privacy"},  # fresh keys
     "distributed": {"gradients"},  # for types only
     "memory": {"distributed", "rng_state"},
     "privacy": set(),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.kfac import KFAC
-from dpkfc.curvature.probes import FeatureNoise
+from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.gradients.clipped_sum import spread
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.metric import EMBEDDING, Subspace

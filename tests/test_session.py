@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.kfac import KFAC
-from dpkfc.curvature.probes import FeatureNoise
+from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.postprocess.pipeline import WeightEMA
 from dpkfc.privacy import Budget, BudgetError
 from dpkfc.privacy.ledger import BudgetExhausted, LedgerError

@@ -50,7 +50,7 @@ from dpkfc.app.tuning.arms import Choice, Range, Space
 from dpkfc.app.tuning.runs import Plain, StudyError, hardware
 from dpkfc.app.tuning.tune import percent, settings_text
 from dpkfc.curvature.kfac import KFAC
-from dpkfc.curvature.probes import FeatureNoise
+from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.data.augment import reflect_pad_crop_flip
 from dpkfc.data.sampling import REPLACE_ONE
 from dpkfc.federated.plan import FederatedConfig

@@ -31,17 +31,12 @@ from dpkfc.app.tuning.search import round_value
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, inner_product
 from dpkfc.curvature.kfac import KFAC, randomize_directions, signal_to_noise
 from dpkfc.curvature.layer_factors import LayerFactors
-from dpkfc.curvature.probes import (
-    FeatureNoise,
-    PinkNoise,
-    PrivateOracle,
-    Probe,
-    PublicData,
-    WhiteNoise,
-    examples,
-    preserve_model,
-)
-from dpkfc.curvature.refresh import ProbeSpec, public_generator, run_probe
+from dpkfc.curvature.model_inputs import examples
+from dpkfc.curvature.model_state import preserve_model
+from dpkfc.curvature.noise_probes import FeatureNoise, PinkNoise, WhiteNoise
+from dpkfc.curvature.private_oracle import PrivateOracle
+from dpkfc.curvature.probe_pass import ProbeSpec, public_generator, run_probe
+from dpkfc.curvature.probes import Probe, PublicData
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.blocks import Outer

@@ -17,19 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.curvature.base import Preconditioner, PreconditionerState
-from dpkfc.curvature.probes import preserve_model
-from dpkfc.curvature.refresh import (
-    SCALE_SIZE,
-    check_same_probe,
-    copy_to_device,
-    digest_of_probes,
-    run_probe,
-)
+from dpkfc.curvature.model_state import preserve_model
+from dpkfc.curvature.probe_pass import digest_of_probes, run_probe
+from dpkfc.curvature.refresh import SCALE_SIZE
+from dpkfc.curvature.refresh_group import check_same_probe, copy_to_device
 from dpkfc.distributed.consistency import check_in_step, fix_hint
 from dpkfc.distributed.context import DistributedContext, RankLost
 from dpkfc.distributed.fsdp import is_divided, reshard, shard_like
 from dpkfc.gradients.clipped_sum import capture
-from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.layers import Layer, device_of_layers
 from dpkfc.linalg.metric import Metric
 from dpkfc.memory import MicroBatchSize, RowLimit
 from dpkfc.postprocess.pipeline import PostprocessPipeline
@@ -43,7 +39,6 @@ from dpkfc.privacy.mechanism import (
     release,
 )
 from dpkfc.privacy.rng import NoiseStream
-from dpkfc.rng_state import device_of
 
 _SINGLE_PROCESS = DistributedContext()
 _NO_LIMIT = RowLimit()
@@ -204,7 +199,7 @@ class PreconditionerManager:
                     for name in microbatch.blocks:
                         microbatch.blocks[name].explicit()
 
-        size.measure(run_examples, rows, device_of(self._layers))
+        size.measure(run_examples, rows, device_of_layers(self._layers))
         own_bound = min(rows, size.bound or rows)
         size.bound = min(ranks.all_gather(own_bound))
 
@@ -220,7 +215,9 @@ class PreconditionerManager:
         def build() -> PreconditionerState:
             return copy_to_device(self._build(config, step, _SINGLE_PROCESS, **arguments), cpu)
 
-        return copy_to_device(self._ranks.broadcast_from_rank0(build), device_of(self._layers))
+        return copy_to_device(
+            self._ranks.broadcast_from_rank0(build), device_of_layers(self._layers)
+        )
 
     def restore(self, tensors: NamedTensors) -> PreconditionerState:
         """Return the state of a checkpoint.
@@ -232,7 +229,7 @@ class PreconditionerManager:
             state = PreconditionerState.from_state_dict(tensors)
         else:
             state = self._config.restore_state(tensors)
-        state = state.to(device_of(self._layers))
+        state = state.to(device_of_layers(self._layers))
         shapes = {}
         for layer in self._layers:
             shapes[layer.name] = {role: layer.tensor(role).shape for role in layer.parameters}

@@ -12,21 +12,13 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dpkfc.privacy.rng import draw_key
-
-if TYPE_CHECKING:
-    from dpkfc.gradients.layers import Layer
-
-
-def device_of(layers: Sequence[Layer]) -> torch.device:
-    """Return the device of a model's parameters."""
-    return layers[0].tensor(next(iter(layers[0].parameters))).device
 
 
 def random_states(device: torch.device) -> list[Tensor]:

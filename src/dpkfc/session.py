@@ -34,6 +34,7 @@ from dpkfc.distributed.consistency import check_alike, check_in_step
 from dpkfc.distributed.context import DistributedContext
 from dpkfc.gradients.clipped_sum import EvaluationPoint, GradientMode, LossFn, clipped_sum
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.layers import device_of_layers
 from dpkfc.gradients.state import (
     check_moved,
     check_optimizer,
@@ -51,7 +52,6 @@ from dpkfc.privacy.mechanism import ClippedSum, Released, release_vector
 from dpkfc.privacy.releases import charge_extra
 from dpkfc.private_step import PreconditionerManager, ReleasePipeline, set_gradients
 from dpkfc.public_rows import find_template
-from dpkfc.rng_state import device_of
 from dpkfc.tensors import Groups, NamedTensors, Tensors, copy_tensors, unique_tensors
 from dpkfc.verification import check_on_public_rows, check_verify_setting
 from dpkfc.weights import ReleasedWeights, check_recorded_weights, record_weights
@@ -577,7 +577,7 @@ class Session:
                 points = points_of(self._parameters, for_later_steps=True)
                 self._try_clipped_sum(loss_fn, records[:num_records], bound=None, points=points)
 
-            self._size.measure(measure, count, device_of(self.layers))
+            self._size.measure(measure, count, device_of_layers(self.layers))
         multiple = config.pad_to_multiple
         rows_of_ranks = []
         if self._is_sharded:
@@ -648,7 +648,7 @@ class Session:
             self.model,
             self.layers,
             loss_fn,
-            template.attempts(self._loader.collate, device_of(self.layers)),
+            template.attempts(self._loader.collate, device_of_layers(self.layers)),
             expected=self.plan.config.expected_rows,
             bound=self._size.bound,
             augment=self._augment,
@@ -1002,7 +1002,7 @@ class Session:
 
     def _place(self, state: NamedTensors) -> Tensors:
         """Return a state on the device and in the sharding of the model."""
-        device = device_of(self.layers)
+        device = device_of_layers(self.layers)
         moved = {name: x.to(device) for name, x in state.items()}
         return fsdp.divided_state(moved, self.model)
 

@@ -31,7 +31,7 @@ from dpkfc._checks import check_integer, check_not_negative, check_one_of, check
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.kfac import KFAC
-from dpkfc.curvature.probes import FeatureNoise
+from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.gradients.clipped_sum import LossFn
 from dpkfc.postprocess.pipeline import WeightEMA
 from dpkfc.privacy.ledger import Ledger, parse

@@ -36,7 +36,7 @@ from dpkfc.gradients.clipped_sum import (
     split_sum,
 )
 from dpkfc.gradients.fallback import gradient_of
-from dpkfc.gradients.layers import Call, Layer, named_tensors
+from dpkfc.gradients.layers import Call, Layer, device_of_layers, named_tensors
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.state import (
     Augmentation,
@@ -50,13 +50,7 @@ from dpkfc.gradients.tape import Tape, check_losses, run_eagerly, tensors_of
 from dpkfc.linalg.metric import NamedTensors
 from dpkfc.memory import is_out_of_memory
 from dpkfc.public_rows import Attempts, PublicRows, warn_of_padding
-from dpkfc.rng_state import (
-    device_of,
-    host_states,
-    preserve_generators,
-    restarter,
-    seed_generators,
-)
+from dpkfc.rng_state import host_states, preserve_generators, restarter, seed_generators
 from dpkfc.tracking import Unknown, UnknownOperation, forget_batches
 
 # --------------------------------------------------------------------------------------------------
@@ -191,7 +185,7 @@ def check_on_public_rows(
     twice = 2 * expected
     most = max(_MAX_ROWS, expected)
     max_rows = max(4, min(twice, bound or twice, most))
-    device = device_of(layers)
+    device = device_of_layers(layers)
     with (
         run_eagerly(),
         forget_batches(),

@@ -40,7 +40,7 @@ from dpkfc.app.recipes.text import (
 )
 from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.app.train import run
-from dpkfc.curvature.probes import examples
+from dpkfc.curvature.model_inputs import examples
 from tests.app.accounting import remembered
 from tests.app.files import write_cifar
 from tests.app.planted import write_all, write_medmnist

@@ -14,7 +14,7 @@ from dpkfc.app import train
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.kfac import KFAC
-from dpkfc.curvature.probes import FeatureNoise
+from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.postprocess import DiSK, WeightEMA
 from dpkfc.session import Session
 

@@ -20,7 +20,7 @@ from dpkfc import checkpoint
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature.kfac import KFAC
-from dpkfc.curvature.probes import FeatureNoise
+from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.postprocess import DiSK, WeightEMA
 from dpkfc.session import Session
 from tests.audit.crash_subjects import EXAMPLES, _data, _loss, _net

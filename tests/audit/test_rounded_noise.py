@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.gep import GEP
-from dpkfc.curvature.probes import FeatureNoise
+from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.privacy.accounting import epsilon
 from dpkfc.privacy.ledger import Ledger, verify
 from dpkfc.privacy.mechanism import (

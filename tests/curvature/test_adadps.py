@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dpkfc.curvature import AdaDPS, FeatureNoise, PinkNoise, PublicData
 from dpkfc.curvature.base import PreconditionerState
-from dpkfc.curvature.refresh import public_generator
+from dpkfc.curvature.probe_pass import public_generator
 from dpkfc.linalg.metric import Eigenbasis, Elementwise
 from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of, shapes_of
 

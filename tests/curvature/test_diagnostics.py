@@ -15,7 +15,7 @@ from dpkfc.curvature.factors import (
 )
 from dpkfc.curvature.kfac import signal_to_noise
 from dpkfc.curvature.layer_factors import probe_norms
-from dpkfc.curvature.refresh import run_probe
+from dpkfc.curvature.probe_pass import run_probe
 from dpkfc.linalg.blocks import Lookup, Outer, PerExample, Tied
 from dpkfc.linalg.metric import Dense, Diagonal, Elementwise, Identity, Kronecker
 from tests.curvature.toys import capture, dense_matrix, mlp

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from dpkfc.curvature.gep import GEP, Basis
 from dpkfc.curvature.kfac import KFAC
-from dpkfc.curvature.probes import FeatureNoise, PublicData
-from dpkfc.curvature.refresh import public_generator
+from dpkfc.curvature.noise_probes import FeatureNoise
+from dpkfc.curvature.probe_pass import public_generator
+from dpkfc.curvature.probes import PublicData
 from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of, shapes_of
 
 

@@ -176,7 +176,7 @@ def test_a_layer_that_no_differentiated_example_reaches_takes_the_scale_of_the_o
 
 def _place(kfac: KFAC, step: int) -> int:
     """Where in the probe of a step the one example lies that reaches every layer."""
-    from dpkfc.curvature.refresh import public_generator
+    from dpkfc.curvature.probe_pass import public_generator
 
     return int(
         (kfac.probe.sample(SIZE, public_generator(kfac.seed, step))[0][:, 0] > 0).nonzero()[0]

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dpkfc.curvature import refresh
-from dpkfc.curvature.refresh import ProbeRandomness, likelihood_loss, logits_of
+from dpkfc.curvature import likelihood
+from dpkfc.curvature.likelihood import ProbeRandomness, likelihood_loss, logits_of
 
 
 def _draws(total: int, seed: int = 0) -> ProbeRandomness:
@@ -242,16 +242,16 @@ def test_cross_entropy_in_pieces_is_that_of_torch(shape, monkeypatch):
     exact = F.cross_entropy(logits, target, reduction="none")
     (gradient,) = torch.autograd.grad(exact, logits, upstream)
     for piece in (1, 11, 1 << 20):
-        monkeypatch.setattr(refresh, "_PIECE", piece)
-        losses = refresh._CrossEntropy.apply(logits, target, counted)
+        monkeypatch.setattr(likelihood, "_PIECE", piece)
+        losses = likelihood._CrossEntropy.apply(logits, target, counted)
         assert torch.allclose(losses, exact, atol=1e-14)
         assert torch.allclose(
             torch.autograd.grad(losses, logits, upstream)[0], gradient, atol=1e-14
         )
     whole, uniform = logits.detach(), torch.rand(shape[0], dtype=torch.float64)
-    drawn = refresh._draw_classes(whole, uniform, "model")
-    monkeypatch.setattr(refresh, "_PIECE", 4)
-    assert torch.equal(drawn, refresh._draw_classes(whole, uniform, "model"))
+    drawn = likelihood._draw_classes(whole, uniform, "model")
+    monkeypatch.setattr(likelihood, "_PIECE", 4)
+    assert torch.equal(drawn, likelihood._draw_classes(whole, uniform, "model"))
 
 
 def test_half_precision_logits_have_losses_in_float32():

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from dpkfc.curvature import NGD, FeatureNoise, PinkNoise, PublicData
 from dpkfc.curvature.base import PreconditionerState
+from dpkfc.curvature.model_state import preserve_model
 from dpkfc.curvature.ngd import AfterClip
-from dpkfc.curvature.probes import preserve_model
-from dpkfc.curvature.refresh import ProbeSpec, run_probe
+from dpkfc.curvature.probe_pass import ProbeSpec, run_probe
 from dpkfc.linalg.blocks import Outer
 from dpkfc.linalg.metric import Eigenbasis, Elementwise, Metric
 from tests.curvature.toys import (

@@ -15,8 +15,8 @@ from dpkfc.curvature import (
     WhiteNoise,
 )
 from dpkfc.curvature.layer_factors import probe_norms
-from dpkfc.curvature.probes import preserve_model
-from dpkfc.curvature.refresh import public_generator, run_probe
+from dpkfc.curvature.model_state import preserve_model
+from dpkfc.curvature.probe_pass import public_generator, run_probe
 from dpkfc.linalg.blocks import Outer
 from dpkfc.linalg.metric import Dense, Diagonal, Identity
 from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of

@@ -5,14 +5,9 @@ import json
 import pytest
 import torch
 
-from dpkfc.curvature.probes import (
-    FeatureNoise,
-    PinkNoise,
-    Probe,
-    PublicData,
-    WhiteNoise,
-    call,
-)
+from dpkfc.curvature.model_inputs import call
+from dpkfc.curvature.noise_probes import FeatureNoise, PinkNoise, WhiteNoise
+from dpkfc.curvature.probes import Probe, PublicData
 
 
 def _stream(seed: int = 0) -> torch.Generator:

@@ -18,8 +18,11 @@ from dpkfc import (
     Refined,
     TokenNoise,
 )
-from dpkfc.curvature.probes import PrivateOracle, Probe, preserve_model
-from dpkfc.curvature.refresh import ProbeRandomness, ProbeSpec, public_generator, run_probe
+from dpkfc.curvature.likelihood import ProbeRandomness
+from dpkfc.curvature.model_state import preserve_model
+from dpkfc.curvature.private_oracle import PrivateOracle
+from dpkfc.curvature.probe_pass import ProbeSpec, public_generator, run_probe
+from dpkfc.curvature.probes import Probe
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 

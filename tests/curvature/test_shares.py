@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dpkfc.curvature.factors import Eigen, FactorAccumulator
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator
-from dpkfc.curvature.refresh import (
+from dpkfc.curvature.refresh_group import (
     assign_owners,
     check_same_probe,
     copy_to_device,

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, PreconditionerState, PublicData
-from dpkfc.curvature.refresh import public_generator
+from dpkfc.curvature.probe_pass import public_generator
 from dpkfc.linalg import metric
 from dpkfc.linalg.metric import (
     Dense,

@@ -13,8 +13,8 @@ from torch import nn
 
 from dpkfc.curvature import KFAC, Probe, TokenNoise
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator
-from dpkfc.curvature.probes import preserve_model
-from dpkfc.curvature.refresh import public_generator, run_probe
+from dpkfc.curvature.model_state import preserve_model
+from dpkfc.curvature.probe_pass import public_generator, run_probe
 from dpkfc.gradients import clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.blocks import Lookup, MaterializedGradients, Outer, Tied

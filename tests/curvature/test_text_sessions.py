@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, Probe, PublicData, TokenNoise
-from dpkfc.curvature.refresh import public_generator
+from dpkfc.curvature.probe_pass import public_generator
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.metric import Diagonal, Kronecker

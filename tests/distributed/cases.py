@@ -15,7 +15,9 @@ from dpkfc.curvature.diagonal import AdaDPS
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.ngd import NGD
-from dpkfc.curvature.probes import FeatureNoise, PublicData, Refined
+from dpkfc.curvature.noise_probes import FeatureNoise
+from dpkfc.curvature.probes import PublicData
+from dpkfc.curvature.refined import Refined
 from dpkfc.postprocess import DiSK
 from dpkfc.session import Session
 from tests.test_session import N, data, kfac, loss_fn, net, weights

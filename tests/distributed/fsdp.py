@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dpkfc.config import Plan, PrivacyConfig
-from dpkfc.curvature.probes import FeatureNoise, Refined
+from dpkfc.curvature.noise_probes import FeatureNoise
+from dpkfc.curvature.refined import Refined
 from dpkfc.postprocess import DiSK, WeightEMA
 from dpkfc.session import Session
 from tests.distributed.cases import public_words

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from dpkfc.curvature.probes import FeatureNoise
+from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.distributed.context import DistributedContext
 from dpkfc.session import Session
 from tests.distributed.cases import Case

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dpkfc.app.models import standardised_conv
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature.kfac import KFAC
-from dpkfc.curvature.probes import PinkNoise
+from dpkfc.curvature.noise_probes import PinkNoise
 from dpkfc.data.loading import layout
 from dpkfc.gradients import clipped_sum as micro
 from dpkfc.gradients.clipped_sum import AT_MODEL_PARAMETERS, Clip, EvaluationPoint, clipped_sum

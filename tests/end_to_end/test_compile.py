@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpkfc.curvature.kfac import KFAC
-from dpkfc.curvature.probes import FeatureNoise
+from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.gradients.tape import run_eagerly
 from dpkfc.session import Session
 from tests.integrations import opacus_cases

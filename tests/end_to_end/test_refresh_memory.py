@@ -27,7 +27,7 @@ from dpkfc.curvature import (
     PublicData,
 )
 from dpkfc.curvature.gep import Basis
-from dpkfc.curvature.refresh import run_probe
+from dpkfc.curvature.probe_pass import run_probe
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.memory import peak_bytes

@@ -18,7 +18,7 @@ from torch import nn
 from dpkfc import checkpoint, private_step, session
 from dpkfc.config import Plan
 from dpkfc.curvature.kfac import KFAC
-from dpkfc.curvature.probes import FeatureNoise
+from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.data.sampling import FixedSize, Poisson
 from dpkfc.gradients import clipped_sum
 from dpkfc.privacy import ledger

@@ -381,7 +381,7 @@ def test_a_hook_that_would_be_shown_private_gradients_is_refused(tmp_path) -> No
 @pytest.mark.parametrize("preconditioned", [False, True])
 def test_a_run_that_is_cut_off_goes_on(preconditioned: bool, tmp_path) -> None:
     from dpkfc.curvature.kfac import KFAC
-    from dpkfc.curvature.probes import TokenNoise
+    from dpkfc.curvature.token_noise import TokenNoise
 
     kfac = (
         KFAC(sides="both", probe=TokenNoise(VOCABULARY, 6, pad_id=0), probe_size=8, every=2)

@@ -15,7 +15,7 @@ import lightning.pytorch as L
 from torch.utils.data import DataLoader
 
 from dpkfc.curvature.kfac import KFAC
-from dpkfc.curvature.probes import FeatureNoise
+from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.integrations.lightning import PrivateTraining
 from dpkfc.session import Session
 from tests.integrations.lightning_cases import (

@@ -15,7 +15,7 @@ import pytest
 from dpkfc.app.recipes.catalogue import RECIPES, run_config
 from dpkfc.app.tuning.runs import Run, StudyError
 from dpkfc.curvature.ngd import NGD
-from dpkfc.curvature.probes import PinkNoise
+from dpkfc.curvature.noise_probes import PinkNoise
 from dpkfc_papers import store as store_module
 from dpkfc_papers import tables as published
 from dpkfc_papers import tables as reproduce

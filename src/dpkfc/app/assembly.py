@@ -27,16 +27,10 @@ from dpkfc.curvature.diagonal import AdaDPS
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.ngd import NGD
-from dpkfc.curvature.probes import (
-    DeadLeaves,
-    FeatureNoise,
-    PinkNoise,
-    PrivateOracle,
-    Probe,
-    PublicData,
-    Refined,
-    WhiteNoise,
-)
+from dpkfc.curvature.noise_probes import DeadLeaves, FeatureNoise, PinkNoise, WhiteNoise
+from dpkfc.curvature.private_oracle import PrivateOracle
+from dpkfc.curvature.probes import Probe, PublicData
+from dpkfc.curvature.refined import Refined
 from dpkfc.data.augment import Augment, horizontal_flip, random_crop, reflect_pad_crop_flip
 from dpkfc.postprocess.pipeline import PostProcess, WeightEMA
 from dpkfc.postprocess.steps import EMA, SOFIM, AdamBC, DiSK, LowPass

@@ -22,7 +22,7 @@ from dpkfc.app.recipes import cross_entropy, evaluate
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.settings import METHOD_LABELS
 from dpkfc.curvature.kfac import KFAC
-from dpkfc.curvature.probes import FeatureNoise
+from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.federated.flower import App, Settings
 from dpkfc.federated.plan import FederatedConfig, FederatedPlan
 from dpkfc.federated.privacy_models import SecureAggregation

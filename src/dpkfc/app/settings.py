@@ -18,9 +18,9 @@ from dpkfc.config import SAMPLERS, PrivacyConfig
 from dpkfc.curvature.diagonal import AdaDPS
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.kfac import KFAC
+from dpkfc.curvature.likelihood import LABELS, LIKELIHOODS
 from dpkfc.curvature.ngd import NGD
-from dpkfc.curvature.probes import DeadLeaves, PinkNoise
-from dpkfc.curvature.refresh import LABELS, LIKELIHOODS
+from dpkfc.curvature.noise_probes import DeadLeaves, PinkNoise
 from dpkfc.integrations.loggers import LOGGERS
 from dpkfc.postprocess.pipeline import READOUTS
 from dpkfc.postprocess.steps import SOFIM, AdamBC, DiSK

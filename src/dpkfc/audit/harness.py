@@ -27,11 +27,11 @@ from dpkfc.config import Plan
 from dpkfc.data.loading import Collate, MicroBatches
 from dpkfc.data.sampling import Sampler
 from dpkfc.distributed.fsdp import trainable_tensors
+from dpkfc.gradients.layers import device_of_layers
 from dpkfc.gradients.state import equal_or_nan
 from dpkfc.linalg.metric import Metric
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.private_step import PreconditionerManager
-from dpkfc.rng_state import device_of
 from dpkfc.session import Batch, Session
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ class WatchedSession(Session):
     @property
     def device(self) -> torch.device:
         """Device of the trained parameters."""
-        return device_of(self.layers)
+        return device_of_layers(self.layers)
 
     @property
     def metric(self) -> Metric:

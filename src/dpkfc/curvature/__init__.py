@@ -7,21 +7,15 @@ from __future__ import annotations
 
 from dpkfc.curvature.base import Preconditioner, PreconditionerState
 from dpkfc.curvature.diagonal import AdaDPS
+from dpkfc.curvature.generated_text import generated_text
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.ngd import NGD
-from dpkfc.curvature.probes import (
-    DeadLeaves,
-    FeatureNoise,
-    PinkNoise,
-    PrivateOracle,
-    Probe,
-    PublicData,
-    Refined,
-    TokenNoise,
-    WhiteNoise,
-    generated_text,
-)
+from dpkfc.curvature.noise_probes import DeadLeaves, FeatureNoise, PinkNoise, WhiteNoise
+from dpkfc.curvature.private_oracle import PrivateOracle
+from dpkfc.curvature.probes import Probe, PublicData
+from dpkfc.curvature.refined import Refined
+from dpkfc.curvature.token_noise import TokenNoise
 
 __all__ = [
     "GEP",

@@ -12,19 +12,12 @@ import torch
 from torch import nn
 
 from dpkfc._checks import check_integer, check_one_of, check_optional_integer
+from dpkfc.curvature.factor_history import History, history_from_state, history_state
 from dpkfc.curvature.layer_factors import Rules
+from dpkfc.curvature.likelihood import LABELS, LIKELIHOODS
+from dpkfc.curvature.probe_pass import Capture, ProbeLoss, ProbeSpec
 from dpkfc.curvature.probes import Probe
-from dpkfc.curvature.refresh import (
-    LABELS,
-    LIKELIHOODS,
-    Capture,
-    History,
-    ProbeLoss,
-    ProbeSpec,
-    copy_to_device,
-    history_from_state,
-    history_state,
-)
+from dpkfc.curvature.refresh_group import copy_to_device
 from dpkfc.linalg.metric import Metric, NamedTensors, Tensors, mismatch, pack, unpack
 
 DEFAULT_EXAMPLES = 256

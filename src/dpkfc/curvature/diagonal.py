@@ -30,6 +30,8 @@ from dpkfc.curvature.base import (
     identity_row,
 )
 from dpkfc.curvature.layer_factors import Rules
+from dpkfc.curvature.likelihood import LABELS
+from dpkfc.curvature.model_state import preserve_model
 from dpkfc.curvature.ngd import (
     PER,
     Moments,
@@ -40,17 +42,9 @@ from dpkfc.curvature.ngd import (
     squared_gradients,
     summed_gradients,
 )
-from dpkfc.curvature.probes import Probe, preserve_model
-from dpkfc.curvature.refresh import (
-    LABELS,
-    Capture,
-    ProbeLoss,
-    ProbeMicrobatch,
-    ProbeSpec,
-    probe_scale,
-    run_probe,
-    scale_microbatch,
-)
+from dpkfc.curvature.probe_pass import Capture, ProbeLoss, ProbeMicrobatch, ProbeSpec, run_probe
+from dpkfc.curvature.probes import Probe
+from dpkfc.curvature.refresh import probe_scale, scale_microbatch
 from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import Metric, NamedTensors, Tensors, scale_metric
 

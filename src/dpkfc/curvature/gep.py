@@ -34,14 +34,10 @@ from dpkfc.curvature.base import (
 )
 from dpkfc.curvature.factors import largest_entry
 from dpkfc.curvature.layer_factors import Rules
-from dpkfc.curvature.probes import Probe, preserve_model
-from dpkfc.curvature.refresh import (
-    Capture,
-    ProbeLoss,
-    assign_owners,
-    public_generator,
-    run_probe,
-)
+from dpkfc.curvature.model_state import preserve_model
+from dpkfc.curvature.probe_pass import Capture, ProbeLoss, public_generator, run_probe
+from dpkfc.curvature.probes import Probe
+from dpkfc.curvature.refresh_group import assign_owners
 from dpkfc.linalg.blocks import Block, Blocks
 from dpkfc.linalg.metric import (
     Elementwise,

@@ -35,6 +35,7 @@ from dpkfc.curvature.base import (
     choose_labels,
     identity_row,
 )
+from dpkfc.curvature.factor_history import History, measure_drift
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, IsotropicFactor, is_empty
 from dpkfc.curvature.layer_factors import (
     FactorOptions,
@@ -44,22 +45,17 @@ from dpkfc.curvature.layer_factors import (
     Rules,
     fill_empty_sides,
 )
-from dpkfc.curvature.probes import Probe, preserve_model
+from dpkfc.curvature.model_state import preserve_model
+from dpkfc.curvature.probe_pass import Capture, ProbeLoss, ProbeSpec, public_generator, run_probe
+from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.refresh import (
-    Capture,
-    History,
-    ProbeLoss,
-    ProbeSpec,
     ProbeStatistics,
-    RefreshGroup,
     decompose_layers,
     gather_layers,
     measure,
-    measure_drift,
     probe_scale,
-    public_generator,
-    run_probe,
 )
+from dpkfc.curvature.refresh_group import RefreshGroup
 from dpkfc.linalg.blocks import Blocks
 from dpkfc.linalg.metric import (
     Dense,

@@ -31,16 +31,11 @@ from dpkfc._checks import check_in_range, check_positive
 from dpkfc.curvature.base import PreconditionerState, ProbePreconditioner
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, FactorCache, IsotropicFactor
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, LayerFactors, Rules
-from dpkfc.curvature.probes import Probe, preserve_model
-from dpkfc.curvature.refresh import (
-    Capture,
-    ProbeLoss,
-    ProbeSpec,
-    RefreshGroup,
-    finish_on_owners,
-    gather_layers,
-    measure,
-)
+from dpkfc.curvature.model_state import preserve_model
+from dpkfc.curvature.probe_pass import Capture, ProbeLoss, ProbeSpec
+from dpkfc.curvature.probes import Probe
+from dpkfc.curvature.refresh import gather_layers, measure
+from dpkfc.curvature.refresh_group import RefreshGroup, finish_on_owners
 from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import (
     Eigenbasis,

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc._checks import check_integer
-from dpkfc.curvature.probes import Probe, Sample
+from dpkfc.curvature.model_inputs import Sample
+from dpkfc.curvature.probes import Probe
 from dpkfc.features.encoder import EncoderFeatures, SyntheticEncoder
 from dpkfc.features.scattering import ImageShape, Scattering, ScatteringTransform
 from dpkfc.features.synthetic_images import SyntheticImages, draw_images

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpkfc.curvature.probes import Probe, Sample
+from dpkfc.curvature.model_inputs import Sample
+from dpkfc.curvature.probes import Probe
 
 _LEAVES = 40
 # Radii as parts of the side.

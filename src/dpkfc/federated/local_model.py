@@ -23,9 +23,10 @@ from dpkfc.gradients.clipped_sum import (
     move_batch,
 )
 from dpkfc.gradients.fallback import gradient_of
+from dpkfc.gradients.layers import device_of_layers
 from dpkfc.gradients.state import make_stateless, restored_attributes, restored_state
 from dpkfc.public_rows import UNREADABLE, find_template
-from dpkfc.rng_state import device_of, randomize_generators
+from dpkfc.rng_state import randomize_generators
 from dpkfc.verification import check_on_public_rows
 
 Indices = NDArray[np.int64]
@@ -165,7 +166,7 @@ class LocalModel(PartyModel):
             self.model,
             self.layers,
             self.loss_fn,
-            template.attempts(collate, device_of(self.layers)),
+            template.attempts(collate, device_of_layers(self.layers)),
             expected=self._config.local_divisor,
             bound=self._config.max_physical_batch_size,
             strict=strict,
@@ -212,7 +213,7 @@ class LocalModel(PartyModel):
             restored_attributes(self.model),
             restored_state(self.model),
         ):
-            batch = move_batch(records.loader.batch(records.all), device_of(self.layers))
+            batch = move_batch(records.loader.batch(records.all), device_of_layers(self.layers))
             gradients = gradient_of(self.model, self.loss_fn(self.model, batch).mean())
         return zero_sums(self.parameters) | gradients
 

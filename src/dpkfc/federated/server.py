@@ -29,7 +29,7 @@ from torch import nn
 from dpkfc import checkpoint
 from dpkfc.checkpoint import StrPath
 from dpkfc.curvature.base import PreconditionerState
-from dpkfc.curvature.refresh import copy_to_device
+from dpkfc.curvature.refresh_group import copy_to_device
 from dpkfc.federated.key_exchange import KeyExchange
 from dpkfc.federated.messages import (
     Message,
@@ -46,13 +46,13 @@ from dpkfc.federated.messages import (
 from dpkfc.federated.plan import FACTORS, FederatedPlan, PartyMechanism, stream_seed
 from dpkfc.federated.rounds import MetricDelivery, OpenRound, RoundCharge, RoundRecord
 from dpkfc.federated.secure_aggregation import decode
+from dpkfc.gradients.layers import device_of_layers
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
 from dpkfc.private_step import ReleasePipeline
-from dpkfc.rng_state import device_of
 from dpkfc.tensors import copy_tensors, unique_tensors
 from dpkfc.weights import ReleasedWeights
 
@@ -521,7 +521,7 @@ class Server(PartyModel):
             )
         with checkpoint.fitting(folder):
             checkpoint.check_same_tensors(unique_tensors(self.model.state_dict()), tensors["model"])
-            device = device_of(self.layers)
+            device = device_of_layers(self.layers)
             preconditioner = None
             if "preconditioner" in tensors:
                 preconditioner = self.coordinates.restore(tensors["preconditioner"])

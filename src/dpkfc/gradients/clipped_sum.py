@@ -26,7 +26,7 @@ from dpkfc.distributed.context import widest_dtype
 from dpkfc.distributed.fsdp import to_local, trainable_tensors
 from dpkfc.gradients.fallback import blocks_of_one, gradient_of, matrices_of
 from dpkfc.gradients.internals import has_batch_in_place
-from dpkfc.gradients.layers import MATRICES, Call, Calls, Layer, named_tensors
+from dpkfc.gradients.layers import MATRICES, Call, Calls, Layer, device_of_layers, named_tensors
 from dpkfc.gradients.rules import blocks_of, joined_calls, settled
 from dpkfc.gradients.state import (
     Augmentation,
@@ -55,7 +55,7 @@ from dpkfc.linalg.norms import (
     product_error,
 )
 from dpkfc.memory import is_out_of_memory
-from dpkfc.rng_state import device_of, randomize_generators, restarter
+from dpkfc.rng_state import randomize_generators, restarter
 from dpkfc.tracking import Tracker, Unknown
 
 """Clippings of a gradient that is split along a basis (GEP), each part with a clip of its own."""
@@ -887,7 +887,7 @@ class _Passes:
         With several points, as the two of DiSK, their calls are joined: an example is clipped once.
         """
         n = len(rows.records)
-        batch = move_batch(loaded, device_of(self.layers))
+        batch = move_batch(loaded, device_of_layers(self.layers))
         batch, tracker = follow_augmentation(self.augment, self.model, batch, n)
         all_calls: Calls = {}
         with restored_attributes(self.model):
@@ -906,7 +906,7 @@ class _Passes:
 
     def _pass(self, batch: Any, rows: Rows, factor: float, tracker: Tracker) -> Calls | None:
         """Differentiate one micro-batch, each row's loss times its weight and a factor."""
-        device = device_of(self.layers)
+        device = device_of_layers(self.layers)
         with restored_state(self.model):
             tape, losses = follow_pass(self.loss_fn, self.model, self.layers, batch, tracker)
             failure = tape.failure(losses)
@@ -953,7 +953,7 @@ class _Passes:
 
     def _add_row(self, record: Any, weight: float, total: NamedTensors) -> None:
         """Add the gradient of one row, at all points, to that of its privacy unit."""
-        batch = move_batch(record, device_of(self.layers))
+        batch = move_batch(record, device_of_layers(self.layers))
         batch = augmented(self.augment, self.model, batch, 1)
         with restored_attributes(self.model):
             for point, own_batch in self._points_and_batches(batch):
@@ -980,7 +980,7 @@ class _Passes:
 
         All points see the same random numbers.
         """
-        restart = restarter(device_of(self.layers))
+        restart = restarter(device_of_layers(self.layers))
         for point in self.points:
             restart()
             own_batch = batch

@@ -171,3 +171,8 @@ def name_arguments(
 
 Calls = dict[str, list[Any]]
 """Layer name to its calls, or to blocks of gradients."""
+
+
+def device_of_layers(layers: Sequence[Layer]) -> torch.device:
+    """Return the device of a model's parameters."""
+    return layers[0].tensor(next(iter(layers[0].parameters))).device

@@ -350,7 +350,7 @@ def session_card(
             "a card states what only you know: give title, chosen_by (how hyper-parameters were"
             " chosen) and not_private (figures that you publish without noise, {} for none)"
         )
-    from dpkfc.rng_state import device_of
+    from dpkfc.gradients.layers import device_of_layers
 
     # An engine keeps the session that it trains in this attribute.
     trained = getattr(session, "_private", session)
@@ -368,7 +368,7 @@ def session_card(
         assumed_public=dataset_size(plan),
         chosen_by=chosen_by,
         not_private={**trained.unprotected_figures, **not_private},
-        device=str(device_of(trained.layers)),
+        device=str(device_of_layers(trained.layers)),
         results=results or {},
         refreshes=_refreshes(trained),
         settings={"gradients": trained.gradients, **(settings or {})},

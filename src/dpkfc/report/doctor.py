@@ -13,8 +13,10 @@ from torch import nn
 
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.kfac import KFAC
-from dpkfc.curvature.probes import call, move_to_model, preserve_model
-from dpkfc.curvature.refresh import logits_of, public_generator
+from dpkfc.curvature.likelihood import logits_of
+from dpkfc.curvature.model_inputs import call, move_to_model
+from dpkfc.curvature.model_state import preserve_model
+from dpkfc.curvature.probe_pass import public_generator
 from dpkfc.gradients.clipped_sum import batch_tracker, capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer

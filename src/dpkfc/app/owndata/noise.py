@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from dpkfc.app.owndata.schema import Column
-from dpkfc.curvature.probes import Probe, Sample
+from dpkfc.curvature.model_inputs import Sample
+from dpkfc.curvature.probes import Probe
 
 
 @dataclass(frozen=True)

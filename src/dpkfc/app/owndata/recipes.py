@@ -38,7 +38,8 @@ from dpkfc.app.recipes.images import image_features, use_features
 from dpkfc.app.recipes.text import HashedZipf, ZipfWords
 from dpkfc.app.settings import ConfigError, RunConfig, ensure_text
 from dpkfc.config import Plan
-from dpkfc.curvature.probes import DeadLeaves, FeatureNoise, Probe
+from dpkfc.curvature.noise_probes import DeadLeaves, FeatureNoise
+from dpkfc.curvature.probes import Probe
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import release_vector
 

@@ -51,7 +51,9 @@ from dpkfc.app.pretrained import (
 from dpkfc.app.recipes import Judged, Recipe, Task, model_outputs
 from dpkfc.app.recipes.images import LinearHead
 from dpkfc.app.settings import RunConfig
-from dpkfc.curvature.probes import Probe, Sample, TokenNoise
+from dpkfc.curvature.model_inputs import Sample
+from dpkfc.curvature.probes import Probe
+from dpkfc.curvature.token_noise import TokenNoise
 
 # --------------------------------------------------------------------------------------------------
 # Synthetic English for probes: words drawn independently by Zipf's law, the frequent ones by their
