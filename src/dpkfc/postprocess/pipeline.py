@@ -419,7 +419,7 @@ def _check_step(step: Any, filters: Sequence[str], adaptive: Sequence[str]) -> s
     """
     if not isinstance(step, PostProcess):
         raise ValueError(
-            f"{type(step).__name__} in postprocess is not a PostProcess (inherit from"
+            f"{type(step).__name__} in postprocess is not a PostProcess (derive from"
             " PostProcessBase): use preconditioner= or weight_average=, or give a torch"
             " optimizer to the session"
         )
