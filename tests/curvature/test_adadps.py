@@ -69,28 +69,13 @@ def test_entries_without_a_gradient_stay_bounded() -> None:
     probe = PublicData(x, torch.randint(4, (40,)), provenance="a dead column")
     model = net()
     scale = ada(probe=probe, scale="raw").build(model, capture, 0).metric["0"].scale
-    wild = ada(probe=probe, as_released="adadps").build(model, capture, 0).metric["0"].scale
-    torch.testing.assert_close(wild[:, 3], torch.full((8,), 1e5, dtype=F64))
     assert float(scale[:, 3].max() / scale.median()) < 100
     rows = ada(probe=probe).build(model, capture, 0).report
     assert "without a gradient" in rows[0]["note"]
 
 
-@pytest.mark.parametrize(
-    ("which", "root"),
-    [("adadps", lambda v: (v + 1e-10).sqrt()), ("dp2", lambda v: v.sqrt() + 1e-7)],
-)
-def test_released_forms(which: str, root) -> None:
-    model, config = net(), ada(as_released=which)
-    v = moments_by_autograd(config, model)
-    built = config.build(model, capture, 0)
-    torch.testing.assert_close(built.metric["0"].scale, 1 / root(matrix(v, "0")), rtol=1e-9, atol=0)
-    assert built.scale == 1.0 and which in config.describe()["name"]
-
-
 def test_refreshes() -> None:
     assert [s for s in range(9) if ada(every=4).is_due(s)] == [0, 4, 8]
-    assert [s for s in range(9) if ada(every=4, as_released="dp-kfc").is_due(s)] == [0]
 
 
 def test_decay_averages_over_refreshes_and_survives_a_checkpoint() -> None:
@@ -135,7 +120,6 @@ def test_pink_noise_draws_its_labels_and_every_kind_of_layer_is_covered() -> Non
         ({"floor": 0.0}, "floor must be positive"),
         ({"decay": 1.0}, "decay must lie in"),
         ({"per": "epoch"}, "per must be one of"),
-        ({"as_released": "mine"}, "as_released must be one of"),
         ({"every": 0}, "every must be an integer"),
     ],
 )

@@ -10,7 +10,7 @@ import torch
 
 from dpkfc.app import plots
 from dpkfc.app import plots as report_plots
-from dpkfc.federated.simulation import dirichlet, iid, parts, quantity_skew, split_by_column
+from dpkfc.federated.simulation import dirichlet, iid, parts
 
 LABELS = np.random.default_rng(0).integers(0, 10, 2000)
 
@@ -28,8 +28,6 @@ def skew(pieces) -> float:
         iid(2000, 7),
         dirichlet(LABELS, 7, 0.1),
         dirichlet(LABELS, 7, math.inf),
-        quantity_skew(2000, 7, 0.5),
-        split_by_column(LABELS)[0],
     ],
 )
 def test_every_record_goes_to_one_client(pieces):
@@ -42,9 +40,6 @@ def test_skew_follows_alpha():
     assert skew(iid(2000, 10)) < 0.15
     sizes = [len(piece) for piece in iid(2003, 10)]
     assert max(sizes) - min(sizes) == 1
-    assert np.std([len(p) for p in quantity_skew(2000, 10, 0.3)]) > np.std(
-        [len(p) for p in quantity_skew(2000, 10, 30.0)]
-    )
 
 
 def test_shares_of_a_label_are_those_of_the_draw():
@@ -65,16 +60,14 @@ def test_seeds_and_least():
         dirichlet(LABELS, 5, 0.2, least=401)
 
 
-def test_by_column_names_the_sites():
-    pieces, names = split_by_column(["b", "a", "b", "c"])
-    assert names == ["a", "b", "c"] and [p.tolist() for p in pieces] == [[1], [0, 2], [3]]
-    cut = parts((torch.arange(4), torch.arange(4) * 2), pieces)
+def test_parts_cut_every_tensor():
+    cut = parts((torch.arange(4), torch.arange(4) * 2), [np.array([1]), np.array([0, 2])])
     assert cut[1][1].tolist() == [0, 4]
 
 
 @pytest.mark.parametrize(
     "call",
-    [lambda: iid(3, 4), lambda: dirichlet(LABELS, 5, 0.0), lambda: quantity_skew(10, 2, -1.0)],
+    [lambda: iid(3, 4), lambda: dirichlet(LABELS, 5, 0.0)],
 )
 def test_bad_input_is_refused(call):
     with pytest.raises(ValueError, match="divided between|alpha must be positive"):

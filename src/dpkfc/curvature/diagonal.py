@@ -46,14 +46,7 @@ from dpkfc.curvature.probe_pass import Capture, ProbeLoss, ProbeMicrobatch, Prob
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.refresh import probe_scale, scale_microbatch
 from dpkfc.linalg.blocks import Block
-from dpkfc.linalg.metric import Metric, NamedTensors, Tensors, scale_metric
-
-# What published code adds inside the root and to the root, and whether it refreshes.
-_RELEASED = {
-    "adadps": (1e-10, 0.0, True),
-    "dp2": (0.0, 1e-7, True),
-    "dp-kfc": (1e-10, 0.0, False),
-}
+from dpkfc.linalg.metric import Metric, Tensors, scale_metric
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +67,6 @@ class AdaDPS(ProbePreconditioner):
             otherwise; or as in `KFAC`.
         likelihood, loss: as in `KFAC`.
         scale: `probe` keeps the median norm on the probe, `raw` takes 1/√(v + ε) as it is.
-        as_released: the absolute ε and raw scale of published code, for reproductions: `adadps`
-            (1e-10 inside the root), `dp2` (1e-7 added to the root; use batch_size=None, decay=0.9,
-            every=1) or `dp-kfc` (as adadps, and never refreshed).
         seed: of the probe's own random stream.
         chunk: examples of a mini-batch in one forward pass. It bounds memory and changes nothing
             else, except for a `loss` of your own that draws random numbers.
@@ -93,7 +83,6 @@ class AdaDPS(ProbePreconditioner):
     likelihood: str = "categorical"
     loss: ProbeLoss | None = None
     scale: str = "probe"
-    as_released: str | None = None
     seed: int = 0
     chunk: int = 64
 
@@ -104,7 +93,6 @@ class AdaDPS(ProbePreconditioner):
             labels=(None, *LABELS),
             per=PER,
             scale=("probe", "raw"),
-            as_released=(None, *_RELEASED),
         )
         check_positive("floor", self.floor)
         check_in_range("decay", self.decay, "[0, 1)")
@@ -124,20 +112,7 @@ class AdaDPS(ProbePreconditioner):
     def describe(self) -> dict[str, Any]:
         """Return plain values for the plan's hash and the privacy card."""
         spec = self.probe_spec(0)
-        name = "adadps"
-        if self.as_released is not None:
-            name = f"adadps as released by {self.as_released}"
-        description = self._describe(name, probe_size=spec.size, labels=spec.labels)
-        # Older plans have no such setting and keep their hash.
-        if description["chunk"] == 64:
-            del description["chunk"]
-        return description
-
-    def is_due(self, step: int) -> bool:
-        """Return whether the metric is to be rebuilt before this step (from 0)."""
-        if self.as_released is not None and not _RELEASED[self.as_released][2]:
-            return step == 0
-        return super().is_due(step)
+        return self._describe("adadps", probe_size=spec.size, labels=spec.labels)
 
     def probe_spec(self, step: int) -> ProbeSpec:
         """Return what a refresh runs, in whole mini-batches."""
@@ -184,11 +159,11 @@ class AdaDPS(ProbePreconditioner):
                 )
             entries = {}
             for name, layer in layers.items():
-                roots = self._roots(layer.mean, shift)
+                roots = {role: 1 / (v + shift).sqrt() for role, v in layer.mean.items()}
                 entries[name] = layer.entry(roots)
             metric: Metric = entries
             scale = 1.0
-            if self.as_released is None and self.scale == "probe":
+            if self.scale == "probe":
                 scale = probe_scale(model, capture, self.probe_spec(step), metric, last=last)
                 metric = scale_metric(metric, scale)
         spectra = {}
@@ -256,18 +231,6 @@ class AdaDPS(ProbePreconditioner):
                 values[role] = past + (1 - self.decay) * x
             averaged[name] = replace(layers[name], values=values, count=1)
         return averaged
-
-    def _roots(self, values: Tensors, shift: float) -> NamedTensors:
-        """Return 1/√(v + ε) by role, or what published code makes of v."""
-        inside = shift
-        outside = 0.0
-        if self.as_released is not None:
-            inside, outside, _ = _RELEASED[self.as_released]
-        roots = {}
-        for role, v in values.items():
-            root = (v + inside).sqrt() + outside
-            roots[role] = 1 / root
-        return roots
 
 
 def _add(totals: dict[str, Any], name: str, new: Sums) -> None:

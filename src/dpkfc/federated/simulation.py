@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from dpkfc._checks import check_positive
 from dpkfc.checkpoint import StrPath
 from dpkfc.federated.client import Client
 from dpkfc.federated.local_model import LocalModel
@@ -79,8 +78,6 @@ class Run:
         """
         stored = self.server.restore(folder) or {}
         for stored_record in stored.get("records", []):
-            # Older checkpoints hold the seconds of a round.
-            stored_record.pop("seconds", None)
             record = RoundRecord(**stored_record)
             self.records.append(record)
             self.server.rejected.update(record.rejected)
@@ -344,32 +341,6 @@ def dirichlet(
         f"no draw of {_DRAWS} gives every client {least} records; lower least, or raise alpha = "
         f"{alpha}"
     )
-
-
-def quantity_skew(size: int, clients: int, alpha: float, seed: int = 0) -> Partition:
-    """Divide records at random into parts whose sizes are drawn from Dirichlet(alpha, …, alpha).
-
-    Raises:
-        ValueError: alpha not positive.
-    """
-    _check_size(size, clients)
-    check_positive("alpha", alpha)
-    generator = np.random.default_rng(seed)
-    order = generator.permutation(size)
-    fractions = generator.dirichlet(np.full(clients, alpha))
-    cuts = np.round(np.cumsum(fractions)[:-1] * size).astype(np.int64)
-    return [np.sort(piece) for piece in np.split(order, cuts)]
-
-
-def split_by_column(values: ArrayLike) -> tuple[Partition, list[str]]:
-    """Give one client to each value of a column: a hospital, a scanner, an author.
-
-    Returns:
-        (records of each client, names in sorted order).
-    """
-    names, owner = np.unique(np.asarray(values), return_inverse=True)
-    owner = owner.reshape(-1)
-    return [np.flatnonzero(owner == i) for i in range(len(names))], [str(name) for name in names]
 
 
 def parts(tensors: Sequence[Tensor], partition: Partition) -> list[tuple[Tensor, ...]]:

@@ -770,7 +770,6 @@ class GradientMode:
             on which user code raises an exception of any type, adds nothing, as one with a NaN, and
             does not end the run. Memory that runs out does, and a pass that changes the weights.
         failed_rows: private rows that added nothing for this reason. PRIVATE.
-        exact_rows: rows of private micro-batches that were computed one at a time. PRIVATE.
         unproved_on_private_rows: the first operation that the tracker could not follow on private
             rows, though it could on public rows. PRIVATE: control flow may have led there.
     """
@@ -778,7 +777,6 @@ class GradientMode:
     unproved_operation: Unknown | None = None
     is_checked: bool = False
     failed_rows: int = 0
-    exact_rows: int = 0
     unproved_on_private_rows: Unknown | None = None
 
 
@@ -931,7 +929,6 @@ class _Passes:
                 weight = float(rows.weights[row])
             if weight == 0.0:
                 continue
-            self.mode.exact_rows += 1
             if len(rows.records) > 1:
                 self._check_separable()
             try:

@@ -372,20 +372,6 @@ class DiSK(PostProcess):
         return average.apply(released, state)
 
 
-def kalman_gain(ratio: float) -> float:
-    """Return the stationary κ of a scalar Kalman filter: the root of κ² / (1 − κ) = r.
-
-    Args:
-        ratio: r > 0, variance of the gradient's change between steps over the variance of a
-            release.
-
-    Raises:
-        ValueError: a ratio that is not positive and finite.
-    """
-    check_positive("ratio", ratio)
-    return (math.sqrt(ratio * ratio + 4 * ratio) - ratio) / 2
-
-
 # --------------------------------------------------------------------------------------------------
 # Low-pass filters of releases: the gradient changes slowly, the noise does not (DOPPLER, Zhang et
 # al. 2024).
