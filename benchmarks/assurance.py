@@ -53,7 +53,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "side doors": ("tests/audit/test_side_doors.py",),
 }
 # The step from a batch to the weights.
-STEP = ("config.py", "session.py", "private_step.py", "verification.py", "public_rows.py")
+STEP = ("config.py", "session.py", "preconditioning.py", "release_pipeline.py")
+STEP += ("verification.py", "public_rows.py")
 STEP += ("tracking.py", "rng_state.py", "distributed", "gradients", "linalg", "curvature")
 STEP += ("postprocess", "privacy", "data")
 # Section to the files and folders of src/dpkfc that its verdict is about. When code of one of them
@@ -65,7 +66,7 @@ COVERED: dict[str, tuple[str, ...]] = {
     "membership": (*STEP, "audit"),
     "accounting": ("config.py", "data/sampling.py", "privacy"),
     "samplers": ("config.py", "data/sampling.py", "privacy", "distributed", "audit"),
-    "noise": ("config.py", "session.py", "private_step.py", "rng_state.py", "privacy"),
+    "noise": ("config.py", "session.py", "release_pipeline.py", "rng_state.py", "privacy"),
     "floating point": ("gradients", "linalg", "curvature", "privacy"),
     "crash": (*STEP, "checkpoint.py", "app/train.py", "app/run_folder.py"),
     "fuzz": (*STEP, "checkpoint.py", "cli.py", "report", "app"),

@@ -93,7 +93,7 @@ def session_with(setting: Setting, name: str, preconditioner: Any) -> Contender:
     from dpkfc.config import PrivacyConfig
     from dpkfc.curvature import KFAC
     from dpkfc.gradients.clipped_sum import capture
-    from dpkfc.private_step import refresh_microbatch_size
+    from dpkfc.preconditioning import refresh_microbatch_size
     from dpkfc.session import Session
 
     model, optimizer = setting.fresh()

@@ -23,7 +23,15 @@ SOURCE = ROOT / "src" / "dpkfc"
 MACHINE = {"distributed", "memory", "rng_state"}
 FOUR = {"privacy", "gradients", "curvature", "data"}
 LIBRARY = MACHINE | FOUR | {"linalg", "tracking", "public_rows", "verification", "postprocess"}
-LIBRARY |= {"features", "private_step", "checkpoint", "tensors", "config", "session"}
+LIBRARY |= {
+    "features",
+    "preconditioning",
+    "release_pipeline",
+    "checkpoint",
+    "tensors",
+    "config",
+    "session",
+}
 LIBRARY |= {"callbacks", "weights", "weights_record"}
 EVERYWHERE = {"_checks", "allocator", "clipping", "torchrun"}
 ALLOWED = {
@@ -50,7 +58,8 @@ ALLOWED = {
     "features": {"curvature"},
     "postprocess": {"linalg", "privacy", "gradients"},
     "callbacks": {"gradients", "curvature", "distributed"},  # the last two for types only
-    "private_step": MACHINE | {"linalg", "privacy", "gradients", "curvature", "postprocess"},
+    "preconditioning": MACHINE | {"linalg", "privacy", "gradients", "curvature"},
+    "release_pipeline": {"distributed", "privacy", "gradients", "postprocess", "preconditioning"},
     "config": {"linalg", "data", "gradients", "curvature", "postprocess", "privacy", "memory"},
     "session": LIBRARY | {"report"},  # `write_card` imports it when it is called
     "": LIBRARY,  # dpkfc/__init__.py

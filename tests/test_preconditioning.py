@@ -12,7 +12,7 @@ from torch import nn
 from dpkfc.curvature.base import Preconditioner, PreconditionerState
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.metric import Elementwise
-from dpkfc.private_step import PreconditionerManager
+from dpkfc.preconditioning import PreconditionerManager
 
 
 class Noted(Preconditioner):

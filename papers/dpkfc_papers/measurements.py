@@ -28,8 +28,9 @@ from dpkfc.app.html import collect
 from dpkfc.app.plots import SensitivityMap
 from dpkfc.app.tuning.runs import Ended, Judge, Place, Plain, Run, hardware
 from dpkfc.app.tuning.search import round_value
-from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, inner_product
-from dpkfc.curvature.kfac import KFAC, randomize_directions, signal_to_noise
+from dpkfc.curvature.eigen import Eigen
+from dpkfc.curvature.factors import DiagonalFactor, Factor, inner_product
+from dpkfc.curvature.kfac import KFAC, randomize_directions
 from dpkfc.curvature.layer_factors import LayerFactors
 from dpkfc.curvature.model_inputs import examples
 from dpkfc.curvature.model_state import preserve_model
@@ -37,6 +38,7 @@ from dpkfc.curvature.noise_probes import FeatureNoise, PinkNoise, WhiteNoise
 from dpkfc.curvature.private_oracle import PrivateOracle
 from dpkfc.curvature.probe_pass import ProbeSpec, public_generator, run_probe
 from dpkfc.curvature.probes import Probe, PublicData
+from dpkfc.curvature.signal_to_noise import signal_to_noise
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.blocks import Outer

@@ -25,8 +25,9 @@ from dpkfc.data.sampling import FixedSize, Poisson, Sampler, Shuffle, TruncatedP
 from dpkfc.privacy import accounting
 from dpkfc.privacy.accounting import ACCOUNTANTS, NEGLIGIBLE_NOISE, EpsilonCurve
 from dpkfc.privacy.calibration import PlanBase, calibrate_noise_multiplier, check_target
+from dpkfc.privacy.extra_releases import ExtraRelease
+from dpkfc.privacy.grid import GAUSSIAN, NOISES, ROUNDED, widen_sensitivity
 from dpkfc.privacy.ledger import Ledger
-from dpkfc.privacy.releases import GAUSSIAN, NOISES, ROUNDED, ExtraRelease, widen_sensitivity
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
 
 if TYPE_CHECKING:

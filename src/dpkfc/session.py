@@ -45,13 +45,14 @@ from dpkfc.gradients.state import (
 )
 from dpkfc.memory import MicroBatchSize
 from dpkfc.postprocess.pipeline import PostprocessPipeline, WeightAverage, check_with_optimizer
+from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.budget import Budget, Receipt
+from dpkfc.privacy.extra_releases import charge_extra
 from dpkfc.privacy.integration import Floats
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
 from dpkfc.privacy.mechanism import ClippedSum, Released, release_vector
-from dpkfc.privacy.releases import charge_extra
-from dpkfc.private_step import PreconditionerManager, ReleasePipeline, set_gradients
 from dpkfc.public_rows import find_template
+from dpkfc.release_pipeline import ReleasePipeline, set_gradients
 from dpkfc.tensors import Groups, NamedTensors, Tensors, copy_tensors, unique_tensors
 from dpkfc.verification import check_on_public_rows, check_verify_setting
 from dpkfc.weights import ReleasedWeights, check_recorded_weights, record_weights

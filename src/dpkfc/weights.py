@@ -23,13 +23,12 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass,
 )
 
-from dpkfc.distributed.context import DistributedContext
+from dpkfc.distributed.context import SINGLE_PROCESS, DistributedContext
 from dpkfc.distributed.fsdp import reshard
 from dpkfc.privacy.ledger import Ledger, LedgerError
 from dpkfc.weights_record import WeightsRecord, read_weights_record, write_weights_record
 
 NamedTensors = Mapping[str, Tensor]
-_SINGLE_PROCESS = DistributedContext()
 
 # --------------------------------------------------------------------------------------------------
 # The digest of a tensor: of its type, its shape, and the bytes of its entries in their order.
@@ -179,7 +178,7 @@ class ReleasedWeights:
             changed = {name: x for name, x in changed.items() if x.requires_grad}
         self._known |= digest_tensors(changed)
 
-    def accept(self, releases: int, ranks: DistributedContext = _SINGLE_PROCESS) -> None:
+    def accept(self, releases: int, ranks: DistributedContext = SINGLE_PROCESS) -> None:
         """Take the weights as they are now, and note it where they have changed since a release.
 
         Args:

@@ -23,9 +23,9 @@ from dpkfc.app.settings import ConfigError
 from dpkfc.app.train import prepare, read_settings, resume, run
 from dpkfc.callbacks import Loss, PrivateEarlyStopping, wrong_answers
 from dpkfc.privacy.accounting import event_from_dict, total_epsilon
+from dpkfc.privacy.extra_releases import ExtraRelease
 from dpkfc.privacy.ledger import BudgetExhausted, LedgerError, verify
 from dpkfc.privacy.mechanism import release_vector
-from dpkfc.privacy.releases import ExtraRelease
 from dpkfc.report.verify import verify_ledger
 
 PRIVATE = {

@@ -20,8 +20,8 @@ import torch.multiprocessing as mp
 from torch import nn
 
 from dpkfc import PrivacyConfig, Session
+from dpkfc.privacy.grid import grid_of
 from dpkfc.privacy.mechanism import gaussian_release, rounded_release
-from dpkfc.privacy.releases import grid_of
 from dpkfc.privacy.rng import NoiseStream
 from tests.audit.laws import against, alarms, noise_battery
 from tests.audit.sizes import FULL, size

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import dpkfc.private_step
+import dpkfc.release_pipeline
 from dpkfc.audit.one_run import audit_one_run, plan_for_canaries
 from dpkfc.audit.run_canaries import Listener, PlantedCanaries
 from dpkfc.config import Plan, PrivacyConfig
@@ -125,7 +125,7 @@ def test_a_run_with_too_little_noise_exceeds_its_claim(
     method: str, kept: float, monkeypatch, evidence
 ):
     """The plan and the ledger speak of the whole noise; what is added is a tenth of it, or none."""
-    real = dpkfc.private_step.release
+    real = dpkfc.release_pipeline.release
 
     def weak(clipped: Any, plan: Plan, *others: Any) -> Released:
         honest = real(clipped, plan, *others)
@@ -135,7 +135,7 @@ def test_a_run_with_too_little_noise_exceeds_its_claim(
             gradients={n: bare[n] + kept * (x - bare[n]) for n, x in honest.gradients.items()},
         )
 
-    monkeypatch.setattr(dpkfc.private_step, "release", weak)
+    monkeypatch.setattr(dpkfc.release_pipeline, "release", weak)
     result = audit(
         settings(**METHODS[method]).with_noise(NOISE, DELTA, EXAMPLES), claimed_epsilon=4.0
     )

@@ -21,6 +21,7 @@ from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.privacy.accounting import epsilon
+from dpkfc.privacy.grid import grid_of, widen_sensitivity
 from dpkfc.privacy.ledger import Ledger, verify
 from dpkfc.privacy.mechanism import (
     MOST_STEPS,
@@ -29,7 +30,6 @@ from dpkfc.privacy.mechanism import (
     release,
     rounded_release,
 )
-from dpkfc.privacy.releases import grid_of, widen_sensitivity
 from dpkfc.privacy.rng import NoiseStream
 from dpkfc.report.card import CardFacts, build_card, to_markdown
 from tests.audit.sizes import size
@@ -419,7 +419,7 @@ def test_a_run_releases_grid_points_and_charges_what_it_adds(
         seen.append((found, grid_of(p.sensitivity, numbers, p.stddev)))
         return found
 
-    monkeypatch.setattr("dpkfc.private_step.release", watched)
+    monkeypatch.setattr("dpkfc.release_pipeline.release", watched)
     p, model = small(**settings), net()
     with session(p, model, ledger_path=tmp_path / "ledger.jsonl") as s:
         for batch in s.batches():

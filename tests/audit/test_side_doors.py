@@ -399,7 +399,7 @@ def release_of_sums(patched: pytest.MonkeyPatch) -> None:
             found, gradients={n: g + 1e-12 * clipped.tensors[n] for n, g in found.gradients.items()}
         )
 
-    patched.setattr("dpkfc.private_step.release", leaky)
+    patched.setattr("dpkfc.release_pipeline.release", leaky)
 
 
 def learning_rate_of_norms(patched: pytest.MonkeyPatch) -> Work:

@@ -82,7 +82,7 @@ def freeze(patched: pytest.MonkeyPatch, victim: int | None = None) -> list[tuple
         sums.append(tuple(fingerprint(x) for x in clipped.tensors.values()))
         return blind(clipped, *rest)
 
-    patched.setattr("dpkfc.private_step.release", watched)
+    patched.setattr("dpkfc.release_pipeline.release", watched)
     for module in ("privacy.rng", "rng_state"):
         patched.setattr(f"dpkfc.{module}.draw_key", fixed_keys())
     patched.setattr("dpkfc.memory.available_bytes", lambda: 1 << 22)

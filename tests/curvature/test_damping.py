@@ -7,8 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpkfc.curvature.factors import DiagonalFactor, Eigen, IsotropicFactor, eigen_of_rows
-from dpkfc.curvature.kfac import Damping, condition_numbers, damp_side, elementwise_scale
+from dpkfc.curvature.damping import Damping, condition_numbers, damp_side, elementwise_scale
+from dpkfc.curvature.eigen import Eigen, eigen_of_rows
+from dpkfc.curvature.factors import DiagonalFactor, IsotropicFactor
 from dpkfc.linalg.metric import Dense, Diagonal, Identity, LowRank
 from tests.curvature.toys import dense_matrix
 

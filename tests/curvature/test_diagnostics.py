@@ -6,16 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpkfc.curvature import KFAC, FeatureNoise
-from dpkfc.curvature.factors import (
-    DiagonalFactor,
-    Eigen,
-    IsotropicFactor,
-    eigen_of_rows,
-    inner_product,
-)
-from dpkfc.curvature.kfac import signal_to_noise
+from dpkfc.curvature.eigen import Eigen, eigen_of_rows
+from dpkfc.curvature.factors import DiagonalFactor, IsotropicFactor, inner_product
 from dpkfc.curvature.layer_factors import probe_norms
 from dpkfc.curvature.probe_pass import run_probe
+from dpkfc.curvature.signal_to_noise import signal_to_noise
 from dpkfc.linalg.blocks import Lookup, Outer, PerExample, Tied
 from dpkfc.linalg.metric import Dense, Diagonal, Elementwise, Identity, Kronecker
 from tests.curvature.toys import capture, dense_matrix, mlp

@@ -5,13 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpkfc.curvature.factors import (
-    DiagonalFactor,
-    Eigen,
-    FactorAccumulator,
-    IsotropicFactor,
-    is_empty,
-)
+from dpkfc.curvature.eigen import Eigen
+from dpkfc.curvature.factors import DiagonalFactor, FactorAccumulator, IsotropicFactor, is_empty
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator
 from dpkfc.linalg.blocks import Lookup, Outer, PerExample
 from tests.curvature.toys import dense_matrix, kronecker_factors

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, PublicData
-from dpkfc.curvature.factors import DiagonalFactor, Eigen
+from dpkfc.curvature.eigen import Eigen
+from dpkfc.curvature.factors import DiagonalFactor
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.blocks import Block

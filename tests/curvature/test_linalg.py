@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpkfc.curvature import factors
-from dpkfc.curvature.factors import (
+from dpkfc.curvature.eigen import (
     Eigen,
     decompose_leading,
     eigen_of_covariance,

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from dpkfc.curvature import KFAC, FeatureNoise, PreconditionerState
-from dpkfc.curvature.factors import Eigen, FactorAccumulator
-from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, RowSubsampler
+from dpkfc.curvature.eigen import Eigen
+from dpkfc.curvature.factors import FactorAccumulator
+from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator
+from dpkfc.curvature.row_sampling import RowSubsampler
 from dpkfc.linalg.blocks import Block, Lookup, Outer, Tied
 from dpkfc.linalg.metric import Diagonal, LowRank
 from tests.curvature.toys import capture, dense_matrix, mlp

@@ -8,13 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpkfc.curvature import KFAC, PinkNoise, layer_factors
-from dpkfc.curvature.layer_factors import (
-    FactorOptions,
-    LayerAccumulator,
-    RowSubsampler,
-    probe_norms,
-)
+from dpkfc.curvature import KFAC, PinkNoise, row_sampling
+from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, probe_norms
+from dpkfc.curvature.row_sampling import RowSubsampler
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg import blocks
@@ -48,7 +44,7 @@ CONVS = {
 
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer_factors, "LEAST_ROWS", 1)
+    monkeypatch.setattr(row_sampling, "LEAST_ROWS", 1)
     # two examples' patches, so that there are several chunks
     monkeypatch.setattr(blocks, "_CURVATURE_ELEMENTS", 300)
 

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpkfc.curvature import layer_factors
-from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, RowSubsampler
+from dpkfc.curvature import row_sampling
+from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator
+from dpkfc.curvature.row_sampling import RowSubsampler
 from dpkfc.linalg.blocks import Lookup, Outer, Tied
 from tests.curvature.toys import dense_matrix, kronecker_factors
 
@@ -19,7 +20,7 @@ F64 = torch.float64
 
 @pytest.fixture(autouse=True)
 def _few_rows(monkeypatch):
-    monkeypatch.setattr(layer_factors, "LEAST_ROWS", 1)
+    monkeypatch.setattr(row_sampling, "LEAST_ROWS", 1)
 
 
 def _positions(size: int, rows_per_dim: float | None, seed: int = 0) -> RowSubsampler:
@@ -144,7 +145,7 @@ def test_about_as_many_rows_are_read_as_were_asked_for(monkeypatch):
     assert held.subsample(x, 1, 10).index.numel() == 40  # 4 · 10 rows, two of every example
     assert held.subsample(x, 1, 1000).index is None
     assert _positions(20, 4.0).subsample(x[:0], 1, 10).index.numel() == 0
-    monkeypatch.setattr(layer_factors, "LEAST_ROWS", 200)
+    monkeypatch.setattr(row_sampling, "LEAST_ROWS", 200)
     held.start(slice(0, 20), None)
     assert held.subsample(x, 1, 10).index.numel() == 200
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from dpkfc.curvature import KFAC, FeatureNoise, PreconditionerState, PublicData
+from dpkfc.curvature.eigen import Eigen
 from dpkfc.curvature.factor_history import history_from_state, history_state, measure_drift
-from dpkfc.curvature.factors import Eigen, FactorAccumulator
+from dpkfc.curvature.factors import FactorAccumulator
 from dpkfc.curvature.layer_factors import probe_norms
 from dpkfc.curvature.probe_pass import run_probe
 from tests.curvature.toys import Text, capture, dense_matrix, mlp, rules_of

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpkfc.curvature.factors import Eigen, FactorAccumulator
+from dpkfc.curvature.eigen import Eigen
+from dpkfc.curvature.factors import FactorAccumulator
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator
 from dpkfc.curvature.refresh_group import (
     assign_owners,

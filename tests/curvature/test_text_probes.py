@@ -183,7 +183,7 @@ def test_rows_that_the_probe_never_read_are_scaled_within_bounds():
     block = Lookup(torch.randint(1000, (16, 8)), torch.randn(16, 8, 4), 30_000)
     layer = LayerAccumulator(block, FactorOptions())
     layer.add(block)
-    from dpkfc.curvature.kfac import Damping, damp_side
+    from dpkfc.curvature.damping import Damping, damp_side
 
     factors = layer.result().normalised()
     side = damp_side(factors.sides["input"], Damping(value=0.1), torch.float32)

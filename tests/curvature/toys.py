@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkfc.curvature.factors import Eigen
+from dpkfc.curvature.eigen import Eigen
 from dpkfc.linalg.blocks import Block, Lookup, Outer, PerExample
 
 RULES = {nn.Linear: "linear", nn.Conv2d: "conv", nn.Embedding: "embedding", nn.LayerNorm: "norm"}

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import dpkfc.private_step
+import dpkfc.release_pipeline
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.gradients.clipped_sum import Clip, clipped_sum, example_gradient
 from dpkfc.gradients.discovery import find_layers
@@ -142,14 +142,14 @@ class Spy:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sums: list[ClippedSum] = []
         self.releases: list[Released] = []
-        real = dpkfc.private_step.release
+        real = dpkfc.release_pipeline.release
 
         def release(clipped: ClippedSum, *rest: object) -> Released:
             self.sums.append(clipped)
             self.releases.append(real(clipped, *rest))
             return self.releases[-1]
 
-        monkeypatch.setattr(dpkfc.private_step, "release", release)
+        monkeypatch.setattr(dpkfc.release_pipeline, "release", release)
 
 
 @pytest.mark.parametrize("loss", [loss_fn, inside(torch.bfloat16)], ids=["weights", "autocast"])

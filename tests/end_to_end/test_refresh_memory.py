@@ -31,7 +31,7 @@ from dpkfc.curvature.probe_pass import run_probe
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.memory import peak_bytes
-from dpkfc.private_step import PreconditionerManager, refresh_microbatch_size
+from dpkfc.preconditioning import PreconditionerManager, refresh_microbatch_size
 from dpkfc.session import Session
 from tests.curvature.toys import CNN_SHAPE, Text, cnn, mlp, rules_of
 from tests.distributed.group import run, start

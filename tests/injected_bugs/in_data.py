@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpkfc import checkpoint, private_step, session
+from dpkfc import checkpoint, release_pipeline, session
 from dpkfc.config import Plan
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.noise_probes import FeatureNoise
@@ -258,7 +258,7 @@ def after_release(m: pytest.MonkeyPatch) -> None:
 
         return release
 
-    swapped(m, private_step, "release", make)
+    swapped(m, release_pipeline, "release", make)
 
 
 def with_the_update(m: pytest.MonkeyPatch) -> None:
@@ -273,7 +273,7 @@ def with_the_update(m: pytest.MonkeyPatch) -> None:
 
     swapped(
         m,
-        private_step,
+        release_pipeline,
         "release",
         lambda real: (
             lambda clipped, plan, noise, book, step: real(

@@ -12,8 +12,8 @@ import pytest
 
 from dpkfc.privacy import Budget, BudgetError
 from dpkfc.privacy.accounting import epsilon, total_epsilon
+from dpkfc.privacy.extra_releases import ExtraRelease
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
-from dpkfc.privacy.releases import ExtraRelease
 from tests import forked
 
 DELTA = 1e-5

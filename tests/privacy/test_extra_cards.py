@@ -14,7 +14,7 @@ from torch.nn import functional
 from dpkfc import PrivacyConfig, Session
 from dpkfc.callbacks import PrivateEarlyStopping, wrong_answers
 from dpkfc.privacy.accounting import total_epsilon
-from dpkfc.privacy.releases import ExtraRelease
+from dpkfc.privacy.extra_releases import ExtraRelease
 from dpkfc.report.verify import CardError, charges_of, verify_ledger
 
 X = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))

@@ -14,9 +14,9 @@ from dpkfc.config import Plan
 from dpkfc.privacy.accounting import describe_extra, total_epsilon
 from dpkfc.privacy.budget import Budget
 from dpkfc.privacy.calibration import share_noise
+from dpkfc.privacy.extra_releases import ExtraRelease
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, encode_line, verify
 from dpkfc.privacy.mechanism import release_vector
-from dpkfc.privacy.releases import ExtraRelease
 
 BOUNDS = ExtraRelease(purpose="bounds", noise_multiplier=4.0, norm=2.0)
 LOOKS = ExtraRelease(purpose="looks", noise_multiplier=9.0, norm=1.0, count=3)

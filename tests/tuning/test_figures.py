@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from dpkfc.curvature import KFAC, FeatureNoise, Probe
-from dpkfc.curvature.factors import DiagonalFactor, IsotropicFactor, eigh
+from dpkfc.curvature.eigen import eigh
+from dpkfc.curvature.factors import DiagonalFactor, IsotropicFactor
 from dpkfc.curvature.kfac import randomize_directions
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers

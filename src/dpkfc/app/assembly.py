@@ -35,7 +35,7 @@ from dpkfc.data.augment import Augment, horizontal_flip, random_crop, reflect_pa
 from dpkfc.postprocess.pipeline import PostProcess, WeightEMA
 from dpkfc.postprocess.steps import EMA, SOFIM, AdamBC, DiSK, LowPass
 from dpkfc.privacy.calibration import share_noise
-from dpkfc.privacy.releases import ExtraRelease
+from dpkfc.privacy.extra_releases import ExtraRelease
 
 
 @dataclass(frozen=True, kw_only=True)

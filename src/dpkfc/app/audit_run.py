@@ -38,8 +38,8 @@ from dpkfc.audit.findings import tabulate_findings
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.config import Plan
 from dpkfc.privacy.accounting import describe_extra, event_to_dict
+from dpkfc.privacy.extra_releases import ExtraRelease
 from dpkfc.privacy.ledger import LedgerError, Verified, certified_before, verify
-from dpkfc.privacy.releases import ExtraRelease
 from dpkfc.report.card import CardFacts, build_card, failed_checks, to_markdown, write_card_files
 from dpkfc.report.verify import (
     Card,

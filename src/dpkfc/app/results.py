@@ -19,11 +19,12 @@ from dpkfc.app.recipes import ClassScore
 from dpkfc.app.run_folder import LAST_PLOT, Metrics, Row, RunFolder, not_private
 from dpkfc.app.settings import METHOD_LABELS, RunConfig
 from dpkfc.curvature.base import PreconditionerState
-from dpkfc.curvature.kfac import KFAC, signal_to_noise
+from dpkfc.curvature.kfac import KFAC
+from dpkfc.curvature.signal_to_noise import signal_to_noise
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.preconditioning import refresh_microbatch_size
 from dpkfc.privacy.accounting import describe_extra
-from dpkfc.private_step import refresh_microbatch_size
 from dpkfc.report import rounded_up
 from dpkfc.report.card import CardFacts, build_card, dataset_size, stamp, write_weights_and_card
 from dpkfc.session import Session

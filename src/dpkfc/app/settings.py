@@ -25,7 +25,7 @@ from dpkfc.integrations.loggers import LOGGERS
 from dpkfc.postprocess.pipeline import READOUTS
 from dpkfc.postprocess.steps import SOFIM, AdamBC, DiSK
 from dpkfc.privacy.accounting import ACCOUNTANTS
-from dpkfc.privacy.releases import NOISES
+from dpkfc.privacy.grid import NOISES
 from dpkfc.report.officer import Declared
 from dpkfc.terminal import argument_text
 

@@ -30,8 +30,8 @@ from dpkfc.distributed.fsdp import trainable_tensors
 from dpkfc.gradients.layers import device_of_layers
 from dpkfc.gradients.state import equal_or_nan
 from dpkfc.linalg.metric import Metric
+from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.mechanism import ClippedSum, Released
-from dpkfc.private_step import PreconditionerManager
 from dpkfc.session import Batch, Session
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from dpkfc.audit.p_values import ALPHA, Floats, p_value_finding, two_sided
 from dpkfc.audit.step_canaries import Canaries
 from dpkfc.config import Plan
 from dpkfc.distributed.context import flatten, widest_dtype
+from dpkfc.privacy.grid import ROUNDED, grid_of
 from dpkfc.privacy.mechanism import Released
-from dpkfc.privacy.releases import ROUNDED, grid_of
 from dpkfc.rng_state import all_states, restore_all_states
 
 SORTED = 400_000  # most samples that are sorted

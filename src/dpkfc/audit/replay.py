@@ -29,8 +29,8 @@ from dpkfc.config import Plan
 from dpkfc.data.sampling import REPLACE_ONE
 from dpkfc.federated.messages import total_norm
 from dpkfc.postprocess.pipeline import PostprocessPipeline
+from dpkfc.privacy.grid import ROUNDED
 from dpkfc.privacy.mechanism import Released
-from dpkfc.privacy.releases import ROUNDED
 
 #
 # Neighbour replay runs the step that ships on two neighbouring batches with the same frozen noise.

@@ -32,7 +32,7 @@ from dpkfc.curvature.base import (
     identity_row,
     probe_examples,
 )
-from dpkfc.curvature.factors import largest_entry
+from dpkfc.curvature.eigen import largest_entry
 from dpkfc.curvature.layer_factors import Rules
 from dpkfc.curvature.model_state import preserve_model
 from dpkfc.curvature.probe_pass import Capture, ProbeLoss, public_generator, run_probe

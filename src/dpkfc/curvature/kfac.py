@@ -12,8 +12,6 @@ Source: DP-KFC, Algorithms 1 and 2.
 from __future__ import annotations
 
 import logging
-import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,9 +22,6 @@ from torch import Tensor, nn
 from dpkfc._checks import (
     check_in_range,
     check_not_negative,
-    check_one_of,
-    check_optional_integer,
-    check_positive,
 )
 from dpkfc.curvature.base import (
     PreconditionerState,
@@ -35,8 +30,10 @@ from dpkfc.curvature.base import (
     choose_labels,
     identity_row,
 )
+from dpkfc.curvature.damping import Damping, condition_numbers, damp_side, elementwise_scale
+from dpkfc.curvature.eigen import Eigen
 from dpkfc.curvature.factor_history import History, measure_drift
-from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, IsotropicFactor, is_empty
+from dpkfc.curvature.factors import DiagonalFactor, Factor, is_empty
 from dpkfc.curvature.layer_factors import (
     FactorOptions,
     Factors,
@@ -46,7 +43,7 @@ from dpkfc.curvature.layer_factors import (
     fill_empty_sides,
 )
 from dpkfc.curvature.model_state import preserve_model
-from dpkfc.curvature.probe_pass import Capture, ProbeLoss, ProbeSpec, public_generator, run_probe
+from dpkfc.curvature.probe_pass import Capture, ProbeLoss, ProbeSpec, public_generator
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.refresh import (
     ProbeStatistics,
@@ -56,218 +53,14 @@ from dpkfc.curvature.refresh import (
     probe_scale,
 )
 from dpkfc.curvature.refresh_group import RefreshGroup
-from dpkfc.linalg.blocks import Blocks
 from dpkfc.linalg.metric import (
-    Dense,
-    Diagonal,
     Elementwise,
     Entry,
-    Identity,
     Kronecker,
-    LowRank,
     Metric,
     Side,
     scale_metric,
 )
-
-# --------------------------------------------------------------------------------------------------
-# Damping and matrix roots: from an undamped factor to one side of a metric.
-#
-# Relative damping (default) gives each factor its own multiple of the identity,
-#
-#     A + ρ · tr(A)/d_A · I        and        G + ρ · tr(G)/d_G · I.
-#
-# This is the split of Martens and Grosse of one damping λ over the two factors. They add π√λ to A
-# and √λ/π to G with π² = (tr(A)/d_A) / (tr(G)/d_G), which balances the two error terms. For
-# λ = ρ² · (tr(A)/d_A) · (tr(G)/d_G):
-#
-#     π √λ = ρ √( (tr A/d_A)² )    = ρ · tr(A)/d_A
-#     √λ/π = ρ √( (tr G/d_G)² )    = ρ · tr(G)/d_G.
-#
-# So ρ has no unit: it means the same for every layer, loss scale and input scale.
-#
-# Absolute damping is that of the DP-KFC paper (Algorithm 1): π added to the factors and γ inside
-# the root. The sides are (A + πI + γI)^(−p) and (G + πI + γI)^(−p).
-#
-# Source: Martens and Grosse (2015), section 6.3; DP-KFC, Algorithm 1.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Damping:
-    """The number added to a factor, and the root taken of the sum.
-
-    Attributes:
-        value: ρ (relative) or π (absolute), positive.
-        mode: relative or absolute.
-        gamma: γ of the absolute mode, not negative.
-        exponent: p in (0, 1/2]; a side is (factor + damping)^(−p). 1/2 is full whitening.
-        rank_tolerance: eigenvalues below this fraction of the damping are not kept in a low-rank
-            side.
-        max_rank: eigenpairs k kept of a side at least 4k wide. Narrower sides keep all that matter,
-            and so do all sides with None.
-        tail_mass: fraction of the trace that may be dropped, 0 for none. A side keeps the fewest
-            eigenpairs that hold the rest.
-    """
-
-    value: float = 0.1
-    mode: str = "relative"
-    gamma: float = 0.0
-    exponent: float = 0.5
-    rank_tolerance: float = 1e-2
-    max_rank: int | None = 32
-    tail_mass: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_positive("damping", self.value)
-        check_one_of("damping_mode", self.mode, ("relative", "absolute"))
-        check_not_negative("gamma", self.gamma)
-        if self.gamma > 0 and self.mode == "relative":
-            raise ValueError(
-                f"gamma={self.gamma} is read only with damping_mode='absolute'; set gamma=0"
-            )
-        check_in_range("exponent", self.exponent, "(0, 0.5]")
-        check_in_range("rank_tolerance", self.rank_tolerance, "[0, 1)")
-        check_in_range("tail_mass", self.tail_mass, "[0, 1)")
-        check_optional_integer("max_rank", self.max_rank, 1)
-
-    def shift(self, factor: Factor) -> float:
-        """Return the number added to every eigenvalue.
-
-        The number is 0 only for an empty factor under relative damping.
-        """
-        if self.mode == "absolute":
-            return self.value + self.gamma
-        if is_empty(factor):
-            return 0.0
-        return self.value * factor.mean
-
-    def root(self, values: Tensor, shift: float) -> Tensor:
-        """Return (values + shift)^(−p), float64."""
-        damped = values.double() + shift
-        return damped.pow(-self.exponent)
-
-
-def damp_side(
-    factor: Factor,
-    damping: Damping,
-    dtype: torch.dtype,
-    *,
-    widest_dense: int = 4096,
-    rank: int | None = None,
-) -> Side:
-    """Return the side (factor + damping)^(−p) of a metric.
-
-    A factor with few eigenvalues that matter (kept ones ≤ d/2, or d > widest_dense) becomes
-    `LowRank`. Eigenvalues below `rank_tolerance` times the damping, and those beyond the first
-    `max_rank` of a wide side, are replaced by their mean, which keeps the trace. The metric IS then
-    that map: norms, sums and noise all use the same one, so no guarantee rests on the
-    approximation. Otherwise the side is `Dense` and exact. An empty factor under relative damping
-    (a LoRA adapter at its start, a dead layer) gives the identity of unit scale.
-
-    Args:
-        factor: undamped.
-        damping: the number to add and the root to take.
-        dtype: of the resulting side.
-        widest_dense: no d×d matrix is formed for a wider side.
-        rank: eigenpairs kept of this side whatever its width, 0 for all. With None, `max_rank`
-            decides.
-    """
-    shift = damping.shift(factor)
-    if shift == 0.0:
-        return Identity()
-    match factor:
-        case IsotropicFactor():
-            return Identity((factor.mean + shift) ** -damping.exponent)
-        case DiagonalFactor():
-            return Diagonal(damping.root(factor.values, shift).to(dtype))
-        case Eigen():
-            kept = _count_kept_pairs(factor, damping, shift, rank)
-            return _eigen_side(factor, damping, kept, dtype, widest_dense)
-
-
-def _count_kept_pairs(factor: Eigen, damping: Damping, shift: float, rank: int | None) -> int:
-    """Return the number of eigenpairs that a side keeps."""
-    values = factor.values
-    kept = factor.rank
-    if damping.rank_tolerance:
-        is_large = values >= damping.rank_tolerance * shift
-        kept = int(is_large.sum())
-    if rank is None and damping.max_rank is not None:
-        if factor.dim >= 4 * damping.max_rank:
-            kept = min(kept, damping.max_rank)
-    elif rank:
-        kept = min(kept, rank)
-    if damping.tail_mass:
-        left = factor.trace - values.cumsum(0)
-        is_needed = left > damping.tail_mass * factor.trace
-        needed = 1 + int(is_needed.sum())
-        kept = min(kept, needed)
-    return kept
-
-
-def _eigen_side(
-    factor: Eigen, damping: Damping, kept: int, dtype: torch.dtype, widest_dense: int
-) -> Side:
-    values = factor.values
-    vectors = factor.vectors
-    shift = damping.shift(factor)
-    if 0 < kept and factor.dim < 2 * kept and factor.dim <= widest_dense:
-        # A dense side uses all stored pairs.
-        tail = (factor.floor + shift) ** -damping.exponent
-        scale = damping.root(values, shift)
-        above = scale - tail
-        above = above.to(vectors.dtype)
-        root = (vectors * above) @ vectors.T
-        root.diagonal().add_(tail)
-        root = (root + root.T) / 2
-        norm = float(scale.max())
-        if len(scale) < factor.dim:
-            norm = max(tail, norm)
-        return Dense(root.to(dtype), norm)
-    dropped = float(values[kept:].sum()) + factor.rest
-    mean = dropped / max(1, factor.dim - kept)
-    tail = (mean + shift) ** -damping.exponent
-    if kept == 0:
-        return Identity(tail)
-    scale = damping.root(values[:kept], shift)
-    vectors = vectors[:, :kept].to(dtype)
-    return LowRank(vectors.contiguous(), scale.to(dtype), tail)
-
-
-def elementwise_scale(
-    factor: Factor, damping: Damping, shape: tuple[int, ...], dtype: torch.dtype
-) -> Tensor:
-    """Return (v + damping)^(−p) in a parameter's shape, for the second moment v of its gradient.
-
-    An empty v gives ones.
-    """
-    shift = damping.shift(factor)
-    if shift == 0.0:
-        return torch.ones(shape, dtype=dtype, device=factor.values.device)
-    scale = damping.root(factor.values, shift)
-    scale = scale.to(dtype)
-    scale = scale.expand(math.prod(shape))
-    return scale.reshape(shape).contiguous()
-
-
-def condition_numbers(factor: Factor, damping: Damping) -> tuple[float, float]:
-    """Return largest ÷ smallest eigenvalue before and after damping; infinite if singular.
-
-    The mean of the dropped eigenvalues counts as the smallest, as in the side.
-    """
-    values = factor.values
-    largest = 0.0
-    smallest = 0.0
-    if values.numel():
-        largest = float(values.max())
-        smallest = float(values.min())
-    if isinstance(factor, Eigen) and values.numel() < factor.dim:
-        smallest = factor.floor
-    shift = damping.shift(factor)
-    before = largest / smallest if smallest > 0 else math.inf
-    after = (largest + shift) / (smallest + shift) if shift > 0 else 1.0
-    return before, after
-
 
 # --------------------------------------------------------------------------------------------------
 # Eigenpairs that single sides keep, whatever their width: `{"conv1.A": 32, "head.G": 0}`, 0 for
@@ -871,89 +664,3 @@ def _randomize_factor(factor: Factor, generator: torch.Generator) -> Factor:
             return DiagonalFactor(factor.values[order])
         case _:
             return factor
-
-
-# --------------------------------------------------------------------------------------------------
-# The signal-to-noise ratio of a release, measured on the probe, so that it is public.
-
-
-@dataclass(frozen=True, kw_only=True)
-class SignalToNoise:
-    """Signal-to-noise ratio of one layer's release, per probe example.
-
-    Attributes:
-        plain: without the metric.
-        preconditioned: with it.
-        parameters: gradient entries of the layer.
-    """
-
-    plain: float
-    preconditioned: float
-    parameters: int
-
-
-def signal_to_noise(
-    kfac: KFAC,
-    model: nn.Module,
-    capture: Capture,
-    preconditioner: PreconditionerState,
-    *,
-    max_grad_norm: float,
-    noise_multiplier: float,
-) -> dict[str, SignalToNoise]:
-    """Return, per layer, the energy of a clipped gradient over that of the noise added to it.
-
-        SNR_l = mean_n ‖c_n P_l g_n,l‖² / (σ² C² d_l),  c_n = min(1, C / ‖P g_n‖) over all layers
-
-    with the probe's gradients g, d_l entries in layer l and P the metric (or the identity). A sum
-    over B examples with equal gradients has B² times this ratio. The DP-KFC paper shows such a
-    ratio (Fig. 1) without a formula; this formula is ours.
-
-    Args:
-        kfac: whose probe to use.
-        model: any module, left as it is.
-        capture: as in `KFAC.build`.
-        preconditioner: the metric; its step names the probe's random stream.
-        max_grad_norm: C, positive.
-        noise_multiplier: σ, positive.
-
-    Raises:
-        ValueError: C or σ that is not positive.
-    """
-    check_positive("max_grad_norm", max_grad_norm)
-    check_positive("noise_multiplier", noise_multiplier)
-    plain: dict[str, float] = defaultdict(float)
-    mapped: dict[str, float] = defaultdict(float)
-    sizes = {}
-    with preserve_model(model), torch.no_grad():
-        spec = kfac.probe_spec(preconditioner.step)
-        for microbatch in run_probe(model, capture, spec):
-            blocks = {name: x for name, x in microbatch.blocks.items() if x.kind is not None}
-            _add_clipped_energies(plain, blocks, {}, max_grad_norm)
-            _add_clipped_energies(mapped, blocks, preconditioner.metric, max_grad_norm)
-            for name, block in blocks.items():
-                sizes[name] = block.num_entries
-    stddev = noise_multiplier * max_grad_norm
-    variance = stddev**2 * kfac.probe_size
-    ratios = {}
-    for name, size in sizes.items():
-        noise = variance * size
-        before = plain[name] / noise
-        after = mapped[name] / noise
-        ratios[name] = SignalToNoise(plain=before, preconditioned=after, parameters=size)
-    return ratios
-
-
-def _add_clipped_energies(
-    energies: dict[str, float], blocks: Blocks, metric: Metric, clip: float
-) -> None:
-    """Add Σ_n ‖c_n P_l g_n,l‖² of each layer."""
-    squares = {name: x.squared_norms(metric.get(name)) for name, x in blocks.items()}
-    total = torch.stack([*squares.values()]).sum(0)
-    norms = total.sqrt()
-    norms = norms.clamp(min=1e-300)
-    factors = clip / norms
-    factors = factors.clamp(max=1.0)
-    for name, square in squares.items():
-        clipped = factors.square() * square
-        energies[name] += float(clipped.sum())

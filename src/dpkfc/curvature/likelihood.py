@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpkfc.curvature.factors import largest_entry
+from dpkfc.curvature.eigen import largest_entry
 from dpkfc.linalg.metric import NamedTensors
 
 LABELS = ("model", "uniform", "given")

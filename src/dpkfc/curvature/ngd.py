@@ -29,7 +29,8 @@ from torch import Tensor, nn
 
 from dpkfc._checks import check_in_range, check_positive
 from dpkfc.curvature.base import PreconditionerState, ProbePreconditioner
-from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, FactorCache, IsotropicFactor
+from dpkfc.curvature.eigen import Eigen
+from dpkfc.curvature.factors import DiagonalFactor, Factor, FactorCache, IsotropicFactor
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, LayerFactors, Rules
 from dpkfc.curvature.model_state import preserve_model
 from dpkfc.curvature.probe_pass import Capture, ProbeLoss, ProbeSpec

@@ -1,6 +1,6 @@
 """Run one refresh: a pass over a probe, its factors, and the one number that scales the metric.
 
-The model is left exactly as it was. `private_step.PreconditionerManager.refresh` decides that a
+The model is left exactly as it was. `preconditioning.PreconditionerManager.refresh` decides that a
 refresh is due and calls `kfac.KFAC.build`, which calls the functions here.
 """
 
@@ -17,13 +17,7 @@ from torch import Tensor, nn
 
 from dpkfc.curvature.factor_history import History, keep_history
 from dpkfc.curvature.factors import FactorAccumulator, FactorCache
-from dpkfc.curvature.layer_factors import (
-    FactorOptions,
-    LayerAccumulator,
-    LayerFactors,
-    RowSubsampler,
-    probe_norms,
-)
+from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, LayerFactors, probe_norms
 from dpkfc.curvature.model_inputs import device_of_model
 from dpkfc.curvature.probe_pass import (
     Capture,
@@ -42,6 +36,7 @@ from dpkfc.curvature.refresh_group import (
     rows_of_process,
     send_to_owners,
 )
+from dpkfc.curvature.row_sampling import RowSubsampler
 from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import Metric
 

@@ -274,6 +274,9 @@ class DistributedContext:
                 )
 
 
+SINGLE_PROCESS = DistributedContext()
+
+
 def widest_dtype(tensors: NamedTensors) -> torch.dtype:
     """Return float64 where a tensor has it, float32 otherwise."""
     has_float64 = any(t.dtype == torch.float64 for t in tensors.values())

@@ -56,7 +56,7 @@ from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.privacy.mechanism import ClippedSum
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
-from dpkfc.private_step import ReleasePipeline
+from dpkfc.release_pipeline import ReleasePipeline
 from dpkfc.verification import check_verify_setting
 
 logger = logging.getLogger(__name__)

@@ -45,7 +45,7 @@ from dpkfc.federated.secure_aggregation import (
     NamedTensors,
 )
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.private_step import PreconditionerManager
+from dpkfc.preconditioning import PreconditionerManager
 
 Value = Tensor | bytes | int | float | str
 Message = dict[str, Value]

@@ -42,8 +42,8 @@ from dpkfc.postprocess.pipeline import PostProcess, PostprocessPipeline
 from dpkfc.privacy import accounting
 from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.calibration import calibrate_noise_multiplier, check_target
+from dpkfc.privacy.grid import GAUSSIAN, NOISES, ROUNDED, grid_of, widen_sensitivity
 from dpkfc.privacy.ledger import Ledger
-from dpkfc.privacy.releases import GAUSSIAN, NOISES, ROUNDED, grid_of, widen_sensitivity
 from dpkfc.report import json_number
 
 if TYPE_CHECKING:

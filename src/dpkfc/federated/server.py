@@ -52,7 +52,7 @@ from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
-from dpkfc.private_step import ReleasePipeline
+from dpkfc.release_pipeline import ReleasePipeline
 from dpkfc.tensors import copy_tensors, unique_tensors
 from dpkfc.weights import ReleasedWeights
 

@@ -55,10 +55,11 @@ from dpkfc.integrations._opacus_batch import (
     check_padding,
 )
 from dpkfc.postprocess.pipeline import PostprocessPipeline
+from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.budget import Receipt
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum
-from dpkfc.private_step import PreconditionerManager, ReleasePipeline, set_gradients
+from dpkfc.release_pipeline import ReleasePipeline, set_gradients
 from dpkfc.rng_state import preserve_generators, renew
 from dpkfc.tensors import copy_tensors
 from dpkfc.tracking import Unknown, forget_batches

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
     from dpkfc.privacy.accounting import Charges
-    from dpkfc.privacy.releases import ExtraRelease
+    from dpkfc.privacy.extra_releases import ExtraRelease
 
 SMALLEST = 0.1
 LARGEST = 1e6

@@ -17,9 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dpkfc.privacy.extra_releases import ExtraRelease, charge_extra
+from dpkfc.privacy.grid import MOST_STEPS, ROUNDED, grid_of
 from dpkfc.privacy.integration import Floats
 from dpkfc.privacy.ledger import Ledger
-from dpkfc.privacy.releases import MOST_STEPS, ROUNDED, ExtraRelease, charge_extra, grid_of
 from dpkfc.privacy.rng import CHUNK, NoiseStream, draw_key
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.gradients.state import check_optimizer
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released
-from dpkfc.private_step import ReleasePipeline, set_gradients
+from dpkfc.release_pipeline import ReleasePipeline, set_gradients
 
 STEPS = 5
 

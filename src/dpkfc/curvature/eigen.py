@@ -1,0 +1,320 @@
+"""Eigendecompositions of curvature factors that never return a NaN.
+
+A factor may be zero, denormal, huge, or of a rank far below its size. Values are kept in float64
+whatever the dtype of the vectors, so that damping is added without rounding.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.linalg import vector_norm
+
+_log = logging.getLogger(__name__)
+
+# Gram eigenvalues below this fraction of the largest are rounding of the float32 rows they come
+# from.
+_RELATIVE_RANK = 1e-10
+_ORTHONORMAL = 1e-6
+_JITTERS = (0.0, 1e-12, 1e-9, 1e-6)
+# Below this size all pairs cost no more than the first few do.
+_SMALL = 640
+_COLUMNS = 128  # of RᵀR formed at a time on a CPU
+_ITERATIONS = 8
+# Largest residual as a fraction of the mean eigenvalue, far below a damping of a tenth of that
+# mean.
+_RESIDUAL = 1e-3
+_CHECK = "check the model's output on the probe"
+
+
+class FactorForm:
+    """What the forms of a factor share.
+
+    Attributes:
+        dim: size d.
+        trace: sum of the eigenvalues.
+        values: float64, the eigenvalues that are stored.
+    """
+
+    @property
+    def rank(self: Any) -> int:
+        """Number of stored eigenvalues above zero."""
+        return int((self.values > 0).sum())
+
+    @property
+    def mean(self: Any) -> float:
+        """Mean of all d eigenvalues."""
+        return float(self.trace / self.dim)
+
+    @property
+    def spectrum(self: Any) -> Any:
+        """The stored eigenvalues, float64."""
+        return self.values
+
+
+@dataclass(frozen=True)
+class Eigen(FactorForm):
+    """A positive semi-definite matrix `[d, d]` as its first eigenpairs and the trace of the rest.
+
+    Attributes:
+        vectors: orthonormal columns `[d, k]`.
+        values: float64 `[k]`, descending, not negative.
+        rest: sum of the d − k other eigenvalues, which are taken to be equal.
+    """
+
+    vectors: Tensor
+    values: Tensor
+    rest: float = 0.0
+
+    @property
+    def dim(self) -> int:
+        """Size d of the matrix."""
+        return self.vectors.shape[0]
+
+    @property
+    def trace(self) -> float:
+        """Sum of the eigenvalues."""
+        return float(self.values.sum()) + self.rest
+
+    @property
+    def floor(self) -> float:
+        """Mean of the other eigenvalues; 0 without any."""
+        missing = self.dim - self.values.numel()
+        return self.rest / max(1, missing)
+
+    @property
+    def spectrum(self) -> Tensor:
+        """The stored values and the mean of the others for each of them, float64."""
+        if self.rest == 0.0:
+            return self.values
+        missing = self.dim - self.values.numel()
+        others = self.values.new_full((missing,), self.floor)
+        return torch.cat([self.values, others])
+
+    def scaled(self, factor: float) -> Eigen:
+        """Return the matrix times a factor that is not negative."""
+        return replace(self, values=self.values * factor, rest=self.rest * factor)
+
+
+def eigh(matrix: Tensor) -> Eigen:
+    """Return the eigenpairs of a symmetric positive semi-definite matrix.
+
+    The matrix is brought to unit scale first and the values are scaled back in float64, so that
+    denormal and huge entries behave as any others. float32 is tried first, then float64, then
+    float64 with jitter, until a result is finite.
+
+    Args:
+        matrix: symmetric `[d, d]`, float32 or float64.
+
+    Returns:
+        All d eigenpairs, negative values (rounding) set to zero; vectors in the dtype of the
+        matrix.
+
+    Raises:
+        ValueError: not a square matrix, or an entry that is NaN or infinite.
+        RuntimeError: no decomposition was found even with jitter.
+    """
+    if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(f"a factor must be a square matrix, got shape {tuple(matrix.shape)}")
+    dim = matrix.shape[0]
+    scale = largest_entry(matrix)
+    if not math.isfinite(scale):
+        raise ValueError(f"a factor of size {dim} contains NaN or infinity; {_CHECK}")
+    if scale == 0.0:
+        basis = torch.eye(dim).to(matrix)
+        zeros = torch.zeros(dim, dtype=torch.float64)
+        return Eigen(basis, zeros.to(matrix.device))
+    unit = matrix.double() / scale
+    unit = (unit + unit.T) / 2
+    # Ascending values `[d]` and columns `[d, d]`.
+    values, vectors = _decompose(unit, matrix.dtype)
+    values = values.double()
+    values.clamp_(min=0)
+    vectors = vectors.flip(1)
+    vectors = vectors.to(matrix.dtype)
+    return Eigen(vectors.contiguous(), values.flip(0) * scale)
+
+
+def _decompose(unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return ascending eigenpairs of a float64 matrix of unit scale: the first finite result."""
+    dim = unit.shape[0]
+    attempts = [(torch.float64, jitter) for jitter in _JITTERS]
+    if dtype != torch.float64:
+        attempts.insert(0, (torch.float32, 0.0))
+    for precision, jitter in attempts:
+        attempt = unit.to(precision, copy=True)
+        attempt.diagonal().add_(jitter)
+        try:
+            values, vectors = torch.linalg.eigh(attempt)
+        except torch.linalg.LinAlgError as error:
+            text = "eigh of size %d in %s with jitter %g failed: %s"
+            _log.debug(text, dim, precision, jitter, error)
+            continue
+        if torch.isfinite(values).all() and torch.isfinite(vectors).all():
+            return values, vectors
+        _log.debug("eigh of size %d in %s with jitter %g is not finite", dim, precision, jitter)
+    raise RuntimeError(
+        f"no eigendecomposition of a factor of size {dim} was found; use a larger probe"
+    )
+
+
+def decompose_leading(matrix: Tensor, keep: int, start: Tensor | None = None) -> Eigen:
+    """Return the first eigenpairs of a symmetric positive semi-definite matrix.
+
+    Subspace iteration with a quarter more columns than wanted and a Rayleigh-Ritz step each time
+    takes d² · keep multiplications instead of d³. It stops when the residuals ‖C v − λ v‖ are small
+    against the mean eigenvalue, at the latest after a few rounds. Pairs at the end of a flat
+    spectrum may then be mixed among themselves. Their values and `rest` still add up to the trace.
+    The start is fixed, so the same matrix gives the same pairs.
+
+    Args:
+        matrix: symmetric `[d, d]`, float32 or float64, finite and not zero.
+        keep: pairs k < d.
+        start: columns `[d, m]` to start from, m ≤ k, such as the pairs of an earlier similar
+            matrix.
+
+    Source: Halko, Martinsson and Tropp (2011), algorithm 4.4.
+    """
+    dim = matrix.shape[0]
+    scale = largest_entry(matrix)
+    unit = matrix / scale
+    diagonal = unit.diagonal().double()
+    mean = float(diagonal.sum()) / dim
+    generator = torch.Generator().manual_seed(dim)
+    spare = max(16, keep // 4)
+    columns = min(dim, keep + spare)
+    basis = torch.randn(dim, columns, generator=generator, dtype=torch.float64)
+    basis = basis.to(unit.device)
+    if start is not None:
+        known = start[:, :keep]
+        basis[:, : known.shape[1]] = known
+    for _ in range(_ITERATIONS):
+        basis = torch.linalg.qr(basis).Q
+        image = unit @ basis.to(unit.dtype)
+        image = image.double()
+        small = basis.T @ image
+        small = (small + small.T) / 2
+        values, rotation = torch.linalg.eigh(small)
+        # The largest eigenvalues come first.
+        rotation = rotation.flip(1)
+        wanted = values.flip(0)[:keep]
+        vectors = basis @ rotation
+        vectors = vectors[:, :keep]
+        basis = image @ rotation
+        difference = basis[:, :keep] - vectors * wanted
+        residuals = vector_norm(difference, dim=0)
+        if residuals.max() <= _RESIDUAL * mean:
+            break
+    kept = wanted.clamp(min=0) * scale
+    trace = mean * dim * scale
+    rest = trace - float(kept.sum())
+    vectors = _orthonormalize(vectors)
+    vectors = vectors.to(matrix.dtype)
+    return Eigen(vectors.contiguous(), kept, max(0.0, rest))
+
+
+def gram(rows: Tensor) -> Tensor:
+    """Return RᵀR `[d, d]` of rows `[n, d]`.
+
+    On a CPU only the blocks on and above the diagonal are multiplied, little more than half of all.
+    """
+    d = rows.shape[1]
+    if rows.is_cuda or d <= 2 * _COLUMNS:
+        return rows.T @ rows
+    out = rows.new_empty(d, d)
+    for start in range(0, d, _COLUMNS):
+        stop = min(d, start + _COLUMNS)
+        columns = rows[:, start:stop]
+        part = out[start:stop]
+        torch.matmul(columns.T, rows[:, start:], out=part[:, start:])
+        out[stop:, start:stop] = part[:, stop:].T
+    return out
+
+
+def eigen_of_rows(rows: Tensor, n_total: float, keep: int | None = None) -> Eigen:
+    """Return eigenpairs of RᵀR / n_total for rows R, without a d×d matrix if n < d.
+
+    With n < d the n×n Gram matrix RRᵀ is decomposed in float64: its eigenvectors u give those of
+    the factor as Rᵀu / ‖Rᵀu‖. Pairs below 1e-10 of the largest eigenvalue are dropped (eigenvalue
+    exactly zero). Vectors that rounding made oblique are orthonormalised again.
+
+    Args:
+        rows: `[n, d]`, float32 or float64.
+        n_total: positive divisor (often the number of examples, not n).
+        keep: number of first pairs of a wide matrix, besides the trace of the rest; None for all.
+
+    Returns:
+        k ≤ min(n, d) eigenpairs.
+
+    Raises:
+        ValueError: rows that are not a matrix, not finite, or a divisor that is not positive.
+    """
+    if rows.dim() != 2:
+        raise ValueError(f"rows must be a matrix [n, d], got shape {tuple(rows.shape)}")
+    if not n_total > 0:
+        raise ValueError(f"the number of samples must be positive, got {n_total}")
+    n, d = rows.shape
+    scale = largest_entry(rows)
+    if not math.isfinite(scale):
+        raise ValueError(f"rows of width {d} contain NaN or infinity; {_CHECK}")
+    if scale == 0.0:
+        basis = rows.new_zeros(d, 0)
+        return Eigen(basis, basis.new_zeros(0, dtype=torch.float64))
+    unit = rows.double() / scale
+    factor = scale * scale / n_total
+    if n >= d:
+        covariance = gram(unit)
+        covariance = covariance.to(rows.dtype)
+        return eigen_of_covariance(covariance, factor, keep)
+    products = gram(unit.T)
+    pairs = eigen_of_covariance(products, 1.0, keep)
+    least = _RELATIVE_RANK * pairs.values[0]
+    kept = pairs.values > least
+    vectors = unit.T @ pairs.vectors[:, kept]
+    vectors = vectors / vector_norm(vectors, dim=0)
+    vectors = _orthonormalize(vectors)
+    pairs = Eigen(vectors.to(rows.dtype), pairs.values[kept], pairs.rest)
+    return pairs.scaled(factor)
+
+
+def eigen_of_covariance(
+    covariance: Tensor, factor: float, keep: int | None = None, start: Tensor | None = None
+) -> Eigen:
+    """Return eigenpairs of `factor · covariance`; the eigenvalues are multiplied in float64.
+
+    Args:
+        covariance: symmetric positive semi-definite `[d, d]`.
+        factor: not negative.
+        keep: number of first pairs of a wide matrix, besides the trace of the rest; None for all.
+        start: see `decompose_leading`.
+    """
+    pairs = None
+    # For a wide matrix the first pairs alone are cheaper than all of them.
+    if keep is not None and covariance.shape[0] >= max(_SMALL, 4 * keep):
+        if 0 < largest_entry(covariance) < math.inf:
+            pairs = decompose_leading(covariance, keep, start)
+    if pairs is None:
+        pairs = eigh(covariance)
+    return pairs.scaled(factor)
+
+
+def _orthonormalize(vectors: Tensor) -> Tensor:
+    """Return orthonormal columns, in their order: the first (largest) ones move least."""
+    overlap = vectors.T @ vectors
+    overlap.diagonal().sub_(1)
+    if float(overlap.abs().max()) <= _ORTHONORMAL:
+        return vectors
+    return torch.linalg.qr(vectors).Q
+
+
+def largest_entry(rows: Tensor) -> float:
+    """Return the largest absolute entry, without a copy; NaN if there is one."""
+    if not rows.numel():
+        return 0.0
+    low, high = torch.aminmax(rows)
+    return float(torch.maximum(-low, high))
