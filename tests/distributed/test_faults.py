@@ -19,7 +19,7 @@ from dpkfc.privacy.ledger import verify
 from tests.distributed.cases import Case
 from tests.distributed.group import run, start
 from tests.distributed.train import CASE, die, main, train
-from tests.end_to_end.test_auto_micro_batch import limited
+from tests.models import limited
 from tests.test_session import N, loss_fn, net, session, weights
 
 NOWHERE = "-1:0:nowhere"

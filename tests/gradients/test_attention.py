@@ -9,14 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
 
-from dpkfc import PrivacyConfig, Session
-from dpkfc.curvature import KFAC, WhiteNoise
 from dpkfc.gradients import rules
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.blocks import Outer
-from dpkfc.linalg.metric import Kronecker
 from tests.gradients.loop import assert_equals_a_loop, examples
 
 N, T, D = 4, 5, 6
@@ -137,40 +134,3 @@ def test_both_of_its_layers_have_dense_factors_with_and_without_a_backward_pass(
         one, other = seen[name], read[name]
         assert isinstance(one, Outer) and isinstance(other, Outer)
         torch.testing.assert_close(one.a, other.a)
-
-
-def test_a_transformer_of_torch_trains_with_its_dropout_whitened() -> None:
-    """As in torch's tutorials: dropout 0.1 by default, in attention too, and positions that the
-    model itself owns.
-    """
-
-    class Classifier(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.position = nn.Linear(3, 8), nn.Parameter(torch.randn(T, 8))
-            self.encoder = nn.TransformerEncoder(
-                nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2
-            )
-            self.head = nn.Linear(8, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.encoder(self.embed(x) + self.position).mean(1))
-
-    def classified(m: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        return nn.functional.cross_entropy(m(batch[0]), batch[1], reduction="none")
-
-    torch.manual_seed(0)
-    x, y = torch.randn(40, T, 3), torch.randint(0, 2, (40,))
-    model = Classifier()
-    plan = PrivacyConfig(
-        expected_batch_size=8,
-        steps=3,
-        max_grad_norm=1.0,
-        preconditioner=KFAC(probe=WhiteNoise((T, 3)), probe_size=16, every=2),
-    ).with_noise(1.0, delta=1e-3, dataset_size=40)
-    with Session(plan, model, torch.optim.SGD(model.parameters(), lr=0.1), (x, y)) as session:
-        for batch in session.batches():
-            session.step(batch, classified)
-        metric = session._pipeline.preconditioning.metric
-    for name in ("encoder.layers.0.self_attn", "encoder.layers.1.self_attn.out_proj"):
-        assert isinstance(metric[name], Kronecker)

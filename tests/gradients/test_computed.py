@@ -4,11 +4,13 @@ metric and grouping.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrizations, parametrize
 
 from dpkfc.app.models import WeightStandardisation, standardised_conv
 from dpkfc.data.loading import layout
@@ -205,3 +207,19 @@ def test_standardised_filters() -> None:
         ORIGINAL,
         "parametrizations.weight.0.gain",
     }
+
+
+@pytest.mark.parametrize("function", [parametrizations.spectral_norm, nn.utils.spectral_norm])
+def test_a_spectral_norm_that_moves_in_every_pass_is_refused(function: Any) -> None:
+    model = nn.Sequential(nn.Linear(3, 6), function(nn.Linear(6, 4)))
+    with pytest.raises(
+        ValueError, match=r"module '1.*power iteration in every forward pass.*eval"
+    ) as caught:
+        find_layers(model)
+    assert len(str(caught.value)) <= 160
+    find_layers(model.eval())
+
+
+def test_a_spectral_norm_of_a_vector_has_nothing_that_moves() -> None:
+    model = nn.Sequential(parametrizations.spectral_norm(nn.Linear(6, 4), "bias"))
+    assert [layer.rule for layer in find_layers(model)] == ["computed"]

@@ -19,8 +19,7 @@ from dpkfc.linalg.blocks import (
     conv_block,
     interleave_calls,
 )
-from dpkfc.linalg.metric import Dense, Kronecker
-from dpkfc.linalg.norms import bound_magnitudes, per_example_norms
+from dpkfc.linalg.norms import bound_magnitudes
 from dpkfc.tracking import BatchAxis
 
 CONVS = {
@@ -49,39 +48,6 @@ def _calls(name: str, rows: int, times: int = 1) -> tuple[nn.Module, list[tuple[
     return module, [(x, torch.randn_like(module(x))) for x in inputs]
 
 
-def _metric(block: ConvBlock) -> Kronecker:
-    def side(d: int) -> Dense:
-        root = torch.randn(d, d, dtype=torch.float64)
-        root = root @ root.T / d + torch.eye(d, dtype=torch.float64)
-        return Dense(root, float(torch.linalg.matrix_norm(root, 2)))
-
-    return Kronecker(side(block.d_in), side(block.d_out))
-
-
-@pytest.mark.parametrize("name", sorted(CONVS))
-def test_views_equal_patches_and_the_sum_over_rows(name: str) -> None:
-    module, [(x, b)] = _calls(name, N * VIEWS + 2)  # two rows of padding
-    rows = conv_block(module, x, b)
-    block = rows.merge_rows(N, VIEWS)
-    assert isinstance(block, ConvBlock) and (block.batch_size, block.views) == (N, VIEWS)
-    patches = block.outer()
-    assert patches.a.shape == (N * module.groups, block.positions, block.d_in)
-    single = rows.per_example()[: N * VIEWS * module.groups].view(
-        N, VIEWS, module.groups, *rows.per_example().shape[1:]
-    )
-    expected = single.sum(1).flatten(0, 1)
-    for found in (block.per_example(), patches.per_example()):
-        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
-    weights = torch.rand(N, dtype=torch.float64)
-    total = torch.einsum(
-        "n,ngoi->goi", weights, expected.view(N, module.groups, *expected.shape[1:])
-    ).flatten(0, 1)
-    for found in (block.weighted_sum(weights), patches.weighted_sum(weights)):
-        torch.testing.assert_close(found, total, rtol=1e-11, atol=1e-12)
-    lengths = (patches.a.norm(dim=2) * patches.b.norm(dim=2)).sum(1).view(N, -1).sum(1)
-    assert (bound_magnitudes(block)[0] >= lengths * (1 - 1e-12)).all()
-
-
 @pytest.mark.parametrize("views", [1, VIEWS])
 @pytest.mark.parametrize("name", sorted(set(CONVS) - {"line", "volume"}))
 def test_the_order_of_channels_in_memory_changes_nothing(name: str, views: int) -> None:
@@ -102,18 +68,6 @@ def test_the_order_of_channels_in_memory_changes_nothing(name: str, views: int) 
     torch.testing.assert_close(other.per_example(), one.per_example(), **same)
     torch.testing.assert_close(other.weighted_sum(weights), one.weighted_sum(weights), **same)
     torch.testing.assert_close(other.outer().per_example(), one.outer().per_example(), **same)
-
-
-@pytest.mark.parametrize("method", ["gram", "materialised"])
-@pytest.mark.parametrize("name", sorted(CONVS))
-def test_norms_of_views_in_a_metric(name: str, method: str) -> None:
-    module, [(x, b)] = _calls(name, N * VIEWS)
-    block = conv_block(module, x, b).merge_rows(N, VIEWS)
-    metric = _metric(block)
-    z = metric.apply(block.outer().per_example()).reshape(N, -1)
-    found = per_example_norms(block, metric, method)
-    torch.testing.assert_close(found.norms, z.norm(dim=1), rtol=1e-8, atol=1e-10)
-    assert (found.norms >= z.norm(dim=1) * (1 - 1e-14)).all()
 
 
 @pytest.mark.parametrize("name", sorted(CONVS))

@@ -8,14 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
-from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.blocks import ConvBlock, Lookup, Outer, Tied
-from dpkfc.linalg.metric import Dense, Eigenbasis, Elementwise, Kronecker, Metric
+from dpkfc.linalg.metric import Eigenbasis
 from dpkfc.linalg.norms import eigenbasis_norms_of_one_position, per_example_norms
-from tests.gradients.whitened import clipped, looped, matrix
 
 F64 = torch.float64
 
@@ -151,54 +148,6 @@ def test_tied_tables_equal_the_explicit_matrix(s: int, t: int, turns: str) -> No
     torch.testing.assert_close(per_example_norms(block, metric).norms, exact, rtol=1e-10, atol=0)
 
 
-def test_an_eigenbasis_of_factors_is_the_kronecker_metric() -> None:
-    generator = torch.Generator().manual_seed(3)
-    q_in, q_out = basis(5, generator), basis(4, generator)
-    root_in, root_out = (
-        torch.rand(5, generator=generator, dtype=F64) + 0.1,
-        torch.rand(4, dtype=F64) + 0.1,
-    )
-    whole = Eigenbasis(torch.outer(root_out, root_in), q_in, q_out)
-    sides = Kronecker(
-        Dense((q_in * root_in) @ q_in.T, 1.1), Dense((q_out * root_out) @ q_out.T, 1.1)
-    )
-    g = randn(3, 4, 5)
-    torch.testing.assert_close(whole.apply(g), sides.apply(g), rtol=1e-12, atol=1e-13)
-    torch.testing.assert_close(whole.variance(), sides.variance(), rtol=1e-12, atol=1e-13)
-    torch.testing.assert_close(whole.inverse().apply(whole.apply(g)), g, rtol=1e-10, atol=1e-12)
-
-
-def test_with_several_positions_a_clamped_product_is_no_gram_formula() -> None:
-    """Vector 8.9: roots that are clamped a side at a time, or positions taken one by one, give
-    other numbers.
-    """
-    generator = torch.Generator().manual_seed(4)
-    q_in, q_out = basis(6, generator), basis(5, generator)
-    values_in, values_out = torch.logspace(1, -4, 6, dtype=F64), torch.logspace(0, -3, 5, dtype=F64)
-    floor = 1e-3
-    metric = Eigenbasis(torch.outer(values_out, values_in).clamp(min=floor).rsqrt(), q_in, q_out)
-    half = floor**0.5
-
-    def side(q: Tensor, values: Tensor) -> Dense:
-        root = values.clamp(min=half).rsqrt()
-        return Dense((q * root) @ q.T, float(root.max()))
-
-    block = Outer(randn(7, 3, 6), randn(7, 3, 5, seed=1))
-    exact = exact_norms(block.per_example(), metric)
-    torch.testing.assert_close(per_example_norms(block, metric).norms, exact, rtol=1e-11, atol=0)
-    gram = per_example_norms(
-        block, Kronecker(side(q_in, values_in), side(q_out, values_out)), "gram"
-    ).norms
-    one_by_one = sum(
-        per_example_norms(
-            Outer(block.a[:, t : t + 1], block.b[:, t : t + 1]), metric
-        ).norms.square()
-        for t in range(3)
-    ).sqrt()
-    for other in (gram, one_by_one):
-        assert float(((other - exact).abs() / exact).min()) > 1e-3
-
-
 # -- upper bounds in float32 -----------------------------------------------------------------------
 
 
@@ -307,69 +256,3 @@ def test_a_broken_example_has_no_finite_norm_and_leaves_the_others_alone() -> No
 
 
 # -- through the whole pass ------------------------------------------------------------------------
-
-
-class Small(nn.Module):
-    """An embedding, a layer norm, a linear layer over positions, a grouped convolution and a
-    head.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(7, 4)
-        self.norm = nn.LayerNorm(4)
-        self.mix = nn.Linear(4, 4)
-        self.conv = nn.Conv1d(4, 6, 2, groups=2)
-        self.head = nn.Linear(6, 3)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = torch.tanh(self.mix(self.norm(self.table(ids))))
-        return self.head(torch.tanh(self.conv(x.mT)).mean(-1))
-
-
-def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
-
-
-def mapped(layer: Layer, of: Eigenbasis | Elementwise, grads: dict[str, Tensor]) -> Tensor:
-    """z of one example and layer, flattened, by the explicit matrix."""
-    own = {role: grads[full] for role, full in layer.parameters.items()}
-    if isinstance(of, Elementwise):
-        return torch.cat([(g * of.scale[r]).flatten() for r, g in own.items()])
-    g = own["weight"].T if layer.rule == "embedding" else matrix(layer, own)
-    z = g.reshape(-1, of.scale.numel()) @ explicit(of)
-    return z.view(-1, *of.scale.shape).mT.flatten() if layer.rule == "embedding" else z.flatten()
-
-
-@pytest.mark.parametrize("clip", [0.3, 1e6])
-def test_clipped_sums_equal_the_loop(clip: float) -> None:
-    torch.manual_seed(0)
-    model = Small().double()
-    layers = find_layers(model)
-    metric: Metric = {
-        "table": entry(7, 4, 1, "output"),
-        "norm": Elementwise({r: torch.rand(4, dtype=F64) + 0.2 for r in ("weight", "bias")}),
-        "mix": entry(5, 4, 2),
-        "conv": entry(2 * 2 + 1, 3, 3),
-        "head": entry(7, 3, 4),
-    }
-    batch = (torch.randint(0, 7, (6, 5)), torch.randint(0, 3, (6,)))
-    rows = [
-        {x.name: mapped(x, metric[x.name], g) for x in layers}
-        for g in looped(model, batch, loss_fn)
-    ]
-    exact = torch.stack([torch.cat(list(row.values())).norm() for row in rows])
-    norms, total = clipped(model, layers, batch, loss_fn, clip, metric)
-    torch.testing.assert_close(norms, exact, rtol=1e-9, atol=0)
-    for layer in layers:
-        expected = sum(
-            min(1.0, clip / float(n)) * row[layer.name] for n, row in zip(exact, rows, strict=True)
-        )
-        own = {role: total[full] for role, full in layer.parameters.items()}
-        if layer.rule == "norm":
-            found = torch.cat([x.flatten() for x in own.values()])
-        else:
-            found = (own["weight"] if layer.rule == "embedding" else matrix(layer, own)).flatten()
-        torch.testing.assert_close(
-            found, expected, rtol=1e-9, atol=1e-12, msg=lambda m, n=layer.name: f"{n}: {m}"
-        )

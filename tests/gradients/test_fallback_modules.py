@@ -81,16 +81,10 @@ def attention_batch() -> tuple[Tensor, ...]:
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"weights": True},
-        {"bias": False},
-        {"masks": ("padding",)},
-        {"masks": ("square",)},
         {"masks": ("square", "float", "padding"), "weights": True},
         {"masks": ("square",), "causal": True},
         {"masks": ("heads",)},
         {"kdim": 5, "vdim": 6},
-        {"add_bias_kv": True, "add_zero_attn": True},
     ],
     ids=str,
 )
@@ -111,204 +105,7 @@ def test_attention_whose_batch_is_not_where_it_says() -> None:
         taped(model, lambda m, b: m(b, b, b)[0].sum(1), x[:, 0], 3)
 
 
-class Encoding(nn.Module):
-    """torch's own encoder, with the padding mask that texts need."""
-
-    def __init__(self, **options) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(D, 2, 6, batch_first=True, **{"dropout": 0.0, **options})
-        self.table, self.inner = nn.Embedding(7, D), nn.TransformerEncoder(layer, 2)
-
-    def forward(self, ids: Tensor, padding: Tensor) -> Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(T, dtype=torch.float64)
-        mask = torch.zeros_like(mask).masked_fill(mask != 0, -1e9)
-        x = self.inner(self.table(ids), mask=mask, src_key_padding_mask=padding * -1e9)
-        return x.masked_fill(padding.unsqueeze(2) > 0, 0.0).mean(1)
-
-
-@pytest.mark.parametrize("frozen", [(), ("self_attn",), ("table", "self_attn", "linear")], ids=str)
-@pytest.mark.parametrize("norm_first", [True, False])
-@pytest.mark.parametrize("training", [True, False])
-def test_encoders_in_both_modes(training: bool, norm_first: bool, frozen: tuple[str, ...]) -> None:
-    """In eval mode torch has a fused path through the encoder that calls none of its children."""
-    model = Encoding(norm_first=norm_first).double().train(training)
-    for name, p in model.named_parameters():
-        p.requires_grad_(not any(part in name for part in frozen))
-    padding = (torch.arange(T) >= torch.tensor([2, 4, 3, 1]).unsqueeze(1)).double()
-    batch = (torch.randint(0, 7, (N, T)), padding)
-    assert_equals_a_loop(model, loss_fn, batch, examples(batch, N))
-
-
-def test_verification_of_an_encoder_with_boolean_padding() -> None:
-    """The check runs in eval mode, where torch would use nested tensors for padding."""
-    layer = nn.TransformerEncoderLayer(D, 2, 6, batch_first=True, dropout=0.0)
-    model = nn.ModuleDict(
-        {"inner": nn.TransformerEncoder(layer, 2), "head": nn.Linear(D, 2)}
-    ).double()
-    padding = torch.arange(T) >= torch.tensor([3, 4]).unsqueeze(1)
-
-    def padded(m: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        x = m["inner"](batch[0], src_key_padding_mask=batch[1])
-        return m["head"](x[:, 0]).square().sum(1)
-
-    batch = (randn(2, T, D), padding)
-    assert_equals_a_loop(model, padded, batch, examples(batch, 2))
-
-
 # -- modules a user may write ----------------------------------------------------------------------
-
-
-class TwoOutputs(nn.Module):
-    """Returns what it makes its second output of, and its first one twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gain = nn.Parameter(torch.randn(3))
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        y = (x * self.gain).tanh()
-        return {
-            "state": y,
-            "pooled": (y * self.gain).sum(1),
-            "again": y,
-            "count": torch.tensor(len(x)),
-        }
-
-
-class OfTwo(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.inner = nn.Linear(3, 3), TwoOutputs()
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = self.inner(self.first(x))
-        return torch.cat(
-            [out["state"], F.relu(out["pooled"], inplace=True).unsqueeze(1), out["again"] ** 2], 1
-        )
-
-
-def test_an_output_made_of_another_output() -> None:
-    batch = (randn(N, 3),)
-    assert_equals_a_loop(OfTwo().double(), loss_fn, batch, examples(batch, N))
-
-
-class Scales(nn.Module):
-    """Per-example and shared arguments, by position and by keyword."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gain = nn.Parameter(torch.randn(3))
-
-    def forward(self, x: Tensor, positions: Tensor, *, mask: Tensor, table: Tensor) -> Tensor:
-        return (x + positions) * self.gain * mask.unsqueeze(-1) + (self.gain * table).sum(0)
-
-
-class Sharing(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Scales()
-        self.register_buffer("positions", torch.randn(N, 3).double())
-        self.register_buffer("table", torch.randn(N, 3).double())
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        return self.inner(x, self.positions, mask=mask, table=self.table)
-
-
-def test_shared_arguments_as_long_as_the_batch() -> None:
-    batch = (randn(N, N, 3), randn(N, N))
-    assert_equals_a_loop(Sharing().double(), loss_fn, batch, examples(batch, N))
-
-
-class Branching(nn.Module):
-    """What no vectorised call can run: a branch on the data, and an operation outside torch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gain = nn.Parameter(torch.randn(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if float(x[0, 0].detach()) > 10:
-            return x
-        return x * self.gain * float(x.detach().numpy().shape[1])
-
-
-def test_a_module_that_reads_values_is_run_example_by_example() -> None:
-    model = nn.Sequential(nn.Linear(3, 3), Branching()).double()
-    batch = (randn(N, 3),)
-    assert_equals_a_loop(model, loss_fn, batch, examples(batch, N))
-
-
-class Double(torch.autograd.Function):
-    """A function of the user's own, in the form that torch.func refuses."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
-        return 2 * x
-
-    @staticmethod
-    def backward(ctx, g: Tensor) -> Tensor:
-        return 2 * g
-
-
-class Custom(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return Double.apply(super().forward(x))
-
-
-def test_an_autograd_function_of_the_user() -> None:
-    batch = (randn(N, 3),)
-    assert_equals_a_loop(nn.Sequential(Custom(3, 3)).double(), loss_fn, batch, examples(batch, N))
-
-
-class Standardised(nn.Conv2d):
-    """Weight standardisation, as in normaliser-free residual networks."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        w = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
-        return self._conv_forward(x, w / (w.std((1, 2, 3), keepdim=True) + 1e-5), self.bias)
-
-
-def test_convolutions_with_their_own_forward() -> None:
-    model = nn.Sequential(
-        Standardised(2, 3, 3, padding=1), nn.Tanh(), Standardised(3, 2, 2, groups=1)
-    ).double()
-    batch = (randn(3, 2, 4, 4),)
-    assert_equals_a_loop(model, loss_fn, batch, examples(batch, 3))
-
-
-class Pairwise(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Bilinear(3, 3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x, x.flip(1))
-
-
-@pytest.mark.parametrize(
-    ("module", "shape"),
-    [
-        (Pairwise, (N, 3)),
-        (nn.PReLU, (N, 3)),
-        (lambda: nn.PReLU(3), (N, 3, 5)),
-        (lambda: nn.ConvTranspose1d(3, 2, 3, stride=2), (N, 3, 5)),
-        (lambda: nn.EmbeddingBag(6, 3, mode="mean"), None),
-        (lambda: nn.EmbeddingBag(6, 3, mode="max"), None),
-        (lambda: nn.EmbeddingBag(6, 3, mode="sum", sparse=True), None),
-    ],
-    ids=[
-        "bilinear",
-        "prelu",
-        "prelu by channel",
-        "transposed convolution",
-        "bag mean",
-        "bag maximum",
-        "bag sparse",
-    ],
-)
-def test_modules_of_torch_without_a_rule(module, shape: tuple[int, ...] | None) -> None:
-    x = torch.randint(0, 6, (N, 5)) if shape is None else randn(*shape)
-    assert_equals_a_loop(nn.Sequential(module().double()), loss_fn, (x,), examples((x,), N))
 
 
 def test_bags_of_ids_with_offsets_are_refused() -> None:
@@ -416,23 +213,6 @@ def test_dropout_inside_is_refused_by_name_and_without_effect_accepted() -> None
         taped(model, loss_fn, batch, N)
     model[1].inner.p = 0.0  # what the message says
     assert_equals_a_loop(model, loss_fn, batch, examples(batch, N))
-
-
-class Centred(nn.Module):
-    """Owns a parameter and mixes the batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gain = nn.Parameter(torch.randn(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x - x.mean(0)) * self.gain
-
-
-def test_a_module_that_mixes_examples_is_refused_without_verification_too() -> None:
-    model = nn.Sequential(nn.Linear(3, 3), Centred()).double()
-    with pytest.raises(ValueError, match="mean.dim hides the batch axis"):
-        taped(model, loss_fn, (randn(N, 3),), N)
 
 
 class Remembering(nn.Module):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpkfc import KFAC, FeatureNoise, PrivacyConfig, Session, register_layer_rule
+from dpkfc import register_layer_rule
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Call
 from dpkfc.gradients.rules import blocks_of
@@ -102,14 +102,6 @@ def test_the_rule_and_not_the_fallback_is_called(monkeypatch: pytest.MonkeyPatch
     assert set(blocks_of(layer, calls["scale"], N).grads) == {"gain", "offset"}
 
 
-def test_frozen_parameters_are_left_out() -> None:
-    torch.manual_seed(0)
-    model = Net().double()
-    model.scale.offset.requires_grad_(False)
-    batch = (torch.randn(N, 3, dtype=torch.float64),)
-    assert_equals_a_loop(model, loss_fn, batch, examples(batch, N))
-
-
 def test_a_subclass_and_a_replaced_forward_take_the_fallback() -> None:
     class Other(Scale):
         pass
@@ -166,46 +158,6 @@ def test_a_rule_that_reaches_for_more_than_its_example_is_an_error(way: str) -> 
         blocks_of(layers[1], calls["1"], N)
 
 
-def test_a_sum_over_the_first_axis_is_that_of_one_example() -> None:
-    """A rule written as if it saw the batch gives a wrong gradient of the example, and mixes
-    nothing.
-    """
-
-    class Summed(Scale):
-        pass
-
-    def rule(call: Call) -> Mapping[str, Tensor]:
-        g = call.gradient + call.gradient.sum(0, keepdim=True)
-        return {"gain": g * call.input, "offset": g}
-
-    register_layer_rule(Summed, rule)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, D), Summed())
-    x = torch.randn(N, 3)
-
-    def gradients(rows: Tensor) -> Tensor:
-        layers, tape = find_layers(model), Tape(model, find_layers(model))
-        with tape:
-            losses = model(rows).sin().sum(1)
-        return blocks_of(layers[1], tape.backward(losses)["1"], len(rows)).grads["offset"]
-
-    torch.testing.assert_close(gradients(x)[:2], gradients(x[:2]))
-
-
 def test_only_classes_of_modules_have_rules() -> None:
     with pytest.raises(TypeError, match=r"subclass of nn\.Module"):
         register_layer_rule(torch.tanh, scale_rule)  # type: ignore[arg-type]
-
-
-def test_a_session_with_curvature_trains_a_module_with_its_own_rule() -> None:
-    torch.manual_seed(0)
-    model = Net()
-    x = torch.randn(40, 3)
-    kfac = KFAC(probe=FeatureNoise(3), probe_size=16, every=2)
-    config = PrivacyConfig(expected_batch_size=8, steps=3, preconditioner=kfac, test_mode_seed=1)
-    plan = config.with_noise(1.0, 1e-3, len(x))
-    before = model.scale.gain.detach().clone()
-    with Session(plan, model, torch.optim.SGD(model.parameters(), lr=0.1), (x,)) as session:
-        for batch in session.batches():
-            session.step(batch, loss_fn)
-    assert not torch.equal(model.scale.gain, before)

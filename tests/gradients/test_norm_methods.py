@@ -89,18 +89,6 @@ def test_names_and_methods_are_checked_before_anything_is_spent() -> None:
     assert config.clip(["7"]).methods == {"7": "gram"}
 
 
-def test_a_plan_is_named_by_its_methods_and_older_plans_keep_their_name() -> None:
-    plain, named = ({}, {"0": "materialised"})
-    plans = [
-        PrivacyConfig(expected_batch_size=4, steps=1, norm_methods=m).with_noise(1.0, 1e-5, 40)
-        for m in (plain, named)
-    ]
-    assert (
-        plans[0].hash != plans[1].hash
-        and "norm_methods" not in plans[0].config.describe_mechanism()
-    )
-
-
 @pytest.mark.parametrize("method", [None, "gram"])
 def test_what_a_metric_leaves_of_a_convolution_in_its_flattest_direction_stays_below_the_bound(
     method: str | None,

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from dpkfc.gradients.clipped_sum import Clip, ClippedSummer, capture
 from dpkfc.gradients.discovery import find_layers
@@ -86,62 +85,6 @@ def test_projected_states(bidirectional: bool) -> None:
     assert_equals_a_loop(model, loss_fn, batch, examples(batch, 3))
 
 
-class Packed(nn.Module):
-    """Sequences of different lengths, as texts are read."""
-
-    def __init__(self, inner: nn.Module, ordered: bool) -> None:
-        super().__init__()
-        self.table, self.inner, self.head, self.ordered = (
-            nn.Embedding(7, 3),
-            inner,
-            nn.Linear(4, 2),
-            ordered,
-        )
-
-    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        packed = pack_padded_sequence(
-            self.table(ids), lengths, batch_first=True, enforce_sorted=self.ordered
-        )
-        out, last = self.inner(packed)
-        out = pad_packed_sequence(out, batch_first=True, total_length=ids.shape[1])[0]
-        last = last[0] if isinstance(last, tuple) else last
-        return torch.cat([self.head(out).flatten(1), last.transpose(0, 1).flatten(1)], 1)
-
-
-@pytest.mark.parametrize("ordered", [True, False])
-@pytest.mark.parametrize("kind", sorted(KINDS))
-def test_packed_sequences(kind: str, ordered: bool) -> None:
-    model = Packed(KINDS[kind](3, 2, 2, bidirectional=True, batch_first=True), ordered).double()
-    lengths = torch.tensor([5, 4, 2, 1] if ordered else [2, 5, 1, 4])
-    batch = (torch.randint(0, 7, (4, 5)), lengths)
-    assert_equals_a_loop(
-        model, loss_fn, batch, [(batch[0][i : i + 1], lengths[i : i + 1]) for i in range(4)]
-    )
-
-
-class Stepped(nn.Module):
-    """A cell in a loop of the user's own."""
-
-    def __init__(self, cell: nn.Module) -> None:
-        super().__init__()
-        self.cell, self.head = cell, nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        state = None
-        for t in range(x.shape[1]):
-            state = self.cell(x[:, t], state)
-        return self.head(state[0] if isinstance(state, tuple) else state)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
-def test_cells_in_a_loop(cell: type[nn.Module], bias: bool) -> None:
-    model = Stepped(cell(3, 4, bias=bias)).double()
-    batch = (torch.randn(3, 5, 3, dtype=torch.float64),)
-    assert_equals_a_loop(model, loss_fn, batch, examples(batch, 3))
-    assert {layer.name: layer.rule for layer in find_layers(model)}["cell"] == "recurrent"
-
-
 def test_a_layer_called_twice_and_partly_frozen() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
@@ -173,47 +116,14 @@ def test_only_biases_train_and_the_state_comes_by_keyword() -> None:
     assert_equals_a_loop(Biases().double(), loss_fn, batch, examples(batch, 3))
 
 
-def test_a_learned_initial_state() -> None:
-    class Learned(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.start = (
-                nn.GRU(3, 4, batch_first=True),
-                nn.Parameter(torch.randn(1, 1, 4)),
-            )
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.inner(x, self.start.expand(-1, len(x), -1).contiguous())[0]
-
-    batch = (torch.randn(3, 5, 3, dtype=torch.float64),)
-    assert_equals_a_loop(Learned().double(), loss_fn, batch, examples(batch, 3))
-
-
-def test_norms_and_sums_of_any_split() -> None:
-    model = Reader(nn.LSTM(3, 4, 2, batch_first=True, bidirectional=True)).double()
-    x, layers, totals = torch.randn(5, 4, 2, dtype=torch.float64), find_layers(model), []
-    for sizes in ([5], [2, 3], [1, 4]):
-        summer = ClippedSummer(layers, {}, Clip(0.7))
-        for part in x.split(sizes):
-            tape = Tape(model, layers)
-            with tape:
-                losses = loss_fn(model, (part,))
-            summer.add(tape.backward(losses), len(part))
-        totals.append(summer.result())
-    for other in totals[1:]:
-        for name, total in totals[0].items():
-            torch.testing.assert_close(other[name], total, rtol=1e-12, atol=1e-13)
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("kind", sorted(KINDS))
-def test_a_broken_example_stays_alone(kind: str, bad: float) -> None:
+@pytest.mark.parametrize("kind", ["lstm", "rnn relu"])
+def test_a_broken_example_stays_alone(kind: str) -> None:
     model = Reader(KINDS[kind](3, 4, 2, batch_first=True)).double()
     layers, x = find_layers(model), torch.randn(3, 4, 2, dtype=torch.float64)
     sums = []
     for rows in ([0, 1, 2], [0, 2]):
         part = x.clone()
-        part[1, 2, 0] = bad
+        part[1, 2, 0] = float("nan")
         tape, summer = Tape(model, layers), ClippedSummer(layers, {}, Clip(0.5))
         with tape:
             losses = loss_fn(model, (part[rows],))

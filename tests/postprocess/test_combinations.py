@@ -8,28 +8,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dpkfc.config import PrivacyConfig
-from dpkfc.curvature import KFAC, TokenNoise
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.postprocess import EMA, SOFIM, AdamBC, DiSK, LowPass, WeightEMA
 from dpkfc.postprocess.pipeline import PostProcess, check_with_optimizer
-from dpkfc.session import Session
 from tests.gradients.whitened import whiten
-from tests.mutation_cases import B, Handed, data, kfac, loss_fn, net, plan, session, weights
+from tests.mutation_cases import B, data, kfac, loss_fn, net, plan, session, weights
 
 SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
 COMBINATIONS: dict[str, tuple[tuple[PostProcess, ...], type, dict]] = {
-    "DP-KFC + AdamBC": ((AdamBC(),), SGD, {"preconditioner": kfac()}),
-    "DP-KFC + DiSK": ((DiSK(0.5),), SGD, {"preconditioner": kfac()}),
     "DP-KFC + DiSK + AdamBC": (
         (DiSK(0.5), AdamBC(floor=1e-4)),
         SGD,
         {"preconditioner": kfac(), "readout": "natural"},
     ),
-    "DiSK + SGD": ((DiSK(0.7, 0.75, init="zero"),), SGD, {}),
-    "DiSK + Adam": ((DiSK(0.5, mode="look_ahead"),), ADAM, {}),
     "DiSK + AdamW": ((DiSK(0.3, mode="storm", init="bias_corrected"),), ADAMW, {}),
     "low-pass + inverse": ((LowPass(),), ADAM, {"preconditioner": kfac(), "readout": "inverse"}),
     "EMA + SOFIM": (
@@ -45,7 +38,6 @@ COMBINATIONS: dict[str, tuple[tuple[PostProcess, ...], type, dict]] = {
 }
 
 
-@pytest.mark.quick("DiSK + SGD", "DP-KFC + DiSK + AdamBC", "low-pass*", "EMA + SOFIM")
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_combinations_train_and_resume_to_the_bit(name: str, tmp_path: Path) -> None:
     steps, optimizer, settings = COMBINATIONS[name]
@@ -70,10 +62,14 @@ def test_combinations_train_and_resume_to_the_bit(name: str, tmp_path: Path) -> 
     )
 
 
-@pytest.mark.quick("*two_point*-SGD", "*look_ahead*-Adam", "*storm*-AdamW")
-@pytest.mark.parametrize("optimizer", [SGD, ADAM, ADAMW])
 @pytest.mark.parametrize(
-    "disk", [DiSK(0.4, 0.5), DiSK(0.6, mode="look_ahead"), DiSK(0.3, mode="storm")], ids=str
+    ("disk", "optimizer"),
+    [
+        (DiSK(0.4, 0.5), SGD),
+        (DiSK(0.6, mode="look_ahead"), ADAM),
+        (DiSK(0.3, mode="storm"), ADAMW),
+    ],
+    ids=["two points", "look ahead", "storm"],
 )
 def test_dp_kfc_with_disk_equals_brute_force(disk: DiSK, optimizer: type) -> None:
     """Without noise: P (c g(θ + γ d) + (1 − c) g(θ)), clipped once, averaged, stepped; the metric
@@ -127,67 +123,6 @@ def test_dp_kfc_with_disk_equals_brute_force(disk: DiSK, optimizer: type) -> Non
     torch.testing.assert_close(weights(model), weights(theirs), rtol=1e-7, atol=1e-9)
 
 
-def test_what_the_optimizer_is_handed_after_a_filter_is_filtered_noise() -> None:
-    """An empty run of releases: with lr = 0 the variance of what is handed is that of the filter,
-    not of a release.
-    """
-    handed = []
-    for steps in ((), (EMA(0.2, "zero"),)):
-        model = net()
-        optimizer = Handed(model, lr=0.0)
-        with session(
-            plan(50.0, postprocess=steps, max_grad_norm=1e-6, steps=12), model, optimizer
-        ) as s:
-            for batch in s.batches():
-                s.step(batch, loss_fn)
-        handed.append(torch.cat([g.flatten() for g in optimizer.handed[-1].values()]))
-    ratio = float(handed[1].var() / handed[0].var())
-    assert 0.05 < ratio < 0.25  # 0.111
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "steps", [(DiSK(0.6),), (DiSK(0.6), AdamBC())], ids=["DiSK", "DiSK + AdamBC"]
-)
-def test_lora_with_disk_and_dp_kfc(steps: tuple[PostProcess, ...]) -> None:
-    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    settings = transformers.GPT2Config(
-        vocab_size=31,
-        n_embd=16,
-        n_layer=1,
-        n_head=2,
-        n_positions=12,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    lora = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, lora_dropout=0.1)
-    model = peft.get_peft_model(transformers.GPT2LMHeadModel(settings), lora).train()
-    ids = torch.randint(3, 31, (24, 7))
-
-    def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        logits = model(input_ids=batch[0]).logits[:, :-1]
-        return nn.functional.cross_entropy(
-            logits.transpose(1, 2), batch[0][:, 1:], reduction="none"
-        ).mean(1)
-
-    probe = KFAC(
-        sides="both", probe=TokenNoise(31, 7, cls_id=1, sep_id=2, pad_id=0), probe_size=16, every=2
-    )
-    p = PrivacyConfig(
-        expected_batch_size=6, steps=4, preconditioner=probe, postprocess=steps, test_mode_seed=1
-    ).with_noise(1.0, 1e-3, 24)
-    trained = [q for q in model.parameters() if q.requires_grad]
-    before = [q.detach().clone() for q in model.parameters()]
-    with Session(p, model, torch.optim.SGD(trained, 0.05), (ids,)) as s:
-        for batch in s.batches():
-            s.step(batch, loss)
-    moved = [not torch.equal(old, q) for old, q in zip(before, model.parameters(), strict=True)]
-    assert moved == [q.requires_grad for q in model.parameters()]
-    assert all(bool(torch.isfinite(q).all()) for q in trained)
-
-
 # -- what does not go together ---------------------------------------------------------------------
 
 
@@ -233,14 +168,6 @@ def test_a_filter_is_no_preconditioner(filter_: PostProcess) -> None:
         plan(preconditioner=filter_)
 
 
-def test_a_single_step_needs_no_tuple() -> None:
-    assert (
-        plan(postprocess=DiSK(0.5)).hash
-        == plan(postprocess=[DiSK(0.5)]).hash
-        != plan(postprocess=[DiSK(0.6)]).hash
-    )
-
-
 @pytest.mark.parametrize("filter_", [DiSK, EMA, LowPass], ids=lambda kind: kind.__name__)
 def test_momentum_on_a_filter_is_refused_unless_asked_for(filter_: type) -> None:
     model = net()
@@ -253,19 +180,7 @@ def test_momentum_on_a_filter_is_refused_unless_asked_for(filter_: type) -> None
         s.step(next(s.batches()), loss_fn)
 
 
-OPTIMIZERS = {
-    "Adam": {},
-    "AdamW": {},
-    "NAdam": {},
-    "RAdam": {},
-    "Adamax": {},
-    "Adagrad": {},
-    "RMSprop": {},
-    "Adadelta": {},
-    "Rprop": {},
-    "LBFGS": {},
-    "SGD": {"momentum": 0.9},
-}
+OPTIMIZERS = {"Adam": {}, "RMSprop": {}, "Rprop": {}, "LBFGS": {}, "SGD": {"momentum": 0.9}}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -17,7 +17,7 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.postprocess import EMA, DiSK
 from dpkfc.postprocess.pipeline import AT_PARAMETERS
 from tests.mutation_cases import N, loss_fn, net, plan, session, weights
-from tests.postprocess.cases import noise_gain, run
+from tests.postprocess.cases import run
 from tests.recording import Heard
 
 MODES = ["two_point", "look_ahead", "storm"]
@@ -132,74 +132,6 @@ def parts(batch: tuple[Tensor, ...]) -> list:
     return [(batch, part) for part in layout(np.arange(len(batch[0])))]
 
 
-@pytest.mark.parametrize(
-    "disk", [DiSK(0.3, 0.5), DiSK(0.7), DiSK(0.5, mode="look_ahead"), DiSK(0.2, mode="storm")]
-)
-def test_on_a_quadratic_without_noise_the_filter_follows_the_gradient_exactly(disk: DiSK) -> None:
-    """With its first value right, what the Hessian moves on is right for ever: DiSK is gradient
-    descent.
-
-    With one pass (look-ahead) the gradient is the same, because c = 1.
-    """
-    runs = []
-    for steps in ((), (disk,)):
-        model, batch, _ = quadratic()
-        p = plan(0.0, expected_batch_size=N, sampler="fixed", max_grad_norm=1e9, postprocess=steps)
-        with session(p, model, torch.optim.SGD(model.parameters(), 0.2), dataset=batch) as s:
-            for logical in s.batches():
-                s.step(logical, squares)
-        runs.append(weights(model))
-    torch.testing.assert_close(runs[1], runs[0], rtol=1e-9, atol=1e-11)
-
-
-def test_the_average_alone_lags_behind_on_the_same_quadratic() -> None:
-    runs = []
-    for steps in ((), (EMA(0.3),)):
-        model, batch, _ = quadratic()
-        p = plan(0.0, expected_batch_size=N, sampler="fixed", max_grad_norm=1e9, postprocess=steps)
-        with session(p, model, torch.optim.SGD(model.parameters(), 0.2), dataset=batch) as s:
-            for logical in s.batches():
-                s.step(logical, squares)
-        runs.append(weights(model))
-    assert float((runs[1] - runs[0]).norm()) > 1e-2
-
-
-def test_both_points_see_the_same_random_numbers() -> None:
-    """At equal parameters c g + (1 − c) g must be g, dropout included; the masks differ between two
-    micro-batches.
-    """
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3)).double().train()
-    batch = (torch.randn(7, 6).double(), torch.randint(0, 3, (7,)))
-    same = {name: p.detach().clone() for name, p in model.named_parameters()}
-    results = []
-    for points in (
-        (AT_MODEL_PARAMETERS,),
-        (EvaluationPoint(same, -9.0), EvaluationPoint(None, 10.0)),
-    ):
-        torch.manual_seed(3)
-        micro = [
-            ((batch[0][rows], batch[1][rows]), part)
-            for rows in (slice(0, 4), slice(4, 7))
-            for part in layout(np.arange(rows.stop - rows.start))
-        ]
-        results.append(
-            clipped_sum(
-                model,
-                find_layers(model),
-                {},
-                Clip(0.5),
-                loss_fn=loss_fn,
-                micro_batches=micro,
-                points=points,
-                repeatable=True,
-            )[0]
-        )
-    for name in same:
-        torch.testing.assert_close(results[1][name], results[0][name], rtol=1e-9, atol=1e-10)
-    assert all(torch.equal(p, same[name]) for name, p in model.named_parameters())
-
-
 # -- Nesterov's momentum, Appendix A.4 of the paper ------------------------------------------------
 
 RATE = 0.02
@@ -247,42 +179,6 @@ def test_with_one_point_disk_is_nesterovs_momentum_with_its_own_look_ahead(kappa
     )
 
 
-def test_the_limit_of_disk_is_nesterovs_momentum() -> None:
-    """Nesterov looks 1 − κ ahead, DiSK (1 − κ) / κ: they differ in the second order of 1 − κ."""
-    apart = []
-    for momentum in (0.2, 0.1, 0.05):
-        kappa = 1 - momentum
-        disk = weights_of_disk(kappa, momentum / kappa).flatten()
-        apart.append(float((disk - weights_of_nesterov(momentum, momentum)).norm()))
-    # Half the momentum leaves a quarter of the distance.
-    assert apart[0] > 3.5 * apart[1] > 3.5 * 3.5 * apart[2] > 0
-
-
-# -- the matrix gain of Algorithm 2 ----------------------------------------------------------------
-
-
-def test_the_matrix_gain_settles_on_the_scalar_gain_of_every_direction() -> None:
-    """Algorithm 2 with an exact Hessian-vector product: P ← P + Q, K = P (P + R)⁻¹, P ← (I − K) P.
-
-    Q is the variance of the gradient's change, R = I that of a release. On the 32 weights of a
-    regression Q has the directions of the inputs, and the gain of each is that of its own ratio.
-    Where all ratios are one, the gain is the single κ of DiSK.
-    """
-    inputs = torch.randn(200, 32, generator=torch.Generator().manual_seed(0)).double()
-    change = inputs.T @ inputs / 200
-    release = torch.eye(32).double()
-    for q in (change, 0.5 * release):
-        covariance = release.clone()
-        for _ in range(300):
-            predicted = covariance + q
-            gain = predicted @ torch.linalg.inv(predicted + release)
-            covariance = (release - gain) @ predicted
-        ratios, directions = torch.linalg.eigh(q)
-        settled = (torch.sqrt(ratios.square() + 4 * ratios) - ratios) / 2
-        expected = directions @ torch.diag(settled) @ directions.T
-        torch.testing.assert_close(gain, expected, rtol=1e-6, atol=1e-8)
-
-
 # -- the filter ------------------------------------------------------------------------------------
 
 
@@ -294,19 +190,6 @@ def test_kappa_is_the_weight_of_the_new_release() -> None:
     assert zero == pytest.approx([0.7, 0.3 * 0.7 + 0.7 * 5, 0.3 * 3.71 + 0.7 * -2])
     corrected = [float(r.gradients["w"]) for r in run(DiSK(0.7, init="bias_corrected"), inputs)]
     assert corrected == pytest.approx([z / (1 - 0.3 ** (t + 1)) for t, z in enumerate(zero)])
-
-
-@pytest.mark.parametrize(
-    ("kappa", "gain"), [(0.1, 0.0526), (0.3, 0.176), (0.5, 0.333), (0.7, 0.538), (0.9, 0.818)]
-)
-@pytest.mark.parametrize("init", ["first", "zero", "bias_corrected"])
-def test_noise_gain_of_the_average(kappa: float, gain: float, init: str) -> None:
-    disk = DiSK(kappa, init=init)
-    assert noise_gain(disk, 300) == pytest.approx(gain, abs=5e-4)
-    nu = sum(kappa**2 * (1 - kappa) ** (2 * s) for s in range(5))
-    expected = {"zero": nu, "bias_corrected": nu / (1 - (1 - kappa) ** 5) ** 2}
-    expected["first"] = nu + (1 - kappa) ** 8 * (1 - kappa**2)
-    assert noise_gain(disk, 4) == pytest.approx(expected[init])
 
 
 def test_values_outside_their_range_are_refused_with_the_fix() -> None:

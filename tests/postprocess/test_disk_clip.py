@@ -197,37 +197,3 @@ def test_one_example_moves_the_sum_by_at_most_c(case: Case) -> None:
             alone, _ = summed(model, batch, points, 1.0, {}, layout(np.arange(2, 3)))
             assert length(alone) <= 1 + 1e-5
             assert length({n: with_all[n] - without[n] for n in alone}) <= 1 + 1e-5
-
-
-@pytest.mark.parametrize("case", ALL, ids=names)
-def test_the_records_of_a_unit_and_both_points_share_one_clip(case: Case) -> None:
-    model, batch = build(case, n=4)
-    points = points_of(DiSK(0.3), model, change(model, 0.3))
-    units = np.array([[0, 1], [2, 3]])
-    rows = combined(model, batch, points)
-    merged = [{n: (rows[i][n] + rows[j][n]) / 2 for n in rows[i]} for i, j in units]
-    bound = 0.5 * min(length(row) for row in merged)
-    total, _ = summed(model, batch, points, bound, {}, layout(units))
-    for name in total:
-        expected = sum(bound / length(row) * row[name] for row in merged)
-        torch.testing.assert_close(total[name], expected, rtol=1e-8, atol=1e-10)
-
-
-@pytest.mark.parametrize("c", [0.857, 1.9, -9.0])
-def test_two_clips_of_their_own_would_reach_more_than_c(c: float) -> None:
-    """Why the combination is clipped: with opposite gradients, separate clips add up to |c| + |1 −
-    c|.
-    """
-    torch.manual_seed(0)
-    worst = 0.0
-    for _ in range(200):
-        first, second = torch.randn(2, 5).double() * 10
-        joint = c * first + (1 - c) * second
-        assert float(joint.norm() * min(1.0, 1 / float(joint.norm()))) <= 1 + 1e-12
-        apart = c * first / first.norm() + (1 - c) * second / second.norm()
-        worst = max(worst, float(apart.norm()))
-    u = torch.nn.functional.normalize(torch.ones(5).double(), dim=0)
-    assert float(
-        (c * u * math.copysign(1, c) + (1 - c) * u * math.copysign(1, 1 - c)).norm()
-    ) == pytest.approx(abs(c) + abs(1 - c))
-    assert 0 < worst <= abs(c) + abs(1 - c) + 1e-12

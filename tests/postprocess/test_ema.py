@@ -48,17 +48,6 @@ def test_the_average_equals_its_recursion_and_training_is_untouched(warmup: bool
     assert torch.equal(weights(mine), weights(plain))
 
 
-def test_an_exception_inside_gives_the_own_weights_back() -> None:
-    model = net()
-    with session(plan(weight_average=WeightEMA(0.5)), model) as s:
-        s.step(next(s.batches()), loss_fn)
-        before = weights(model).clone()
-        with pytest.raises(KeyError), s.averaged_weights():
-            raise KeyError
-        assert torch.equal(weights(model), before)
-        s.step(next(s.batches()), loss_fn)
-
-
 def test_with_the_average_in_the_model_nothing_can_be_lost(tmp_path: Path) -> None:
     """No step, no checkpoint, no second swap; and nothing is charged for trying."""
     with session(plan(weight_average=WeightEMA(0.5)), net()) as s:
@@ -104,13 +93,6 @@ def test_resume_continues_the_average_to_the_bit(tmp_path: Path) -> None:
     assert not torch.equal(results[0], results[1])
 
 
-def test_before_the_first_step_the_average_is_the_weights() -> None:
-    model = net()
-    before = weights(model).clone()
-    with session(plan(weight_average=WeightEMA()), model) as s, s.averaged_weights():
-        assert torch.equal(weights(model), before)
-
-
 def test_half_precision_weights_are_averaged_in_single_precision() -> None:
     p = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     average = WeightAverage(WeightEMA(0.999, warmup=False), {"w": p})
@@ -141,16 +123,6 @@ def test_what_is_not_there_or_does_not_belong_is_refused_by_name() -> None:
         plan(weight_average=DiSK())
     with pytest.raises(ValueError, match="WeightEMA in postprocess.*weight_average="):
         plan(postprocess=[WeightEMA()])
-
-
-def test_the_average_is_on_the_card_and_not_in_the_hash_of_the_mechanism() -> None:
-    with_average, without = plan(weight_average=WeightEMA(0.9)), plan()
-    assert with_average.hash == without.hash
-    assert with_average.describe()["weight_average"] == {
-        "name": "WeightEMA",
-        "decay": 0.9,
-        "warmup": True,
-    }
 
 
 def test_a_frozen_parameter_is_left_alone() -> None:

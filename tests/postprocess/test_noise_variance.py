@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpkfc.config import PrivacyConfig
 from dpkfc.linalg.metric import (
     Dense,
     Diagonal,
@@ -23,8 +22,7 @@ from dpkfc.linalg.metric import (
 )
 from dpkfc.postprocess import EMA, DiSK, LowPass
 from dpkfc.postprocess.pipeline import PostProcess, PostprocessPipeline
-from dpkfc.privacy.ledger import Ledger
-from dpkfc.privacy.mechanism import ClippedSum, Released, release
+from dpkfc.privacy.mechanism import Released
 from tests.postprocess.cases import chained, released, several_layers
 
 FILTERS: list[tuple[PostProcess, ...]] = [
@@ -89,51 +87,6 @@ def test_the_variance_is_exact(steps: tuple[PostProcess, ...], readout: str) -> 
         torch.testing.assert_close(
             found, expected, rtol=1e-9, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}"
         )
-
-
-@pytest.mark.parametrize(
-    ("steps", "readout"),
-    [((DiSK(0.3),), "natural"), ((LowPass.butterworth(2, 0.3),), "inverse")],
-    ids=["DiSK", "LowPass"],
-)
-def test_repeated_releases_of_a_zero_sum_have_the_stated_variance(
-    steps: tuple[PostProcess, ...], readout: str
-) -> None:
-    """Monte-Carlo, through the mechanism itself; two-sided: 2/3 and 3/2 of the variance would both
-    be noticed.
-    """
-    model, layers = several_layers()
-    metric, runs, length = some_metric(1), 150, 3
-    settings = PrivacyConfig(
-        expected_batch_size=4, steps=runs * length, max_grad_norm=0.5, test_mode_seed=7
-    )
-    plan = settings.with_noise(1.3, 1e-3, 40)
-    noise, ledger = plan.noise_stream(), Ledger.in_memory(plan.hash, {}, plan.steps)
-    zero = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
-    squares = {n: torch.zeros_like(p) for n, p in zero.items()}
-    chain = PostprocessPipeline(steps, readout)
-    for r in range(runs):
-        chain.load_state_dict({})
-        for t in range(length):
-            value = release(ClippedSum(zero, 0.5), plan, noise, ledger, r * length + t)
-            value = chain.apply(value, metric, layers)
-        for n, x in value.gradients.items():
-            squares[n] += x.square() / runs
-    ratios = torch.cat([(squares[n] / value.variance_of(n)).flatten() for n in squares])
-    assert 0.85 < float(ratios.mean()) < 1.15  # a standard deviation is 0.02 to 0.03
-    assert 0.4 < float(ratios.min()) and float(ratios.max()) < 1.9
-
-
-def test_undoing_the_metric_gives_back_what_was_whitened() -> None:
-    model, layers = several_layers()
-    metric = some_metric(1)
-    g = {n: torch.randn_like(p) for n, p in model.named_parameters()}
-    whitened = chained(
-        (), "natural", [metric], layers, [g]
-    ).gradients  # P once more is P itself applied to the release
-    back = chained((), "inverse", [metric], layers, [whitened]).gradients
-    for n in g:
-        torch.testing.assert_close(back[n], g[n], rtol=1e-9, atol=1e-11)
 
 
 def test_maps_are_formed_once_for_a_metric(monkeypatch: pytest.MonkeyPatch) -> None:

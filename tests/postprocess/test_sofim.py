@@ -38,20 +38,6 @@ def test_the_step_equals_a_dense_solve_over_all_parameters(
         assert value.noise_variance is None
 
 
-def test_the_momentum_direction_is_momentum_over_a_number() -> None:
-    (g,) = inputs(1)
-    value, _ = SOFIM(rho=0.5, beta=0.0, direction="momentum").apply(released(g), {})
-    torch.testing.assert_close(
-        flat(value.gradients), flat(g) / (0.5 + flat(g).square().sum()), rtol=1e-14, atol=0
-    )
-
-
-def test_with_small_momentum_it_is_plain_descent_at_a_rate_over_rho() -> None:
-    (g,) = inputs(1)
-    value, _ = SOFIM(rho=0.5, beta=0.9).apply(released({n: 1e-6 * x for n, x in g.items()}), {})
-    torch.testing.assert_close(flat(value.gradients), 2e-6 * flat(g), rtol=1e-9, atol=0)
-
-
 def test_the_warm_up_forms_momentum_and_moves_nothing() -> None:
     given = inputs(4)
     states = []

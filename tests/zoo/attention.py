@@ -21,7 +21,6 @@ from tests.zoo.registry import (
     parameter,
     ragged,
     register,
-    square,
     tensors,
     texts,
 )
@@ -145,31 +144,8 @@ def _transformer(batch_first: bool) -> nn.Module:
 
 
 add_architecture(
-    "transformer_batch_first", "attention", lambda: _transformer(True), texts(), next_token
-)
-add_architecture(
     "transformer_sequence_first", "attention", lambda: _transformer(False), texts(), next_token
 )
-
-
-@register("attention", SEQUENCE, classify)
-def decoder_with_learnt_queries() -> nn.Module:
-    """As in DETR: queries are parameters, expanded to the batch, sequence first."""
-
-    def forward(m: Network, x: Tensor) -> Tensor:
-        memory = m.encoder(x.transpose(0, 1) + m.positions.unsqueeze(1))
-        queries = m.queries.weight.unsqueeze(1).repeat(1, x.shape[0], 1)
-        out = m.decoder(torch.zeros_like(queries) + queries, memory)
-        return m.head(out).mean(0)
-
-    return Network(
-        forward,
-        positions=parameter(4, 4),
-        queries=nn.Embedding(3, 4),
-        encoder=nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0),
-        decoder=nn.TransformerDecoderLayer(4, 2, 6, dropout=0.0),
-        head=nn.Linear(4, 3),
-    )
 
 
 @register("attention", SEQUENCE, classify)
@@ -248,19 +224,6 @@ add_architecture(
     SEQUENCE,
     classify,
 )
-add_architecture(
-    "attention_causal", "attention", lambda: _attended(Attention(causal=True)), SEQUENCE, classify
-)
-
-
-@register("attention", SEQUENCE, classify)
-def scaled_dot_product() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        q, k, v = (z.unflatten(-1, (2, 2)).transpose(1, 2) for z in m.qkv(x).chunk(3, -1))
-        h = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return m.head(h.transpose(1, 2).flatten(2).mean(1))
-
-    return Network(forward, qkv=nn.Linear(4, 12), head=nn.Linear(4, 3))
 
 
 @register("attention", SEQUENCE, classify)
@@ -271,21 +234,6 @@ def scaled_dot_product_with_learnt_mask() -> nn.Module:
         return m.head(h.transpose(1, 2).flatten(2).mean(1))
 
     return Network(forward, qkv=nn.Linear(4, 12), bias=parameter(2, 4, 4), head=nn.Linear(4, 3))
-
-
-@register("attention", SEQUENCE, classify)
-def grouped_query_attention() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        n, t, _ = x.shape
-        q = m.q(x).view(n, t, 2, 2).transpose(1, 2)
-        k = m.k(x).view(n, t, 1, 2).transpose(1, 2).repeat_interleave(2, dim=1)
-        v = m.v(x).view(n, t, 1, 2).transpose(1, 2).expand(n, 2, t, 2)
-        h = F.scaled_dot_product_attention(q, k, v)
-        return m.head(h.transpose(1, 2).reshape(n, t, 4).mean(1))
-
-    return Network(
-        forward, q=nn.Linear(4, 4), k=nn.Linear(4, 2), v=nn.Linear(4, 2), head=nn.Linear(4, 3)
-    )
 
 
 @register("attention", SEQUENCE, classify)
@@ -307,62 +255,6 @@ def attention_by_einsum_sequence_first() -> nn.Module:
         o=parameter(2, 2, 4),
         head=nn.Linear(4, 3),
     )
-
-
-@register("attention", SEQUENCE, classify)
-def linear_attention() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        q, k, v = m.qkv(x).chunk(3, -1)
-        q, k = F.elu(q) + 1, F.elu(k) + 1
-        state = torch.einsum("ntd,nte->ntde", k, v).cumsum(1)
-        h = torch.einsum("ntd,ntde->nte", q, state) / (q * k.cumsum(1)).sum(-1, keepdim=True)
-        return m.head(h.mean(1))
-
-    return Network(forward, qkv=nn.Linear(4, 12), head=nn.Linear(4, 3))
-
-
-@register("attention", SEQUENCE, classify)
-def rotary_positions() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        t = x.shape[1]
-        angles = torch.outer(torch.arange(t, dtype=x.dtype), m.frequencies)
-        cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
-        q, k, v = m.qkv(x).chunk(3, -1)
-        q, k = (z * cos + torch.cat([-z[..., 2:], z[..., :2]], -1) * sin for z in (q, k))
-        return m.head(((q @ k.mT).softmax(-1) @ v).mean(1))
-
-    return Network(
-        forward,
-        {"frequencies": torch.tensor([1.0, 0.1])},
-        qkv=nn.Linear(4, 12),
-        head=nn.Linear(4, 3),
-    )
-
-
-@register("attention", SEQUENCE, classify)
-def alibi_slopes_learnt() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        t = torch.arange(x.shape[1])
-        bias = -m.slopes.exp()[:, None, None] * (t[:, None] - t[None]).abs()
-        q, k, v = (z.unflatten(-1, (2, 2)).transpose(1, 2) for z in m.qkv(x).chunk(3, -1))
-        h = (q @ k.mT + bias).softmax(-1) @ v
-        return m.head(h.transpose(1, 2).flatten(2).mean(1))
-
-    return Network(forward, qkv=nn.Linear(4, 12), slopes=parameter(2), head=nn.Linear(4, 3))
-
-
-@register("attention", SEQUENCE, classify)
-def relative_bias_by_embedding_of_a_square() -> nn.Module:
-    """As in T5: an embedding of relative positions `[t, t]` that no example has a part in."""
-
-    def forward(m: Network, x: Tensor) -> Tensor:
-        t = torch.arange(x.shape[1])
-        bias = m.bias(t[None] - t[:, None] + 3).permute(2, 0, 1).unsqueeze(0)
-        q, k, v = (z.unflatten(-1, (2, 2)).transpose(1, 2) for z in m.qkv(x).chunk(3, -1))
-        h = (q @ k.mT + bias).softmax(-1) @ v
-        return m.head(h.transpose(1, 2).flatten(2).mean(1))
-
-    return Network(forward, qkv=nn.Linear(4, 12), bias=nn.Embedding(7, 2), head=nn.Linear(4, 3))
 
 
 @register("attention", SEQUENCE, classify)
@@ -423,24 +315,6 @@ def transformer_xl_relative_shift() -> nn.Module:
         r=nn.Linear(4, 4, bias=False),
         u=parameter(4),
         v=parameter(4),
-        head=nn.Linear(4, 3),
-    )
-
-
-@register("attention", SEQUENCE, classify)
-def perceiver_latents() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        latents = m.latents.unsqueeze(0).expand(x.shape[0], -1, -1)
-        latents = latents + m.cross(m.norm(latents), x, x, need_weights=False)[0]
-        latents = latents + m.mlp(latents)
-        return m.head(latents.mean(1))
-
-    return Network(
-        forward,
-        latents=parameter(3, 4),
-        norm=nn.LayerNorm(4),
-        cross=nn.MultiheadAttention(4, 2, batch_first=True),
-        mlp=nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 4)),
         head=nn.Linear(4, 3),
     )
 
@@ -511,86 +385,12 @@ def slot_attention() -> nn.Module:
 
 
 @register("attention", SEQUENCE, classify)
-def attention_pooling_by_a_vector() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        weights = torch.softmax(torch.tanh(m.key(x)) @ m.query, dim=1)
-        return m.head(torch.matmul(weights.unsqueeze(1), x).squeeze(1))
-
-    return Network(forward, key=nn.Linear(4, 4), query=parameter(4), head=nn.Linear(4, 3))
-
-
-@register("attention", SEQUENCE, classify)
-def cross_attention_to_a_learnt_memory() -> nn.Module:
-    """Keys and values come from parameters that no example has a part in."""
-
-    def forward(m: Network, x: Tensor) -> Tensor:
-        k, v = m.key(m.memory), m.value(m.memory)
-        h = (m.query(x) @ k.T / 2).softmax(-1) @ v
-        return m.head(h.mean(1))
-
-    return Network(
-        forward,
-        memory=parameter(5, 4),
-        key=nn.Linear(4, 4),
-        value=nn.Linear(4, 4),
-        query=nn.Linear(4, 4),
-        head=nn.Linear(4, 3),
-    )
-
-
-@register("attention", SEQUENCE, classify)
-def public_memory_of_batch_one() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        memory = m.encode(m.memory)
-        memory = memory.expand(x.shape[0], *memory.shape[1:])
-        out, _ = m.cross(x, memory, memory, need_weights=False)
-        return m.head(out.mean(1))
-
-    return Network(
-        forward,
-        {"memory": torch.randn(1, 3, 4)},
-        encode=nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True),
-        cross=nn.MultiheadAttention(4, 2, batch_first=True),
-        head=nn.Linear(4, 3),
-    )
-
-
-@register("attention", SEQUENCE, classify)
-def residual_mlp_mixer() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        x = x + m.tokens(m.norm1(x).transpose(1, 2)).transpose(1, 2)
-        x = x + m.channels(m.norm2(x))
-        return m.head(x.mean(1))
-
-    return Network(
-        forward,
-        norm1=nn.LayerNorm(4),
-        tokens=nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 4)),
-        norm2=nn.LayerNorm(4),
-        channels=nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 4)),
-        head=nn.Linear(4, 3),
-    )
-
-
-@register("attention", SEQUENCE, classify)
 def fourier_mixing_as_in_fnet() -> nn.Module:
     def forward(m: Network, x: Tensor) -> Tensor:
         x = m.norm(x + torch.fft.fft(torch.fft.fft(x, dim=-1), dim=-2).real)
         return m.head(F.gelu(m.up(x)).mean(1))
 
     return Network(forward, norm=nn.LayerNorm(4), up=nn.Linear(4, 5), head=nn.Linear(5, 3))
-
-
-@register("attention", SEQUENCE, classify)
-def efficient_attention_axis_first() -> nn.Module:
-    """Softmax over time for keys, over features for queries, in a `[t, n, d]` layout."""
-
-    def forward(m: Network, x: Tensor) -> Tensor:
-        q, k, v = m.qkv(x.permute(1, 0, 2)).chunk(3, -1)
-        context = torch.einsum("tnd,tne->nde", k.softmax(0), v)
-        return m.head(torch.einsum("tnd,nde->tne", q.softmax(-1), context).sum(0))
-
-    return Network(forward, qkv=nn.Linear(4, 12), head=nn.Linear(4, 3))
 
 
 # -- vision transformers ---------------------------------------------------------------------------
@@ -611,26 +411,6 @@ def vit_with_class_token() -> nn.Module:
         token=parameter(1, 1, 4),
         positions=parameter(1, 5, 4),
         norm=nn.LayerNorm(4),
-        attention=Attention(),
-        head=nn.Linear(4, 3),
-    )
-
-
-@register("vision attention", IMAGE, classify)
-def vit_with_register_tokens_repeated() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        n = x.shape[0]
-        patches = m.patches(x).flatten(2).transpose(1, 2) + m.positions(torch.arange(4)).unsqueeze(
-            0
-        )
-        h = torch.cat([patches, m.registers.unsqueeze(0).repeat(n, 1, 1)], dim=1)
-        return m.head((h + m.attention(h))[:, :4].mean(1))
-
-    return Network(
-        forward,
-        patches=nn.Conv2d(4, 4, 2, stride=2),
-        positions=nn.Embedding(4, 4),
-        registers=parameter(2, 4),
         attention=Attention(),
         head=nn.Linear(4, 3),
     )
@@ -721,23 +501,9 @@ def _windows(*shifts: int) -> nn.Module:
     )
 
 
-add_architecture("swin_windows", "vision attention", lambda: _windows(0), IMAGE, classify)
 add_architecture(
     "swin_shifted_windows", "vision attention", lambda: _windows(0, 1), IMAGE, classify
 )
-
-
-@register("vision attention", IMAGE, classify)
-def axial_attention() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        n = x.shape[0]
-        h = x.permute(0, 2, 3, 1).reshape(n * 4, 4, 4)
-        h = h + m.rows(h)
-        h = h.view(n, 4, 4, 4).transpose(1, 2).reshape(n * 4, 4, 4)
-        h = h + m.columns(h)
-        return m.head(h.reshape(n, 16, 4).mean(1))
-
-    return Network(forward, rows=Attention(), columns=Attention(fold=True), head=nn.Linear(4, 3))
 
 
 @register("vision attention", tensors((2, 4, 3, 3)), classify)
@@ -752,27 +518,6 @@ def video_transformer_space_then_time() -> nn.Module:
 
     return Network(
         forward, embed=nn.Conv2d(4, 4, 1), space=Attention(), time=Attention(), head=nn.Linear(4, 3)
-    )
-
-
-@register("vision attention", IMAGE, square, inputs=lambda batch: batch)
-def masked_autoencoder_with_fixed_mask() -> nn.Module:
-    def forward(m: Network, x: Tensor, _: Tensor) -> Tensor:
-        n = x.shape[0]
-        patches = m.patches(x).flatten(2).transpose(1, 2)
-        kept = m.encoder(patches[:, [0, 3]])
-        full = torch.cat([kept, m.blank.expand(n, 2, -1)], 1)
-        full = torch.gather(full, 1, torch.tensor([0, 2, 3, 1])[None, :, None].expand(n, -1, 4))
-        return m.out(m.decoder(full + m.positions))
-
-    return Network(
-        forward,
-        patches=nn.Conv2d(4, 4, 2, stride=2),
-        encoder=Attention(),
-        decoder=Attention(),
-        blank=parameter(1, 1, 4),
-        positions=parameter(4, 4),
-        out=nn.Linear(4, 3),
     )
 
 
@@ -802,40 +547,5 @@ def masked_autoencoder_sorted_by_noise() -> nn.Module:
         encoder=Attention(),
         blank=parameter(1, 1, 4),
         positions=parameter(4, 4),
-        head=nn.Linear(4, 3),
-    )
-
-
-@register("vision attention", IMAGE, classify)
-def token_merging_by_topk() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        h = m.patches(x).flatten(2).transpose(1, 2)
-        places = m.score(h).squeeze(-1).topk(2, dim=1).indices
-        chosen = h.gather(1, places.unsqueeze(-1).expand(-1, -1, 4))
-        return m.head((chosen * m.score(chosen).sigmoid()).mean(1))
-
-    return Network(
-        forward, patches=nn.Conv2d(4, 4, 2, stride=2), score=nn.Linear(4, 1), head=nn.Linear(4, 3)
-    )
-
-
-@register("vision attention", IMAGE, classify)
-def class_attention_with_layer_scale() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        h = x.flatten(2).transpose(1, 2)
-        token = m.token.expand(x.shape[0], 1, 4)
-        joined = torch.cat((token, h), 1)
-        q = m.q(joined[:, :1])
-        weights = (q @ m.k(joined).transpose(-1, -2)).softmax(-1)
-        token = token + m.gamma * (weights @ m.v(joined))
-        return m.head(token[:, 0])
-
-    return Network(
-        forward,
-        token=parameter(1, 1, 4),
-        q=nn.Linear(4, 4),
-        k=nn.Linear(4, 4),
-        v=nn.Linear(4, 4),
-        gamma=nn.Parameter(torch.full((4,), 0.3)),
         head=nn.Linear(4, 3),
     )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import parametrizations, parametrize, prune
 
 from tests.zoo.registry import (
     UNCLEAR,
@@ -15,9 +19,7 @@ from tests.zoo.registry import (
     parameter,
     register,
     regress,
-    square,
     targets,
-    tensors,
     vectors,
 )
 
@@ -70,55 +72,14 @@ def glu_module() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 12), nn.GLU(), nn.Linear(6, 3))
 
 
-@register("activations", vectors(), classify)
-def swiglu() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        a, b = m.up(x).chunk(2, dim=-1)
-        return m.down(F.silu(a) * b)
-
-    return Network(forward, up=nn.Linear(4, 12), down=nn.Linear(6, 3))
-
-
-@register("activations", vectors(), classify)
-def maxout() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        return m.head(m.up(x).unflatten(-1, (6, 2)).amax(-1))
-
-    return Network(forward, up=nn.Linear(4, 12), head=nn.Linear(6, 3))
-
-
-@register("activations", vectors(), classify)
-def snake_with_learnt_frequency() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        h = m.up(x)
-        return m.head(h + torch.sin(m.a * h).square() / m.a)
-
-    return Network(
-        forward, up=nn.Linear(4, 6), head=nn.Linear(6, 3), a=nn.Parameter(torch.ones(6) + 0.3)
-    )
-
-
 @register("mlp", vectors(), classify)
 def logistic_regression() -> nn.Module:
     return nn.Linear(4, 3)
 
 
-@register("mlp", vectors(), classify)
-def bottleneck_of_width_one() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 1), nn.Tanh(), nn.Linear(1, 3))
-
-
 @register("mlp", vectors(d=5), classify)
 def width_equals_batch() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3))
-
-
-@register("mlp", tensors((2, 3)), classify)
-def flatten_by_view() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        return m.head(torch.tanh(m.up(x.view(x.size(0), -1))))
-
-    return Network(forward, up=nn.Linear(6, 5), head=nn.Linear(5, 3))
 
 
 @register("mlp", vectors(), classify)
@@ -136,21 +97,6 @@ def residual_in_place() -> nn.Module:
 @register("mlp", vectors(), classify)
 def layer_norm_mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 3))
-
-
-@register("mlp", vectors(), classify)
-def rms_norm_mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 6), nn.RMSNorm(6), nn.ReLU(), nn.Linear(6, 3))
-
-
-@register("mlp", vectors(), classify)
-def rms_norm_by_hand() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        h = m.up(x)
-        h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-5) * (1 + m.gain)
-        return m.head(h)
-
-    return Network(forward, up=nn.Linear(4, 6), head=nn.Linear(6, 3), gain=parameter(6))
 
 
 @register("mlp", vectors(), classify)
@@ -180,33 +126,6 @@ def stochastic_depth() -> nn.Module:
         return m.head(h + kept * torch.tanh(m.mid(h)) / 0.8)
 
     return Network(forward, up=nn.Linear(4, 5), mid=nn.Linear(5, 5), head=nn.Linear(5, 3))
-
-
-@register("mlp", vectors(), classify, is_random=True)
-def gaussian_noise_layer() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        h = m.up(x)
-        return m.head(torch.tanh(h + 0.1 * torch.randn_like(h)))
-
-    return Network(forward, up=nn.Linear(4, 5), head=nn.Linear(5, 3))
-
-
-@register("mlp", targets((4,), (4,)), regress, is_random=True)
-def variational_autoencoder() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        mean, log_variance = m.encode(x).chunk(2, -1)
-        z = mean + torch.exp(0.5 * log_variance) * torch.randn_like(mean)
-        return m.decode(z)
-
-    return Network(forward, encode=nn.Linear(4, 6), decode=nn.Linear(3, 4))
-
-
-@register("mlp", vectors(), classify)
-def frozen_backbone() -> nn.Module:
-    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
-    model[0].requires_grad_(False)
-    model[2].requires_grad_(False)
-    return model
 
 
 @register("mlp", vectors(), classify)
@@ -256,30 +175,11 @@ def normalised_weights_by_hand() -> nn.Module:
 
 
 @register("mlp", vectors(), classify)
-def cosine_head() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        h = F.normalize(torch.tanh(m.up(x)), dim=-1)
-        return m.scale.exp() * h @ F.normalize(m.classes, dim=-1).T
-
-    return Network(
-        forward, up=nn.Linear(4, 5), classes=parameter(3, 5), scale=nn.Parameter(torch.tensor(0.3))
-    )
-
-
-@register("mlp", vectors(), classify)
 def bilinear_module() -> nn.Module:
     def forward(m: Network, x: Tensor) -> Tensor:
         return m.pair(x[:, :2], torch.tanh(m.up(x)))
 
     return Network(forward, up=nn.Linear(4, 3), pair=nn.Bilinear(2, 3, 3))
-
-
-@register("mlp", vectors(), classify)
-def bilinear_by_einsum() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        return torch.einsum("ni,kij,nj->nk", x, m.w, torch.tanh(x))
-
-    return Network(forward, w=parameter(3, 4, 4))
 
 
 @register("mlp", vectors(), classify)
@@ -322,74 +222,6 @@ def tensordot_layers() -> nn.Module:
 
 
 @register("mlp", vectors(), classify)
-def outer_products() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        h = m.up(x)
-        return m.head((h.unsqueeze(2) * h.unsqueeze(1)).flatten(1))
-
-    return Network(forward, up=nn.Linear(4, 3), head=nn.Linear(9, 3))
-
-
-@register("mlp", vectors(), classify)
-def factorisation_machine() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        pairs = ((x @ m.v).square() - x.square() @ m.v.square()).sum(1, keepdim=True)
-        return m.linear(x) + 0.5 * pairs * m.w
-
-    return Network(forward, v=parameter(4, 3), w=parameter(3), linear=nn.Linear(4, 3))
-
-
-@register("mlp", vectors(), classify)
-def fourier_features() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        angles = 2 * torch.pi * x @ m.frequencies
-        return m.head(torch.cat([angles.sin(), angles.cos()], -1))
-
-    return Network(forward, {"frequencies": torch.randn(4, 5)}, head=nn.Linear(10, 3))
-
-
-@register("mlp", vectors(), classify)
-def learnt_fourier_features() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        angles = x @ m.frequencies
-        return m.head(torch.cat([angles.sin(), angles.cos()], -1))
-
-    return Network(forward, frequencies=parameter(4, 5), head=nn.Linear(10, 3))
-
-
-@register("mlp", vectors(), classify)
-def radial_basis_functions() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        distances = torch.cdist(x, m.centres)
-        return m.head(torch.exp(-distances.square() * m.width.exp()))
-
-    return Network(
-        forward, centres=parameter(5, 4), width=nn.Parameter(torch.zeros(5)), head=nn.Linear(5, 3)
-    )
-
-
-@register("mlp", vectors(), classify)
-def splines_as_in_kan() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        basis = torch.relu(1 - (x.unsqueeze(-1) - m.knots).abs() / 0.8)
-        splines = torch.einsum("nik,oik->no", basis, m.coefficients)
-        return splines + F.silu(x) @ m.base.T
-
-    knots = torch.linspace(-2, 2, 6)
-    return Network(forward, {"knots": knots}, coefficients=parameter(3, 4, 6), base=parameter(3, 4))
-
-
-@register("mlp", vectors(), classify)
-def mixture_of_softmaxes() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        weights = m.gate(x).softmax(-1)
-        parts = m.heads(x).view(-1, 2, 3).softmax(-1)
-        return (weights.unsqueeze(-1) * parts).sum(1).log()
-
-    return Network(forward, gate=nn.Linear(4, 2), heads=nn.Linear(4, 6))
-
-
-@register("mlp", vectors(), classify)
 def shared_layer_thrice() -> nn.Module:
     def forward(m: Network, x: Tensor) -> Tensor:
         h = x
@@ -416,25 +248,6 @@ def tied_autoencoder() -> nn.Module:
 
 
 @register("mlp", vectors(), classify)
-def highway() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        gate = torch.sigmoid(m.gate(x))
-        return m.head(torch.lerp(x, torch.tanh(m.change(x)), gate))
-
-    return Network(forward, gate=nn.Linear(4, 4), change=nn.Linear(4, 4), head=nn.Linear(4, 3))
-
-
-@register("mlp", vectors(), classify)
-def skip_by_learnt_scalar() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        return m.head(x + m.alpha * torch.tanh(m.body(x)))
-
-    return Network(
-        forward, alpha=nn.Parameter(torch.tensor(0.4)), body=nn.Linear(4, 4), head=nn.Linear(4, 3)
-    )
-
-
-@register("mlp", vectors(), classify)
 def scalar_temperature_of_shape_one() -> nn.Module:
     def forward(m: Network, x: Tensor) -> Tensor:
         return m.head(x) * m.temperature + m.shift.squeeze()
@@ -453,33 +266,6 @@ def ensemble_by_batched_products() -> nn.Module:
     return Network(forward, w1=parameter(3, 4, 5), b1=parameter(3, 1, 5), w2=parameter(3, 5, 3))
 
 
-@register("mlp", vectors(), classify)
-def deep_ensemble_stack() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        return torch.stack([member(x) for member in m.members]).mean(0)
-
-    return Network(forward, members=nn.ModuleList(nn.Linear(4, 3) for _ in range(3)))
-
-
-@register("mlp", vectors(), classify)
-def gated_by_argmax() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        h = m.up(x)
-        best = F.one_hot(h.argmax(-1), 6).to(h)
-        return m.head(h * best)
-
-    return Network(forward, up=nn.Linear(4, 6), head=nn.Linear(6, 3))
-
-
-@register("mlp", vectors(d=6), classify)
-def features_sorted() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        values, _ = m.up(x).sort(dim=1, descending=True)
-        return m.head(values)
-
-    return Network(forward, up=nn.Linear(6, 6), head=nn.Linear(6, 3))
-
-
 @register("mlp", vectors(d=6), classify)
 def features_topk_and_scatter() -> nn.Module:
     def forward(m: Network, x: Tensor) -> Tensor:
@@ -487,16 +273,6 @@ def features_topk_and_scatter() -> nn.Module:
         values, places = h.topk(2, dim=-1)
         sparse = torch.zeros_like(h).scatter(-1, places, values)
         return m.head(sparse)
-
-    return Network(forward, up=nn.Linear(6, 6), head=nn.Linear(6, 3))
-
-
-@register("mlp", vectors(d=6), classify)
-def features_by_where_and_mask() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        h = m.up(x)
-        h = torch.where(x > 0, h, 0.1 * h)
-        return m.head(h.masked_fill(x < -1, 0.0))
 
     return Network(forward, up=nn.Linear(6, 6), head=nn.Linear(6, 3))
 
@@ -513,41 +289,10 @@ def pieces_by_split_unbind_stack() -> nn.Module:
 
 
 @register("mlp", vectors(d=6), classify)
-def written_into_an_empty_tensor() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        out = x.new_zeros(x.shape[0], 5)
-        out[:, :2] = m.one(x)
-        out[:, 2:] = m.two(x)
-        return m.head(out)
-
-    return Network(forward, one=nn.Linear(6, 2), two=nn.Linear(6, 3), head=nn.Linear(5, 3))
-
-
-@register("mlp", vectors(d=6), classify)
-def gathered_by_arange() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        h = m.up(x).view(-1, 3, 2)
-        chosen = h[torch.arange(len(x)), x[:, :3].argmax(1)]
-        return m.head(chosen)
-
-    return Network(forward, up=nn.Linear(6, 6), head=nn.Linear(2, 3))
-
-
-@register("mlp", vectors(d=6), classify)
 def cumulative_features() -> nn.Module:
     def forward(m: Network, x: Tensor) -> Tensor:
         h = m.up(x)
         return m.head(h.cumsum(1) + torch.logcumsumexp(h, 1) + h.flip(1).roll(1, dims=1))
-
-    return Network(forward, up=nn.Linear(6, 6), head=nn.Linear(6, 3))
-
-
-@register("mlp", vectors(d=6), classify)
-def quantised_straight_through() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        h = m.up(x)
-        h = h + (h.round() - h).detach()
-        return m.head(h)
 
     return Network(forward, up=nn.Linear(6, 6), head=nn.Linear(6, 3))
 
@@ -564,16 +309,6 @@ def vector_quantisation() -> nn.Module:
 
 
 @register("mlp", vectors(d=6), classify)
-def prototypes_soft_assignment() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        h = m.up(x)
-        scores = -(h[:, None] - m.prototypes[None]).square().sum(-1)
-        return scores.softmax(-1) @ m.values
-
-    return Network(forward, up=nn.Linear(6, 4), prototypes=parameter(5, 4), values=parameter(5, 3))
-
-
-@register("mlp", vectors(d=6), classify)
 def complex_spectrum() -> nn.Module:
     def forward(m: Network, x: Tensor) -> Tensor:
         spectrum = torch.fft.rfft(m.up(x), dim=-1)
@@ -581,40 +316,6 @@ def complex_spectrum() -> nn.Module:
         return m.head(torch.fft.irfft(filtered, n=6, dim=-1))
 
     return Network(forward, up=nn.Linear(6, 6), filter=parameter(4, 2), head=nn.Linear(6, 3))
-
-
-@register("mlp", vectors(d=4), classify)
-def neural_ode_loop() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        h, dt = x, 0.25
-        for _ in range(4):
-            k1 = m.field(h)
-            k2 = m.field(h + 0.5 * dt * k1)
-            h = h + dt * k2
-        return m.head(h)
-
-    return Network(forward, field=nn.Sequential(nn.Linear(4, 4), nn.Tanh()), head=nn.Linear(4, 3))
-
-
-@register("mlp", vectors(d=4), classify)
-def deep_equilibrium_loop() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        z = torch.zeros_like(x)
-        for _ in range(5):
-            z = torch.tanh(0.5 * m.inner(z) + m.outer(x))
-        return m.head(z)
-
-    return Network(forward, inner=nn.Linear(4, 4), outer=nn.Linear(4, 4), head=nn.Linear(4, 3))
-
-
-@register("mlp", targets((2,), (2,)), square, inputs=lambda batch: batch)
-def normalising_flow_coupling() -> nn.Module:
-    def forward(m: Network, x: Tensor, _: Tensor) -> Tensor:
-        a, b = x.chunk(2, 1)
-        s, t = m.net(a).chunk(2, 1)
-        return torch.cat([a, b * s.exp() + t, s], 1)
-
-    return Network(forward, net=nn.Linear(1, 2))
 
 
 @register("mlp", vectors(d=4), classify)
@@ -654,6 +355,31 @@ def spectral_norm_in_eval_mode() -> nn.Module:
     return model.eval()
 
 
+def _old(function: Callable[..., nn.Module], *args: Any) -> nn.Module:
+    """Apply a function that torch calls deprecated."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return function(*args)
+
+
+_COMPUTED = {
+    "old_weight_norm": lambda: _old(nn.utils.weight_norm, nn.Linear(4, 4)),
+    "old_spectral_norm": lambda: nn.utils.spectral_norm(nn.Linear(4, 4)).eval(),
+    "pruned_weights": lambda: prune.l1_unstructured(nn.Linear(4, 4), "weight", 0.5),
+    "parametrized_norm": lambda: parametrize.register_parametrization(
+        nn.LayerNorm(4), "weight", nn.Tanh()
+    ),
+}
+for _name, _build in _COMPUTED.items():
+    add_architecture(
+        _name,
+        "parametrized",
+        lambda b=_build: nn.Sequential(b(), nn.Tanh(), nn.Linear(4, 3)),
+        vectors(),
+        classify,
+    )
+
+
 class _Symmetric(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.triu() + x.triu(1).transpose(-1, -2)
@@ -667,32 +393,6 @@ def symmetric_weights() -> nn.Module:
 
 
 @register("parametrized", vectors(), classify)
-def masked_weights_by_subclass() -> nn.Module:
-    class Masked(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return F.linear(x, self.weight * torch.ones_like(self.weight).tril(), self.bias)
-
-    return nn.Sequential(Masked(4, 4), nn.ReLU(), nn.Linear(4, 3))
-
-
-@register("parametrized", vectors(), classify)
-def lora_by_hand() -> nn.Module:
-    class LoRA(nn.Module):
-        def __init__(self, base: nn.Linear) -> None:
-            super().__init__()
-            self.base = base.requires_grad_(False)
-            self.a, self.b = (
-                nn.Linear(base.in_features, 2, bias=False),
-                nn.Linear(2, base.out_features, bias=False),
-            )
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.base(x) + 0.5 * self.b(self.a(x))
-
-    return nn.Sequential(LoRA(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3))
-
-
-@register("parametrized", vectors(), classify)
 def lora_merged_weight() -> nn.Module:
     def forward(m: Network, x: Tensor) -> Tensor:
         return m.head(F.linear(x, m.base + m.b @ m.a))
@@ -700,23 +400,6 @@ def lora_merged_weight() -> nn.Module:
     frozen = torch.randn(5, 4)
     return Network(
         forward, {"base": frozen}, a=parameter(2, 4), b=parameter(5, 2), head=nn.Linear(5, 3)
-    )
-
-
-@register("parametrized", vectors(), classify)
-def dora_by_hand() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        w = m.base + m.b @ m.a
-        return m.head(F.linear(x, m.magnitude[:, None] * w / w.norm(dim=1, keepdim=True)))
-
-    base = torch.randn(5, 4)
-    return Network(
-        forward,
-        {"base": base},
-        a=parameter(2, 4),
-        b=parameter(5, 2),
-        magnitude=parameter(5),
-        head=nn.Linear(5, 3),
     )
 
 

@@ -141,24 +141,11 @@ def loss_of_next(model: nn.Module, batch: Batch) -> Tensor:
     return loss_of_tokens(model, batch, shift=1)
 
 
-def loss_of_features(model: nn.Module, batch: Batch) -> Tensor:
-    """Cross-entropy of the first three of the mean hidden features."""
-    hidden = model(**_inputs(batch)).last_hidden_state
-    return F.cross_entropy(hidden.flatten(1, -2).mean(1)[:, :3], batch["labels"], reduction="none")
-
-
 def loss_of_pooled(model: nn.Module, batch: Batch) -> Tensor:
     """Cross-entropy of the first three pooled features."""
     return F.cross_entropy(
         model(**_inputs(batch)).pooler_output[:, :3], batch["labels"], reduction="none"
     )
-
-
-def loss_of_span(model: nn.Module, batch: Batch) -> Tensor:
-    """Cross-entropy of the start and the end of an answer."""
-    output = model(**_inputs(batch))
-    start = F.cross_entropy(output.start_logits, batch["labels"], reduction="none")
-    return start + F.cross_entropy(output.end_logits, batch["labels"] + 1, reduction="none")
 
 
 # -- models ----------------------------------------------------------------------------------------
@@ -300,14 +287,6 @@ for _attention in ("eager", "sdpa"):
         _attention,
     )
 add(
-    "bert_without_mask",
-    "BertForSequenceClassification",
-    "BertConfig",
-    _BERT,
-    plain_tokens,
-    loss_of_class,
-)
-add(
     "bert_masked_language_model",
     "BertForMaskedLM",
     "BertConfig",
@@ -315,44 +294,12 @@ add(
     padded_text,
     loss_of_tokens,
 )
-add(
-    "bert_token_classification",
-    "BertForTokenClassification",
-    "BertConfig",
-    _BERT | {"num_labels": V},
-    padded_text,
-    loss_of_tokens,
-)
-add(
-    "bert_question_answering",
-    "BertForQuestionAnswering",
-    "BertConfig",
-    _BERT | {"num_labels": 2},
-    padded_tokens,
-    loss_of_span,
-)
 add("bert_multiple_choice", "BertForMultipleChoice", "BertConfig", _BERT, choices, loss_of_class)
 add(
     "albert",
     "AlbertForSequenceClassification",
     "AlbertConfig",
     _BERT | {"embedding_size": 4},
-    padded_tokens,
-    loss_of_class,
-)
-add(
-    "electra",
-    "ElectraForSequenceClassification",
-    "ElectraConfig",
-    _BERT | {"embedding_size": 4},
-    padded_tokens,
-    loss_of_class,
-)
-add(
-    "mpnet",
-    "MPNetForSequenceClassification",
-    "MPNetConfig",
-    _BERT | _ENDS,
     padded_tokens,
     loss_of_class,
 )
@@ -374,28 +321,10 @@ add(
     loss_of_class,
 )
 add(
-    "deberta",
-    "DebertaForSequenceClassification",
-    "DebertaConfig",
-    _BERT
-    | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "max_relative_positions": 8},
-    padded_tokens,
-    loss_of_class,
-)
-add(
     "roformer",
     "RoFormerForSequenceClassification",
     "RoFormerConfig",
     _BERT | {"embedding_size": 8},
-    padded_tokens,
-    loss_of_class,
-)
-add("fnet", "FNetForSequenceClassification", "FNetConfig", _BERT, plain_tokens, loss_of_class)
-add(
-    "convbert",
-    "ConvBertForSequenceClassification",
-    "ConvBertConfig",
-    _BERT | {"embedding_size": 8, "head_ratio": 1, "conv_kernel_size": 3},
     padded_tokens,
     loss_of_class,
 )
@@ -413,14 +342,6 @@ add(
         "intermediate_groups": 2,
         "output_groups": 2,
     },
-    padded_tokens,
-    loss_of_class,
-)
-add(
-    "big_bird_full_attention",
-    "BigBirdForSequenceClassification",
-    "BigBirdConfig",
-    _BERT | _ENDS | {"attention_type": "original_full"},
     padded_tokens,
     loss_of_class,
 )
@@ -455,30 +376,6 @@ add(
         "d_inner": 10,
         "num_labels": 3,
     },
-    padded_tokens,
-    loss_of_class,
-)
-add(
-    "xlnet",
-    "XLNetForSequenceClassification",
-    "XLNetConfig",
-    {
-        "vocab_size": V,
-        "d_model": 8,
-        "n_layer": 2,
-        "n_head": 2,
-        "d_inner": 10,
-        "num_labels": 3,
-        "pad_token_id": 0,
-    },
-    padded_tokens,
-    loss_of_class,
-)
-add(
-    "nystromformer",
-    "NystromformerForSequenceClassification",
-    "NystromformerConfig",
-    _BERT | {"num_landmarks": T, "segment_means_seq_len": T, "conv_kernel_size": 3},
     padded_tokens,
     loss_of_class,
 )
@@ -524,7 +421,6 @@ for _attention in ("eager", "sdpa"):
         _attention,
         tolerance=FLOAT32_INSIDE,
     )
-add("gpt2_without_mask", "GPT2LMHeadModel", "GPT2Config", _GPT2, plain_text, loss_of_next)
 add(
     "gpt2_classification",
     "GPT2ForSequenceClassification",
@@ -586,23 +482,6 @@ for _way in ("eager", "batched_mm"):
         tolerance=FLOAT32_INSIDE,
     )
 add(
-    "qwen2_moe",
-    "Qwen2MoeForCausalLM",
-    "Qwen2MoeConfig",
-    _LLAMA
-    | _ENDS
-    | {
-        "num_experts": 3,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 6,
-        "shared_expert_intermediate_size": 6,
-        "experts_implementation": "eager",
-    },
-    padded_text,
-    loss_of_next,
-    tolerance=FLOAT32_INSIDE,
-)
-add(
     "gpt_neo",
     "GPTNeoForCausalLM",
     "GPTNeoConfig",
@@ -622,41 +501,6 @@ add(
     tolerance=FLOAT32_INSIDE,
 )
 add(
-    "gpt_neox",
-    "GPTNeoXForCausalLM",
-    "GPTNeoXConfig",
-    _BERT | _ENDS | {"rotary_pct": 0.5},
-    padded_text,
-    loss_of_next,
-    tolerance=FLOAT32_INSIDE,
-)
-add(
-    "bloom",
-    "BloomForCausalLM",
-    "BloomConfig",
-    {"vocab_size": V, "hidden_size": 8, "n_layer": 2, "n_head": 2, "pad_token_id": 0, **_ENDS},
-    padded_text,
-    loss_of_next,
-    tolerance=FLOAT32_INSIDE,
-)
-add(
-    "falcon",
-    "FalconForCausalLM",
-    "FalconConfig",
-    {
-        "vocab_size": V,
-        "hidden_size": 8,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "pad_token_id": 0,
-        "ffn_hidden_size": 10,
-        **_ENDS,
-    },
-    padded_text,
-    loss_of_next,
-    tolerance=FLOAT32_INSIDE,
-)
-add(
     "mamba",
     "MambaForCausalLM",
     "MambaConfig",
@@ -668,28 +512,6 @@ add(
         "expand": 1,
         "conv_kernel": 2,
         "time_step_rank": 2,
-        "pad_token_id": 0,
-        **_ENDS,
-    },
-    plain_text,
-    loss_of_next,
-    tolerance=FLOAT32_INSIDE,
-)
-add(
-    "mamba2",
-    "Mamba2ForCausalLM",
-    "Mamba2Config",
-    {
-        "vocab_size": V,
-        "hidden_size": 8,
-        "num_hidden_layers": 1,
-        "state_size": 3,
-        "expand": 1,
-        "conv_kernel": 2,
-        "num_heads": 2,
-        "head_dim": 4,
-        "n_groups": 1,
-        "chunk_size": 4,
         "pad_token_id": 0,
         **_ENDS,
     },
@@ -718,33 +540,6 @@ add(
     loss_of_tokens,
     tolerance=FLOAT32_INSIDE,
 )
-add(
-    "t5_gated_and_untied",
-    "T5ForConditionalGeneration",
-    "T5Config",
-    _T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
-    translations,
-    loss_of_tokens,
-    tolerance=FLOAT32_INSIDE,
-)
-add(
-    "t5_encoder",
-    "T5EncoderModel",
-    "T5Config",
-    _T5,
-    padded_tokens,
-    loss_of_features,
-    tolerance=FLOAT32_INSIDE,
-)
-add(
-    "pegasus",
-    "PegasusForConditionalGeneration",
-    "PegasusConfig",
-    _BART,
-    translations,
-    loss_of_tokens,
-)
-add("mbart", "MBartForConditionalGeneration", "MBartConfig", _BART, translations, loss_of_tokens)
 add("marian", "MarianMTModel", "MarianConfig", _BART, translations, loss_of_tokens)
 add(
     "whisper",
@@ -783,7 +578,6 @@ for _attention in ("eager", "sdpa"):
         loss_of_class,
         _attention,
     )
-add("deit", "DeiTForImageClassification", "DeiTConfig", _VIT, pictures, loss_of_class)
 add(
     "dinov2",
     "Dinov2ForImageClassification",
@@ -835,52 +629,10 @@ add(
     loss_of_class,
 )
 add(
-    "segformer",
-    "SegformerForImageClassification",
-    "SegformerConfig",
-    {
-        "num_encoder_blocks": 2,
-        "depths": [1, 1],
-        "sr_ratios": [2, 1],
-        "hidden_sizes": [4, 8],
-        "patch_sizes": [3, 3],
-        "strides": [2, 2],
-        "num_attention_heads": [1, 2],
-        "mlp_ratios": [2, 2],
-        "num_labels": 3,
-    },
-    pictures,
-    loss_of_class,
-)
-add(
-    "poolformer",
-    "PoolFormerForImageClassification",
-    "PoolFormerConfig",
-    {
-        "depths": [1, 1],
-        "hidden_sizes": [4, 8],
-        "num_encoder_blocks": 2,
-        "patch_sizes": [3, 3],
-        "strides": [2, 2],
-        "padding": [1, 1],
-        "num_labels": 3,
-    },
-    pictures,
-    loss_of_class,
-)
-add(
     "videomae",
     "VideoMAEForVideoClassification",
     "VideoMAEConfig",
     _VIT | {"num_frames": 2, "tubelet_size": 1},
-    videos,
-    loss_of_class,
-)
-add(
-    "timesformer",
-    "TimesformerForVideoClassification",
-    "TimesformerConfig",
-    _VIT | {"num_frames": 2},
     videos,
     loss_of_class,
 )
@@ -890,14 +642,6 @@ add(
     "CLIPVisionConfig",
     _VIT | {"projection_dim": 6},
     pictures,
-    loss_of_pooled,
-)
-add(
-    "clip_text",
-    "CLIPTextModel",
-    "CLIPTextConfig",
-    _BERT | {"projection_dim": 6, "eos_token_id": 2, "bos_token_id": 1},
-    padded_tokens,
     loss_of_pooled,
 )
 add(
@@ -984,14 +728,6 @@ add(
     "Wav2Vec2ForSequenceClassification",
     "Wav2Vec2Config",
     _WAV,
-    waveforms,
-    loss_of_class,
-)
-add(
-    "wavlm",
-    "WavLMForSequenceClassification",
-    "WavLMConfig",
-    _WAV | {"num_buckets": 8, "max_bucket_distance": 12},
     waveforms,
     loss_of_class,
 )

@@ -16,7 +16,6 @@ from tests.zoo.registry import (
     parameter,
     register,
     targets,
-    tensors,
     vectors,
 )
 
@@ -162,14 +161,6 @@ add_architecture(
 )
 
 
-def _multilabel(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return F.multilabel_soft_margin_loss(model(x), y, reduction="none")
-
-
-add_architecture("loss_multilabel_soft_margin", "losses", _mlp, _several_labels, _multilabel)
-
-
 def _squeezed(model: nn.Module, batch: Batch) -> Tensor:
     x, y = batch
     return (model(x).squeeze() - y).square()
@@ -220,33 +211,6 @@ add_architecture(
 )
 
 
-def _gaussian(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    mean, raw = model(x).chunk(2, -1)
-    return F.gaussian_nll_loss(mean, y, F.softplus(raw) + 0.1, reduction="none").sum(-1)
-
-
-add_architecture("loss_gaussian_nll", "losses", lambda: _mlp(k=6), targets((4,), (3,)), _gaussian)
-
-
-def _mixture_density(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    weights, means, scales = model(x).chunk(3, -1)
-    density = -0.5 * ((y - means) / scales.exp()).square() - scales
-    return -torch.logsumexp(weights.log_softmax(-1) + density, -1)
-
-
-add_architecture(
-    "loss_mixture_density", "losses", lambda: _mlp(k=6), targets((4,), (1,)), _mixture_density
-)
-
-
-def _distribution(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    mean, raw = model(x).unbind(-1)
-    return -torch.distributions.Normal(mean, F.softplus(raw) + 0.1, validate_args=False).log_prob(y)
-
-
 def _distribution_validated(model: nn.Module, batch: Batch) -> Tensor:
     x, y = batch
     mean, raw = model(x).unbind(-1)
@@ -254,73 +218,12 @@ def _distribution_validated(model: nn.Module, batch: Batch) -> Tensor:
 
 
 add_architecture(
-    "loss_of_a_distribution", "losses", lambda: _mlp(k=2), targets((4,), ()), _distribution
-)
-add_architecture(
     "loss_of_a_validated_distribution",
     "losses",
     lambda: _mlp(k=2),
     targets((4,), ()),
     _distribution_validated,
 )
-
-
-def _quantiles(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    levels = torch.tensor([0.1, 0.5, 0.9], dtype=x.dtype)
-    error = y - model(x)
-    return torch.maximum(levels * error, (levels - 1) * error).mean(1)
-
-
-add_architecture("loss_of_quantiles", "losses", _mlp, targets((4,), (1,)), _quantiles)
-
-
-def _ordinal(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    thresholds = model.first + F.softplus(model.steps).cumsum(0)
-    above = torch.sigmoid(thresholds - model.score(x))
-    p = torch.cat([above, torch.ones(len(x), 1, dtype=x.dtype)], 1) - torch.cat(
-        [torch.zeros(len(x), 1, dtype=x.dtype), above], 1
-    )
-    return -p.gather(1, y[:, None])[:, 0].clamp(min=1e-6).log()
-
-
-@register("losses", VECTORS, _ordinal)
-def loss_of_ordered_classes() -> nn.Module:
-    return Network(
-        lambda m, x: m.score(x), score=nn.Linear(4, 1), first=parameter(1), steps=parameter(2)
-    )
-
-
-def _angular(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    cosine = F.normalize(model.body(x), dim=1) @ F.normalize(model.classes, dim=1).T
-    angle = torch.acos(cosine.clamp(-0.999, 0.999))
-    shifted = torch.where(F.one_hot(y, 3).bool(), torch.cos(angle + 0.3), cosine)
-    return F.cross_entropy(4 * shifted, y, reduction="none")
-
-
-@register("losses", VECTORS, _angular)
-def loss_with_an_angular_margin() -> nn.Module:
-    return Network(lambda m, x: m.body(x), body=nn.Linear(4, 5), classes=parameter(3, 5))
-
-
-def _center(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    h = model.body(x)
-    return F.cross_entropy(model.head(h), y, reduction="none") + 0.1 * (
-        h - model.centers[y]
-    ).square().sum(1)
-
-
-@register("losses", VECTORS, _center)
-def loss_to_learnt_centers() -> nn.Module:
-    return Network(
-        lambda m, x: m.head(m.body(x)),
-        body=nn.Linear(4, 5),
-        head=nn.Linear(5, 3),
-        centers=parameter(3, 5),
-    )
 
 
 def _tasks(n: int) -> Batch:
@@ -385,34 +288,6 @@ add_architecture("loss_of_triplets", "losses", _mlp, _triplets, _triplet)
 add_architecture("loss_of_triplets_in_one_call", "losses", _mlp, _triplets, _triplet_by_cat)
 
 
-def _views_within_an_example(model: nn.Module, batch: Batch) -> Tensor:
-    """Contrastive among four views of one example; views of others play no part."""
-    x = batch[0]
-    n = len(x)
-    z = F.normalize(model(x.flatten(0, 1)), dim=-1).view(n, 4, -1)
-    scores = (z @ z.transpose(1, 2) / 0.5).masked_fill(torch.eye(4, dtype=torch.bool), -1e9)
-    partner = torch.tensor([1, 0, 3, 2]).expand(n, 4)
-    return F.cross_entropy(scores.transpose(1, 2), partner, reduction="none").mean(1)
-
-
-add_architecture(
-    "loss_contrastive_within_an_example", "losses", _mlp, tensors((4, 4)), _views_within_an_example
-)
-
-
-def _two_views(model: nn.Module, batch: Batch) -> Tensor:
-    x, _ = batch
-    one, two = model(x), model(x * 1.1)
-    return (
-        2
-        - F.cosine_similarity(one, two.detach(), dim=-1)
-        - F.cosine_similarity(one.detach(), two, dim=-1)
-    )
-
-
-add_architecture("loss_of_two_views_with_stopped_gradients", "losses", _mlp, VECTORS, _two_views)
-
-
 def _sampled_softmax(model: nn.Module, batch: Batch) -> Tensor:
     """Negatives are the same public classes for every example."""
     x, y = batch
@@ -425,30 +300,6 @@ def _sampled_softmax(model: nn.Module, batch: Batch) -> Tensor:
 @register("losses", VECTORS, _sampled_softmax)
 def loss_of_sampled_softmax_with_public_negatives() -> nn.Module:
     return Network(lambda m, x: m.body(x), body=nn.Linear(4, 4), items=nn.Embedding(7, 4))
-
-
-def _own_negatives(n: int) -> Batch:
-    g = generator_of(n)
-    return (
-        torch.randint(0, 7, (n,), generator=g),
-        torch.randint(0, 7, (n,), generator=g),
-        torch.randint(0, 7, (n, 3), generator=g),
-    )
-
-
-def _skip_gram(model: nn.Module, batch: Batch) -> Tensor:
-    centre, context, negatives = batch
-    h = model.centres(centre)
-    positive = (h * model.contexts(context)).sum(-1)
-    negative = torch.bmm(model.contexts(negatives), h.unsqueeze(2)).squeeze(2)
-    return -F.logsigmoid(positive) - F.logsigmoid(-negative).sum(1)
-
-
-@register("losses", _own_negatives, _skip_gram)
-def loss_of_skip_grams() -> nn.Module:
-    return Network(
-        lambda m, x: m.centres(x), centres=nn.Embedding(7, 3), contexts=nn.Embedding(7, 3)
-    )
 
 
 def _transcripts(n: int) -> Batch:
@@ -530,52 +381,6 @@ def _loop_over_tokens(model: nn.Module, batch: Batch) -> Tensor:
 add_architecture("loss_added_up_over_calls", "losses", _mlp, _tags, _loop_over_tokens)
 
 
-def _dice(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    p = torch.sigmoid(model(x)).flatten(1)
-    y = (y > 0).to(x).flatten(1)
-    return 1 - (2 * (p * y).sum(1) + 1) / (p.sum(1) + y.sum(1) + 1)
-
-
-add_architecture(
-    "loss_dice",
-    "losses",
-    lambda: nn.Conv2d(1, 1, 3, padding=1),
-    targets((1, 4, 4), (1, 4, 4)),
-    _dice,
-)
-
-
-def _pixels(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return F.cross_entropy(model(x), (y[:, 0] > 0).long(), reduction="none").mean((1, 2))
-
-
-add_architecture(
-    "loss_of_pixels",
-    "losses",
-    lambda: nn.Conv2d(1, 2, 3, padding=1),
-    targets((1, 4, 4), (1, 4, 4)),
-    _pixels,
-)
-
-
-def _total_variation(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    out = model(x)
-    tv = out.diff(dim=2).abs().mean((1, 2, 3)) + out.diff(dim=3).abs().mean((1, 2, 3))
-    return (out - y).square().mean((1, 2, 3)) + 0.1 * tv
-
-
-add_architecture(
-    "loss_with_total_variation",
-    "losses",
-    lambda: nn.Conv2d(1, 1, 3, padding=1),
-    targets((1, 4, 4), (1, 4, 4)),
-    _total_variation,
-)
-
-
 # -- double backward -------------------------------------------------------------------------------
 
 
@@ -587,24 +392,6 @@ def _gradient_penalty(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(out, y, reduction="none") + (slope.norm(dim=1) - 1).square()
 
 
-def _double_backpropagation(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    x = x.detach().requires_grad_(True)
-    losses = F.cross_entropy(model(x), y, reduction="none")
-    (slope,) = torch.autograd.grad(losses.sum(), x, create_graph=True)
-    return losses + 0.1 * slope.square().sum(1)
-
-
-def _score_matching(model: nn.Module, batch: Batch) -> Tensor:
-    x = batch[0].detach().requires_grad_(True)
-    score = model(x)
-    trace = torch.zeros(len(x), dtype=x.dtype)
-    for k in range(score.shape[1]):
-        (row,) = torch.autograd.grad(score[:, k].sum(), x, create_graph=True)
-        trace = trace + row[:, k]
-    return trace + 0.5 * score.square().sum(1)
-
-
 def _adversarial_example(model: nn.Module, batch: Batch) -> Tensor:
     x, y = batch
     x = x.detach().requires_grad_(True)
@@ -612,41 +399,8 @@ def _adversarial_example(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(model(x.detach() + 0.1 * slope.sign()), y, reduction="none")
 
 
-def _physics_informed(model: nn.Module, batch: Batch) -> Tensor:
-    t = batch[0].detach().requires_grad_(True)
-    u = model(t)
-    (du,) = torch.autograd.grad(u, t, torch.ones_like(u), create_graph=True)
-    return (du[:, 0] + u[:, 0] - torch.sin(t[:, 0])).square()
-
-
 add_architecture("gradient_penalty", "double backward", _mlp, VECTORS, _gradient_penalty)
-add_architecture(
-    "double_backpropagation", "double backward", _mlp, VECTORS, _double_backpropagation
-)
-add_architecture("score_matching", "double backward", lambda: _mlp(k=4), VECTORS, _score_matching)
 add_architecture("adversarial_training", "double backward", _mlp, VECTORS, _adversarial_example)
-add_architecture(
-    "physics_informed_network",
-    "double backward",
-    lambda: _mlp(d=1, k=1),
-    vectors(d=1),
-    _physics_informed,
-)
-add_architecture(
-    "gradient_penalty_of_convolutions",
-    "double backward",
-    lambda: nn.Sequential(nn.Conv1d(4, 4, 2), nn.Softplus(), nn.Flatten(), nn.Linear(12, 3)),
-    tensors((4, 4)),
-    lambda model, batch: _flat_penalty(model, batch),
-)
-
-
-def _flat_penalty(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    x = x.detach().requires_grad_(True)
-    out = model(x)
-    (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
-    return F.cross_entropy(out, y, reduction="none") + slope.flatten(1).square().sum(1)
 
 
 @register(

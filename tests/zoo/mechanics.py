@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch.utils.checkpoint import checkpoint
 
 from tests.zoo.registry import (
     UNCLEAR,
@@ -73,14 +73,6 @@ def functional_call_stateless_copies() -> nn.Module:
 
 
 @register("mechanics", VECTORS, classify)
-def vmap_over_members() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        return torch.vmap(lambda w, b: F.linear(x, w, b))(m.w, m.b).mean(0)
-
-    return Network(forward, w=parameter(2, 3, 4), b=parameter(2, 3))
-
-
-@register("mechanics", VECTORS, classify)
 def vmap_over_examples() -> nn.Module:
     def forward(m: Network, x: Tensor) -> Tensor:
         return torch.vmap(lambda row: m.w @ torch.tanh(row) + m.b)(x)
@@ -104,28 +96,6 @@ def scripted_function() -> nn.Module:
     return Network(forward, up=nn.Linear(4, 5), bias=parameter(5), head=nn.Linear(5, 3))
 
 
-@register("mechanics", VECTORS, classify)
-def scripted_child() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        return m.head(m.body(x))
-
-    return Network(
-        forward,
-        body=torch.jit.script(nn.Sequential(nn.Linear(4, 5), nn.Tanh()).double()),
-        head=nn.Linear(5, 3),
-    )
-
-
-@register("mechanics", VECTORS, classify)
-def traced_activation() -> nn.Module:
-    traced = torch.jit.trace(nn.GELU(), torch.zeros(2, 5, dtype=torch.float64))
-
-    def forward(m: Network, x: Tensor) -> Tensor:
-        return m.head(traced(m.up(x)))
-
-    return Network(forward, up=nn.Linear(4, 5), head=nn.Linear(5, 3))
-
-
 class _Cube(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -136,18 +106,6 @@ class _Cube(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         return 3 * x**2 * g
-
-
-class _Reverse(torch.autograd.Function):
-    """The identity whose gradient changes its sign, as in domain-adversarial training."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        return -0.5 * g
 
 
 class _LinearFunction(torch.autograd.Function):
@@ -168,15 +126,6 @@ def own_autograd_function() -> nn.Module:
         return m.head(_Cube.apply(m.up(x)))
 
     return Network(forward, up=nn.Linear(4, 5), head=nn.Linear(5, 3))
-
-
-@register("mechanics", VECTORS, classify)
-def gradient_reversal() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        h = torch.tanh(m.up(x))
-        return m.head(h) + m.domain(_Reverse.apply(h))
-
-    return Network(forward, up=nn.Linear(4, 5), head=nn.Linear(5, 3), domain=nn.Linear(5, 3))
 
 
 @register("mechanics", VECTORS, classify)
@@ -213,15 +162,6 @@ def checkpoint_with_reentry() -> nn.Module:
     )
 
 
-@register("mechanics", VECTORS, classify)
-def checkpoint_of_a_sequence() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        return m.head(checkpoint_sequential(m.body, 2, x, use_reentrant=False))
-
-    layers = [nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh()]
-    return Network(forward, body=nn.Sequential(*layers), head=nn.Linear(4, 3))
-
-
 # -- hooks -----------------------------------------------------------------------------------------
 
 
@@ -254,25 +194,6 @@ def tensor_hook_that_clamps_each_entry() -> nn.Module:
         return m.head(torch.tanh(h))
 
     return Network(forward, up=nn.Linear(4, 5), head=nn.Linear(5, 3))
-
-
-@register("mechanics", VECTORS, classify)
-def hook_that_collects_features() -> nn.Module:
-    """Outputs of an inner layer are collected by a hook and used later."""
-
-    def forward(m: Network, x: Tensor) -> Tensor:
-        m.features.clear()
-        h = m.body(x)
-        return m.head(torch.cat([h, *m.features], 1))
-
-    model = Network(
-        forward,
-        body=nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)),
-        head=nn.Linear(8, 3),
-    )
-    model.features = []
-    model.body[0].register_forward_hook(lambda module, args, output: model.features.append(output))
-    return model
 
 
 class _Own(nn.Module):
@@ -409,16 +330,6 @@ def loss_that_reads_a_weight() -> nn.Module:
 
 
 @register("mechanics", VECTORS, classify)
-def inputs_detached_and_cloned() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        h = m.up(x)
-        target = h.detach().clone()
-        return m.head(h.contiguous() * target.sign() + h.clone().to(torch.float64))
-
-    return Network(forward, up=nn.Linear(4, 5), head=nn.Linear(5, 3))
-
-
-@register("mechanics", VECTORS, classify)
 def constant_tensors_made_inside() -> nn.Module:
     def forward(m: Network, x: Tensor) -> Tensor:
         n = x.shape[0]
@@ -471,23 +382,6 @@ def rows_routed_by_a_mask() -> nn.Module:
         return out
 
     return Network(forward, one=nn.Linear(4, 3), two=nn.Linear(4, 3))
-
-
-@register("mechanics", VECTORS, classify)
-def early_exit_by_confidence() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        h = torch.tanh(m.first(x))
-        early, late = m.exit(h), m.last(torch.tanh(m.second(h)))
-        confident = early.softmax(-1).amax(-1, keepdim=True) > 0.5
-        return torch.where(confident, early, late)
-
-    return Network(
-        forward,
-        first=nn.Linear(4, 4),
-        exit=nn.Linear(4, 3),
-        second=nn.Linear(4, 4),
-        last=nn.Linear(4, 3),
-    )
 
 
 @register("mechanics", VECTORS, classify)
@@ -603,36 +497,6 @@ def nested_batch_with_weights() -> nn.Module:
     return Network(forward, one=nn.Linear(2, 3), two=nn.Linear(2, 3), head=nn.Linear(6, 3))
 
 
-def _arguments(n: int) -> Batch:
-    g = generator_of(n)
-    return (
-        normal(n, 3, generator=g),
-        normal(n, 2, 2, generator=g),
-        torch.randint(0, 3, (n,), generator=g),
-    )
-
-
-@register("containers", _arguments, classify)
-def model_of_two_arguments() -> nn.Module:
-    def forward(m: Network, a: Tensor, b: Tensor) -> Tensor:
-        return m.head(torch.tanh(m.one(a)) * m.two(b.flatten(1)))
-
-    return Network(forward, one=nn.Linear(3, 4), two=nn.Linear(4, 4), head=nn.Linear(4, 3))
-
-
-def _listed(model: nn.Module, batch: Batch) -> Tensor:
-    return F.cross_entropy(model([batch[0], batch[1]]), batch[2], reduction="none")
-
-
-@register("containers", _arguments, _listed, inputs=lambda batch: [batch[0], batch[1]])
-def model_that_takes_a_list() -> nn.Module:
-    def forward(m: Network, inputs: list[Tensor]) -> Tensor:
-        a, b = inputs
-        return m.head(torch.tanh(m.one(a)) * m.two(b.flatten(1)))
-
-    return Network(forward, one=nn.Linear(3, 4), two=nn.Linear(4, 4), head=nn.Linear(4, 3))
-
-
 class Output(NamedTuple):
     """What a model returns in the place of a tensor."""
 
@@ -702,21 +566,6 @@ def layers_called_by_keyword() -> nn.Module:
     return Network(forward, body=nn.Linear(4, 5), head=nn.Linear(5, 3))
 
 
-def _integers(n: int) -> Batch:
-    g = generator_of(n)
-    return torch.randint(0, 256, (n, 2, 3), generator=g, dtype=torch.uint8), torch.randint(
-        0, 3, (n,), generator=g
-    )
-
-
-@register("containers", _integers, classify)
-def bytes_scaled_inside() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        return m.head(torch.tanh(m.body(x.double().flatten(1) / 255 - 0.5)))
-
-    return Network(forward, body=nn.Linear(6, 5), head=nn.Linear(5, 3))
-
-
 def _numbers(n: int) -> Batch:
     g = generator_of(n)
     return normal(n, generator=g), normal(n, generator=g)
@@ -734,8 +583,3 @@ def one_number_an_example() -> nn.Module:
         slope=nn.Parameter(torch.tensor(0.3)),
         offset=nn.Parameter(torch.zeros(1)),
     )
-
-
-@register("containers", _numbers, _line_loss)
-def one_number_by_a_column() -> nn.Module:
-    return Network(lambda m, x: m.line(x[:, None])[:, 0], line=nn.Linear(1, 1))

@@ -59,10 +59,6 @@ def _inner(change: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
 
 _add("batch_norm", lambda: _mlp(nn.BatchNorm1d(6)))
 _add(
-    "batch_norm_without_state",
-    lambda: _mlp(nn.BatchNorm1d(6, track_running_stats=False, affine=False)),
-)
-_add(
     "batch_norm_without_state_in_eval_mode",
     lambda: _mlp(nn.BatchNorm1d(6, track_running_stats=False)).eval(),
 )
@@ -79,18 +75,7 @@ _add(
 )
 _add("batch_mean_subtracted", _inner(lambda h: h - h.mean(0)))
 _add("batch_mean_subtracted_detached", _inner(lambda h: h - h.detach().mean(0)))
-_add("batch_mean_subtracted_slightly", _inner(lambda h: h - 1e-3 * h.mean(0, keepdim=True)))
-_add(
-    "standardised_over_the_batch",
-    _inner(lambda h: (h - h.mean(0)) / (h.std(0, correction=0) + 1e-3)),
-)
-_add("standardised_by_the_maximum", _inner(lambda h: h / h.abs().amax(0, keepdim=True)))
 _add("divided_by_the_norm_of_all", _inner(lambda h: h / h.norm()))
-_add("divided_by_the_largest_norm", _inner(lambda h: h / h.norm(dim=1).max()))
-_add("clamped_by_a_quantile_of_the_batch", _inner(lambda h: h.clamp(max=h.quantile(0.7))))
-_add("median_of_the_batch", _inner(lambda h: h - h.median(0).values))
-_add("mode_of_the_batch", _inner(lambda h: h + h.round().mode(0).values))
-_add("normalised_over_axis_zero", _inner(lambda h: F.normalize(h, dim=0)))
 _add("layer_norm_of_the_transpose", _inner(lambda h: F.layer_norm(h.T, h.T.shape[-1:]).T))
 _add(
     "group_norm_with_the_batch_as_channels",
@@ -104,31 +89,18 @@ _add(
     "whitening_by_cholesky",
     _inner(lambda h: h @ torch.linalg.inv(torch.linalg.cholesky(h.T @ h / len(h) + torch.eye(6)))),
 )
-_add(
-    "projected_by_svd_of_the_batch",
-    _inner(lambda h: h @ torch.linalg.svd(h)[2][:2].T @ torch.linalg.svd(h)[2][:2]),
-)
 
 
 # -- axes confused ---------------------------------------------------------------------------------
 
 _add("softmax_over_the_batch", _inner(lambda h: h.softmax(0)))
-_add("softmax_of_a_vector_without_an_axis", _inner(lambda h: h * h.sum(1).softmax(-1)[:, None]))
 _add("cumulative_sum_over_the_batch", _inner(lambda h: h.cumsum(0)))
-_add("cumulative_maximum_over_the_batch", _inner(lambda h: h.cummax(0).values))
 _add("sorted_over_the_batch", _inner(lambda h: h.sort(0).values))
 _add("rolled_over_the_batch", _inner(lambda h: h + 0.3 * h.roll(1, 0)))
-_add("rolled_without_an_axis", _inner(lambda h: h + 0.3 * h.roll(1)))
-_add("flipped_over_the_batch", _inner(lambda h: 0.7 * h + 0.3 * h.flip(0)))
 _add("flipped_inside_and_never_back", _inner(lambda h: h.flip(0)))
-_add("difference_of_neighbours", _inner(lambda h: torch.cat([h[:1], h[1:] - h[:-1]])))
-_add("smoothed_by_pooling_over_the_batch", _inner(lambda h: F.avg_pool1d(h.T, 3, 1, 1).T))
 _add("rows_reshaped_wrongly", _inner(lambda h: h.T.reshape(h.shape)))
-_add("view_that_mixes_rows", _inner(lambda h: h.view(6, -1).t().contiguous()))
 _add("product_with_a_matrix_of_the_batch", _inner(lambda h: (h @ h.T).softmax(-1) @ h))
 _add("row_zero_added", _inner(lambda h: h + 0.2 * h[:1]))
-_add("row_zero_added_detached", _inner(lambda h: h + 0.2 * h[0].detach()))
-_add("last_row_added", _inner(lambda h: h + 0.2 * h[-1]))
 _add("column_against_row", _inner(lambda h: h + 0.1 * (h[:, :1] - h[:, 0]).mean(1, keepdim=True)))
 _add("einsum_over_the_batch", _inner(lambda h: h + 0.1 * torch.einsum("nd,md->nd", h, h)))
 _add(
@@ -140,17 +112,11 @@ _add(
     _inner(lambda h: h.clone().index_copy(0, torch.arange(len(h)).roll(1), h)),
 )
 _add("mixup_with_a_random_partner", _inner(lambda h: 0.7 * h + 0.3 * h[torch.randperm(len(h))]))
-_add("dropout_of_the_mean", _inner(lambda h: F.dropout(h, 0.2) - 0.1 * h.mean(0)))
-_add("fourier_transform_over_all_axes", _inner(lambda h: torch.fft.fftn(h).real))
 _add(
     "nearest_neighbour_of_the_batch",
     _inner(lambda h: h + 0.1 * h[torch.cdist(h, h).fill_diagonal_(1e9).argmin(1)]),
 )
-_add("histogram_of_the_batch", _inner(lambda h: h + torch.histc(h.detach(), 6) / len(h)))
 _add("unique_values_of_the_batch", _inner(lambda h: h / (h > 0).long().unique(dim=0).shape[0]))
-_add(
-    "count_of_nonzero_entries", _inner(lambda h: F.relu(h) / h.relu().count_nonzero().clamp(min=1))
-)
 _add("branch_on_the_whole_batch", _inner(lambda h: h * 0.5 if float(h.max()) > 1.0 else h))
 _add("branch_on_the_sum_by_item", _inner(lambda h: h - 1.0 if h.sum().item() > 0 else h))
 

@@ -33,16 +33,6 @@ def _experts(count: int = 3) -> nn.ModuleList:
 
 
 @register("experts", VECTORS, classify)
-def soft_mixture_of_experts() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        weights = m.gate(x).softmax(-1)
-        outputs = torch.stack([expert(x) for expert in m.experts], dim=1)
-        return m.head((weights.unsqueeze(-1) * outputs).sum(1))
-
-    return Network(forward, gate=nn.Linear(4, 3), experts=_experts(), head=nn.Linear(4, 3))
-
-
-@register("experts", VECTORS, classify)
 def sparse_experts_by_nonzero() -> nn.Module:
     def forward(m: Network, x: Tensor) -> Tensor:
         weights, chosen = m.gate(x).softmax(-1).topk(1, dim=-1)
@@ -110,16 +100,6 @@ def experts_dispatched_by_one_hot() -> nn.Module:
 
 
 @register("experts", VECTORS, classify)
-def experts_chosen_by_gathered_weights() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        chosen = m.gate(x).argmax(-1)
-        h = torch.bmm(x.unsqueeze(1), m.w[chosen]).squeeze(1)
-        return m.head(torch.tanh(h) * m.gate(x).softmax(-1).gather(1, chosen[:, None]))
-
-    return Network(forward, gate=nn.Linear(4, 3), w=parameter(3, 4, 4), head=nn.Linear(4, 3))
-
-
-@register("experts", VECTORS, classify)
 def experts_sorted_by_choice() -> nn.Module:
     """Rows are sorted by expert, split into runs of public number, and sorted back."""
 
@@ -134,62 +114,6 @@ def experts_sorted_by_choice() -> nn.Module:
         return m.head(h[back] * weights[:, None])
 
     return Network(forward, gate=nn.Linear(4, 3), experts=_experts(), head=nn.Linear(4, 3))
-
-
-@register("experts", SEQUENCE, classify)
-def soft_slots_within_an_example() -> nn.Module:
-    """Soft mixture of experts: slots are averages over the tokens of one example."""
-
-    def forward(m: Network, x: Tensor) -> Tensor:
-        logits = torch.einsum("ntd,eds->ntes", x, m.slots)
-        dispatch = logits.softmax(1)
-        combine = logits.flatten(2).softmax(-1).view_as(logits)
-        slots = torch.einsum("ntd,ntes->nesd", x, dispatch)
-        outputs = torch.stack([expert(slots[:, i]) for i, expert in enumerate(m.experts)], 1)
-        return m.head(torch.einsum("nesd,ntes->ntd", outputs, combine).mean(1))
-
-    return Network(forward, slots=parameter(2, 4, 2), experts=_experts(2), head=nn.Linear(4, 3))
-
-
-@register("experts", SEQUENCE, classify)
-def load_balance_within_an_example() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        probabilities = m.gate(x).softmax(-1)
-        h = sum(
-            p.unsqueeze(-1) * e(x) for p, e in zip(probabilities.unbind(-1), m.experts, strict=True)
-        )
-        balance = probabilities.mean(1).square().sum(-1, keepdim=True)
-        return m.head(h.mean(1)) + balance * m.strength
-
-    return Network(
-        forward,
-        gate=nn.Linear(4, 3),
-        experts=_experts(),
-        head=nn.Linear(4, 3),
-        strength=parameter(3),
-    )
-
-
-@register("experts", VECTORS, classify)
-def mixture_of_depths_by_where() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        take = m.router(x) > 0
-        return m.head(torch.where(take, x + m.block(x), x) * m.router(x).sigmoid())
-
-    return Network(forward, router=nn.Linear(4, 1), block=nn.Linear(4, 4), head=nn.Linear(4, 3))
-
-
-@register("experts", VECTORS, classify)
-def soft_decision_tree() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        left = torch.sigmoid(m.splits(x))
-        first, a, b = left.unbind(-1)
-        leaves = torch.stack(
-            [first * a, first * (1 - a), (1 - first) * b, (1 - first) * (1 - b)], -1
-        )
-        return torch.log(leaves @ m.leaves.softmax(-1))
-
-    return Network(forward, splits=nn.Linear(4, 3), leaves=parameter(4, 3))
 
 
 # -- hypernetworks ---------------------------------------------------------------------------------
@@ -214,17 +138,6 @@ def weights_from_a_learnt_vector() -> nn.Module:
 
 
 @register("hypernetworks", VECTORS, classify)
-def weights_from_a_learnt_matrix_of_codes() -> nn.Module:
-    """One code per row of the generated weight: the hypernetwork's leading axis is no batch."""
-
-    def forward(m: Network, x: Tensor) -> Tensor:
-        w = m.hyper(m.codes)
-        return F.linear(x, w, m.bias(m.codes).squeeze(-1))
-
-    return Network(forward, codes=parameter(3, 2), hyper=nn.Linear(2, 4), bias=nn.Linear(2, 1))
-
-
-@register("hypernetworks", VECTORS, classify)
 def weights_from_public_class_attributes() -> nn.Module:
     """Zero-shot classifier: class attributes go through a network, and logits are products with
     them.
@@ -240,15 +153,6 @@ def weights_from_public_class_attributes() -> nn.Module:
         embed=nn.Linear(4, 4),
         describe=nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 4)),
     )
-
-
-@register("hypernetworks", VECTORS, classify)
-def feature_wise_modulation() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        gain, shift = m.condition(x[:, :2]).chunk(2, -1)
-        return m.head(torch.relu(gain * m.body(x[:, 2:]) + shift))
-
-    return Network(forward, condition=nn.Linear(2, 10), body=nn.Linear(2, 5), head=nn.Linear(5, 3))
 
 
 @register("hypernetworks", VECTORS, classify)
@@ -289,34 +193,6 @@ def _graphs(n: int) -> Batch:
     nodes = normal(n, 4, 3, generator=g)
     edges = (torch.rand(n, 4, 4, generator=g) < 0.5).double()
     return nodes, edges, torch.randint(0, 3, (n,), generator=g)
-
-
-@register("graphs", _graphs, classify)
-def graph_convolution_dense() -> nn.Module:
-    def forward(m: Network, x: Tensor, a: Tensor) -> Tensor:
-        a = a + torch.eye(4, dtype=a.dtype)
-        a = a / a.sum(-1, keepdim=True)
-        h = torch.relu(m.one(a @ x))
-        return m.head((a @ m.two(h)).mean(1))
-
-    return Network(forward, one=nn.Linear(3, 4), two=nn.Linear(4, 4), head=nn.Linear(4, 3))
-
-
-@register("graphs", _graphs, classify)
-def graph_attention_dense() -> nn.Module:
-    def forward(m: Network, x: Tensor, a: Tensor) -> Tensor:
-        h = m.project(x)
-        scores = F.leaky_relu(m.left(h) + m.right(h).transpose(1, 2))
-        scores = scores.masked_fill((a == 0) & ~torch.eye(4, dtype=torch.bool), -1e9)
-        return m.head(F.elu(scores.softmax(-1) @ h).sum(1))
-
-    return Network(
-        forward,
-        project=nn.Linear(3, 4),
-        left=nn.Linear(4, 1),
-        right=nn.Linear(4, 1),
-        head=nn.Linear(4, 3),
-    )
 
 
 @register("graphs", _graphs, classify)
@@ -386,29 +262,6 @@ def public_graph_of_labels() -> nn.Module:
 
 
 @register("sets", SEQUENCE, classify)
-def deep_sets() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        h = torch.relu(m.inner(x))
-        h = h - m.center(h).mean(1, keepdim=True)
-        return m.outer(h.sum(1))
-
-    return Network(forward, inner=nn.Linear(4, 5), center=nn.Linear(5, 5), outer=nn.Linear(5, 3))
-
-
-@register("sets", SEQUENCE, classify)
-def point_net() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        n = x.shape[0]
-        transform = m.transform(x.amax(1)).view(n, 4, 4)
-        h = m.point(torch.bmm(x, transform).transpose(1, 2)).relu()
-        return m.head(h.max(dim=2).values)
-
-    return Network(
-        forward, transform=nn.Linear(4, 16), point=nn.Conv1d(4, 6, 1), head=nn.Linear(6, 3)
-    )
-
-
-@register("sets", SEQUENCE, classify)
 def nearest_neighbours_within_an_example() -> nn.Module:
     def forward(m: Network, x: Tensor) -> Tensor:
         n = x.shape[0]
@@ -439,37 +292,6 @@ def neighbours_by_flat_index() -> nn.Module:
     return Network(forward, edge=nn.Linear(4, 5), head=nn.Linear(5, 3))
 
 
-@register("sets", SEQUENCE, classify)
-def sorted_pooling() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        h = m.inner(x)
-        order = h[..., -1].argsort(dim=1, descending=True)
-        return m.head(h.gather(1, order.unsqueeze(-1).expand_as(h)).flatten(1))
-
-    return Network(forward, inner=nn.Linear(4, 4), head=nn.Linear(16, 3))
-
-
-@register("sets", SEQUENCE, classify)
-def covariance_pooling() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        h = m.inner(x)
-        h = h - h.mean(1, keepdim=True)
-        covariance = torch.einsum("ntd,nte->nde", h, h) / x.shape[1]
-        rows, columns = torch.triu_indices(4, 4)
-        return m.head(covariance[:, rows, columns])
-
-    return Network(forward, inner=nn.Linear(4, 4), head=nn.Linear(10, 3))
-
-
-@register("sets", SEQUENCE, classify)
-def histogram_by_soft_bins() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        bins = torch.exp(-(m.score(x) - m.centres).square())
-        return m.head(bins.sum(1).log())
-
-    return Network(forward, score=nn.Linear(4, 1), centres=parameter(5), head=nn.Linear(5, 3))
-
-
 def _ratings(n: int) -> Batch:
     g = generator_of(n)
     return (
@@ -482,35 +304,6 @@ def _ratings(n: int) -> Batch:
 def _rating_loss(model: nn.Module, batch: Batch) -> Tensor:
     users, items, ratings = batch
     return (model(users, items) - ratings).square()
-
-
-@register("sets", _ratings, _rating_loss)
-def matrix_factorisation() -> nn.Module:
-    def forward(m: Network, users: Tensor, items: Tensor) -> Tensor:
-        product = (m.users(users) * m.items(items)).sum(-1)
-        return product + m.bias(items).squeeze(-1) + m.mean
-
-    return Network(
-        forward,
-        users=nn.Embedding(6, 3),
-        items=nn.Embedding(7, 3),
-        bias=nn.Embedding(7, 1),
-        mean=nn.Parameter(torch.zeros(())),
-    )
-
-
-@register("sets", _ratings, _rating_loss)
-def neural_collaborative_filtering() -> nn.Module:
-    def forward(m: Network, users: Tensor, items: Tensor) -> Tensor:
-        h = torch.cat([m.users(users), m.items.weight[items]], dim=-1)
-        return m.mlp(h)[:, 0]
-
-    return Network(
-        forward,
-        users=nn.Embedding(6, 3),
-        items=nn.Embedding(7, 3),
-        mlp=nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 1)),
-    )
 
 
 @register("sets", _ratings, _rating_loss)

@@ -1,6 +1,4 @@
-"""Worry: "One example moves others by a value that no public row has". Each example must count as
-it does alone.
-"""
+"""Hold a value that no public row has: each example counts as it does alone."""
 
 from __future__ import annotations
 

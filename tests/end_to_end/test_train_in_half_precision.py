@@ -1,4 +1,4 @@
-"""Worry: "I train in bfloat16: are norms, sums and noise still what ε was computed for?"."""
+"""Train in bfloat16: norms, sums and noise stay in float32 and float64."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dpkfc.release_pipeline
-from dpkfc.curvature.kfac import KFAC
 from dpkfc.gradients.clipped_sum import Clip, clipped_sum, example_gradient
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.session import Session
 from tests.gradients.cases import Scaled
-from tests.test_session import N, data, kfac, plan, train, weights
+from tests.test_session import N, data, plan
 
 
 class Mix(nn.Module):
@@ -121,21 +120,6 @@ def test_norms_and_sums_are_those_of_float32_up_to_the_rounding_of_the_model(
     assert float(((norms - exact_norms) / exact_norms).abs().max()) < bound
 
 
-def test_a_run_in_bfloat16_stays_near_one_in_float32() -> None:
-    """Autocast: within 2 % of the way. Weights in bfloat16 are themselves rounded, to 2⁻⁹, at the
-    start and each step.
-    """
-    start, exact, cast, low = weights(block()), block(), block(), block(torch.bfloat16)
-    run(exact)
-    run(cast, inside(torch.bfloat16))
-    run(low)
-    moved = float((weights(exact) - start).norm())
-    assert moved > 0.15
-    assert float((weights(cast) - weights(exact)).norm()) < 0.02 * moved
-    rounding = 4 * 2**-9 * float(start.norm())
-    assert float((weights(low).float() - weights(exact)).norm()) < 0.05 * moved + rounding
-
-
 class Spy:
     """Stands between the clipped sum and the mechanism, and keeps both sides."""
 
@@ -190,17 +174,6 @@ def test_the_noise_is_float32_and_is_rounded_only_for_the_optimizer(
     )
 
 
-def test_autocast_around_the_loop_is_autocast_in_the_loss() -> None:
-    """A weight that autocast had cast for an earlier step would be stale; gradients that it cast
-    would be coarse.
-    """
-    first, second = block(), block()
-    run(first, inside(torch.bfloat16), noise=1.0)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        run(second, noise=1.0)
-    torch.testing.assert_close(weights(first), weights(second), rtol=0, atol=1e-6)
-
-
 def test_the_gradient_of_one_example_is_not_cast_by_an_autocast_around_the_loop() -> None:
     model, (x, y) = (
         nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)),
@@ -215,22 +188,6 @@ def test_the_gradient_of_one_example_is_not_cast_by_an_autocast_around_the_loop(
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = example_gradient(model, exact, (x[:1], y[:1]), 1.0)
     assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
-
-
-@pytest.mark.parametrize("autocast", [False, True])
-def test_with_a_preconditioner(autocast: bool) -> None:
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-    model = model if autocast else model.bfloat16()
-    x, y = data(dtype=next(model.parameters()).dtype)
-    p = plan(1.0, preconditioner=kfac())
-    assert isinstance(p.config.preconditioner, KFAC)
-    with Session(p, model, torch.optim.SGD(model.parameters(), 0.1), (x, y)) as s:
-        if autocast:
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                train(s)
-        else:
-            train(s)
-        assert s.steps_done == 6
 
 
 @pytest.mark.parametrize("where", ["weights", "autocast"])

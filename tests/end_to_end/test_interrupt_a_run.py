@@ -1,9 +1,7 @@
-"""Worry: "I stopped in the middle of a batch": nothing of it is in the next release, and the ledger
-is right.
+"""Stop in the middle of a batch: nothing of it is in the next release, and the ledger is right.
 
 That an exception in a session and in an Opacus script leaks nothing is in `tests/test_session.py`
-and `tests/integrations/test_opacus_loader.py`; here are the other ways out, and what must be left
-behind by all of them.
+and `tests/integrations/test_opacus_loader.py`; here are the other ways out.
 """
 
 from __future__ import annotations
@@ -215,23 +213,6 @@ def in_forward(model: nn.Module, optimizer: Any, batches: Any) -> None:
         optimizer.step()
 
 
-def in_the_loss(model: nn.Module, optimizer: Any, batches: Any) -> None:
-    for i, (x, y) in enumerate(batches):
-        loss = F.cross_entropy(model(x), y)
-        if i == 1:
-            raise KeyboardInterrupt
-        loss.backward()
-        optimizer.step()
-
-
-def after_backward(model: nn.Module, optimizer: Any, batches: Any) -> None:
-    for i, batch in enumerate(batches):
-        backward(model, batch)
-        if i == 1:
-            raise KeyboardInterrupt
-        optimizer.step()
-
-
 def in_a_physical_batch(model: nn.Module, optimizer: Any, batches: Any) -> None:
     with BatchMemoryManager(
         data_loader=batches, max_physical_batch_size=1, optimizer=optimizer
@@ -258,7 +239,7 @@ def closed(model: nn.Module, optimizer: Any, batches: Any) -> None:
         optimizer.step()
 
 
-WAYS = [in_forward, in_the_loss, after_backward, in_a_physical_batch, closed]
+WAYS = [in_forward, in_a_physical_batch, closed]
 
 
 @pytest.mark.parametrize("leave", WAYS)

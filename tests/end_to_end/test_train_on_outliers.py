@@ -1,6 +1,4 @@
-"""Worry: "One extreme record stops a run, changes what others contribute, or moves a sum by more
-than C".
-"""
+"""Hold one extreme record: it changes its own clipped gradient and nothing else."""
 
 from __future__ import annotations
 

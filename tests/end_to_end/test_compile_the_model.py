@@ -1,7 +1,7 @@
-"""Worry: "I compile my model": torch runs it uncompiled wherever dpkfc follows a pass, and the
-weights are the same.
+"""Compile a model: torch runs it uncompiled wherever dpkfc follows a pass, and the weights are
+the same.
 
-The backend of most tests runs the captured graph as it is and counts, so that no compiler is
+The backend of these tests runs the captured graph as it is and counts, so that no compiler is
 needed.
 """
 
@@ -16,8 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkfc.curvature.kfac import KFAC
-from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.gradients.tape import run_eagerly
 from dpkfc.session import Session
 from tests.integrations import opacus_cases
@@ -166,18 +164,6 @@ def test_a_compiled_part_trains_as_it_does_uncompiled(
     assert torch.equal(run(compiled, steps=2), run(steps=2))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"preconditioner": KFAC(sides="both", probe=FeatureNoise(6), probe_size=32)},
-        {"max_physical_batch_size": 4, "pad_to_multiple": 4},
-    ],
-    ids=["kfac", "micro-batches"],
-)
-def test_with_other_settings(backend: Counting, settings: dict[str, Any]) -> None:
-    assert torch.equal(run(lambda model: child(model, backend), **settings), run(**settings))
-
-
 def test_a_compiled_model(backend: Counting) -> None:
     found = []
     for compiled in (False, True):
@@ -194,30 +180,6 @@ def test_a_compiled_model(backend: Counting) -> None:
                 s.step(batch, loss_fn)
         found.append(weights(model))
     assert torch.equal(*found)
-
-
-def test_a_frozen_block(backend: Counting) -> None:
-    """A frozen part may hold layers: none of them is recorded."""
-
-    def frozen(model: nn.Module) -> None:
-        model.block.requires_grad_(False)
-
-    def compiled(model: nn.Module) -> None:
-        frozen(model)
-        model.block.compile(backend=backend)
-
-    assert torch.equal(run(compiled), run(frozen))
-
-
-def test_a_part_of_a_module_that_holds_a_parameter_itself(backend: Counting) -> None:
-    def owning(model: nn.Module) -> None:
-        model.block = Owning().double()
-
-    def compiled(model: nn.Module) -> None:
-        owning(model)
-        model.block.gate.compile(backend=backend)
-
-    torch.testing.assert_close(run(compiled), run(owning), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("part", ["a part", "the model"])
@@ -251,16 +213,6 @@ def test_a_model_that_is_compiled_between_two_steps(backend: Counting) -> None:
     assert torch.equal(*found)
 
 
-def test_what_is_excluded_from_compilation() -> None:
-    class Excluded(Block):
-        forward = torch.compiler.disable(Block.forward)
-
-    def excluded(model: nn.Module) -> None:
-        model.block.__class__ = Excluded
-
-    assert torch.equal(run(excluded, steps=2), run(steps=2))
-
-
 # -- functions that call layers, or follow them ----------------------------------------------------
 
 
@@ -269,13 +221,6 @@ def test_a_compiled_loss_function(backend: Counting, options: dict[str, bool]) -
     assert torch.equal(
         run(loss=torch.compile(loss_fn, backend=backend, **options), steps=2), run(steps=2)
     )
-
-
-def test_the_function_that_makes_losses_of_outputs(backend: Counting) -> None:
-    criterion = torch.compile(
-        lambda out, y: F.cross_entropy(out, y, reduction="none"), backend=backend
-    )
-    assert torch.equal(run(loss=lambda model, batch: criterion(model(batch[0]), batch[1])), run())
 
 
 def through_a_function(backend: Any, part: str) -> Any:
@@ -321,25 +266,6 @@ def test_a_graph_from_before_the_session_does_not_run(
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
-def test_a_graph_made_between_two_steps_changes_nothing(backend: Counting) -> None:
-    """A user looks at a loss with gradients, through the same compiled function, in the shapes of
-    the run.
-    """
-    loss = through_a_function(backend, "head")
-    model, reference = net(), run(steps=3, pad_to_multiple=8, verify=False)
-    torch.manual_seed(1)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    p = plan(1.0, expected_batch_size=12, steps=3, pad_to_multiple=8)
-    with Session(p, model, optimizer, data(), verify=False) as session:
-        for batch in session.batches():
-            session.step(batch, loss)
-            state = torch.get_rng_state()
-            for n in (8, 16, 24):
-                loss(model, tuple(x[:n] for x in data())).sum().backward()
-            torch.set_rng_state(state)
-    assert torch.equal(weights(model), reference)
-
-
 def test_passes_that_end_out_of_order_leave_compilation_on(backend: Counting) -> None:
     model = net()
     child(model, backend)
@@ -353,27 +279,3 @@ def test_passes_that_end_out_of_order_leave_compilation_on(backend: Counting) ->
         second.__exit__(None, None, None)
         model(data()[0])
         assert backend.graphs
-
-
-def test_a_weight_borrowed_late_is_counted() -> None:
-    """A weight that the loss reads past its layer, from the second step on, contributes to the
-    clipped gradient.
-    """
-
-    def summed(two_uses: bool) -> list[Tensor]:
-        late = [0.0]
-
-        def borrowing(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-            weight = model.first.weight if two_uses else model.first.weight * 1.0
-            return loss_fn(model, batch) + late[0] * (batch[0] @ weight.T).sum(1)
-
-        model = net()
-        torch.manual_seed(1)
-        with Session(plan(1.0), model, torch.optim.SGD(model.parameters(), 0.1), data()) as session:
-            for batch in session.batches():
-                session.step(batch, borrowing)
-                late[0] = 1.0
-        return [p.detach() for p in model.parameters()]
-
-    for one, other in zip(summed(True), summed(False), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)

@@ -1,6 +1,4 @@
-"""Worry: "My batches are dicts with tokens of many lengths; what happens when a Poisson batch is
-empty, or has one example?".
-"""
+"""Train on dicts of texts of many lengths, in Poisson batches of no and of one example."""
 
 from __future__ import annotations
 
@@ -13,6 +11,7 @@ from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.session import Session
+from tests.models import Words
 
 N = 30
 
@@ -38,25 +37,14 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
     ids = nn.utils.rnn.pad_sequence([row["ids"] for row in rows], batch_first=True)
     return {
         "ids": ids,
-        "attention_mask": (ids > 0).double(),
         "labels": torch.tensor([row["label"] for row in rows]),
         "texts": [row["text"] for row in rows],
     }
 
 
-class Classifier(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.head = nn.Embedding(9, 4), nn.Linear(4, 3)
-
-    def forward(self, ids: Tensor, attention_mask: Tensor) -> Tensor:
-        mask = attention_mask.unsqueeze(-1)
-        return self.head((self.table(ids) * mask).sum(1) / mask.sum(1))
-
-
 def loss_fn(model: nn.Module, batch: dict[str, Any]) -> Tensor:
     assert len(batch["texts"]) == len(batch["ids"]) > 0
-    scores = model(batch["ids"], batch["attention_mask"])
+    scores = model(batch["ids"])
     return F.cross_entropy(scores, batch["labels"], reduction="none")
 
 
@@ -70,7 +58,7 @@ def test_empty_and_single_batches_are_releases_like_any_other(
     if workers and settings:
         pytest.skip("one combination with workers is enough")
     torch.manual_seed(0)
-    model, steps = Classifier().double(), 40 if not workers else 12
+    model, steps = Words(3, masked=True).double(), 40 if not workers else 12
     p = PrivacyConfig(expected_batch_size=1, steps=steps, test_mode_seed=3, **settings).with_noise(
         1.0, 1e-3, N
     )
@@ -91,14 +79,3 @@ def test_empty_and_single_batches_are_releases_like_any_other(
             )
         assert s.ledger.count == steps
     assert sizes == {1} if "sampler" in settings else {0, 1} <= sizes
-
-
-def test_before_the_first_example_nothing_is_verified_and_noise_is_released() -> None:
-    model = Classifier().double()
-    p = PrivacyConfig(expected_batch_size=1, steps=5, test_mode_seed=None).with_noise(1.0, 1e-3, N)
-    s = Session(p, model, torch.optim.SGD(model.parameters(), 0.1), Sentences(), collate_fn=collate)
-    with s:
-        s._draw = lambda: (torch.zeros(0, dtype=torch.long).numpy(), None)
-        for batch in s.batches():
-            assert s.step(batch, None).batch_size == 0  # the loss is never called
-        assert s._verify and s.ledger.count == 5

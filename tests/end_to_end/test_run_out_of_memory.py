@@ -1,6 +1,4 @@
-"""Worry: "I do not know what fits into memory, and running out of it in the middle of a batch may
-cost budget or leak".
-"""
+"""Let micro-batches become smaller until they fit: no step is charged twice or released in half."""
 
 from __future__ import annotations
 
@@ -15,33 +13,12 @@ from torch import Tensor, nn
 
 from dpkfc import memory
 from dpkfc.config import PrivacyConfig
-from dpkfc.memory import MicroBatchSize, available_bytes, is_out_of_memory, peak_bytes
+from dpkfc.memory import MicroBatchSize, is_out_of_memory, peak_bytes
 from dpkfc.rng_state import preserve_generators, seed_generators
 from dpkfc.session import Session
+from tests.models import limited
 from tests.recording import Heard
 from tests.test_session import N, data, kfac, loss_fn, net, plan, session, train, weights
-
-
-class Small(nn.Module):
-    """A device whose memory holds so many examples; it says so as torch does."""
-
-    def __init__(self, capacity: int, kind: type[Exception] = torch.cuda.OutOfMemoryError) -> None:
-        super().__init__()
-        self.capacity, self.kind, self.seen, self.failed = capacity, kind, Heard(), Heard()
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.shape[0] > self.capacity:
-            self.failed.append(1)
-            raise self.kind("CUDA out of memory. Tried to allocate 2.00 GiB")
-        self.seen.append(x.shape[0])
-        return x
-
-
-def limited(
-    capacity: int, *more: nn.Module, kind: type[Exception] = torch.cuda.OutOfMemoryError
-) -> nn.Sequential:
-    inner = net()
-    return nn.Sequential(inner[0], inner[1], *more, Small(capacity, kind), inner[2])
 
 
 @pytest.fixture(autouse=True)
@@ -69,19 +46,6 @@ def test_the_result_does_not_depend_on_what_fits(
     assert max(model[2].seen) <= capacity
 
 
-@pytest.mark.slow
-def test_the_size_is_remembered() -> None:
-    model = limited(5)
-    with session(
-        plan(1.0, expected_batch_size=20, max_physical_batch_size="auto", steps=20), model
-    ) as s:
-        train(s, 3)
-        failed = len(model[2].failed)
-        train(s)
-        # 40 → 16 → 8 → 4 at most, and in the check 32 → 6
-        assert len(model[2].failed) == failed <= 4 + 2
-
-
 def test_running_out_in_the_middle_starts_the_whole_batch_again() -> None:
     """Nothing is released, nothing charged, and no clipped half of a batch is counted twice."""
     model, steps = limited(N), Heard()
@@ -103,41 +67,6 @@ def test_running_out_in_the_middle_starts_the_whole_batch_again() -> None:
     torch.testing.assert_close(weights(model), weights(whole), rtol=1e-10, atol=1e-11)
 
 
-def test_dropout_starts_from_the_same_numbers_again() -> None:
-    results = []
-    # at 4 some attempts fail before the one that counts, and every one is of single rows
-    for capacity in (
-        N,
-        4,
-    ):
-        model = limited(N, nn.Dropout(0.5))
-        with session(plan(1.0, max_physical_batch_size="auto"), model, verify=False) as s:
-            s._size.bound, s._size._is_measured = 1, True
-            if capacity == 4:
-                s._size.bound, failures = 2, Heard()
-
-                def once(
-                    model: nn.Module, batch: tuple[Tensor, Tensor], failures: list[int] = failures
-                ) -> Tensor:
-                    losses = loss_fn(model, batch)  # dropout has drawn
-                    if len(batch[0]) > 1:
-                        failures.append(1)
-                        raise MemoryError
-                    return losses
-
-                train_with(s, once)
-                assert len(failures) == 1
-            else:
-                train(s)
-        results.append(weights(model))
-    assert torch.equal(*results)
-
-
-def train_with(s: Session, loss: object) -> None:
-    for batch in s.batches():
-        s.step(batch, loss)
-
-
 def test_a_size_that_was_given_is_kept_and_named() -> None:
     model = limited(3)
     before = weights(model)
@@ -156,18 +85,6 @@ def test_a_size_that_was_given_is_kept_and_named() -> None:
         assert s.ledger.count == 0
     assert torch.equal(before, weights(model))
     assert all(p.grad is None for p in model.parameters())
-
-
-@pytest.mark.slow
-def test_one_example_that_does_not_fit_is_an_error() -> None:
-    for verify, message in (
-        (False, "one example does not fit"),
-        (True, "needs two examples in memory"),
-    ):
-        with session(plan(1.0, max_physical_batch_size="auto"), limited(0), verify=verify) as s:
-            with pytest.raises(RuntimeError, match=message):
-                train(s)
-            assert s.ledger.count == 0
 
 
 def test_other_errors_are_not_taken_for_memory() -> None:
@@ -248,10 +165,6 @@ def test_peak_bytes_counts_what_exists_at_one_time() -> None:
     assert 4 * 100 * 150 <= many - few <= 4 * 100 * 1000
 
 
-def test_the_machine_says_what_is_left() -> None:
-    assert available_bytes() > 1 << 20
-
-
 @pytest.mark.parametrize("version", [1, 2])
 def test_the_group_of_the_process_bounds_it_and_cached_files_do_not(
     tmp_path: Path, version: int
@@ -281,32 +194,6 @@ def test_the_group_of_the_process_bounds_it_and_cached_files_do_not(
     (top / "slurm" / "memory.stat").unlink()
     assert memory._control_group(tmp_path, own) == 100
     assert memory._control_group(tmp_path, tmp_path / "none") == (1 << 40 if version == 1 else None)
-
-
-@pytest.mark.slow
-def test_sizes_keep_to_what_is_never_divided() -> None:
-    size = MicroBatchSize(None, True, least=6)
-    tried = []
-
-    def attempt(bound: int | None) -> int:
-        tried.append(bound)
-        if (bound or 50) > 6:
-            raise MemoryError
-        return 1
-
-    assert size.fit(attempt, 50) == 1
-    assert tried == [None, 30, 12, 6]
-
-
-@pytest.mark.slow
-def test_a_failed_try_leaves_no_hook_and_no_private_tensor_behind() -> None:
-    model = limited(3)
-    with session(
-        plan(1.0, max_physical_batch_size="auto", expected_batch_size=20, steps=1), model
-    ) as s:
-        train(s)
-    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
-    assert all(p.requires_grad and p.grad is None for p in model.parameters())
 
 
 def test_all_generators_start_again_after_a_failed_try() -> None:

@@ -1,5 +1,5 @@
-"""A script that is run twice: the second session finds the ledger of the first, and leaves its
-checkpoint alone.
+"""Run a script twice: the second session finds the ledger of the first, and leaves its checkpoint
+alone.
 """
 
 from __future__ import annotations
@@ -55,14 +55,6 @@ def test_a_session_that_was_not_restored_keeps_the_checkpoint_of_another(
         session.restore(tmp_path / "checkpoint")
         assert torch.equal(weights(model), trained)
         session.save(tmp_path / "checkpoint")
-
-
-def test_another_folder_takes_it(tmp_path: Path):
-    script(tmp_path, 2)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "ledger.jsonl").rename(tmp_path / "other" / "ledger.jsonl")
-    script(tmp_path / "other", 2, resume=True)
-    assert (tmp_path / "other" / "checkpoint" / "manifest.json").is_file()
 
 
 def test_a_session_saves_again_what_it_saved_itself(tmp_path: Path):

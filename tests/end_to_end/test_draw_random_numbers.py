@@ -1,6 +1,4 @@
-"""Dropout, augmentation and collators draw numbers that no seed makes known: a mask belongs to a
-place in the batch.
-"""
+"""Draw dropout, augmentations and batches from numbers that no seed makes known."""
 
 from __future__ import annotations
 
@@ -19,7 +17,6 @@ from dpkfc.data.loading import layout
 from dpkfc.gradients import Clip, find_layers
 from dpkfc.gradients.clipped_sum import clipped_sum
 from dpkfc.integrations.opacus import PrivacyEngine
-from dpkfc.postprocess import EMA
 from tests.recording import Heard
 from tests.test_session import loss_fn, weights
 
@@ -194,32 +191,6 @@ def test_an_optimizer_with_a_closure_is_refused_before_anything_is_charged():
         ValueError, match="SparseAdam takes sparse gradients alone, and a release is dense"
     ):
         Session(plan, model, torch.optim.SparseAdam(list(model.parameters())), (X, Y))
-
-
-def test_a_parameter_without_an_axis_behind_a_filter():
-    class Tempered(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear, self.scale = nn.Linear(6, 3), nn.Parameter(torch.tensor(1.0))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.linear(x) * self.scale
-
-    from dpkfc import KFAC, FeatureNoise
-
-    model = Tempered()
-    plan = PrivacyConfig(
-        expected_batch_size=8,
-        steps=3,
-        readout="natural",
-        postprocess=(EMA(0.5),),
-        preconditioner=KFAC(probe=FeatureNoise(6), probe_size=16),
-    ).with_noise(1.0, 1e-3, len(X))
-    before = weights(model).clone()
-    with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), (X, Y)) as session:
-        for batch in session.batches():
-            session.step(batch, lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none"))
-    assert session.steps_done == 3 and not torch.equal(before, weights(model))
 
 
 def test_a_filter_of_order_two_behind_variances_that_come_and_go():

@@ -1,5 +1,5 @@
-"""Worry: "The machine is taken away at any moment: is ε still right, and does the run go on where
-it was?".
+"""Resume a run that was killed at any moment: every release is charged, and weights go on where
+they were.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Worry: "One patient has hundreds of records: does ε hold for the patient, or only for one of the
-records?".
-"""
+"""Train for whole patients: all records of one share one gradient, one clip and one draw."""
 
 from __future__ import annotations
 
@@ -165,56 +163,6 @@ def test_dict_batches_an_own_collate_and_a_column_of_the_dataset() -> None:
                 s.step(batch, loss)
         results.append(weights(model))
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
-
-
-def test_an_empty_batch_of_units_is_a_release() -> None:
-    model = net()
-    p = plan(1.0, expected_batch_size=1, steps=30)
-    with session(p, model) as s:
-        sizes = [s.step(batch, loss_fn).batch_size for batch in s.batches()]
-        assert 0 in sizes and s.ledger.count == 30
-
-
-def test_resumed_bit_for_bit(tmp_path: Any) -> None:
-    p, models = plan(1.0, expected_batch_size=3, steps=6), []
-    for stop in (6, 3):
-        model = net()
-        with session(p, model, ledger_path=tmp_path / f"{stop}.jsonl") as s:
-            for batch in s.batches():
-                s.step(batch, loss_fn)
-                if s.steps_done == stop:
-                    break
-            s.save(tmp_path / f"{stop}")
-        models.append(model)
-    model = net()
-    with session(p, model, ledger_path=tmp_path / "3.jsonl") as s:
-        s.restore(tmp_path / "3")
-        for batch in s.batches():
-            s.step(batch, loss_fn)
-    assert torch.equal(weights(model), weights(models[0]))
-
-
-def test_the_plan_says_what_is_protected() -> None:
-    p = plan(1.0)
-    assert (
-        p.describe()["privacy_unit"]
-        == "one patient (all records; up to 4 of them, drawn anew, count in a step)"
-    )
-    assert p.dataset_size == p.describe()["dataset_size"] == 8
-    plain = PrivacyConfig(expected_batch_size=8, steps=3, test_mode_seed=5).with_noise(1.0, 1e-3, 8)
-    assert plain.describe()["privacy_unit"] == "one example"
-    assert (
-        len(
-            {
-                p.hash,
-                plain.hash,
-                plan(1.0, max_records_per_unit=5).hash,
-                plan(1.0, unit_reduction="sum").hash,
-            }
-        )
-        == 4
-    )
-    assert p.hash == plan(1.0, max_physical_batch_size=6).hash == plan(1.0, pad_to_multiple=4).hash
 
 
 @pytest.mark.parametrize(

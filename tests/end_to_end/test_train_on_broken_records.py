@@ -1,18 +1,23 @@
-"""Worry: "One broken example (NaN, infinity, an overflow) ruins the weights, or tells that it was
-there".
-"""
+"""Hold records with NaN or infinity: they contribute zero, and no message tells of them."""
 
 from __future__ import annotations
 
+import logging
+import warnings
+from collections.abc import Callable
 from functools import cache
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from dpkfc.session import Session
-from tests.test_session import N, data, kfac, loss_fn, net, plan, train, weights
+from dpkfc.gradients.discovery import find_layers
+from dpkfc.integrations.opacus import PrivacyEngine
+from dpkfc.session import Session, StepRecord
+from tests.gradients.whitened import clipped
+from tests.test_session import N, data, kfac, loss_fn, net, plan, session, weights
 
 BROKEN = {
     "nan": float("nan"),
@@ -107,31 +112,83 @@ def test_a_model_with_dropout_that_cannot_be_run_again_trains_on(verify: bool) -
     assert bool(weights(model).isfinite().all())
 
 
-def test_a_loss_that_is_not_finite_contributes_zero() -> None:
-    results = []
-    for broken in (float("nan"), float("inf"), 0.0):
-        model = net()
+class Root(nn.Module):
+    """Its derivative at zero is infinite: that of a root."""
 
-        def loss(model: nn.Module, batch: tuple[Tensor, Tensor], broken: float = broken) -> Tensor:
-            return loss_fn(model, batch) * torch.ones_like(batch[0][:, 0]).masked_fill(
-                batch[1] == 2, broken
-            )
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(4))
 
-        p = plan(1.0, expected_batch_size=20, steps=3)
-        with Session(p, model, torch.optim.SGD(model.parameters(), 0.1), data(), verify=False) as s:
-            for batch in s.batches():
-                s.step(batch, loss)
-        results.append(weights(model))
-    torch.testing.assert_close(results[0], results[2], rtol=1e-9, atol=1e-11)
-    torch.testing.assert_close(results[1], results[2], rtol=1e-9, atol=1e-11)
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.gain).square().sum(-1).sqrt()
 
 
-def test_a_batch_of_broken_examples_alone_is_pure_noise() -> None:
-    model, (x, y) = net(), data()
-    p = plan(1.0, expected_batch_size=20, steps=2)
-    with Session(
-        p, model, torch.optim.SGD(model.parameters(), 0.1), (x * float("nan"), y), verify=False
-    ) as s:
-        train(s)
-        assert s.steps_done == 2
-    assert bool(torch.isfinite(weights(model)).all())
+def test_a_gradient_that_is_infinite_for_one_example_contributes_zero() -> None:
+    model, x = Root().double(), torch.randn(5, 3, 4, dtype=torch.float64)
+
+    def loss(m: nn.Module, batch: tuple[Tensor]) -> Tensor:
+        return m(*batch).sum(1)
+
+    _, expected = clipped(model, find_layers(model), (x[1:],), loss, 1.0)
+    x[0] = 0.0
+    _, total = clipped(model, find_layers(model), (x,), loss, 1.0)
+    torch.testing.assert_close(total["gain"], expected["gain"])
+
+
+# -- messages --------------------------------------------------------------------------------------
+
+
+def by_session(missing: int) -> list[StepRecord]:
+    """Train on records of which the first ones lack a value."""
+    x, y = data()
+    x[:missing, 2] = float("nan")
+    with session(plan(1.0, sampler="fixed"), net(), dataset=(x, y), verify=False) as s:
+        return [s.step(batch, loss_fn) for batch in s.batches()]
+
+
+def by_engine(missing: int) -> None:
+    x, y = data(dtype=torch.float32)
+    x[:missing, 2] = float("nan")
+    model, engine = net(torch.float32), PrivacyEngine(accountant="rdp")
+    model, optimizer, loader = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        data_loader=DataLoader(TensorDataset(x, y), batch_size=N // 2),
+        verify=False,
+    )
+    for inputs, labels in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    engine.close()
+
+
+@pytest.mark.parametrize(("missing", "shares"), [(0, {0.0}), (N // 2, None), (N, {1.0})])
+def test_a_step_tells_its_owner_the_share_of_records_that_are_not_finite(
+    missing: int, shares: set[float] | None
+) -> None:
+    found = {record.nonfinite_fraction for record in by_session(missing)}
+    assert found == shares if shares else all(0 < x < 1 for x in found)
+
+
+@pytest.mark.parametrize("run", [by_session, by_engine])
+def test_no_message_depends_on_the_records(run: Callable, caplog: pytest.LogCaptureFixture) -> None:
+    # The first run has what is said once a process.
+    run(0)
+    messages = []
+    for missing in (0, 3 * N // 4, N):
+        caplog.clear()
+        with warnings.catch_warnings(record=True) as caught, caplog.at_level(logging.DEBUG):
+            warnings.simplefilter("always")
+            run(missing)
+        logged = [record.getMessage() for record in caplog.records]
+        messages.append([str(warning.message) for warning in caught] + logged)
+    assert messages[0] == messages[1] == messages[2]
+
+
+def test_every_script_has_a_warning_on_what_becomes_of_missing_values() -> None:
+    with pytest.warns(UserWarning, match="look for missing values in the data") as caught:
+        by_engine(0)
+    assert all(len(str(warning.message)) <= 160 for warning in caught)

@@ -1,6 +1,4 @@
-"""Worry: "A session does not notice what reaches the weights, the release or the batch by another
-door".
-"""
+"""Write weights, a release or a batch from outside the session: noticed before the next release."""
 
 from __future__ import annotations
 
@@ -229,14 +227,6 @@ def test_two_sessions_that_share_a_model_refuse_each_other() -> None:
         with pytest.raises(RuntimeError, match="written between two releases"):
             step(one)
         assert one.steps_done == 1
-
-
-def test_a_session_follows_another_that_has_ended() -> None:
-    model = nn.Linear(4, 2)
-    for _ in range(2):
-        with session_of(model) as session:
-            for batch in session.batches():
-                session.step(batch, loss_fn)
 
 
 def test_a_checkpoint_is_a_door_of_the_session(tmp_path: object) -> None:

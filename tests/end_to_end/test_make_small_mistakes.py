@@ -1,4 +1,4 @@
-"""Worry: "I made a small mistake, and the error talks of something else"."""
+"""Make a small mistake: the error names it and the fix."""
 
 from __future__ import annotations
 
@@ -92,32 +92,6 @@ def test_a_label_or_an_id_out_of_range_is_named(kind: str) -> None:
         ValueError, match=r"embedding '0' has 5 rows" if kind == "id" else "outside the range"
     ):
         step(model, (x, y), loss)
-
-
-def test_an_embedding_with_sparse_gradients_trains() -> None:
-    class Bag(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.out = nn.Embedding(9, 4, sparse=True), nn.Linear(4, 3)
-
-        def forward(self, ids: Tensor) -> Tensor:
-            return self.out(self.table(ids).mean(1))
-
-    ids = torch.randint(0, 9, (N, 5), generator=torch.Generator().manual_seed(0))
-    weights = {}
-    for sparse in (True, False):
-        torch.manual_seed(0)
-        model = Bag().double()
-        model.table.sparse = sparse
-        assert step(model, (ids, data()[1])).steps_done == 1
-        weights[sparse] = model.table.weight.detach()
-    assert torch.equal(weights[True], weights[False])
-
-
-def test_a_bag_with_sparse_gradients_trains() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.EmbeddingBag(9, 4, mode="sum", sparse=True), nn.Linear(4, 3)).double()
-    assert step(model, (torch.randint(0, 9, (N, 5)), data()[1])).steps_done == 1
 
 
 def test_a_lazy_layer_wants_one_forward_pass_first() -> None:

@@ -1,6 +1,4 @@
-"""Worry: "a step fits into memory with micro-batches of four, and then the refresh of the metric
-does not".
-"""
+"""Refresh a metric in the memory of a step."""
 
 from __future__ import annotations
 
@@ -26,14 +24,13 @@ from dpkfc.curvature import (
     PreconditionerState,
     PublicData,
 )
-from dpkfc.curvature.gep import Basis
 from dpkfc.curvature.probe_pass import run_probe
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.memory import peak_bytes
 from dpkfc.preconditioning import PreconditionerManager, refresh_microbatch_size
 from dpkfc.session import Session
-from tests.curvature.toys import CNN_SHAPE, Text, cnn, mlp, rules_of
+from tests.curvature.toys import mlp
 from tests.distributed.group import run, start
 from tests.recording import Heard
 from tests.test_session import kfac, loss_fn, net, plan, session, train, weights
@@ -198,86 +195,6 @@ def capturing(model: nn.Module) -> Callable[..., Any]:
 # -- nothing else changes --------------------------------------------------------------------------
 
 
-def text() -> nn.Module:
-    return Text()
-
-
-SMALLER: dict[str, tuple[Callable[[], nn.Module], Any]] = {
-    "inputs": (
-        cnn,
-        partial(
-            KFAC, probe=PublicData(torch.randn(130, *CNN_SHAPE), provenance="x"), probe_size=130
-        ),
-    ),
-    "both": (mlp, partial(KFAC, probe=FeatureNoise(12), probe_size=90, sides="both")),
-    "raw": (
-        text,
-        partial(
-            KFAC,
-            probe=PublicData(torch.randint(11, (70, 5)), provenance="x"),
-            probe_size=70,
-            scale="raw",
-        ),
-    ),
-    "NGD": (mlp, partial(NGD, probe=FeatureNoise(12), probe_size=70, lambda_safe=0.1, steps=2)),
-    "AdaDPS": (
-        cnn,
-        partial(
-            AdaDPS, probe=PublicData(torch.randn(90, *CNN_SHAPE), provenance="x"), batch_size=30
-        ),
-    ),
-    "AdaDPS, examples": (
-        mlp,
-        partial(AdaDPS, probe=FeatureNoise(12), probe_size=80, per="example"),
-    ),
-    "AdaDPS on words": (
-        text,
-        partial(
-            AdaDPS, probe=PublicData(torch.randint(11, (70, 5)), provenance="x"), batch_size=None
-        ),
-    ),
-    "GEP": (mlp, partial(GEP, probe=FeatureNoise(12), probe_size=70, rank=4)),
-}
-
-
-def _map_of(built: PreconditionerState, model: nn.Module) -> Tensor:
-    if isinstance(built, Basis):
-        vectors = [
-            torch.cat([v.flatten(1) for v in span.vectors.values()], 1)
-            for span in built.metric.spans.values()
-        ]
-        return torch.cat([(v.T @ v).flatten() for v in vectors])
-    found = []
-    for name, shape in built.shapes.items():
-        entry = built.metric[name]
-        if shape["kind"] == "elementwise":
-            found += [x.flatten() for x in entry.scale.values()]
-        else:
-            generator = torch.Generator().manual_seed(1)
-            g = torch.randn(
-                2, shape["output"][0], shape["input"][0], dtype=torch.float64, generator=generator
-            )
-            found.append(entry.apply(g).flatten())
-    return torch.cat(found)
-
-
-@pytest.mark.quick("both", "NGD", "GEP")
-@pytest.mark.parametrize("name", SMALLER)
-def test_micro_batches_of_the_probe_change_no_metric(name: str) -> None:
-    make, config = SMALLER[name]
-    torch.manual_seed(0)
-    model = make().double()
-    blocks = capturing(model)
-    whole, *others = (
-        config(chunk=chunk).build(model, blocks, 3, rules_of(model)) for chunk in (130, 1, 7, 64)
-    )
-    for other in others:
-        assert other.scale == pytest.approx(whole.scale, rel=1e-10)
-        torch.testing.assert_close(
-            _map_of(other, model), _map_of(whole, model), rtol=1e-8, atol=1e-10
-        )
-
-
 def test_micro_batches_stay_within_a_mini_batch_and_are_let_go() -> None:
     """Sizes, and no more than one at a time: a weak reference to the one before is dead when the
     next is made.
@@ -305,34 +222,6 @@ def test_micro_batches_stay_within_a_mini_batch_and_are_let_go() -> None:
         40,
         42,
     ]
-
-
-class Counted(nn.Module):
-    """Layers of which one is called by micro-batches with the right example alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head, self.rare = nn.Linear(12, 3), nn.Linear(12, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        chosen = x[:, :1] > 1.5
-        return self.head(x) + (chosen * self.rare(x) if bool(chosen.any()) else 0)
-
-
-def test_a_layer_that_a_part_of_a_mini_batch_does_not_call_counts_it() -> None:
-    torch.manual_seed(0)
-    model, found = Counted().double(), []
-    for chunk in (20, 3):
-        config = AdaDPS(
-            probe=FeatureNoise(12), probe_size=40, batch_size=20, chunk=chunk, scale="raw"
-        )
-        found.append(config.build(model, capturing(model), 0).metric["rare"].scale)
-    torch.testing.assert_close(*found)
-
-
-def test_the_setting_is_left_out_of_plans_that_do_not_use_it() -> None:
-    assert "chunk" not in AdaDPS(probe=FeatureNoise(12)).describe()
-    assert AdaDPS(probe=FeatureNoise(12), chunk=8).describe()["chunk"] == 8
 
 
 # -- out of memory ---------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""From a user's files to a model, a card and predictions with the installed wheel.
+"""Lead a user's files to a model, a card and predictions with the installed wheel.
 
 The commands run outside of the checkout, so that they find templates, settings and modules in the
 wheel or nowhere. The first is started as a user starts it, the others are forks of one process.

@@ -1,4 +1,4 @@
-"""The code does its work without what Windows lacks; see `tests.without_unix`."""
+"""Do without what Windows lacks; see `tests.without_unix`."""
 
 from __future__ import annotations
 

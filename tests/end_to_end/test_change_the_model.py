@@ -1,0 +1,85 @@
+"""Change the parameters of a model after its session was built: refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpkfc.session import Session
+from tests.test_session import data, net, plan, train
+
+
+class LowRank(nn.Module):
+    """An adapter as peft adds it: the wrapped layer is frozen, B starts at zero."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base, self.a = base.requires_grad_(False), nn.Linear(base.in_features, 2, bias=False)
+        self.b = nn.Linear(2, base.out_features, bias=False)
+        nn.init.zeros_(self.b.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.b(self.a(x))
+
+
+def adapted(model: nn.Module) -> None:
+    model[0] = LowRank(model[0]).double()
+
+
+def another_head(model: nn.Module) -> None:
+    model.append(nn.Linear(3, 3).double())
+
+
+def unfrozen(model: nn.Module) -> None:
+    model[0].requires_grad_(True)
+
+
+def frozen(model: nn.Module) -> None:
+    model[2].requires_grad_(False)
+
+
+def removed(model: nn.Module) -> None:
+    model[2] = nn.Identity()
+
+
+def replaced(model: nn.Module) -> None:
+    model[2].weight = nn.Parameter(model[2].weight.detach().clone())
+
+
+def cast(model: nn.Module) -> None:
+    model[2] = model[2].to(torch.float64)  # nothing changes, nothing is said
+    model[2].weight = nn.Parameter(model[2].weight.float())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (adapted, r"'0\.(a|base)\.weight'"),
+        (another_head, "'3.weight' is trainable but in no covered layer"),
+        (unfrozen, "'0.weight' is trainable but in no covered layer"),
+        (frozen, "'2.weight' was frozen or taken out"),
+        (removed, "'2.weight' was frozen or taken out"),
+        (replaced, "'2.weight'"),
+        (cast, "'2.weight'"),
+    ],
+)
+@pytest.mark.parametrize("after", [0, 2])
+def test_a_changed_model_is_refused_by_name_before_a_release(
+    change: Callable[[nn.Module], None], message: str, after: int
+) -> None:
+    model = net()
+    if change is unfrozen:
+        model[0].requires_grad_(False)
+    p = plan(1.0)
+    with Session(
+        p, model, torch.optim.SGD([q for q in model.parameters() if q.requires_grad], 0.1), data()
+    ) as s:
+        if after:
+            train(s, after)
+        change(model)
+        with pytest.raises(RuntimeError, match=f"parameter {message}"):
+            train(s, 1)
+        assert s.ledger.count == after

@@ -1,0 +1,212 @@
+"""Train models of transformers and adapters of peft, as they are, on padded texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpkfc import KFAC, PrivacyConfig, Session, TokenNoise
+from dpkfc.gradients import clipped_sum
+from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.tape import Tape
+from dpkfc.linalg.metric import Identity, Kronecker
+from tests.gradients.whitened import clipped, metric_of
+from tests.models import VOCABULARY, add_lora, bert, classify, gpt2, predict_next
+
+pytest.importorskip("transformers")
+
+N, LENGTHS = 4, (6, 3, 5, 1)
+Batch = dict[str, Tensor]
+Loss = Callable[[nn.Module, Batch], Tensor]
+
+
+def padded(to: int = 6) -> Batch:
+    """Texts of 6, 3, 5 and 1 tokens, padded to so many."""
+    generator = torch.Generator().manual_seed(3)
+    mask = (torch.arange(to) < torch.tensor(LENGTHS).unsqueeze(1)).long()
+    ids = torch.zeros(N, to, dtype=torch.long)
+    for row, length in zip(ids, LENGTHS, strict=True):
+        row[:length] = torch.randint(3, VOCABULARY, (length,), generator=generator)
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def labelled(batch: Batch) -> Batch:
+    return {**batch, "labels": torch.arange(N) % 3}
+
+
+def modelled(batch: Batch) -> Batch:
+    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    return {**batch, "labels": labels}
+
+
+def rows_of(batch: Batch) -> list[Batch]:
+    return [{name: x[i] for name, x in batch.items()} for i in range(N)]
+
+
+def session(
+    model: nn.Module, batch: Batch, steps: int = 2, public: Batch | None = None, **settings: object
+) -> Session:
+    config = PrivacyConfig(expected_batch_size=N, steps=steps, test_mode_seed=5, **settings)
+    return Session(
+        config.with_noise(1.0, 1e-3, N),
+        model,
+        torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1),
+        rows_of(batch),
+        public_records=None if public is None else rows_of(public),
+    )
+
+
+def train(s: Session, loss: Loss) -> None:
+    with s:
+        for batch in s.batches():
+            s.step(batch, loss)
+
+
+# -- whole models ----------------------------------------------------------------------------------
+
+
+def test_a_model_generates_after_a_session_and_keeps_its_names_and_its_tie() -> None:
+    model = gpt2()
+    keys, before = list(model.state_dict()), model.lm_head.weight.detach().clone()
+    train(session(model, modelled(padded())), predict_next)
+    assert not torch.equal(model.lm_head.weight, before)
+    assert model.lm_head.weight is model.transformer.wte.weight
+    assert list(model.state_dict()) == keys
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    ids = torch.randint(3, VOCABULARY, (1, 4))
+    assert model.generate(ids, max_new_tokens=3, do_sample=False).shape == (1, 7)
+
+
+@pytest.mark.parametrize("build", [bert, gpt2])
+def test_dropout_draws_the_same_numbers_with_and_without_the_tape(build: Callable) -> None:
+    """One row of positions for each example changes no shape that a random number has."""
+    drops = {"hidden_dropout_prob": 0.1} if build is bert else {"embd_pdrop": 0.1}
+    model = build(**drops).train()
+    batch, loss = (
+        (labelled(padded()), classify) if build is bert else (modelled(padded()), predict_next)
+    )
+    torch.manual_seed(1)
+    plain = loss(model, batch)
+    torch.manual_seed(1)
+    with Tape(model, find_layers(model), batch_size=N):
+        assert torch.equal(loss(model, batch), plain)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_ids_without_a_row_in_public_records_are_named(frozen: bool) -> None:
+    model, batch = bert(), labelled(padded())
+    model.bert.embeddings.requires_grad_(not frozen)
+    public = {**batch, "input_ids": batch["input_ids"].clone()}
+    public["input_ids"][:, 0] = VOCABULARY
+    s = session(model, batch, public=public)
+    with pytest.raises(
+        ValueError,
+        match=rf"'bert.embeddings.word_embeddings' has {VOCABULARY} rows"
+        rf".*outside 0 … {VOCABULARY - 1}.*len\(tokenizer\)",
+    ):
+        train(s, classify)
+    assert s.ledger.count == 0
+
+
+def test_a_sequence_longer_than_the_positions_is_named() -> None:
+    with pytest.raises(ValueError, match=r"'transformer.wpe' has 12 rows"):
+        train(session(gpt2(), modelled(padded(13))), predict_next)
+
+
+# -- padding ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [None, "dense"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("build", [bert, gpt2])
+def test_neither_the_length_nor_the_content_of_padding_changes_a_clipped_sum(
+    build: Callable, attention: str, kind: str | None
+) -> None:
+    model = build(attn_implementation=attention).eval()
+    layers = find_layers(model)
+    metric = metric_of(layers, kind) if kind else {}
+    make, loss = (labelled, classify) if build is bert else (modelled, predict_next)
+    batches = [make(padded(to)) for to in (6, 7, 11)]
+    filled = batches[-1]["input_ids"].masked_fill(batches[-1]["attention_mask"] == 0, 17)
+    batches.append({**batches[-1], "input_ids": filled})
+    results = [clipped(model, layers, batch, loss, 0.7, metric) for batch in batches]
+    for norms, total in results[1:]:
+        torch.testing.assert_close(norms, results[0][0], rtol=1e-10, atol=1e-12)
+        for parameter, expected in results[0][1].items():
+            torch.testing.assert_close(total[parameter], expected, rtol=1e-9, atol=1e-11)
+
+
+# -- adapters --------------------------------------------------------------------------------------
+
+
+def adapted() -> nn.Module:
+    return add_lora(gpt2(), ["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM")
+
+
+PROBE = TokenNoise(VOCABULARY, 6, min_length=6)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"preconditioner": KFAC(probe=PROBE, probe_size=8, every=2)}], ids=len
+)
+def test_every_adapter_is_covered_and_moves_and_nothing_else_does(settings: dict) -> None:
+    model = adapted()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    s = session(model, modelled(padded()), **settings)
+    covered = {full for layer in s.layers for full in layer.parameters.values()}
+    assert covered == {name for name, p in model.named_parameters() if p.requires_grad}
+    train(s, predict_next)
+    for name, p in model.named_parameters():
+        assert torch.equal(p, before[name]) != p.requires_grad, name
+        assert torch.isfinite(p).all()
+
+
+def test_the_adapters_save_and_load_as_ever(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    model = adapted()
+    train(session(model, modelled(padded())), predict_next)
+    model.save_pretrained(tmp_path)
+    again = peft.PeftModel.from_pretrained(gpt2(), tmp_path).double()
+    ids = padded()["input_ids"]
+    assert torch.allclose(again(input_ids=ids).logits, model.eval()(input_ids=ids).logits)
+
+
+def test_an_optimizer_of_other_parameters_is_refused() -> None:
+    config = PrivacyConfig(expected_batch_size=N, steps=1).with_noise(1.0, 1e-3, N)
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
+    with pytest.raises(ValueError, match="optimizer does not hold trainable parameter .*lora"):
+        Session(config, adapted(), optimizer, rows_of(padded()))
+
+
+def test_a_side_without_signal_is_the_identity_until_b_has_moved() -> None:
+    """An adapter begins with B = 0: no gradient reaches A, and its output factor is zero."""
+    model = adapted()
+    layers = find_layers(model)
+    kfac = KFAC(sides="both", probe=PROBE, probe_size=32, chunk=16)
+
+    def build(step: int):  # noqa: ANN202
+        rules = {layer.name: layer.rule for layer in layers}
+        return kfac.build(model, lambda m, loss: clipped_sum.capture(m, layers, loss), step, rules)
+
+    first = build(0)
+    dead = {row["layer"] for row in first.report if "no signal" in row["note"]}
+    assert dead == {name for name in first.metric if ".lora_A." in name} and dead
+    alive = [e.output.operator_norm for name, e in first.metric.items() if name not in dead]
+    for name in dead:
+        entry = first.metric[name]
+        # In the units of the others, so no adapter is drowned or blown up.
+        assert isinstance(entry, Kronecker) and isinstance(entry.output, Identity)
+        assert min(alive) / 4 <= entry.output.factor <= max(alive)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if ".lora_B." in name:
+                p.normal_(std=1e-5)
+    second = build(50)
+    assert not [row for row in second.report if "no signal" in row["note"]]
+    for name in dead:
+        output = second.metric[name].output
+        assert output.operator_norm < 30 * first.metric[name].output.operator_norm
