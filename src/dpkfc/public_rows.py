@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
-from dpkfc.data.loading import Collate, Rows
+from dpkfc.data.loading import Collate, RowDataset
 from dpkfc.data.loading import tensors_of as columns_of
 from dpkfc.gradients.tape import tensors_of
 from dpkfc.memory import is_out_of_memory
@@ -228,7 +228,7 @@ def find_template(dataset: Any, public_records: Sequence[Any] | None = None) -> 
         with suppress(Exception), preserve_generators():
             items = [_draw_item(library, source, length) for length in _LENGTHS]
             return Template([x for i, x in enumerate(items) if not _is_repeated(items, i)])
-    return _read_template(Rows(dataset), len(dataset))
+    return _read_template(RowDataset(dataset), len(dataset))
 
 
 def _repeat_given(given: Sequence[Any], collate: Collate, count: int) -> PublicRows:

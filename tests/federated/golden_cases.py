@@ -13,7 +13,6 @@ from dpkfc.federated import (
     FedAvgM,
     FedSOFIM,
     LocalModel,
-    Run,
     SecureAggregation,
     TrustedServer,
     federate,
@@ -38,7 +37,7 @@ GOLDEN_CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def run_case(name: str, folder: Path) -> Run:
+def run_case(name: str, folder: Path) -> SimulatedRun:
     """Run one case in this process, with the ledgers of the server and of the clients in a
     folder.
     """

@@ -12,7 +12,7 @@ import torch
 from dpkfc import KFAC, FeatureNoise
 from dpkfc.federated import ClientLevel, SecureAggregation, TrustedServer
 from dpkfc.federated.flower import App
-from dpkfc.federated.simulation import Killed, Run, federate
+from dpkfc.federated.simulation import Killed, SimulatedRun, federate
 from dpkfc.privacy.ledger import BudgetExhausted, verify
 from dpkfc.report.federated_card import build_federated_card
 from tests.federated.worlds import datasets, head, loss_fn, plan_of, vector, world
@@ -110,14 +110,14 @@ def test_a_run_that_goes_on_remembers_its_rounds_and_figures(tmp_path: Path):
 
 def test_messages_that_were_rejected_before_are_remembered(tmp_path: Path):
     server, clients = world(plan_of(privacy=TrustedServer(), rounds=2))
-    run, sent = Run(server), server.open_round()
+    run, sent = SimulatedRun(server), server.open_round()
     for i, client in clients.items():
         server.receive(
             {**client.answer(sent[i]), "loss": 0.3} if i == 0 else client.answer(sent[i])
         )
     run.records.append(server.close_round())
     run.save(tmp_path / "checkpoint")
-    again = Run(server)
+    again = SimulatedRun(server)
     server.rejected.clear()
     again.restore(tmp_path / "checkpoint")
     assert server.rejected == {"other-fields": 1} and again.records == run.records

@@ -25,7 +25,7 @@ from dpkfc.federated import (
     TrustedServer,
     federate,
 )
-from dpkfc.federated.local_model import LocalModel, Records
+from dpkfc.federated.local_model import ClientRecords, LocalModel
 from dpkfc.federated.plan import PartyMechanism, stream_seed
 from dpkfc.federated.simulation import dirichlet, parts, run_round
 from dpkfc.postprocess import EMA, AdamBC, LowPass
@@ -149,7 +149,7 @@ def test_every_client_whitens_in_the_servers_coordinates(metric: str, decay: flo
         assert record.survivors == CLIENTS and not record.rejected
         pooled = clients[0].local
         pooled.load(dict(model.named_parameters()))
-        sums = pooled.clipped_sum(Records(records()), torch.arange(RECORDS).numpy())
+        sums = pooled.clipped_sum(ClientRecords(records()), torch.arange(RECORDS).numpy())
         moved = before - vector(server.parameters)
         assert float((moved - vector(sums) / RECORDS).abs().max()) < (
             1e-12 if not privacy.masked else 1e-3
@@ -295,7 +295,7 @@ def test_all_records_at_once_are_those_looked_up_one_by_one_and_stay_the_clients
         return loss_fn(model, (batch[0].mul_(2.0), batch[1]))
 
     own = tuple(x.clone() for x in data)
-    local, held = LocalModel(plan, head(), spoiling), Records(own)
+    local, held = LocalModel(plan, head(), spoiling), ClientRecords(own)
     quick = [local.clipped_sum(held, held.all) for _ in range(2)]
     looked_up = local.clipped_sum(held, held.all.copy())
     assert all(torch.equal(sums[name], looked_up[name]) for sums in quick for name in looked_up)
@@ -305,7 +305,7 @@ def test_all_records_at_once_are_those_looked_up_one_by_one_and_stay_the_clients
 @pytest.mark.parametrize("bound", [None, 4])
 def test_a_client_with_one_record_takes_the_path_of_several(bound: int | None) -> None:
     """Its bound on the norm would otherwise change when a second record joins."""
-    own = Records(tuple(x[:1] for x in records()))
+    own = ClientRecords(tuple(x[:1] for x in records()))
     (_, part), *others = own.micro_batches(own.all, bound)
     assert not others and part.units == 1
     assert part.records.tolist() == [0, 0] and part.weights.tolist() == [1.0, 0.0]

@@ -16,7 +16,7 @@ from dpkfc.federated import (
     PerUpload,
     federate,
 )
-from dpkfc.federated.local_model import LocalModel, Records
+from dpkfc.federated.local_model import ClientRecords, LocalModel
 from dpkfc.federated.secure_aggregation import encode
 from dpkfc.federated.simulation import run_round
 from dpkfc.postprocess.pipeline import PostProcessBase
@@ -131,7 +131,7 @@ def test_whole_batches_are_moved_to_the_models_device(monkeypatch):
     """A device without numbers, and so without autocast, stands for one that is not here."""
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
     plan = plan_of(privacy=ClientLevel(), local=LocalSteps(), rule=FedAvg())
-    local, held = LocalModel(plan, head().to("meta"), loss_fn), Records(datasets()[0])
+    local, held = LocalModel(plan, head().to("meta"), loss_fn), ClientRecords(datasets()[0])
     assert {g.device.type for g in local.mean_gradient(held).values()} == {"meta"}
 
 

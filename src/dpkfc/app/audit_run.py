@@ -177,7 +177,7 @@ MEMBERS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class AuditVerdict:
     """Results of the audits of one run.
 
     Attributes:
@@ -243,7 +243,7 @@ def audit(
     canaries: int = 1000,
     runs: int = RUNS,
     console: Console | None = None,
-) -> Verdict:
+) -> AuditVerdict:
     """Audit the training that settings describe.
 
     Args:
@@ -284,7 +284,7 @@ def _run_audits(
     runs: int,
     weights: Path | None,
     console: Console | None,
-) -> Verdict:
+) -> AuditVerdict:
     parts: dict[str, Any] = {}
     with _bars(console) as show:
         if "step" in kinds:
@@ -293,7 +293,7 @@ def _run_audits(
             parts["one_run"] = _audit_one_run(prepared, canaries, show)
         if "membership" in kinds and weights is not None:
             parts["membership"] = _infer_membership(prepared, weights)
-    return Verdict(**parts)
+    return AuditVerdict(**parts)
 
 
 def audit_folder(
@@ -303,7 +303,7 @@ def audit_folder(
     canaries: int = 1000,
     runs: int = RUNS,
     console: Console | None = None,
-) -> Verdict:
+) -> AuditVerdict:
     """Audit a run folder and write the verdict into it: audit.json, and a section of its card.
 
     The folder's own ledger, card and weights are checked whatever else is asked for.
@@ -334,7 +334,7 @@ def audit_folder(
     return _write_verdict(folder, verdict)
 
 
-def _audit_release(folder: RunFolder, kinds: Sequence[str]) -> Verdict:
+def _audit_release(folder: RunFolder, kinds: Sequence[str]) -> AuditVerdict:
     """Audit ledger, card and weights of a folder that a host has written by `write_card`."""
     if list(kinds) != ["step"]:
         raise ConfigError(
@@ -362,7 +362,7 @@ def _audit_release(folder: RunFolder, kinds: Sequence[str]) -> Verdict:
         card_problem,
         "ε, its meaning, mechanism, pages and weights fit the ledger",
     )
-    verdict = Verdict(ledger=ledger, card=card)
+    verdict = AuditVerdict(ledger=ledger, card=card)
     return _write_verdict(folder, verdict)
 
 
@@ -381,7 +381,7 @@ def _find_release_problem(ledger: Path) -> str:
     return ""
 
 
-def _write_verdict(folder: RunFolder, verdict: Verdict) -> Verdict:
+def _write_verdict(folder: RunFolder, verdict: AuditVerdict) -> AuditVerdict:
     """Write a verdict into `audit.json` and into the card, and return it.
 
     A card too damaged to be shown stays as it is, and audit.json says so.
@@ -546,7 +546,7 @@ def _bars(console: Console | None) -> Iterator[Show]:
         yield show
 
 
-def verdict_table(verdict: Verdict) -> Table:
+def verdict_table(verdict: AuditVerdict) -> Table:
     """Return a table with one row for each check."""
     table = make_table("check", "measured", "allowed", "verdict", "how")
     for check, measured, allowed, result, how in tabulate_findings(verdict.findings):

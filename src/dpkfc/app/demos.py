@@ -28,7 +28,7 @@ from dpkfc.federated.plan import FederatedConfig, FederatedPlan
 from dpkfc.federated.privacy_models import SecureAggregation
 from dpkfc.federated.rounds import RoundRecord
 from dpkfc.federated.server_rules import FedGD, FedSOFIM
-from dpkfc.federated.simulation import Partition, Run, dirichlet, parts
+from dpkfc.federated.simulation import Partition, SimulatedRun, dirichlet, parts
 from dpkfc.report import rounded_up
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ def _evaluate(model: nn.Module, settings: Settings) -> float:
     return evaluate(model, _digits(settings).test).accuracy
 
 
-def _finish(run: Run, settings: Settings, folder: Path) -> None:
+def _finish(run: SimulatedRun, settings: Settings, folder: Path) -> None:
     """Write model, privacy card, rounds and plot of a finished run."""
     place = RunFolder(folder)
     curve = _curve(run, settings["method"])
@@ -306,7 +306,7 @@ def _finish(run: Run, settings: Settings, folder: Path) -> None:
     )
 
 
-def _curve(run: Run, method: str) -> plots.Curve:
+def _curve(run: SimulatedRun, method: str) -> plots.Curve:
     plan = run.server.plan
     rounds, epsilons, scores = zip(*run.history, strict=True)
     return plots.Curve(
@@ -390,7 +390,7 @@ def federated_demo(
     return demo
 
 
-def _choose_engine(name: str) -> Callable[..., Run]:
+def _choose_engine(name: str) -> Callable[..., SimulatedRun]:
     """Return the function that runs `APP` on an engine."""
     if name == HERE:
         return APP.here
@@ -404,7 +404,7 @@ def _choose_engine(name: str) -> Callable[..., Run]:
 
 def _run(
     engine: str,
-    start: Callable[..., Run],
+    start: Callable[..., SimulatedRun],
     settings: Settings,
     folder: Path,
     console: Console | None,
@@ -415,7 +415,7 @@ def _run(
         name = f"{LABELS[method]}, {_PLACES[engine]}"
         task = progress.add_task(f"{name:36s}", total=settings["rounds"], epsilon="–", accuracy="")
 
-        def show_round(record: RoundRecord, run: Run) -> None:
+        def show_round(record: RoundRecord, run: SimulatedRun) -> None:
             _, epsilon, score = run.history[-1]
             progress.update(
                 task, advance=1, epsilon=rounded_up(epsilon), accuracy=f"test {100 * score:.1f} %"

@@ -125,7 +125,7 @@ class MicroBatches:
         if num_workers < 0:
             raise ValueError(f"num_workers must be >= 0, got {num_workers}")
         self._size = _length(dataset)
-        self._rows = Rows(dataset)
+        self._rows = RowDataset(dataset)
         self._tensors = tensors_of(dataset) if collate_fn is None else None
         self.collate = _PlainCollate(collate_fn or default_collate)
         self._batch_indices: list[list[int]] = []
@@ -194,7 +194,7 @@ class MicroBatches:
         self._loader = None
 
 
-class Rows(Dataset[Any]):
+class RowDataset(Dataset[Any]):
     """A dataset, or a tuple of tensors as one."""
 
     def __init__(self, source: Any) -> None:

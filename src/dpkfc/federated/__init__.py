@@ -15,7 +15,7 @@ from dpkfc.federated.privacy_models import ClientLevel, PerUpload, SecureAggrega
 from dpkfc.federated.rounds import RoundRecord
 from dpkfc.federated.server import Server
 from dpkfc.federated.server_rules import FedAvg, FedAvgM, FedGD, FedSOFIM
-from dpkfc.federated.simulation import Run, federate, make_clients
+from dpkfc.federated.simulation import SimulatedRun, federate, make_clients
 
 __all__ = [
     "Client",
@@ -31,7 +31,7 @@ __all__ = [
     "LocalSteps",
     "PerUpload",
     "RoundRecord",
-    "Run",
+    "SimulatedRun",
     "SecureAggregation",
     "Server",
     "TooFewKeys",

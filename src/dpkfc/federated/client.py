@@ -21,7 +21,13 @@ from dpkfc.checkpoint import StrPath
 from dpkfc.data.loading import Collate
 from dpkfc.data.sampling import Poisson
 from dpkfc.federated import messages
-from dpkfc.federated.local_model import GuardedLocalWork, Indices, LocalModel, Records, clip_as_one
+from dpkfc.federated.local_model import (
+    ClientRecords,
+    GuardedLocalWork,
+    Indices,
+    LocalModel,
+    clip_as_one,
+)
 from dpkfc.federated.local_work import LocalSteps
 from dpkfc.federated.messages import (
     Message,
@@ -119,7 +125,7 @@ class Client:
         self._config = plan.config
         self.local = local
         self._channel = PrivateKey(new_key() if channel is None else channel)
-        self.records = Records(dataset, collate_fn)
+        self.records = ClientRecords(dataset, collate_fn)
         if len(self.records) > plan.config.expected_records:
             raise ValueError(
                 "a client holds more records than the plan's expected_records of all clients; make "

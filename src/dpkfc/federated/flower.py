@@ -52,7 +52,7 @@ from dpkfc.federated.messages import (
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.secure_aggregation import KEY_BYTES, new_key
 from dpkfc.federated.server import Server
-from dpkfc.federated.simulation import OnRound, Run, federate, open_run
+from dpkfc.federated.simulation import OnRound, SimulatedRun, federate, open_run
 from dpkfc.gradients.clipped_sum import LossFn
 
 # --------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class App:
     records: Callable[[int, Settings], Any]
     defaults: Settings = field(default_factory=dict, hash=False)
     evaluate: Callable[[nn.Module, Settings], Any] | None = None
-    finish: Callable[[Run, Settings, Path], None] | None = None
+    finish: Callable[[SimulatedRun, Settings, Path], None] | None = None
     collate_fn: Collate | None = None
 
     def settings(self, *given: Settings | None) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class App:
         *,
         folder: str | Path,
         on_round: OnRound | None = None,
-    ) -> Run:
+    ) -> SimulatedRun:
         """Run the app inside this process; continue an interrupted run after its last round.
 
         Args:
@@ -482,7 +482,7 @@ def _open_round(server: Server, roster: Roster, wait: float) -> dict[int, Messag
 
 def serve(
     app: App, settings: Settings, transport: Transport, *, on_round: OnRound | None = None
-) -> Run:
+) -> SimulatedRun:
     """Run the rounds that the ledger of a folder has left: all rounds, or those after a crash.
 
     Args:
@@ -719,7 +719,7 @@ def server_app(
     settings: Settings | None = None,
     *,
     on_round: OnRound | None = None,
-    done: Callable[[Run], None] | None = None,
+    done: Callable[[SimulatedRun], None] | None = None,
 ) -> Any:
     """Return the ServerApp of an app. Settings of `flwr run --run-config` win.
 
@@ -741,7 +741,7 @@ def server_app(
     return server
 
 
-def _log_round(record: Any, run: Run) -> None:
+def _log_round(record: Any, run: SimulatedRun) -> None:
     """Log one line of public figures."""
     figure = f", {run.history[-1][2]}" if run.history else ""
     state = f"{record.survivors} survivors"
@@ -807,7 +807,7 @@ def simulate(
     folder: StrPath,
     on_round: OnRound | None = None,
     processes: int | None = None,
-) -> Run:
+) -> SimulatedRun:
     """Run an app on Flower's simulation engine, every client in a Ray process.
 
     Args:
@@ -826,7 +826,7 @@ def simulate(
     chosen = app.settings(_SIMULATION_WAITS, settings, {"folder": str(folder)})
     clients = app.plan(chosen).config.clients
     simulation = _import_flwr("flwr.simulation")
-    runs: list[Run] = []
+    runs: list[SimulatedRun] = []
     backend = {
         "init_args": {
             "num_cpus": processes or os.cpu_count() or 1,

@@ -34,7 +34,7 @@ Indices = NDArray[np.int64]
 _ROUNDING = 1 + 1e-6
 
 
-class Records:
+class ClientRecords:
     """A client's own data.
 
     Args:
@@ -139,7 +139,7 @@ class LocalModel(PartyModel):
         """Return the sum over no records."""
         return zero_sums(self.parameters)
 
-    def verify(self, records: Records, *, strict: bool = False) -> None:
+    def verify(self, records: ClientRecords, *, strict: bool = False) -> None:
         """Check model and loss once, on public rows.
 
         No value of a record is used, and no type that most records do not share. Where no record
@@ -175,7 +175,9 @@ class LocalModel(PartyModel):
         self._gradient_mode.unproved_operation = verdict.operation
         self._is_verified = True
 
-    def clipped_sum(self, records: Records, indices: Indices, *, together: bool = False) -> Tensors:
+    def clipped_sum(
+        self, records: ClientRecords, indices: Indices, *, together: bool = False
+    ) -> Tensors:
         """PRIVATE: return the sum of clipped gradients of some records, in preconditioned space.
 
         Args:
@@ -202,7 +204,7 @@ class LocalModel(PartyModel):
             raise ValueError("a clipped sum is not finite; check the preconditioner of the round")
         return sums
 
-    def mean_gradient(self, records: Records) -> Tensors:
+    def mean_gradient(self, records: ClientRecords) -> Tensors:
         """PRIVATE and unclipped: return the gradient of the mean loss over all records.
 
         A parameter without a gradient has zeros.
@@ -252,7 +254,7 @@ class GuardedLocalWork:
         error: the first error, None where there was none; PRIVATE.
     """
 
-    def __init__(self, local: LocalModel, records: Records) -> None:
+    def __init__(self, local: LocalModel, records: ClientRecords) -> None:
         self._local = local
         self._records = records
         self._has_contribution = False

@@ -43,7 +43,7 @@ class Killed(RuntimeError):
 
 
 @dataclass
-class Run:
+class SimulatedRun:
     """The result of a run.
 
     Attributes:
@@ -108,7 +108,7 @@ class Run:
             on_round(record, self)
 
 
-OnRound = Callable[[RoundRecord, Run], None]
+OnRound = Callable[[RoundRecord, SimulatedRun], None]
 
 
 def make_clients(
@@ -188,7 +188,7 @@ def run_round(
 
 
 @contextmanager
-def open_run(server: Server, checkpoint: StrPath | None, resume: bool) -> Iterator[Run]:
+def open_run(server: Server, checkpoint: StrPath | None, resume: bool) -> Iterator[SimulatedRun]:
     """Yield the run of a server, which is new or resumed; close the server at the end.
 
     A new run writes its first checkpoint.
@@ -202,7 +202,7 @@ def open_run(server: Server, checkpoint: StrPath | None, resume: bool) -> Iterat
         BudgetExhausted: no round is left.
         ValueError: a new run with a ledger that holds releases of other weights.
     """
-    run = Run(server)
+    run = SimulatedRun(server)
     started = time.perf_counter()
     try:
         if resume and checkpoint is not None:
@@ -242,7 +242,7 @@ def federate(
     fault: Fault | None = None,
     verify: bool | str = True,
     collate_fn: Callable[[list[Any]], Any] | None = None,
-) -> Run:
+) -> SimulatedRun:
     """Run a plan in this process.
 
     Args:

@@ -24,7 +24,7 @@ from dpkfc.linalg.metric import Eigenbasis, Entry, Identity, Kronecker, NamedTen
 # --------------------------------------------------------------------------------------------------
 # Rows and chunks.
 
-Rows = slice | Tensor
+RowIndex = slice | Tensor
 """Examples of a block: from start to stop, or those of a mask `[N]`."""
 _CHUNK_ELEMENTS = 1 << 24
 _CURVATURE_ELEMENTS = 1 << 22  # in float64, next to a probe
@@ -67,7 +67,7 @@ def raise_precision(x: Tensor) -> Tensor:
     return x.float()
 
 
-def _repeat(rows: Rows, each: int) -> Rows:
+def _repeat(rows: RowIndex, each: int) -> RowIndex:
     """Return which entries of an axis that holds `each` entries for every example are meant."""
     if isinstance(rows, slice):
         return slice(rows.start * each, rows.stop * each)
@@ -140,7 +140,7 @@ class _Block:
     settings: Any = None
     matrix: Any = None
 
-    def select(self: _Form, rows: Rows) -> _Form:
+    def select(self: _Form, rows: RowIndex) -> _Form:
         """Return the block of the examples start … stop, or of a mask."""
         block: Any = self
         size = max(1, block.batch_size)
@@ -715,7 +715,7 @@ class PerExample(_Block):
         sizes = map(math.prod, self.side_shapes.values())
         return sum(sizes)
 
-    def select(self, rows: Rows) -> PerExample:
+    def select(self, rows: RowIndex) -> PerExample:
         """Return the block of the examples start … stop."""
         return PerExample(self._map_roles(lambda g: g[rows]))
 
@@ -806,7 +806,7 @@ class Tied(_Block):
         """Return materialised gradients of the sum of uses `[N, V, d]`."""
         return self.lookup.add_per_example(self.outer.per_example())
 
-    def select(self, rows: Rows) -> Tied:
+    def select(self, rows: RowIndex) -> Tied:
         """Return the block of the examples start … stop."""
         lookup = self.lookup.select(rows)
         return Tied(lookup, self.outer.select(rows))

@@ -16,12 +16,12 @@ from torch import Tensor
 from dpkfc._checks import check_in_range, check_one_of
 from dpkfc.gradients.clipped_sum import (
     AT_MODEL_PARAMETERS,
+    EvaluationPoint,
     map_groups,
     matrix_of,
     split_sum,
     spread,
 )
-from dpkfc.gradients.clipped_sum import EvaluationPoint as GradientPoint
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.metric import EMBEDDING, Entry, Metric, Subspace
 from dpkfc.privacy.mechanism import NamedTensors, Released, Tensors
@@ -33,7 +33,7 @@ State = NamedTensors  # such as "v/conv1.weight"
 
 
 @dataclass(frozen=True)
-class EvaluationPoint:
+class LookaheadPoint:
     """A point at which the gradient of every example is taken, with its weight in the clipped sum.
 
     Attributes:
@@ -45,7 +45,7 @@ class EvaluationPoint:
     weight: float
 
 
-AT_PARAMETERS = (EvaluationPoint(0.0, 1.0),)
+AT_PARAMETERS = (LookaheadPoint(0.0, 1.0),)
 
 
 @runtime_checkable
@@ -69,7 +69,7 @@ class PostProcess(Protocol):
     momentum_allowed: bool = False
 
     @property
-    def evaluations(self) -> tuple[EvaluationPoint, ...] | None:
+    def evaluations(self) -> tuple[LookaheadPoint, ...] | None:
         """Return the points at which gradients are taken; None leaves them at the parameters.
 
         The points hold from the second step on. The first step has no last change.
@@ -287,7 +287,7 @@ class PostprocessPipeline:
         self._states: list[State] = [{} for _ in steps]
         self._cache: dict[str, CachedReadout] = {}
         self._previous_parameters: Tensors | None = None
-        self._points: tuple[EvaluationPoint, ...] = AT_PARAMETERS
+        self._points: tuple[LookaheadPoint, ...] = AT_PARAMETERS
         for step in steps:
             if step.evaluations is not None:
                 self._points = step.evaluations
@@ -295,7 +295,7 @@ class PostprocessPipeline:
 
     def evaluation_points(
         self, parameters: NamedTensors, *, for_later_steps: bool = False
-    ) -> list[GradientPoint]:
+    ) -> list[EvaluationPoint]:
         """Return the points at which this step takes gradients.
 
         Before the first change of the parameters all points are the same, and the step takes one.
@@ -312,7 +312,7 @@ class PostprocessPipeline:
             moved = None
             if point.lookahead and previous is not None:
                 moved = _extrapolate(parameters, previous, point.lookahead)
-            points.append(GradientPoint(moved, point.weight))
+            points.append(EvaluationPoint(moved, point.weight))
         return points
 
     def apply(

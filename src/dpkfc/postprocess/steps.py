@@ -15,7 +15,7 @@ from torch import Tensor
 from dpkfc._checks import check_in_range, check_integer, check_one_of, check_positive
 from dpkfc.postprocess.pipeline import (
     AT_PARAMETERS,
-    EvaluationPoint,
+    LookaheadPoint,
     PostProcess,
     State,
     get_tensor,
@@ -347,14 +347,14 @@ class DiSK(PostProcess):
         return c
 
     @property
-    def evaluations(self) -> tuple[EvaluationPoint, ...]:
+    def evaluations(self) -> tuple[LookaheadPoint, ...]:
         """Return the points at which gradients are taken, a single one where c is 0 or 1."""
         if self.kappa == 1:
             return AT_PARAMETERS
-        point = EvaluationPoint(self._lookahead, self.weight)
+        point = LookaheadPoint(self._lookahead, self.weight)
         if self.weight == 1:
             return (point,)
-        return (point, EvaluationPoint(0.0, 1 - self.weight))
+        return (point, LookaheadPoint(0.0, 1 - self.weight))
 
     def describe(self) -> dict[str, Any]:
         """Return plain values that determine the result."""

@@ -13,13 +13,13 @@ from dpkfc.data.sampling import Poisson
 from dpkfc.privacy.accounting import cross_check
 from dpkfc.privacy.budget import Budget
 from dpkfc.report import rounded_up
-from dpkfc.report.total import Total
+from dpkfc.report.total import TotalCost
 
 # Characters of a hash in a table.
 _SHOWN = 12
 
 
-def total_table(total: Total) -> Table:
+def total_table(total: TotalCost) -> Table:
     """Return each ledger with its ε, and the total."""
     first = total.rows[0]
     title = f"ε at δ = {total.delta:g} for {first.unit} ({first.neighbouring_relation})"

@@ -44,7 +44,7 @@ class LedgerCost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Total:
+class TotalCost:
     """The cost of several ledgers together.
 
     Attributes:
@@ -63,7 +63,7 @@ class Total:
         return [f"{row.path}: {row.doubt}" for row in self.rows if row.doubt]
 
 
-def total_of_ledgers(paths: Sequence[Path], delta: float | None = None) -> Total:
+def total_of_ledgers(paths: Sequence[Path], delta: float | None = None) -> TotalCost:
     """Verify ledgers and compose all their releases.
 
     Args:
@@ -91,7 +91,7 @@ def total_of_ledgers(paths: Sequence[Path], delta: float | None = None) -> Total
     rows = tuple(_cost(file, ledger, delta) for file, ledger in ledgers.items())
     _check_same(rows)
     charges = [charge for row in rows for charge in charges_of(row.ledger.releases)]
-    return Total(rows=rows, delta=delta, epsilon=total_epsilon(charges, delta))
+    return TotalCost(rows=rows, delta=delta, epsilon=total_epsilon(charges, delta))
 
 
 def _find_ledgers(path: Path) -> list[Path]:
@@ -169,7 +169,7 @@ def _check_same(rows: Sequence[LedgerCost]) -> None:
                 )
 
 
-def describe_total(total: Total) -> dict[str, Any]:
+def describe_total(total: TotalCost) -> dict[str, Any]:
     """Return a total as plain values that JSON can hold."""
     first = total.rows[0]
     runs = []

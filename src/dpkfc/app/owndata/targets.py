@@ -13,7 +13,7 @@ from dpkfc.app.datasets import Examples
 from dpkfc.app.owndata import UNKNOWN, Figures
 from dpkfc.app.owndata.cells import NumberForm, canonical
 from dpkfc.app.owndata.schema import Column, Schema
-from dpkfc.app.recipes import CLASSIFICATION, Judged, Task, model_outputs, squared_error
+from dpkfc.app.recipes import CLASSIFICATION, Judged, Objective, model_outputs, squared_error
 
 _CHUNK = 250
 
@@ -42,7 +42,7 @@ class Classes:
 
     names: tuple[str, ...]
     likelihood: str = "categorical"
-    task: Task = CLASSIFICATION
+    task: Objective = CLASSIFICATION
 
     @property
     def outputs(self) -> int:
@@ -128,10 +128,10 @@ class Number:
         return {"target": (text, "bounds are stated by the user, not read from rows")}
 
     @property
-    def task(self) -> Task:
+    def task(self) -> Objective:
         """Squared error, and errors in the unit of the target."""
         unit = (self.greatest - self.least) / 2
-        return Task(
+        return Objective(
             loss=squared_error,
             judge=lambda model, examples: _judge(model, examples, unit),
             score="1 − mean absolute error ÷ range",

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dpkfc.app.datasets import Examples, ExampleSet
 from dpkfc.app.recipes import Judged, cross_entropy, evaluate
-from dpkfc.app.recipes import Task as Judgement
+from dpkfc.app.recipes import Objective as Judgement
 from dpkfc.app.settings import ConfigError, nearest
 from dpkfc.curvature.probes import Probe
 from dpkfc.data.units import check_ids

@@ -173,7 +173,7 @@ def score_classes(model: nn.Module, examples: Examples) -> list[ClassScore]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class Objective:
     """A loss, and a score of held-out examples.
 
     Attributes:
@@ -203,7 +203,7 @@ class Task:
         return self.also(Judged(score, loss))
 
 
-CLASSIFICATION = Task(classes=score_classes)
+CLASSIFICATION = Objective(classes=score_classes)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -339,7 +339,7 @@ class Recipe:
     num_classes: int
     constants: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     probe: Callable[[RunConfig], Probe] | None = None
-    task: Task = CLASSIFICATION
+    task: Objective = CLASSIFICATION
     variant: Callable[[str], Recipe] | None = None
     features: JoinedFeatures | None = None
     heavy: bool = False

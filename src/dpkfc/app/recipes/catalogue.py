@@ -13,8 +13,8 @@ from dpkfc.app.models import linear_from_zero
 from dpkfc.app.owndata.recipes import OWN_KINDS, own_kind, own_recipe, own_settings
 from dpkfc.app.recipes import (
     Judged,
+    Objective,
     Recipe,
-    Task,
     cap_for_smoke,
     read_defaults,
     squared_error,
@@ -98,7 +98,7 @@ LINEAR_REGRESSION = Recipe(
             "drawn from a public seed",
         )
     },
-    task=Task(
+    task=Objective(
         loss=squared_error,
         judge=_judge_numbers,
         score="share of variance explained",

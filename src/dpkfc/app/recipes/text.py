@@ -48,7 +48,7 @@ from dpkfc.app.pretrained import (
     pretrained_lora,
     pretrained_tokenizer,
 )
-from dpkfc.app.recipes import Judged, Recipe, Task, model_outputs
+from dpkfc.app.recipes import Judged, Objective, Recipe, model_outputs
 from dpkfc.app.recipes.images import LinearHead
 from dpkfc.app.settings import RunConfig
 from dpkfc.curvature.model_inputs import Sample
@@ -556,7 +556,7 @@ def _perplexity(judged: Judged) -> dict[str, float]:
     return {"perplexity per token": math.exp(min(judged.loss, 700.0))}
 
 
-GENERATION = Task(
+GENERATION = Objective(
     loss=_reference_losses,
     judge=_judge_references,
     score="next-token accuracy in references",
