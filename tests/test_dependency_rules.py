@@ -33,9 +33,10 @@ LIBRARY |= {
     "session",
 }
 LIBRARY |= {"callbacks", "weights", "weights_record"}
-EVERYWHERE = {"_checks", "allocator", "clipping", "torchrun"}
+EVERYWHERE = {"_checks", "_errors", "allocator", "clipping", "torchrun"}
 ALLOWED = {
     "_checks": set(),
+    "_errors": set(),
     "allocator": set(),
     "clipping": set(),
     "torchrun": set(),
@@ -452,6 +453,21 @@ def test_a_planted_circle_is_found():
         File("e", "import dpkfc.d"),
     ]
     assert sorted(map(sorted, find_circles(files))) == [["a", "b"], ["d", "e"]]
+
+
+def code_in_a_package(file: File) -> Iterator[str]:
+    """A package's own file holds a docstring, imports and `__all__`, and no code to look for."""
+    if not file.is_package or file.name in {"", "app.html"}:
+        return
+    for node in file.tree.body[1:]:
+        is_list = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        if not (is_list or isinstance(node, ast.Import | ast.ImportFrom)):
+            yield f"{file.name}:{node.lineno} is code in a package's own file"
+
+
+def test_no_package_has_code_in_its_own_file():
+    assert not [complaint for file in source_files() for complaint in code_in_a_package(file)]
+    assert list(code_in_a_package(File("a", '"""Doc."""\nX = 1', is_package=True)))
 
 
 def test_no_two_files_of_the_core_share_a_name():

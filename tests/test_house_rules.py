@@ -26,7 +26,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
     "core": 266_000,
-    "app": 109_200,
+    "app": 109_700,
     "papers": 85_000,
     "benchmarks": 35_000,
 }

@@ -32,7 +32,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from dpkfc.app.datasets import Examples, Normalisation, split
+from dpkfc.app.datasets.examples import Examples, split
+from dpkfc.app.datasets.pixels import Normalisation
 from dpkfc.app.datasets.sources import (
     CIFAR10,
     CIFAR100,

@@ -29,7 +29,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from dpkfc.allocator import keep_freed_memory
-from dpkfc.report import rounded_up
+from dpkfc.report.text import rounded_up
 from dpkfc.terminal import INTERRUPTED, MEANT, Whole, open_console, print_error, quiet_libraries
 from dpkfc.torchrun import check_single
 

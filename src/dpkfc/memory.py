@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dpkfc.distributed.context import first_line
+from dpkfc._errors import first_line
 from dpkfc.rng_state import all_states, preserve_generators, restore_all_states
 from dpkfc.torchrun import processes_on_this_host
 

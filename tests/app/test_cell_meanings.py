@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.app.datasets import DatasetError
+from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.owndata.cells import is_known_encoding
 from dpkfc.app.owndata.files import encode_table
 from dpkfc.app.owndata.proposals import empty_schema

@@ -15,19 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dpkfc.app.datasets import (
-    DatasetError,
-    ExampleSet,
-    Normalisation,
-    Pixels,
-    decode_delta,
-    read_cifar,
-    read_digits,
-    read_idx,
-    sources,
-    split,
-    split_off_validation,
-)
+from dpkfc.app.datasets import sources
+from dpkfc.app.datasets.cifar import decode_delta, read_cifar
+from dpkfc.app.datasets.digits import read_digits
+from dpkfc.app.datasets.errors import DatasetError
+from dpkfc.app.datasets.examples import ExampleSet, split, split_off_validation
+from dpkfc.app.datasets.idx import read_idx
+from dpkfc.app.datasets.pixels import Normalisation, Pixels
 from dpkfc.app.datasets.sources import CIFAR10, FASHION_MNIST, MNIST, load_pixels
 from dpkfc.app.recipes.catalogue import find_recipe
 from dpkfc.app.settings import RunConfig

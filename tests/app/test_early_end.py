@@ -13,8 +13,8 @@ from torch import nn
 pytest.importorskip("sklearn")
 
 from dpkfc.app.owndata.tasks import Task, judgement
-from dpkfc.app.recipes import cross_entropy, evaluate, score_classes
 from dpkfc.app.recipes.catalogue import run_config
+from dpkfc.app.recipes.objective import cross_entropy, evaluate, score_classes
 from dpkfc.app.run_folder import Metrics
 from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.app.train import prepare, resume, run

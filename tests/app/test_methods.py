@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from safetensors.torch import load_file, save_file
 
 from dpkfc.app.assembly import learning_rate, make_augment, make_optimizer
-from dpkfc.app.recipes import cross_entropy
 from dpkfc.app.recipes.catalogue import run_config
+from dpkfc.app.recipes.objective import cross_entropy
 from dpkfc.app.settings import METHODS, ConfigError, RunConfig
 from dpkfc.app.train import prepare, resume, run
 from dpkfc.session import Session

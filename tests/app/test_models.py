@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpkfc.app.datasets import DatasetError
+from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.models import (
     cifar_cnn,
     cifar_vit,

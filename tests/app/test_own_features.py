@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpkfc.app import recipes
 from dpkfc.app.owndata.predictions import export_model, load_run, read_records
 from dpkfc.app.owndata.recipes import own_recipe
+from dpkfc.app.recipes import recipe
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.settings import ConfigError
 from dpkfc.app.train import run
@@ -45,7 +45,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_a_batch_that_is_too_large_is_refused_before_features(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recipes, "build_features", None)
+    monkeypatch.setattr(recipe, "build_features", None)
     config = run_config({**settings_of(write_images(tmp_path / "pets", 40), ""), "steps": 1})
     for size in (100, 4):
         chosen = replace(config, expected_batch_size=size)

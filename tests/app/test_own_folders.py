@@ -15,10 +15,10 @@ import pytest
 import torch
 from PIL import Image
 
-from dpkfc.app.datasets import DatasetError
-from dpkfc.app.owndata import UNKNOWN
+from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.owndata.images import encode_folder, folder_classes
 from dpkfc.app.owndata.proposals import empty_schema
+from dpkfc.app.owndata.records import UNKNOWN
 from dpkfc.app.owndata.schema import ImageForm, Schema, read_schema
 from tests.app.own_files import write_images
 

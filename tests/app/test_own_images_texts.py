@@ -11,12 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-from dpkfc.app.datasets import DatasetError
+from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.text import hashed_texts
-from dpkfc.app.owndata import UNKNOWN, split_records
 from dpkfc.app.owndata.files import encode_texts
 from dpkfc.app.owndata.images import encode_folder
 from dpkfc.app.owndata.proposals import empty_schema
+from dpkfc.app.owndata.records import UNKNOWN, split_records
 from dpkfc.app.owndata.schema import ImageForm, Schema, read_schema
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.settings import ConfigError

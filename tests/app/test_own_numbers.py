@@ -18,8 +18,8 @@ from dpkfc.app.owndata.files import encode_table, encode_texts
 from dpkfc.app.owndata.images import encode_folder
 from dpkfc.app.owndata.predictions import load_run
 from dpkfc.app.owndata.schema import ImageForm, Schema, read_schema
-from dpkfc.app.recipes import squared_error
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
+from dpkfc.app.recipes.objective import squared_error
 from dpkfc.app.settings import ConfigError
 from dpkfc.app.train import run
 from tests.app.accounting import remembered

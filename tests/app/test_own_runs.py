@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import load_file
 
 from dpkfc.app.audit_run import audit_folder
-from dpkfc.app.datasets import DatasetError
+from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.html.render import write_page
 from dpkfc.app.owndata import predictions
 from dpkfc.app.owndata.predictions import evaluate_examples, load_run
 from dpkfc.app.owndata.tasks import Task, load_task, task_examples
-from dpkfc.app.recipes import cross_entropy, evaluate, score_classes
 from dpkfc.app.recipes.catalogue import RECIPES, recipe_of, run_config
+from dpkfc.app.recipes.objective import cross_entropy, evaluate, score_classes
 from dpkfc.app.run_folder import RunFolderError
 from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.app.train import prepare, read_settings, resume, run

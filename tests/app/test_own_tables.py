@@ -16,12 +16,12 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from dpkfc.app.datasets import DatasetError
+from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.text import hashed_texts
-from dpkfc.app.owndata import TEST_SHARE, UNKNOWN, Records, _place, split_records
 from dpkfc.app.owndata.files import encode_table, unit_names
 from dpkfc.app.owndata.noise import SchemaNoise
 from dpkfc.app.owndata.proposals import empty_schema
+from dpkfc.app.owndata.records import TEST_SHARE, UNKNOWN, Records, _place, split_records
 from dpkfc.app.owndata.schema import (
     MISSING,
     Column,

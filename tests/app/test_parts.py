@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from dpkfc.app.datasets import DatasetError, Normalisation
+from dpkfc.app.datasets.errors import DatasetError
+from dpkfc.app.datasets.pixels import Normalisation
 from dpkfc.app.datasets.sources import (
     CIFAR100,
     CIFAR100_TASK,
@@ -24,8 +25,8 @@ from dpkfc.app.datasets.sources import (
     read_svhn,
     read_utkface,
 )
-from dpkfc.app.recipes import image_recipe
 from dpkfc.app.recipes.catalogue import find_recipe
+from dpkfc.app.recipes.recipe import image_recipe
 from dpkfc.app.settings import RunConfig
 from tests.app.files import write_cifar
 from tests.app.planted import write_faces, write_svhn, write_utkface

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dpkfc.app.audit_run import card_finding, ledger_finding
-from dpkfc.app.datasets import DatasetError
+from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.owndata import recipes as own_recipes
 from dpkfc.app.owndata.files import encode_table
 from dpkfc.app.owndata.predictions import load_run

@@ -16,8 +16,8 @@ pytest.importorskip("sklearn")
 from dpkfc import PrivacyConfig, Session
 from dpkfc.app import train
 from dpkfc.app.audit_run import card_finding, ledger_finding
-from dpkfc.app.recipes import cross_entropy
 from dpkfc.app.recipes.catalogue import run_config
+from dpkfc.app.recipes.objective import cross_entropy
 from dpkfc.app.run_folder import Metrics, RunFolder
 from dpkfc.app.settings import ConfigError
 from dpkfc.app.train import prepare, read_settings, resume, run

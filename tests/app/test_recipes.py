@@ -21,11 +21,12 @@ from torch import nn
 
 from dpkfc.app import plots
 from dpkfc.app import train as train_module
-from dpkfc.app.datasets import DatasetError
+from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.text import hashed_rows, hashed_texts, word_hashes, words_of
 from dpkfc.app.pretrained import gpt2_lora
-from dpkfc.app.recipes import Judged, cap_for_smoke
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
+from dpkfc.app.recipes.objective import Judged
+from dpkfc.app.recipes.smoke import cap_for_smoke
 from dpkfc.app.recipes.text import (
     BYTES,
     COMMON_WORDS,

@@ -18,9 +18,9 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from dpkfc.app.datasets import DatasetError
-from dpkfc.app.owndata import Records
+from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.owndata.files import encode_table, encode_texts
+from dpkfc.app.owndata.records import Records
 from dpkfc.app.owndata.schema import Column, Schema, TextForm, check_schema
 from dpkfc.app.owndata.tables import split_line, stored_texts
 

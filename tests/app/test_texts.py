@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpkfc.app.datasets import DatasetError
+from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.text import SST2, load_texts
 from dpkfc.app.pretrained import SentenceClassifier, minilm_tokens
 from dpkfc.app.recipes.catalogue import find_recipe, run_config

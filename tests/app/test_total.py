@@ -16,7 +16,7 @@ from dpkfc.config import PrivacyConfig
 from dpkfc.federated import FederatedConfig, LocalGradient
 from dpkfc.privacy import Budget
 from dpkfc.privacy.ledger import Ledger, verify
-from dpkfc.report import rounded_up
+from dpkfc.report.text import rounded_up
 from dpkfc.report.total import describe_total, total_of_ledgers
 from dpkfc.report.verify import verify_ledger
 from tests.app.finished import call

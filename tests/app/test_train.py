@@ -20,11 +20,11 @@ from safetensors.torch import load_file
 
 from dpkfc.app import plots, results
 from dpkfc.app import train as train_module
-from dpkfc.app.datasets import DatasetError
+from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.demos import COMPARED, demo
 from dpkfc.app.doctor import load_target
-from dpkfc.app.recipes import evaluate
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
+from dpkfc.app.recipes.objective import evaluate
 from dpkfc.app.run_folder import RunFolderError
 from dpkfc.app.settings import ConfigError, RunConfig, flatten, read_toml
 from dpkfc.app.train import prepare, resume, run, stop_on_signals

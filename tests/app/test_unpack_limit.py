@@ -17,15 +17,11 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from dpkfc.app.datasets import (
-    VARIABLE,
-    UnpackedSizeError,
-    check_unpacked_size,
-    read_cifar,
-    read_idx,
-)
+from dpkfc.app.datasets.cifar import read_cifar
+from dpkfc.app.datasets.idx import read_idx
 from dpkfc.app.datasets.sources import read_medmnist, read_svhn, read_utkface
 from dpkfc.app.datasets.text import E2E, open_text
+from dpkfc.app.datasets.unpacking import VARIABLE, UnpackedSizeError, check_unpacked_size
 from dpkfc.app.run_folder import Metrics, Row
 
 MIB = 1 << 20

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import torch
 
-from dpkfc.app.datasets import DatasetError
+from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.run_folder import RunFolderError
 from dpkfc.app.settings import ConfigError
 from dpkfc.checkpoint import CheckpointError

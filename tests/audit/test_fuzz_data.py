@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from dpkfc.app.assembly import read_public_data
-from dpkfc.app.datasets import read_cifar, read_idx
+from dpkfc.app.datasets.cifar import read_cifar
+from dpkfc.app.datasets.idx import read_idx
 from dpkfc.app.datasets.text import SST2, load_texts
 from dpkfc.app.recipes.images import CIFAR10_CNN as CIFAR10
 from dpkfc.app.recipes.images import MNIST_CNN as MNIST

@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from dpkfc.curvature import DeadLeaves, PublicData
 from dpkfc.features import (
-    ENERGY,
     FeaturesOf,
     JoinedFeatures,
     Scattering,
@@ -21,6 +20,7 @@ from dpkfc.features import (
     SyntheticImages,
     encoder,
 )
+from dpkfc.features.joined import ENERGY
 from tests.gradients.loop import assert_equals_a_loop, examples
 
 SHAPE = (1, 16, 16)

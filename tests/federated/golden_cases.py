@@ -14,6 +14,7 @@ from dpkfc.federated import (
     FedSOFIM,
     LocalModel,
     SecureAggregation,
+    SimulatedRun,
     TrustedServer,
     federate,
 )

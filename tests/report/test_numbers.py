@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpkfc.report import rounded_up
+from dpkfc.report.text import rounded_up
 
 
 @given(st.floats(0, 1e4), st.integers(0, 5))

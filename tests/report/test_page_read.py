@@ -21,7 +21,7 @@ from dpkfc.app.html import (
 )
 from dpkfc.app.html.render import make_environment, write_page
 from dpkfc.app.plots import Figures
-from dpkfc.report import number, plain
+from dpkfc.report.text import number, plain
 from tests.report.page_cases import FIGURES, chart, plan, row, run_folder, study, tuning
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpkfc.app.datasets import DatasetError
+from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.text import AG_NEWS, hashed_texts, load_texts
 from dpkfc.app.pretrained import minilm_vectors
 from dpkfc.app.settings import ConfigError

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dpkfc.app.datasets import DatasetError, Splits
+from dpkfc.app.datasets.errors import DatasetError
+from dpkfc.app.datasets.pixels import Splits
 from dpkfc_papers.store import Store
 
 pytestmark = pytest.mark.slow  # needs a sentence encoder or packages of figures of merit

@@ -51,7 +51,6 @@ from dpkfc.app.recipes.text import (
 )
 from dpkfc.curvature import Probe
 from dpkfc.features import (
-    ENERGY,
     JoinedFeatures,
     Scattering,
     SyntheticEncoder,
@@ -60,6 +59,7 @@ from dpkfc.features import (
     standardise,
 )
 from dpkfc.features.encoder import Encoder
+from dpkfc.features.joined import ENERGY
 from dpkfc.postprocess import DiSK, WeightEMA
 
 SOURCES = {

@@ -228,7 +228,7 @@ def load_images(data_dir: str) -> Any:
     import torch
     from torch.nn.functional import avg_pool2d
 
-    from dpkfc.app.datasets import split
+    from dpkfc.app.datasets.examples import split
     from dpkfc.app.datasets.sources import MNIST, load_pixels
     from dpkfc_papers.federated_study import GREY, Features
 

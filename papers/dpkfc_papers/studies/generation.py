@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpkfc.app.datasets import DatasetError
+from dpkfc.app.datasets.errors import DatasetError
 from dpkfc_papers.studies.federated_ablation import run_script
 from dpkfc_papers.studies.generation_model import (
     BATCH,

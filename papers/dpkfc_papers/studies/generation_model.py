@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpkfc.app.datasets import import_optional
+from dpkfc.app.datasets.errors import import_optional
 from dpkfc_papers.studies.generation_texts import (
     MISSING,
     PAD,

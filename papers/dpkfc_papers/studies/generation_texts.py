@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpkfc.app.datasets import Splits, import_optional
+from dpkfc.app.datasets.errors import import_optional
+from dpkfc.app.datasets.pixels import Splits
 
 MISSING = "a package of dpkfc_papers.studies.generation is missing: pip install '.[generation]'"
 # Tokens of a prompt and of a reference; longer ones are cut.

@@ -15,10 +15,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from dpkfc.app.datasets import Examples, ExampleSet
+from dpkfc.app.datasets.examples import Examples, ExampleSet
 from dpkfc.app.owndata.schema import norm_of
-from dpkfc.app.recipes import Recipe
 from dpkfc.app.recipes.catalogue import run_config
+from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.settings import RECIPE_DEFAULTS, ConfigError, RunConfig, library_values
 from dpkfc.callbacks import NORM, PURPOSE, EarlyStopping, PrivateEarlyStopping
 from dpkfc.config import Plan, PrivacyConfig, count_steps

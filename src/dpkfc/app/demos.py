@@ -16,9 +16,9 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from dpkfc.app import plots
-from dpkfc.app.datasets import read_digits
+from dpkfc.app.datasets.digits import read_digits
 from dpkfc.app.models import linear_from_zero
-from dpkfc.app.recipes import cross_entropy, evaluate
+from dpkfc.app.recipes.objective import cross_entropy, evaluate
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.settings import METHOD_LABELS
 from dpkfc.curvature.kfac import KFAC
@@ -29,7 +29,7 @@ from dpkfc.federated.privacy_models import SecureAggregation
 from dpkfc.federated.rounds import RoundRecord
 from dpkfc.federated.server_rules import FedGD, FedSOFIM
 from dpkfc.federated.simulation import Partition, SimulatedRun, dirichlet, parts
-from dpkfc.report import rounded_up
+from dpkfc.report.text import rounded_up
 
 if TYPE_CHECKING:
     from dpkfc.app.results import Result

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from dpkfc.app.datasets import DatasetError, unreadable_error
+from dpkfc.app.datasets.errors import DatasetError, unreadable_error
 from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.checkpoint import file_digest
 

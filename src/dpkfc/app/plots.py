@@ -29,7 +29,7 @@ from matplotlib.ticker import (
 from numpy.typing import ArrayLike, NDArray
 
 from dpkfc.app.run_folder import placed, write_text
-from dpkfc.report import ensure_mapping, number, plain, rounded_up
+from dpkfc.report.text import ensure_mapping, number, plain, rounded_up
 
 INK = "#22303c"
 MUTED = "#6b7886"

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dpkfc.app.datasets import DatasetError, first_line, import_optional
+from dpkfc._errors import first_line
+from dpkfc.app.datasets.errors import DatasetError, import_optional
 from dpkfc.checkpoint import file_digest, place_file
 from dpkfc.features.encoder import Encoder
 from dpkfc.features.synthetic_images import Draw, draw_images

@@ -15,7 +15,7 @@ from torch import nn
 from dpkfc.app import plots
 from dpkfc.app.assembly import Prepared, describe_choice, make_kfac
 from dpkfc.app.plots import FILE, Curve, Figures, LayerSignal, LayerSpectra
-from dpkfc.app.recipes import ClassScore
+from dpkfc.app.recipes.objective import ClassScore
 from dpkfc.app.run_folder import LAST_PLOT, Metrics, Row, RunFolder, not_private
 from dpkfc.app.settings import METHOD_LABELS, RunConfig
 from dpkfc.curvature.base import PreconditionerState
@@ -25,8 +25,8 @@ from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.preconditioning import refresh_microbatch_size
 from dpkfc.privacy.accounting import describe_extra
-from dpkfc.report import rounded_up
 from dpkfc.report.card import CardFacts, build_card, dataset_size, stamp, write_weights_and_card
+from dpkfc.report.text import rounded_up
 from dpkfc.session import Session
 
 _EPSILON_POINTS = 32

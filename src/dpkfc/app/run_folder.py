@@ -16,7 +16,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpkfc.app.datasets import UnpackedSizeError, check_unpacked_size, one_line
+from dpkfc._errors import one_line
+from dpkfc.app.datasets.unpacking import UnpackedSizeError, check_unpacked_size
 from dpkfc.checkpoint import CheckpointError, place_file
 from dpkfc.privacy.locks import find_lock_path
 from dpkfc.weights_record import find_record_path

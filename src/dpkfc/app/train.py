@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, nn
 
 from dpkfc import checkpoint
+from dpkfc._errors import first_line
 from dpkfc.app.assembly import (
     Prepared,
     learning_rate,
@@ -29,11 +30,12 @@ from dpkfc.app.assembly import (
     make_plan,
     read_public_data,
 )
-from dpkfc.app.datasets import ExampleSet, first_line
+from dpkfc.app.datasets.examples import ExampleSet
 from dpkfc.app.models import seeded
 from dpkfc.app.place import change_places, data_digest, move_data
-from dpkfc.app.recipes import Recipe, evaluate
 from dpkfc.app.recipes.catalogue import recipe_of
+from dpkfc.app.recipes.objective import evaluate
+from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.results import Result, curve_of, evaluated_weights, write_results
 from dpkfc.app.run_folder import Metrics, Row, RunFolder, RunFolderError
 from dpkfc.app.settings import (
@@ -52,8 +54,8 @@ from dpkfc.gradients.state import check_finite
 from dpkfc.integrations.loggers import Logger, check_logger, make_logger
 from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.privacy.ledger import verify
-from dpkfc.report import rounded_up
 from dpkfc.report.card import stamp
+from dpkfc.report.text import rounded_up
 from dpkfc.session import Batch, Session, StepRecord
 from dpkfc.torchrun import is_launched
 

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dpkfc._errors import first_line
 from dpkfc.torchrun import read_number
 
 if dist.is_available():
@@ -328,11 +329,6 @@ def _exchange(operation: Callable[..., object], *args: Any, **kwargs: Any) -> No
         operation(*args, **kwargs)
     except RuntimeError as error:
         raise _rank_lost(error) from error
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of the message of an error; the name of its class without one."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _rank_lost(error: Exception) -> RankLost:

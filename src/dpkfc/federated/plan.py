@@ -44,7 +44,7 @@ from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.calibration import calibrate_noise_multiplier, check_target
 from dpkfc.privacy.grid import GAUSSIAN, NOISES, ROUNDED, grid_of, widen_sensitivity
 from dpkfc.privacy.ledger import Ledger
-from dpkfc.report import json_number
+from dpkfc.report.text import json_number
 
 if TYPE_CHECKING:
     import dp_accounting

@@ -38,13 +38,13 @@ from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
+from dpkfc._errors import first_line
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, check_plan
 from dpkfc.data.duplicates import check_held_out
 from dpkfc.data.loading import Collate
-from dpkfc.distributed.context import first_line
 from dpkfc.gradients.state import make_stateless, refuse_gradient_hooks
-from dpkfc.integrations import (
+from dpkfc.integrations.shared import (
     refuse_unreleased_steps,
     steps_per_epoch,
     write_card,

@@ -33,7 +33,7 @@ from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, check_plan
 from dpkfc.data.duplicates import check_held_out
 from dpkfc.gradients.state import loss_state_restored, refuse_gradient_hooks
-from dpkfc.integrations import (
+from dpkfc.integrations.shared import (
     refuse_unreleased_steps,
     steps_per_epoch,
     write_card,

@@ -33,7 +33,6 @@ from dpkfc.privacy import accounting
 from dpkfc.privacy.accounting import describe_extra
 from dpkfc.privacy.budget import Receipt
 from dpkfc.privacy.ledger import Ledger, LedgerError, encode_line, verify
-from dpkfc.report import ensure_mapping, json_number, number, plain, rounded_up
 from dpkfc.report.officer import (
     Declared,
     explain_guarantee,
@@ -41,6 +40,7 @@ from dpkfc.report.officer import (
     render,
     show_name,
 )
+from dpkfc.report.text import ensure_mapping, json_number, number, plain, rounded_up
 
 if TYPE_CHECKING:
     import dp_accounting

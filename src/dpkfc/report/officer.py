@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
 
 from dpkfc.privacy.accounting import attack_rates, group_epsilon
-from dpkfc.report import is_visible, json_number, number, plain, rounded_up
+from dpkfc.report.text import is_visible, json_number, number, plain, rounded_up
 
 if TYPE_CHECKING:
     import dp_accounting

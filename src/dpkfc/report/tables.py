@@ -12,7 +12,7 @@ from dpkfc.config import Plan, PrivacyConfig, count_steps
 from dpkfc.data.sampling import Poisson
 from dpkfc.privacy.accounting import cross_check
 from dpkfc.privacy.budget import Budget
-from dpkfc.report import rounded_up
+from dpkfc.report.text import rounded_up
 from dpkfc.report.total import TotalCost
 
 # Characters of a hash in a table.

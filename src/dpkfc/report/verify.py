@@ -25,7 +25,6 @@ from dpkfc.privacy.accounting import (
     total_epsilon,
 )
 from dpkfc.privacy.ledger import Verified, verify
-from dpkfc.report import ensure_mapping
 from dpkfc.report.card import (
     CARD,
     FORMAT,
@@ -39,6 +38,7 @@ from dpkfc.report.card import (
     to_markdown,
 )
 from dpkfc.report.officer import explain_guarantee, registry_record
+from dpkfc.report.text import ensure_mapping
 from dpkfc.weights_record import digest_file, find_record_path, read_weights_record
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 from dpkfc.app.html import count_text
 from dpkfc.app.html.render import write_page
 from dpkfc.app.tuning.runs import departures
-from dpkfc.report import plain
+from dpkfc.report.text import plain
 from dpkfc.terminal import print_error, print_line
 
 

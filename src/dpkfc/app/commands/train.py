@@ -14,11 +14,11 @@ from dpkfc.app.commands.flags import Settings, print_every_flag
 from dpkfc.app.owndata.display import print_shares, schema_table
 from dpkfc.app.place import MOVABLE
 from dpkfc.app.preview import preview
-from dpkfc.app.recipes import Recipe
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
+from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.results import Result
 from dpkfc.app.settings import ConfigError, RunConfig, read_choices, to_toml
-from dpkfc.report import rounded_up
+from dpkfc.report.text import rounded_up
 from dpkfc.terminal import INTERRUPTED, make_table, open_console, print_error, print_line
 from dpkfc.torchrun import is_first, is_launched
 

@@ -16,7 +16,7 @@ from dpkfc.app.tuning import tune as tuning
 from dpkfc.app.tuning.pool import worker_count
 from dpkfc.app.tuning.runs import StudyError
 from dpkfc.app.tuning.tune import TuneSettings, percent, settings_text
-from dpkfc.report import rounded_up
+from dpkfc.report.text import rounded_up
 from dpkfc.terminal import Whole, make_table, open_console, resumable
 
 

@@ -24,26 +24,14 @@ from typing import IO, Any, cast
 import numpy as np
 from scipy.io import loadmat, whosmat
 
-from dpkfc.app.datasets import (
-    BoundedStream,
-    DatasetError,
-    Pixels,
-    Split,
-    UnpackedSizeError,
-    check_labels,
-    check_pixels,
-    check_unpacked_size,
-    damaged_error,
-    decode_delta,
-    first_line,
-    hold_out,
-    one_line,
-    read_cifar,
-    read_idx,
-    read_npz,
-    refuse_damaged,
-    unreadable_error,
-)
+from dpkfc._errors import first_line, one_line
+from dpkfc.app.datasets.cifar import decode_delta, read_cifar
+from dpkfc.app.datasets.errors import DatasetError, damaged_error, unreadable_error
+from dpkfc.app.datasets.examples import Split
+from dpkfc.app.datasets.idx import read_idx
+from dpkfc.app.datasets.npz import read_npz
+from dpkfc.app.datasets.pixels import Pixels, check_labels, check_pixels, hold_out
+from dpkfc.app.datasets.unpacking import BoundedStream, UnpackedSizeError, check_unpacked_size
 
 VARIABLE = "DPKFC_DATA"
 _OR = " or "
@@ -353,21 +341,17 @@ def _read_arrays(path: Path, names: list[str]) -> dict[str, np.ndarray]:
 def _checked_split(path: Path, split: str, arrays: dict[str, np.ndarray]) -> Split:
     images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
     count = images.shape[:1]
-    refuse_damaged(
-        path,
-        [
-            (
-                images.dtype != np.uint8 or images.ndim not in (3, 4),
-                f"`{split}_images` is {images.dtype} {images.shape} where uint8 images were"
-                " expected",
-            ),
-            (
-                labels.dtype.kind not in "iu" or labels.shape not in (count, (*count, 1)),
-                f"`{split}_labels` is {labels.dtype} {labels.shape} where one whole number an image"
-                " was expected",
-            ),
-        ],
-    )
+    if images.dtype != np.uint8 or images.ndim not in (3, 4):
+        raise damaged_error(
+            path,
+            f"`{split}_images` is {images.dtype} {images.shape} where uint8 images were expected",
+        )
+    if labels.dtype.kind not in "iu" or labels.shape not in (count, (*count, 1)):
+        raise damaged_error(
+            path,
+            f"`{split}_labels` is {labels.dtype} {labels.shape} where one whole number an image"
+            " was expected",
+        )
     if images.ndim == 3:
         images = images[..., None]
     return images, labels.reshape(-1)
@@ -432,20 +416,15 @@ def read_svhn(path: Path) -> Split:
     if not arrays.keys() >= {"X", "y"}:
         raise damaged_error(path, "lacks the arrays `X` and `y`")
     images, labels = arrays["X"], arrays["y"]
-    refuse_damaged(
-        path,
-        [
-            (
-                images.dtype != np.uint8 or images.ndim != 4,
-                f"`X` is {images.dtype} {images.shape} where uint8 (32, 32, 3, N) was expected",
-            ),
-            (
-                labels.dtype.kind not in "iu" or (labels.size,) != images.shape[3:],
-                f"`y` is {labels.dtype} {labels.shape} where one whole number an image was"
-                " expected",
-            ),
-        ],
-    )
+    if images.dtype != np.uint8 or images.ndim != 4:
+        raise damaged_error(
+            path, f"`X` is {images.dtype} {images.shape} where uint8 (32, 32, 3, N) was expected"
+        )
+    if labels.dtype.kind not in "iu" or (labels.size,) != images.shape[3:]:
+        raise damaged_error(
+            path,
+            f"`y` is {labels.dtype} {labels.shape} where one whole number an image was expected",
+        )
     digits = labels.reshape(-1).astype(np.int64)
     digits = np.where(digits == 10, 0, digits)
     return np.ascontiguousarray(np.moveaxis(images, 3, 0)), digits

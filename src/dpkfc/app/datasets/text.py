@@ -22,19 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpkfc.app.datasets import (
-    BoundedStream,
-    DatasetError,
-    Examples,
-    ExampleSet,
-    Splits,
-    UnpackedSizeError,
-    check_unpacked_size,
-    damaged_error,
-    one_line,
-    unreadable_error,
-)
+from dpkfc._errors import one_line
+from dpkfc.app.datasets.errors import DatasetError, damaged_error, unreadable_error
+from dpkfc.app.datasets.examples import Examples, ExampleSet
+from dpkfc.app.datasets.pixels import Splits
 from dpkfc.app.datasets.sources import Source, read_splits
+from dpkfc.app.datasets.unpacking import BoundedStream, UnpackedSizeError, check_unpacked_size
 
 Labelled = tuple[list[str], list[int]]
 Tokenise = Callable[[Sequence[str]], Tensor]

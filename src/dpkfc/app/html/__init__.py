@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dpkfc.app import plots
-from dpkfc.app.datasets import UnpackedSizeError
+from dpkfc.app.datasets.unpacking import UnpackedSizeError
 from dpkfc.app.plots import Figures, SensitivityMap, evenly_spaced, read_map
 from dpkfc.app.run_folder import Metrics, RunFolder
 from dpkfc.app.settings import MACHINE, ensure_text, known_settings, tomllib
-from dpkfc.report import ensure_mapping, is_visible, number, plain, rounded_up
 from dpkfc.report.card import failed_checks
+from dpkfc.report.text import ensure_mapping, is_visible, number, plain, rounded_up
 
 # --------------------------------------------------------------------------------------------------
 # Texts and numbers of a page. What a run folder says stays text in a plot and in a shell.

@@ -39,8 +39,8 @@ from dpkfc.app.html import (
 from dpkfc.app.plots import Figures, LayerSignal, LayerSpectra, SensitivityMap, evenly_spaced
 from dpkfc.app.run_folder import RunFolderError, write_text
 from dpkfc.privacy.ledger import version
-from dpkfc.report import ensure_mapping, plain
 from dpkfc.report.card import audit_rows, audit_summary, failed_checks
+from dpkfc.report.text import ensure_mapping, plain
 
 # --------------------------------------------------------------------------------------------------
 # The answer of a page: which method is best at each ε, what it costs, and who may be as good.

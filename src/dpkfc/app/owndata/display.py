@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dpkfc.app.owndata import Figures
 from dpkfc.app.owndata.images import (
     ABSENT,
     BETTER_COLUMN,
@@ -18,6 +17,7 @@ from dpkfc.app.owndata.images import (
     DEEP_COLOURS,
     REPEATED,
 )
+from dpkfc.app.owndata.records import Figures
 from dpkfc.app.owndata.schema import Column, Schema
 from dpkfc.app.owndata.targets import LIKE_A_CLASS
 from dpkfc.app.toml import shorten

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpkfc.app.datasets import DatasetError, unreadable_error
+from dpkfc.app.datasets.errors import DatasetError, unreadable_error
 from dpkfc.app.datasets.text import hashed_texts
-from dpkfc.app.owndata import ALONE, UNKNOWN, Records, number_equal
 from dpkfc.app.owndata.cells import canonical, number_text
+from dpkfc.app.owndata.records import ALONE, UNKNOWN, Records, number_equal
 from dpkfc.app.owndata.schema import Column, Schema
 from dpkfc.app.owndata.tables import Table, check_file, is_unicode, read_header, read_table
 from dpkfc.app.owndata.targets import target_of

@@ -13,8 +13,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from dpkfc.app.datasets import DatasetError, check_unpacked_size, unreadable_error
-from dpkfc.app.owndata import UNKNOWN, Figures, Records
+from dpkfc.app.datasets.errors import DatasetError, unreadable_error
+from dpkfc.app.datasets.unpacking import check_unpacked_size
+from dpkfc.app.owndata.records import UNKNOWN, Figures, Records
 from dpkfc.app.owndata.schema import ImageForm, Schema
 from dpkfc.app.owndata.tables import is_unicode, read_header, read_table
 from dpkfc.app.toml import shorten

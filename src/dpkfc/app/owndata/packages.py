@@ -18,7 +18,8 @@ from datetime import date, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
 
-from dpkfc.app.datasets import DatasetError, check_unpacked_size, damaged_error
+from dpkfc.app.datasets.errors import DatasetError, damaged_error
+from dpkfc.app.datasets.unpacking import check_unpacked_size
 from dpkfc.app.owndata.cells import number_text
 
 SPREADSHEETS = (".xlsx",)

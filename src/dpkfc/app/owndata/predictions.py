@@ -13,17 +13,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from dpkfc.app.datasets import DatasetError, Examples, damaged_error, first_line
-from dpkfc.app.owndata import Records
-from dpkfc.app.recipes import (
-    CLASSIFICATION,
-    Judged,
-    Recipe,
-    compute_features,
-    model_outputs,
-    score_classes,
-)
+from dpkfc._errors import first_line
+from dpkfc.app.datasets.errors import DatasetError, damaged_error
+from dpkfc.app.datasets.examples import Examples
+from dpkfc.app.owndata.records import Records
 from dpkfc.app.recipes.catalogue import recipe_of
+from dpkfc.app.recipes.objective import CLASSIFICATION, Judged, model_outputs, score_classes
+from dpkfc.app.recipes.recipe import Recipe, compute_features
 from dpkfc.app.run_folder import RunFolder, RunFolderError, placed
 from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.app.train import read_settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dpkfc.app.datasets import DatasetError, unreadable_error
+from dpkfc.app.datasets.errors import DatasetError, unreadable_error
 from dpkfc.app.owndata.images import folder_classes, propose_white, suspect_folders
 from dpkfc.app.owndata.schema import template
 from dpkfc.app.owndata.tables import (

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import nn
 
-from dpkfc.app.datasets import DatasetError, ExampleSet
+from dpkfc.app.datasets.errors import DatasetError
+from dpkfc.app.datasets.examples import ExampleSet
 from dpkfc.app.models import linear_from_zero
-from dpkfc.app.owndata import TEST_SHARE, Records, split_records
 from dpkfc.app.owndata.display import describe_columns
 from dpkfc.app.owndata.files import encode_table, encode_texts, text_width
 from dpkfc.app.owndata.images import (
@@ -22,6 +22,7 @@ from dpkfc.app.owndata.images import (
 )
 from dpkfc.app.owndata.noise import SchemaNoise
 from dpkfc.app.owndata.proposals import kind_of_data
+from dpkfc.app.owndata.records import TEST_SHARE, Records, split_records
 from dpkfc.app.owndata.schema import (
     Schema,
     check_schema,
@@ -33,8 +34,8 @@ from dpkfc.app.owndata.schema import (
 )
 from dpkfc.app.owndata.targets import target_of
 from dpkfc.app.owndata.tasks import judgement, load_task, make_model, task_examples
-from dpkfc.app.recipes import Recipe
 from dpkfc.app.recipes.images import image_features, use_features
+from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.recipes.text import HashedZipf, ZipfWords
 from dpkfc.app.settings import ConfigError, RunConfig, ensure_text
 from dpkfc.config import Plan

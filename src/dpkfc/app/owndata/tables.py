@@ -26,14 +26,8 @@ import pyarrow.compute as pa_compute
 import pyarrow.feather as pa_feather
 import pyarrow.parquet as pa_parquet
 
-from dpkfc.app.datasets import (
-    BoundedStream,
-    DatasetError,
-    check_unpacked_size,
-    damaged_error,
-    unreadable_error,
-)
-from dpkfc.app.owndata import Figures
+from dpkfc.app.datasets.errors import DatasetError, damaged_error, unreadable_error
+from dpkfc.app.datasets.unpacking import BoundedStream, check_unpacked_size
 from dpkfc.app.owndata.cells import MISSING, number_text, read_number
 from dpkfc.app.owndata.packages import (
     DATE_FORMATS,
@@ -43,6 +37,7 @@ from dpkfc.app.owndata.packages import (
     package_of,
     read_columns,
 )
+from dpkfc.app.owndata.records import Figures
 from dpkfc.app.owndata.schema import Schema
 from dpkfc.app.toml import shorten
 

@@ -9,11 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor, nn
 
-from dpkfc.app.datasets import Examples
-from dpkfc.app.owndata import UNKNOWN, Figures
+from dpkfc.app.datasets.examples import Examples
 from dpkfc.app.owndata.cells import NumberForm, canonical
+from dpkfc.app.owndata.records import UNKNOWN, Figures
 from dpkfc.app.owndata.schema import Column, Schema
-from dpkfc.app.recipes import CLASSIFICATION, Judged, Objective, model_outputs, squared_error
+from dpkfc.app.recipes.objective import (
+    CLASSIFICATION,
+    Judged,
+    Objective,
+    model_outputs,
+    squared_error,
+)
 
 _CHUNK = 250
 

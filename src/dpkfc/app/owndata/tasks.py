@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpkfc.app.datasets import Examples, ExampleSet
-from dpkfc.app.recipes import Judged, cross_entropy, evaluate
-from dpkfc.app.recipes import Objective as Judgement
+from dpkfc.app.datasets.examples import Examples, ExampleSet
+from dpkfc.app.recipes.objective import Judged, cross_entropy, evaluate
+from dpkfc.app.recipes.objective import Objective as Judgement
 from dpkfc.app.settings import ConfigError, nearest
 from dpkfc.curvature.probes import Probe
 from dpkfc.data.units import check_ids

@@ -8,17 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpkfc.app.datasets import Examples, ExampleSet
+from dpkfc.app.datasets.examples import Examples, ExampleSet
 from dpkfc.app.models import linear_from_zero
 from dpkfc.app.owndata.recipes import OWN_KINDS, own_kind, own_recipe, own_settings
-from dpkfc.app.recipes import (
-    Judged,
-    Objective,
-    Recipe,
-    cap_for_smoke,
-    read_defaults,
-    squared_error,
-)
 from dpkfc.app.recipes.images import (
     BREASTMNIST_HEAD,
     CIFAR10_HEAD,
@@ -28,6 +20,9 @@ from dpkfc.app.recipes.images import (
     MNIST_HEAD,
     PNEUMONIAMNIST_HEAD,
 )
+from dpkfc.app.recipes.objective import Judged, Objective, squared_error
+from dpkfc.app.recipes.recipe import Recipe, read_defaults
+from dpkfc.app.recipes.smoke import cap_for_smoke
 from dpkfc.app.recipes.text import (
     AG_NEWS_MINILM,
     DART_GPT2_LORA,

@@ -8,7 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dpkfc.app.datasets import ExampleSet, Normalisation, read_digits
+from dpkfc.app.datasets.digits import read_digits
+from dpkfc.app.datasets.examples import ExampleSet
+from dpkfc.app.datasets.pixels import Normalisation
 from dpkfc.app.datasets.sources import (
     BREAST,
     CIFAR10,
@@ -34,7 +36,7 @@ from dpkfc.app.models import (
     wide_resnet,
 )
 from dpkfc.app.pretrained import check_timm, timm_model
-from dpkfc.app.recipes import Recipe, image_recipe
+from dpkfc.app.recipes.recipe import Recipe, image_recipe
 from dpkfc.app.settings import RunConfig
 from dpkfc.curvature.probes import Probe
 from dpkfc.features import (

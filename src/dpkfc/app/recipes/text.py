@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpkfc.app.datasets import Examples, ExampleSet
+from dpkfc.app.datasets.examples import Examples, ExampleSet
 from dpkfc.app.datasets.sources import Source
 from dpkfc.app.datasets.text import (
     AG_NEWS,
@@ -48,8 +48,9 @@ from dpkfc.app.pretrained import (
     pretrained_lora,
     pretrained_tokenizer,
 )
-from dpkfc.app.recipes import Judged, Objective, Recipe, model_outputs
 from dpkfc.app.recipes.images import LinearHead
+from dpkfc.app.recipes.objective import Judged, Objective, model_outputs
+from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.settings import RunConfig
 from dpkfc.curvature.model_inputs import Sample
 from dpkfc.curvature.probes import Probe

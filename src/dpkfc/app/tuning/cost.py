@@ -15,12 +15,12 @@ import numpy as np
 from dp_accounting import dp_event, rdp
 from scipy.optimize import brentq
 
-from dpkfc.app.datasets import one_line
+from dpkfc._errors import one_line
 from dpkfc.app.tuning.runs import StudyError
 from dpkfc.privacy import ledger
 from dpkfc.privacy.accounting import EpsilonCurve, event_from_dict, quiet_accountants, total_epsilon
 from dpkfc.privacy.ledger import LedgerError, Verified
-from dpkfc.report import rounded_up
+from dpkfc.report.text import rounded_up
 
 SCOPE = (
     "for examples of the training part: a score on the validation part follows from private weights"

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dpkfc.app.datasets import one_line
+from dpkfc._errors import one_line
 from dpkfc.app.tuning.arms import Arm, Choice, Range, Space
 from dpkfc.app.tuning.runs import Plain, Row, Run, StudyError
 

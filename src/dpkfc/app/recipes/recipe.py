@@ -1,0 +1,208 @@
+"""A recipe: data, a model, public constants and defaults.
+
+The defaults of the recipe NAME are settings in NAME.toml, beside this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import torch
+from rich.progress import track
+from torch import Tensor, nn
+
+from dpkfc.app.datasets.examples import Examples, ExampleSet, split_off_validation
+from dpkfc.app.datasets.pixels import Normalisation, Pixels
+from dpkfc.app.models import seeded
+from dpkfc.app.owndata.records import Records
+from dpkfc.app.recipes.objective import CLASSIFICATION, Objective
+from dpkfc.app.recipes.smoke import slice_for_smoke
+from dpkfc.app.settings import ConfigError, RunConfig, tomllib
+from dpkfc.config import Plan
+from dpkfc.curvature.probes import Probe
+from dpkfc.features import JoinedFeatures, build_features
+from dpkfc.privacy.ledger import Ledger
+
+# Inputs of a forward pass of features.
+_FEATURE_CHUNK = 100
+
+
+@torch.no_grad()
+def compute_features(settings: JoinedFeatures, inputs: Tensor, name: str) -> Tensor:
+    """Return features `[N, d]` of images in half precision, which halves their memory.
+
+    Args:
+        settings: of the features.
+        inputs: images `[N, C, H, W]`.
+        name: of the images, for the progress bar.
+    """
+    features = build_features(settings)
+    parts = []
+    for chunk in track(inputs.split(_FEATURE_CHUNK), f"features, {name}", transient=True):
+        parts.append(features(chunk).half())
+    return torch.cat(parts)
+
+
+def _map_examples(data: ExampleSet, settings: JoinedFeatures) -> ExampleSet:
+    """Return the features of every split in the place of its images."""
+
+    def change(split: str, examples: Examples) -> Examples:
+        images, labels = examples
+        return compute_features(settings, images, f"{split} split"), labels
+
+    return data.map_splits(change)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A task with everything that is public about it.
+
+    Attributes:
+        name: what `--recipe` takes; its TOML of defaults has the same name.
+        title: name of the data set for people.
+        load: maps settings to the tensors of a training and a test split.
+        build: makes the model.
+        input_shape: of one input.
+        num_classes: number of labels.
+        constants: public constants of the preparation: name to (value, where it comes from).
+        probe: the recipe's own source of probe inputs, for `source = "tokens"`.
+        task: loss and score.
+        variant: maps a folder of public weights to the recipe that starts from it.
+        features: maps images to the inputs of the model; it needs no data.
+        heavy: whether an example takes a tenth of a second or more, so that smoke runs take few.
+        classes: names of the labels; empty where they have none.
+        unit: what ε protects: an example, or a person with several records.
+        max_records_per_unit: most records of one unit that count in a step.
+        read: maps another file of the same form to its records, for predictions. Of a folder of
+            images it may also take a table of labels.
+        answer: maps outputs `[N, ...]` to the columns of a file of predictions.
+        schema: what is public of a user's own data, as TOML.
+        columns: name, kind, bounds and an example of each of its columns, from the schema.
+        reason: why its defaults name the method that they name.
+        private_bounds: number of columns whose bounds a release decides.
+        find_bounds: maps examples, plan and ledger to the schema with bounds, as TOML; None where
+            all bounds are known.
+    """
+
+    name: str
+    title: str
+    load: Callable[[RunConfig], ExampleSet]
+    build: Callable[[], nn.Module]
+    input_shape: tuple[int, ...]
+    num_classes: int
+    constants: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    probe: Callable[[RunConfig], Probe] | None = None
+    task: Objective = CLASSIFICATION
+    variant: Callable[[str], Recipe] | None = None
+    features: JoinedFeatures | None = None
+    heavy: bool = False
+    classes: tuple[str, ...] = ()
+    unit: str = "example"
+    max_records_per_unit: int | None = None
+    read: Callable[..., Records] | None = None
+    answer: Callable[[Tensor], dict[str, list[str]]] | None = None
+    schema: str = ""
+    columns: tuple[tuple[str, str, str, str], ...] = ()
+    reason: str = ""
+    private_bounds: int = 0
+    find_bounds: Callable[[ExampleSet, Plan, Ledger], str] | None = None
+
+    def data(self, config: RunConfig, *, is_training: bool = False) -> ExampleSet:
+        """Return the tensors of a run, or a slice of them for a smoke run.
+
+        A set with its own validation split gives that split whole where `validation_size` is above
+        0.
+
+        Args:
+            config: settings.
+            is_training: refuse a batch larger than the training split before features are made.
+
+        Raises:
+            DatasetError: files are missing or damaged, or the validation split takes everything.
+            ConfigError: a vocabulary of private text, or a batch that is too large.
+        """
+        if config.vocabulary != "hashed":
+            raise ConfigError(
+                f"vocabulary = {config.vocabulary!r} is refused: fitted on private text it has no "
+                "clip or noise, so no ε would hold; leave it out (hashed features)"
+            )
+        data = self.load(config)
+        if config.smoke:
+            data = slice_for_smoke(data, config.split_seed, heavy=self.heavy)
+        if data.validation is None:
+            data = split_off_validation(data, config.validation_size, config.split_seed)
+        elif not config.validation_size:
+            data = replace(data, validation=None)
+        size = config.expected_batch_size
+        if is_training and size > data.size:
+            raise ConfigError(
+                f"expected_batch_size = {size} is more than the {data.size} examples; choose at"
+                f" most {data.size}"
+            )
+        return _map_examples(data, self.features) if self.features else data
+
+    def model(self, seed: int) -> nn.Module:
+        """Return the model with initial weights of a public seed."""
+        return seeded(self.build, seed)
+
+    def starting_from(self, folder: str) -> Recipe:
+        """Return the recipe, with public weights from a folder where one is given.
+
+        Raises:
+            ConfigError: a folder, and a recipe that does not start from one.
+            DatasetError: the folder lacks what is needed.
+        """
+        if not folder:
+            return self
+        if self.variant is None:
+            raise ConfigError(
+                f"pretrained = {folder!r}: the recipe {self.name!r} starts from no folder of"
+                " weights; leave it out"
+            )
+        return self.variant(folder)
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """The content of the recipe's TOML."""
+        return read_defaults(self.name)
+
+
+@cache
+def read_defaults(name: str) -> Mapping[str, Any]:
+    """Return the defaults of a recipe: the content of NAME.toml beside this file."""
+    file = resources.files("dpkfc.app.recipes").joinpath(f"{name}.toml")
+    return tomllib.loads(file.read_text("utf-8"))
+
+
+def image_recipe(
+    *,
+    name: str,
+    title: str,
+    pixels: Callable[[str | None], Pixels],
+    build: Callable[[], nn.Module],
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    normalisation: Normalisation,
+) -> Recipe:
+    """Return a recipe on images of shape (height, width, channels), normalised by constants."""
+    height, width, channels = image_shape
+    mean, std = list(normalisation.mean), list(normalisation.std)
+    constants = f"mean {mean}, std {std}, scale {normalisation.scale:g}"
+
+    def load(config: RunConfig) -> ExampleSet:
+        images = pixels(config.data_dir or None)
+        return images.check(title, image_shape, num_classes).tensors(normalisation)
+
+    return Recipe(
+        name=name,
+        title=title,
+        load=load,
+        build=build,
+        input_shape=(channels, height, width),
+        num_classes=num_classes,
+        constants={"normalisation": (constants, normalisation.origin)},
+    )
