@@ -54,8 +54,8 @@ from torch.utils.hooks import RemovableHandle
 
 from dpkfc.distributed.fsdp import is_divided, reshard, to_local
 from dpkfc.gradients.layers import Layer, join_names, named_tensors
+from dpkfc.linalg.deferred_flags import is_on_accelerator
 from dpkfc.linalg.metric import NamedTensors
-from dpkfc.linalg.norms import is_on_accelerator
 from dpkfc.rng_state import restarter
 from dpkfc.weights import digest_tensors
 
