@@ -1,8 +1,9 @@
 """Norms in an eigenbasis metric.
 
-`z = scale ⊙ (Q_outᵀ g Q_in)` is rotated back, which changes no norm. With one position the norm factors, ‖z‖² = (b̃ ⊙ b̃)ᵀ scale² (ã ⊙ ã) for ã = Q_inᵀ a and
-b̃ = Q_outᵀ b (DP-NGD, Algorithm 2). With several positions it does not, since a scale for every
-entry is not a Kronecker product: gradients are formed in chunks.
+`z = scale ⊙ (Q_outᵀ g Q_in)` is rotated back, which changes no norm. With one position the norm
+factors, ‖z‖² = (b̃ ⊙ b̃)ᵀ scale² (ã ⊙ ã) for ã = Q_inᵀ a and b̃ = Q_outᵀ b (DP-NGD, Algorithm 2).
+With several positions it does not, since a scale for every entry is not a Kronecker product:
+gradients are formed in chunks.
 
 Where all but k input directions share one scale (a floor on the eigenvalues makes them equal),
 only those k are rotated: ‖z‖² = ‖scale ⊙ (Q_outᵀ g Q_k)‖² + rest² ‖g (I − Q_k Q_kᵀ)‖². Both terms

@@ -16,6 +16,7 @@ MatrixBlock = Outer | ConvBlock
 MatrixMap = Kronecker | Eigenbasis
 IDENTITY = Kronecker()
 MAX_ROUNDING_FRACTION = 2.0**-8
+"""Fraction of a norm that rounding may move. Beyond it the norm is computed in float64."""
 
 
 @dataclass(frozen=True)

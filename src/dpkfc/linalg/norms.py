@@ -1,10 +1,11 @@
 """Per-example gradient norms in a metric, each an upper bound of the norm of what is summed.
 
-`per_example_norms` takes the block of one layer and its map, and the file of its kind does the rest.
-A linear layer or a convolution (`linear_norms`) has one of three methods with the same result:
-rank-one (one position), Gram (T×T products, no gradient formed) and materialised (gradients formed
-in chunks). A rule on the widths of a layer picks one (`norm_methods`). Whitened rows or gradients
-that had to be formed for the norm are kept. The clipped sum is taken of those very numbers.
+`per_example_norms` takes the block of one layer and its map, and the file of its kind does the
+rest. A linear layer or a convolution (`linear_norms`) has one of three methods with the same
+result: rank-one (one position), Gram (T×T products, no gradient formed) and materialised
+(gradients formed in chunks). A rule on the widths of a layer picks one (`norm_methods`). Whitened
+rows or gradients that had to be formed for the norm are kept. The clipped sum is taken of those
+very numbers.
 
 The bound of an example may not depend on other examples. A longer neighbour pads all rows of a
 micro-batch. If it changed an example's bound, the contribution of that example would change, and
@@ -54,8 +55,6 @@ from dpkfc.linalg.norm_bounds import (
 )
 from dpkfc.linalg.norm_methods import choose_norm_method
 from dpkfc.linalg.tied_norms import tied_norms
-
-"""Fraction of a norm that rounding may move. Beyond it the norm is computed in float64."""
 
 
 def per_example_norms(
