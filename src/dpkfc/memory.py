@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dpkfc._errors import first_line
 from dpkfc.rng_state import all_states, preserve_generators, restore_all_states
 from dpkfc.torchrun import processes_on_this_host
 
@@ -45,8 +44,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
         return True
     if not isinstance(error, RuntimeError):
-        return False  # the text of an exception of other code may fail
-    text = str(error).lower()
+        return False
+    try:
+        text = str(error).lower()
+    except Exception:  # noqa: BLE001  (of other code)
+        return False
     return any(message in text for message in _MESSAGES)
 
 
@@ -150,7 +152,7 @@ class MicroBatchSize:
             restore_all_states(states)
 
     def _halve(self, rows: int, error: Exception) -> None:
-        reason = first_line(error)
+        reason = type(error).__name__  # the text may hold values of private examples
         if not self.automatic:
             tried = "the whole logical batch"
             if self.bound is not None:
@@ -158,7 +160,7 @@ class MicroBatchSize:
             raise RuntimeError(
                 f"{tried} does not fit into memory ({reason}); nothing was released. Lower "
                 "max_physical_batch_size, or set it to 'auto' (docs/errors.md#memory)"
-            ) from error
+            ) from None
         size = min(rows, self.bound or rows)
         if size <= self.least:
             smallest = f"one {self.what}"
@@ -167,7 +169,7 @@ class MicroBatchSize:
             raise RuntimeError(
                 f"{smallest} does not fit into memory ({reason}); nothing was released. Use a"
                 " smaller model or shorter inputs (docs/errors.md#memory)"
-            ) from error
+            ) from None
         half = 1 << ((size - 1).bit_length() - 1)
         self.bound = max(self.least, self._round_down(half))
 

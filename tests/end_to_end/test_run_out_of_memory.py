@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import traceback
 from functools import partial
 from pathlib import Path
 
@@ -87,6 +88,18 @@ def test_a_size_that_was_given_is_kept_and_named() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
+def test_the_text_of_an_error_is_not_repeated() -> None:
+    """It may hold values of a private record."""
+
+    def attempt(bound: int | None) -> None:
+        raise MemoryError("the record of Ada Lovelace")
+
+    for size in (MicroBatchSize(4), MicroBatchSize(1, automatic=True)):
+        with pytest.raises(RuntimeError, match=r"\(MemoryError\)") as found:
+            size.fit(attempt, 8)
+        assert "Ada" not in "".join(traceback.format_exception(found.value))
+
+
 def test_other_errors_are_not_taken_for_memory() -> None:
     assert is_out_of_memory(MemoryError())
     assert is_out_of_memory(
@@ -96,6 +109,7 @@ def test_other_errors_are_not_taken_for_memory() -> None:
     assert not is_out_of_memory(RuntimeError("shape mismatch"))
     # An exception of user code, whose own text fails.
     assert not is_out_of_memory(KeyError(type("Bad", (), {"__repr__": lambda self: 1 / 0})()))
+    assert not is_out_of_memory(type("Bad", (RuntimeError,), {"__str__": lambda self: 1 / 0})())
     assert not is_out_of_memory(ValueError("out of memory"))
     with session(plan(1.0, max_physical_batch_size="auto"), limited(N, kind=KeyError)) as s:
         train(s, 1)
