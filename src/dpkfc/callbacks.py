@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from dpkfc._checks import check_integer, check_not_negative, check_positive
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.gradients.clipped_sum import losses_of
-from dpkfc.gradients.state import PassState, evaluation_mode, restored_attributes
+from dpkfc.gradients.state import evaluation_mode, own_pass
 
 if TYPE_CHECKING:
     from dpkfc.distributed.context import DistributedContext
@@ -325,10 +325,8 @@ class PrivateEarlyStopping(_Patience):
             for row in range(len(self.on[0])):
                 batch = tuple(x[row : row + 1].clone() for x in self.on)
                 # What model and loss remember of an example must not reach the next one.
-                state = PassState(model)
-                with restored_attributes(model):
+                with own_pass(model):
                     value = losses_of(loss_fn, model, batch).double().reshape(-1)[:1]
-                state.restore()
                 fraction = (value / self.most).nan_to_num(nan=1.0).clamp(0.0, 1.0)
                 total += float((fraction * _PARTS).floor()) / _PARTS
         return total

@@ -1535,7 +1535,7 @@ class Tracker:
         self._parameters: set[int] = set()
         self._states: dict[int, State] = {}
         self._references: dict[int, _Reference] = {}
-        self._persistent = set(map(_memory, persistent))
+        self.declare_persistent(persistent)
         self._covered: set[int] = set()
         self._interiors: list[list[int]] = []
         self._rewritten: dict[int, Unknown] = {}
@@ -1629,6 +1629,10 @@ class Tracker:
                 shape = list(x.shape)
                 why = f"a tensor {shape} of the batch does not have {self.size} examples in front"
                 self.set_state(x, Unknown("batch", why))
+
+    def declare_persistent(self, tensors: Iterable[Tensor]) -> None:
+        """Declare tensors that outlive the operations on the batch; earlier ones do not count."""
+        self._persistent = set(map(_memory, tensors))
 
     def declare_earlier_batches(self) -> None:
         """Declare that tensors which earlier batches have left depend on other examples."""
@@ -1974,6 +1978,12 @@ class Tracker:
             why = "the examples are written beside entries of their places"
             return Unknown(str(operation.function), why)
         return moved
+
+
+def is_known_private(x: Tensor) -> bool:
+    """Return whether the tracker of the last batch has seen a tensor that depends on examples."""
+    tracker = Tracker._of_last_batch
+    return tracker is not None and isinstance(tracker.state(x), _PRIVATE)
 
 
 @contextmanager

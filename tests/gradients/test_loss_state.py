@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from array import array
-from collections import ChainMap, Counter, UserDict, deque, namedtuple
+from collections import ChainMap, UserDict, deque, namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,18 +22,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
-from dpkfc.gradients import state as loss_state
-from dpkfc.gradients.state import Snapshot, checked_state, make_stateless
+from dpkfc.gradients.replica import replicate
+from dpkfc.gradients.state import checked_state, make_stateless
 from dpkfc.session import Session
 
 N = 24
 BANK: list[Tensor] = []
 MEAN = 0.0
-
-
-@pytest.fixture(autouse=True)
-def forget_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss_state, "_reported_losses", set())
 
 
 def alone(model: nn.Module, batch: Any) -> Tensor:
@@ -332,7 +327,7 @@ def test_a_state_is_put_back_whatever_holds_it(name: str) -> None:
         return model(batch).sum(1)
 
     before = [contents(in_loss), contents(model.memory)]
-    with loss_state.restored_attributes(model):
+    with replicate(model):
         make_stateless(loss)(model, x)
         assert contents(model.memory) != before[1]
     assert [contents(in_loss), contents(model.memory)] == before
@@ -365,11 +360,3 @@ def test_a_generator_that_advances_is_refused() -> None:
     with pytest.raises(ValueError, match="advances a generator") as error:
         make_stateless(loss)(nn.Linear(2, 2), torch.zeros(1, 2))
     assert len(str(error.value)) <= 160
-
-
-def test_a_counter_gets_its_counts_back() -> None:
-    counts = Counter(a=1)
-    snapshot = Snapshot.take(counts, set())
-    counts.update("aab")
-    snapshot.restore()
-    assert counts == {"a": 1}

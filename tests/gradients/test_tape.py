@@ -8,7 +8,7 @@ from torch import nn
 
 from dpkfc.gradients.clipped_sum import Clip, ClippedSummer, clip_factors
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.state import restored_state
+from dpkfc.gradients.state import own_pass
 from dpkfc.gradients.tape import Tape
 from tests.gradients.cases import CASES, build, loss_fn
 
@@ -92,7 +92,7 @@ def test_input_overwritten_in_place_is_named() -> None:
 def test_a_buffer_written_in_the_forward_pass_is_put_back() -> None:
     model = nn.Module()
     model.register_buffer("mean", torch.zeros(3))
-    with restored_state(model):
+    with own_pass(model):
         model.mean += 1
     assert float(model.mean.sum()) == 0
 
@@ -118,7 +118,7 @@ def test_a_frozen_embedding_may_not_renormalise_rows_either() -> None:
 def test_writes_behind_the_version_counter_are_put_back_too() -> None:
     model = nn.Module()
     model.register_buffer("mean", torch.zeros(3))
-    with restored_state(model):
+    with own_pass(model):
         model.mean.data.add_(1)
     assert float(model.mean.sum()) == 0
 

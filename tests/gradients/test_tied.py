@@ -16,8 +16,7 @@ from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.blocks import Lookup, Outer, Tied
 from dpkfc.linalg.metric import Dense, Diagonal, Elementwise, Identity, Kronecker, mismatch
-from dpkfc.linalg.norm_methods import choose_norm_method
-from dpkfc.linalg.norms import per_example_norms
+from dpkfc.linalg.norms import choose_norm_method, per_example_norms
 from tests.gradients.whitened import check, side
 
 V, D, T = 11, 5, 6

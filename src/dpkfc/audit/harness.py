@@ -28,7 +28,7 @@ from dpkfc.data.loading import Collate, MicroBatches
 from dpkfc.data.sampling import Sampler
 from dpkfc.distributed.fsdp import trainable_tensors
 from dpkfc.gradients.layers import device_of_layers
-from dpkfc.gradients.state import equal_or_nan
+from dpkfc.gradients.replica import equal_or_nan
 from dpkfc.linalg.metric import Metric
 from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.mechanism import ClippedSum, Released

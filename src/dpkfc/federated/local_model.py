@@ -24,7 +24,7 @@ from dpkfc.gradients.clipped_sum import (
 )
 from dpkfc.gradients.fallback import gradient_of
 from dpkfc.gradients.layers import device_of_layers
-from dpkfc.gradients.state import make_stateless, restored_attributes, restored_state
+from dpkfc.gradients.state import make_stateless, own_pass
 from dpkfc.public_rows import UNREADABLE, find_template
 from dpkfc.rng_state import randomize_generators
 from dpkfc.verification import check_on_public_rows
@@ -212,8 +212,7 @@ class LocalModel(PartyModel):
         with (
             torch.enable_grad(),
             randomize_generators(self.plan.test_mode),
-            restored_attributes(self.model),
-            restored_state(self.model),
+            own_pass(self.model),
         ):
             batch = move_batch(records.loader.batch(records.all), device_of_layers(self.layers))
             gradients = gradient_of(self.model, self.loss_fn(self.model, batch).mean())

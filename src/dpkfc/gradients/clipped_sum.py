@@ -33,16 +33,12 @@ from dpkfc.gradients.state import (
     StateChangedError,
     augmented,
     check_finite,
-    loss_state_restored,
+    own_pass,
+    own_variables,
     paths_of,
-    restored_attributes,
-    restored_state,
 )
 from dpkfc.gradients.tape import Tape, check_losses
 from dpkfc.linalg.blocks import Block, raise_precision
-from dpkfc.linalg.deferred_flags import defer_flags
-from dpkfc.linalg.input_cache import InputCache
-from dpkfc.linalg.magnitudes import product_error
 from dpkfc.linalg.metric import (
     EMBEDDING,
     Metric,
@@ -50,8 +46,13 @@ from dpkfc.linalg.metric import (
     Span,
     Subspace,
 )
-from dpkfc.linalg.norm_bounds import LayerNorms
-from dpkfc.linalg.norms import per_example_norms
+from dpkfc.linalg.norms import (
+    InputCache,
+    LayerNorms,
+    defer_flags,
+    per_example_norms,
+    product_error,
+)
 from dpkfc.memory import is_out_of_memory
 from dpkfc.rng_state import randomize_generators, restarter
 from dpkfc.tracking import Tracker, Unknown
@@ -886,36 +887,34 @@ class _Passes:
         batch = move_batch(loaded, device_of_layers(self.layers))
         batch, tracker = follow_augmentation(self.augment, self.model, batch, n)
         all_calls: Calls = {}
-        with restored_attributes(self.model):
-            for point, own_batch in self._points_and_batches(batch, tracker.following):
-                with swap_parameters(self.layers, point.parameters):
-                    calls = self._pass(own_batch, rows, point.weight, tracker)
-                    if calls is None:
-                        return None
-                    if len(self.points) > 1 or point.parameters is not None:
-                        # Whatever depends on the parameters is computed at this point.
-                        calls = copy_inputs(self.layers, settled(self.layers, calls, n))
-                # Pop each entry: the memory of a call is freed only when no dictionary holds it.
-                for name in list(calls):
-                    all_calls.setdefault(name, []).extend(calls.pop(name))
+        for point, own_batch in self._points_and_batches(batch, tracker.following):
+            with swap_parameters(self.layers, point.parameters), own_pass(self.model):
+                calls = self._pass(own_batch, rows, point.weight, tracker)
+                if calls is None:
+                    return None
+                if len(self.points) > 1 or point.parameters is not None:
+                    # Whatever depends on the parameters is computed at this point.
+                    calls = copy_inputs(self.layers, settled(self.layers, calls, n))
+            # Pop each entry: the memory of a call is freed only when no dictionary holds it.
+            for name in list(calls):
+                all_calls.setdefault(name, []).extend(calls.pop(name))
         return all_calls
 
     def _pass(self, batch: Any, rows: Rows, factor: float, tracker: Tracker) -> Calls | None:
         """Differentiate one micro-batch, each row's loss times its weight and a factor."""
         device = device_of_layers(self.layers)
-        with restored_state(self.model):
-            tape, losses = follow_pass(self.loss_fn, self.model, self.layers, batch, tracker)
-            failure = tape.failure(losses)
-            if failure is None and losses.grad_fn is None:
-                # All examples of this micro-batch may have a constant loss.
-                failure = Unknown("loss", "it depends on no trainable layer")
-            if failure is not None:
-                self.mode.unproved_on_private_rows = self.mode.unproved_on_private_rows or failure
-                return None
-            if rows.weights is not None:
-                losses = losses * torch.from_numpy(rows.weights).to(losses)
-            with torch.autocast(device.type, enabled=False):
-                return tape.gradients(losses.sum() * factor)
+        tape, losses = follow_pass(self.loss_fn, self.model, self.layers, batch, tracker)
+        failure = tape.failure(losses)
+        if failure is None and losses.grad_fn is None:
+            # All examples of this micro-batch may have a constant loss.
+            failure = Unknown("loss", "it depends on no trainable layer")
+        if failure is not None:
+            self.mode.unproved_on_private_rows = self.mode.unproved_on_private_rows or failure
+            return None
+        if rows.weights is not None:
+            losses = losses * torch.from_numpy(rows.weights).to(losses)
+        with torch.autocast(device.type, enabled=False):
+            return tape.gradients(losses.sum() * factor)
 
     def _unit_alone(self, loaded: Any, rows: Rows, unit: int) -> Calls:
         """Return the gradient of one privacy unit, each of its rows in a micro-batch of its own."""
@@ -950,16 +949,15 @@ class _Passes:
         """Add the gradient of one row, at all points, to that of its privacy unit."""
         batch = move_batch(record, device_of_layers(self.layers))
         batch = augmented(self.augment, self.model, batch, 1)
-        with restored_attributes(self.model):
-            for point, own_batch in self._points_and_batches(batch):
-                with (
-                    swap_parameters(self.layers, point.parameters),
-                    restored_state(self.model),
-                    torch.enable_grad(),
-                ):
-                    factor = weight * point.weight
-                    gradients = example_gradient(self.model, self.loss_fn, own_batch, factor)
-                    add_gradients(total, gradients)
+        for point, own_batch in self._points_and_batches(batch):
+            with (
+                swap_parameters(self.layers, point.parameters),
+                own_pass(self.model),
+                torch.enable_grad(),
+            ):
+                factor = weight * point.weight
+                gradients = example_gradient(self.model, self.loss_fn, own_batch, factor)
+                add_gradients(total, gradients)
 
     def _may_go_on(self, error: Exception) -> bool:
         """Return whether an error may come from a record, which then adds nothing."""
@@ -1050,6 +1048,7 @@ def follow_pass(
     Raises:
         ValueError: losses of another shape.
     """
+    tracker.declare_persistent(model.buffers())
     tape = Tape(model, layers, tracker.size, tracker=tracker)
     with torch.enable_grad(), tape, tracker.following():
         losses = losses_of(loss_fn, model, batch)
@@ -1088,7 +1087,7 @@ def losses_of(loss_fn: LossFn, model: nn.Module, batch: Any) -> Tensor:
         ValueError: a row outside of an embedding table, or a label out of the range of the loss.
     """
     try:
-        with loss_state_restored(loss_fn, model):
+        with own_variables(loss_fn, model):
             return loss_fn(model, batch)
     except IndexError as error:
         message = unknown_row(model, error)

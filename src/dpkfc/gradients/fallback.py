@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from dpkfc.distributed.fsdp import trainable_tensors
 from dpkfc.gradients.layers import MATRICES, Call, Calls, Layer
-from dpkfc.gradients.state import AttributeSnapshot
+from dpkfc.gradients.replica import replicate
 from dpkfc.linalg.blocks import (
     ConvBlock,
     MaterializedGradients,
@@ -86,15 +86,9 @@ def fallback_gradients(layer: Layer, call: Call, batch_size: int) -> NamedTensor
 
     # A forward pass may store computed weights or caches on its modules. Its recorded outputs are
     # those that the module's forward hooks were given.
-    before = AttributeSnapshot(module)
-    hooks = module._forward_hooks
-    try:
+    with replicate(module), torch.enable_grad():
         module._forward_hooks = OrderedDict()
-        with torch.enable_grad():
-            result = _gradients_of_rows(layer, module, run, parameters, rows, gradients, batch_size)
-    finally:
-        module._forward_hooks = hooks
-        before.undo()
+        result = _gradients_of_rows(layer, module, run, parameters, rows, gradients, batch_size)
     return {role: raise_precision(g) for role, g in result.items()}
 
 

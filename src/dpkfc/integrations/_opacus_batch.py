@@ -36,7 +36,8 @@ from dpkfc.distributed.fsdp import trainable_tensors
 from dpkfc.gradients.clipped_sum import ClippedSummer, batch_tracker
 from dpkfc.gradients.fallback import blocks_of_one
 from dpkfc.gradients.layers import Arguments, Calls, Keywords, Layer
-from dpkfc.gradients.state import AttributeSnapshot, Reached, evaluation_mode, restored_state
+from dpkfc.gradients.replica import Replica, replicate
+from dpkfc.gradients.state import evaluation_mode, own_pass, own_variables
 from dpkfc.gradients.tape import Tape, custom_function, depends_on, is_differentiable, tensors_of
 from dpkfc.memory import is_out_of_memory
 from dpkfc.public_rows import (
@@ -296,7 +297,7 @@ class BatchRecording:
         self._singles: list[list[Tensor]] = [[] for _ in range(self.size)]
         self._inputs: list[_Inputs] = []
         self._altered: Unknown | None = None
-        self.memory: tuple[AttributeSnapshot, Reached] | None = None
+        self.replica: Replica | None = None
         self.runs_single_examples = False
         modes: list[Any] = []
         if self.size > 1:
@@ -393,21 +394,16 @@ class BatchRecording:
     def _run_singles(self, args: Arguments, kwargs: Keywords) -> list[list[Any]]:
         """Return the flattened outputs of the model for each example alone."""
         outputs = []
-        assert self.memory is not None
-        attributes, reached = self.memory
-        after = AttributeSnapshot(self.model)
+        assert self.replica is not None
         self.runs_single_examples = True
         try:
-            for own_args, own_kwargs in self.examples(args, kwargs):
-                attributes.undo()
-                reached.restore()
-                with restored_state(self.model):
-                    output = self.model(*own_args, **own_kwargs)
-                outputs.append(tree_leaves(output))
+            with self.replica.suspended():
+                for own_args, own_kwargs in self.examples(args, kwargs):
+                    with own_pass(self.model), own_variables(None, self.model, "the model"):
+                        output = self.model(*own_args, **own_kwargs)
+                    outputs.append(tree_leaves(output))
         finally:
             self.runs_single_examples = False
-            reached.restore()
-            after.undo()
         return outputs
 
     def _join(self, whole: Tensor, parts: list[Tensor]) -> tuple[Tensor, State]:
@@ -824,9 +820,9 @@ def _output_axes(model: nn.Module, call: _Call) -> list[BatchAxis | None]:
             tracker = batch_tracker(model, None, 3)
             for x, axis in zip(three, call.batch_axes, strict=True):
                 tracker.set_state(x, axis)
-            with torch.no_grad(), restored_state(model), tracker.following():
+            with torch.no_grad(), replicate(model), tracker.following():
                 outputs_of_three = call.outputs(model, three)
-            with torch.no_grad(), restored_state(model):
+            with torch.no_grad(), replicate(model):
                 outputs_of_two = call.outputs(model, two)
         except Exception as error:
             if is_out_of_memory(error):
@@ -925,7 +921,7 @@ class _PaddedCall:
         model = self.model
         # cuDNN differentiates no recurrent layer in evaluation mode.
         no_cudnn = torch.backends.cudnn.flags(enabled=False)
-        with torch.enable_grad(), no_cudnn, restored_state(model), evaluation_mode(model):
+        with torch.enable_grad(), no_cudnn, replicate(model), evaluation_mode(model):
             return _float_arrays(model(*args, **kwargs))
 
     def agree(self, batch: Any, alone: Any) -> bool:

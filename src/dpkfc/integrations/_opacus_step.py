@@ -36,16 +36,16 @@ from dpkfc.distributed.fsdp import list_group_members, trainable_tensors
 from dpkfc.gradients.clipped_sum import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Arguments, Keywords
+from dpkfc.gradients.replica import Replica, replicate_variables
 from dpkfc.gradients.state import (
-    AttributeSnapshot,
-    Reached,
+    StateChangedError,
     check_finite,
     check_optimizer,
     checked_state,
+    erase_written,
     is_nested_step,
     refuse_gradient_hooks,
     register_first_post_hook,
-    restored_state,
 )
 from dpkfc.gradients.tape import Hook
 from dpkfc.integrations._opacus_batch import (
@@ -146,9 +146,11 @@ class PrivateStep:
         past = read_weights_record(ledger.place) if ledger.place and ledger.count else None
         self.weights = ReleasedWeights(model, past.accepted if past else ())
         self._has_released = False  # in the optimizer's step that runs now
-        # Closed after each forward pass: restores the state that the pass has changed.
-        self._guards = ExitStack()
-        self._attributes: AttributeSnapshot | None = None
+        # Of the passes over a batch. The script's loss may read attributes until its step.
+        self._replica: Replica | None = None
+        # Of a pass that will be repeated for each example alone.
+        self._variables = ExitStack()
+        self._is_proved = False
         self._is_running_model = False
         self._step_hook: StepHook | None = None
         self._clear_gradients()
@@ -177,19 +179,19 @@ class PrivateStep:
         """
         self._summer = None
         self._end_recording()
-        self._guards.close()
-        self._restore_attributes()
+        self._close_replica()
 
     def _end_recording(self) -> None:
         if self._recording is not None:
             self._recording.end()
         self._recording = None
 
-    def _restore_attributes(self) -> None:
-        """Restore the module attributes that passes have changed, at the step of their batch."""
-        before, self._attributes = self._attributes, None
-        if before is not None:
-            before.undo()
+    def _close_replica(self) -> None:
+        """Throw away the replica that the passes of a batch ran on, at its step."""
+        self._variables.close()
+        replica, self._replica = self._replica, None
+        if replica is not None:
+            replica.close()
 
     def begin_pass(self) -> object:
         """Begin a pass over the loader, which starts with the pending batch; return its token."""
@@ -292,7 +294,6 @@ class PrivateStep:
             return
         if not torch.is_grad_enabled():
             return
-        self._guards.close()  # torch calls no hook after a KeyboardInterrupt
         if not module.training:
             return
         try:
@@ -304,10 +305,15 @@ class PrivateStep:
         except BaseException:
             self.forget()
             raise
-        # The script's loss may read the attributes until its step.
-        self._attributes = self._attributes or AttributeSnapshot(self.model)
-        recording.memory = recording.memory or (self._attributes, Reached(self.model))
-        self._guards.enter_context(restored_state(self.model))
+        if self._replica is None:
+            self._replica = Replica()
+            self._replica.add_model(self.model, has_own_hooks=False)
+        self._variables.close()  # torch calls no hook after a KeyboardInterrupt
+        if not self._is_proved:
+            self._variables.enter_context(replicate_variables(self.model, None))
+        recording.replica = self._replica
+        if recording.size > 1:
+            recording.tracker.declare_persistent(self.model.buffers())
 
     def _maybe_verify(self, args: Arguments, kwargs: Keywords, recording: BatchRecording) -> None:
         """Check the model and the padding on public rows, at the first call with two examples."""
@@ -335,6 +341,7 @@ class PrivateStep:
             self._is_running_model = False
         self._verify = False
         self._exact = recording.exact = verdict.operation
+        self._is_proved = verdict.operation is None
         if verdict.operation is not None:
             _log.warning("%s", self.gradients)
         verdict.warn(stacklevel=4)
@@ -367,6 +374,7 @@ class PrivateStep:
         recording = self._recording
         if module is not self.model or self._is_busy():
             return None
+        self._variables.close()
         try:
             is_followed = module.training and torch.is_grad_enabled() and output is not None
             if recording is None or not is_followed:
@@ -376,7 +384,16 @@ class PrivateStep:
             self.forget()
             raise
         finally:
-            self._guards.close()
+            self._check_replica()
+
+    def _check_replica(self) -> None:
+        """Take back what a forward pass wrote into buffers, and refuse a written parameter."""
+        if self._replica is None:
+            return
+        self._replica.renew_buffers()
+        fault = erase_written(self._replica)
+        if fault:
+            raise StateChangedError(fault)
 
     # -- the optimizer ----------------------------------------------------------------------------
 
@@ -403,7 +420,7 @@ class PrivateStep:
         if not self.plan.test_mode:
             # A generator state that is saved now (the Trainer does) reveals no mask of this batch.
             renew()
-        self._restore_attributes()
+        self._close_replica()
 
     def _check_call(self, args: Arguments, kwargs: Keywords) -> None:
         """Check how `optimizer.step()` was called, and that the plan has a release left."""

@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, check_plan
 from dpkfc.data.duplicates import check_held_out
-from dpkfc.gradients.state import loss_state_restored, refuse_gradient_hooks
+from dpkfc.gradients.state import own_variables, refuse_gradient_hooks
 from dpkfc.integrations.shared import (
     refuse_unreleased_steps,
     steps_per_epoch,
@@ -446,7 +446,7 @@ def _make_loss(module: PrivateModule) -> Callable[[Any, Any], Tensor]:
         autocast = dtype is not None and model.training  # checks compare in full precision
         with (
             torch.autocast(device, dtype, enabled=autocast),
-            loss_state_restored(model.per_example_loss, model),
+            own_variables(model.per_example_loss, model),
         ):
             return model.per_example_loss(trainer.precision_plugin.convert_input(batch))
 

@@ -1,1 +1,0 @@
-"""Recipes that exist for a table or figure of a paper."""
