@@ -134,7 +134,7 @@ def test_an_oracle_voids_the_guarantee_and_says_so() -> None:
     )
     assert not plan.certified and any("private data themselves" in text for text in plan.caveats)
     assert stamp(plan) == "NOT PRIVATE"
-    with pytest.warns(UserWarning, match="no guarantee"):
+    with pytest.warns(UserWarning, match="not a guarantee"):
         text = to_markdown(build_card(plan, facts()))
     assert "yes: NOT PRIVATE" in text and "no certified guarantee" in text
     plain = PrivacyConfig(expected_batch_size=5, steps=2, preconditioner=kfac()).with_noise(
