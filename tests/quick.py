@@ -39,7 +39,7 @@ def make_figures_blank(patched: pytest.MonkeyPatch) -> None:
     the documents measure and draw them in full.
     """
     from dpkfc.app import results
-    from dpkfc.app.run_folder import placed
+    from dpkfc.app.run_folder import write_atomically
 
     choose_factors = results._choose_factors
 
@@ -47,5 +47,5 @@ def make_figures_blank(patched: pytest.MonkeyPatch) -> None:
         factors, measured_on = choose_factors(prepared)
         return replace(factors, probe_size=min(factors.probe_size, 32)), measured_on
 
-    patched.setattr("dpkfc.app.plots.save", lambda figure, path: placed(path, Path.touch))
+    patched.setattr("dpkfc.app.plots.save", lambda figure, path: write_atomically(path, Path.touch))
     patched.setattr(results, "_choose_factors", choose_few)

@@ -46,7 +46,7 @@ from dpkfc.app.datasets.sources import (
 from dpkfc.app.html.render import interval
 from dpkfc.app.models import resnet20, seeded, two_convolutions
 from dpkfc.app.plots import COLOURS, INK, save
-from dpkfc.app.run_folder import placed, write_text
+from dpkfc.app.run_folder import write_atomically, write_text
 from dpkfc.app.tuning.arms import Choice, Range, Space
 from dpkfc.app.tuning.runs import Plain, StudyError, hardware
 from dpkfc.app.tuning.tune import percent, settings_text
@@ -230,7 +230,7 @@ def load_features(name: str, folder: Path, data_dir: str = "") -> Features:
     path = folder / f"{name}-{digest[:12]}.safetensors"
     if not path.is_file():
         content = _compute_features(task, network, data_dir)
-        placed(path, lambda part: save_file(content, part), private=True)
+        write_atomically(path, lambda part: save_file(content, part), private=True)
     stored = load_file(path)
     train, validation = split((stored["train"], stored["train_labels"]), task.validation)
     return Features(
@@ -253,7 +253,7 @@ def _network(extractor: Extractor, folder: Path, data_dir: str) -> tuple[nn.Sequ
         pixels = load_pixels(extractor.public, data_dir or None)
         images, labels = pixels.tensors(extractor.normalisation).train
         seeded(lambda: _fit(network, extractor, images, labels), _SEED)
-        placed(path, lambda part: save_file(network.state_dict(), part))
+        write_atomically(path, lambda part: save_file(network.state_dict(), part))
     network.load_state_dict(load_file(path))
     body = nn.Sequential(*list(network)[:-1])
     body.eval()

@@ -18,7 +18,7 @@ from dpkfc.app.pretrained import encode_tokens, minilm_tokens
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
 from dpkfc.app.recipes.images import CIFAR10_NORMALISATION
 from dpkfc.app.recipes.text import HEAD_LENGTH, SIZE
-from dpkfc.app.run_folder import placed
+from dpkfc.app.run_folder import write_atomically
 from dpkfc.app.tuning.runs import Place, Plain, Run, StudyError
 
 _LOG = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ def _write(path: Path, recipe: str, count: int, data_dir: str) -> None:
         # The encoder is slow, so it sees the chosen texts alone.
         chosen = encode_tokens(chosen)
     content = {"inputs": chosen.contiguous(), "labels": labels[rows].contiguous()}
-    placed(path, lambda part: save_file(content, part))
+    write_atomically(path, lambda part: save_file(content, part))
 
 
 def _examples(name: str, data_dir: str) -> tuple[Any, Any]:

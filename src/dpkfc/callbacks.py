@@ -88,8 +88,8 @@ class CallbackCalls:
         ranks: the processes of the session.
 
     Attributes:
-        takers: names of the callbacks that were given private numbers, in earlier parts of the run
-            too.
+        private_readers: names of the callbacks that were given private numbers, in earlier parts
+            of the run too.
         has_started: whether `on_start` was called, and `on_end` was not.
         active: callbacks that still see steps, on the first process.
 
@@ -105,7 +105,7 @@ class CallbackCalls:
                     f"callbacks: {callback!r:.50} is not a callback; derive it from"
                     " dpkfc.Callback, and pass an instance in a list"
                 )
-        self.takers: list[str] = []
+        self.private_readers: list[str] = []
         self._callbacks = list(callbacks)
         self.active: list[Callback] = []
         self.has_started = False
@@ -144,7 +144,7 @@ class CallbackCalls:
             if not callback.private:
                 callback.on_step(public)
                 return
-            self.add_takers([type(callback).__name__])
+            self.note_private_readers([type(callback).__name__])
             callback.on_step(whole)
 
         self._call_all(self.active, call)
@@ -172,13 +172,13 @@ class CallbackCalls:
 
     def unprotected_figures(self, names: Sequence[str]) -> dict[str, str]:
         """Return the private numbers that callbacks were given, with the reason, for the card."""
-        if not self.takers:
+        if not self.private_readers:
             return {}
-        return {f"callbacks: {', '.join(names)}": f"{_REASON} {', '.join(self.takers)}"}
+        return {f"callbacks: {', '.join(names)}": f"{_REASON} {', '.join(self.private_readers)}"}
 
-    def add_takers(self, names: Sequence[str]) -> None:
+    def note_private_readers(self, names: Sequence[str]) -> None:
         """Remember callbacks that were given private numbers."""
-        self.takers += [name for name in names if name not in self.takers]
+        self.private_readers += [name for name in names if name not in self.private_readers]
 
 
 # --------------------------------------------------------------------------------------------------

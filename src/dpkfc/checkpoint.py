@@ -182,7 +182,9 @@ def exists(folder: StrPath) -> bool:
     return target.exists() or target.with_name(target.name + ".old").exists()
 
 
-def keep_of_others(folder: StrPath, releases: int, is_own: Callable[[int, str], bool]) -> None:
+def refuse_foreign_checkpoint(
+    folder: StrPath, releases: int, is_own: Callable[[int, str], bool]
+) -> None:
     """Refuse to overwrite a checkpoint that may be of an earlier run on the same ledger.
 
     Args:

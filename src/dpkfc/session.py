@@ -885,7 +885,7 @@ class Session:
         self._average.check_swapped_out()
         self._ranks.run_on_all(self._weights.check_parameters)
         self._ranks.broadcast_from_rank0(
-            lambda: checkpoint.keep_of_others(
+            lambda: checkpoint.refuse_foreign_checkpoint(
                 folder, self._unrestored_releases, self.ledger.contains
             )
         )
@@ -917,8 +917,8 @@ class Session:
         }
         if self._ranks.world_size > 1:
             meta["world_size"] = self._ranks.world_size
-        if self._callbacks.takers:
-            meta["takers"] = list(self._callbacks.takers)
+        if self._callbacks.private_readers:
+            meta["takers"] = list(self._callbacks.private_readers)
         if self._weights.accepted:
             meta["accepted"] = list(self._weights.accepted)
         state = self.model.state_dict()
@@ -993,7 +993,7 @@ class Session:
         if "torch_rng" in meta:
             states = meta["torch_rng"].view(meta["world_size"], -1)
             torch.set_rng_state(states[self._ranks.rank % len(states)].clone())
-        self._callbacks.add_takers(meta.get("takers", []))
+        self._callbacks.note_private_readers(meta.get("takers", []))
         self._weights = ReleasedWeights(self.model, meta.get("accepted", ()))
         self._weights.record()
         preconditioning.current = preconditioner

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 
 from dpkfc.app import train as train_module
 from dpkfc.app.recipes.catalogue import run_config
-from dpkfc.app.run_folder import LAST_PLOT, Metrics, RunFolder, RunFolderError, placed
+from dpkfc.app.run_folder import LAST_PLOT, Metrics, RunFolder, RunFolderError, write_atomically
 from dpkfc.app.settings import ConfigError
 from dpkfc.app.train import resume, run
 from dpkfc.checkpoint import CheckpointError, read
@@ -167,7 +167,7 @@ def _quick() -> Iterator[None]:
     """Accounting once; pictures in the long run alone."""
 
     def touch(prepared: object, folder: RunFolder, *_: object) -> None:
-        placed(folder.plots / LAST_PLOT, Path.touch)
+        write_atomically(folder.plots / LAST_PLOT, Path.touch)
 
     with remembered(), pytest.MonkeyPatch.context() as patched:
         if not FULL:

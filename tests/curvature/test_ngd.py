@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dpkfc.curvature import NGD, FeatureNoise, PinkNoise, PublicData
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.model_state import preserve_model
-from dpkfc.curvature.ngd import AfterClip
+from dpkfc.curvature.ngd import PostNoiseWhitening
 from dpkfc.curvature.probe_pass import ProbeSpec, run_probe
 from dpkfc.linalg.blocks import Outer
 from dpkfc.linalg.metric import Eigenbasis, Elementwise, Metric
@@ -171,7 +171,7 @@ def test_orders_differ_in_where_the_map_stands() -> None:
         maps[order] = config.metric_at(config.build(model, capture, 0), 7)["0"]
     natural = maps["split"].apply(maps["split"].apply(g))
     torch.testing.assert_close(maps["after"].apply(g), natural, rtol=1e-10, atol=1e-10)
-    assert isinstance(maps["before"], AfterClip) and maps["before"].is_identity
+    assert isinstance(maps["before"], PostNoiseWhitening) and maps["before"].is_identity
     torch.testing.assert_close(maps["before"].inverse().apply(g), natural, rtol=1e-10, atol=1e-10)
 
 

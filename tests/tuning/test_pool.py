@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.app.run_folder import RunFolderError, placed
+from dpkfc.app.run_folder import RunFolderError, write_atomically
 from dpkfc.app.settings import ConfigError
 from dpkfc.app.tuning import pool
 from dpkfc.app.tuning.pool import Outcome, StudyProgress, Task, drive, end_of, run_one, worker_count
@@ -234,7 +234,7 @@ def test_a_full_disk_is_seen_behind_the_error_that_was_made_of_it(tmp_path: Path
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     with pytest.raises(RunFolderError) as told:
-        placed(tmp_path / "file", write)
+        write_atomically(tmp_path / "file", write)
     assert pool._is_full(told.value)
     assert not pool._is_full(CheckpointError("cannot write the checkpoint"))
 

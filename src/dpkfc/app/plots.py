@@ -28,7 +28,7 @@ from matplotlib.ticker import (
 )
 from numpy.typing import ArrayLike, NDArray
 
-from dpkfc.app.run_folder import placed, write_text
+from dpkfc.app.run_folder import write_atomically, write_text
 from dpkfc.report.text import ensure_mapping, number, plain, rounded_up
 
 INK = "#22303c"
@@ -206,7 +206,7 @@ def save(figure: Figure, path: Path) -> Path:
     Raises:
         RunFolderError: the path cannot be written.
     """
-    return placed(path, lambda part: figure.savefig(part, facecolor=PAPER, format="png"))
+    return write_atomically(path, lambda part: figure.savefig(part, facecolor=PAPER, format="png"))
 
 
 def history(curve: Curve) -> Figure:

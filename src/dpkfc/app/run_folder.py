@@ -245,7 +245,7 @@ class RunFolder:
         return write_text(path, text + "\n")
 
 
-def placed(path: Path, write: Callable[[Path], object], *, private: bool = False) -> Path:
+def write_atomically(path: Path, write: Callable[[Path], object], *, private: bool = False) -> Path:
     """Write a file as `dpkfc.checkpoint.place_file` does, with an error that names a way out.
 
     Args:
@@ -265,8 +265,8 @@ def placed(path: Path, write: Callable[[Path], object], *, private: bool = False
 
 
 def write_text(path: Path, text: str, *, private: bool = False) -> Path:
-    """Write a text file in UTF-8 as `placed` does."""
-    return placed(path, lambda part: part.write_text(text, "utf-8"), private=private)
+    """Write a text file in UTF-8 as `write_atomically` does."""
+    return write_atomically(path, lambda part: part.write_text(text, "utf-8"), private=private)
 
 
 def _sync(path: Path) -> None:
@@ -416,7 +416,7 @@ class Metrics:
         def write(part: Path) -> None:
             pq.write_table(table, part, write_page_checksum=True)
 
-        placed(path, write, private=True)
+        write_atomically(path, write, private=True)
 
     def _schema(self) -> pa.Schema:
         notes = not_private(self.measured_on)

@@ -375,7 +375,7 @@ _LEAST = 1e-30  # smaller eigenvalues count as zero
 
 
 @dataclass(frozen=True)
-class AfterClip(Kronecker):
+class PostNoiseWhitening(Kronecker):
     """The identity for the clip; `readout="inverse"` applies `back` after the noise."""
 
     back: Entry = field(kw_only=True)
@@ -571,7 +571,7 @@ class NGD(ProbePreconditioner):
             clamped = clamp_eigenvalues(entry, state.spectra[name], floor, self.exponent)
             metric[name] = clamped.compact()
             if self.order == "before":
-                metric[name] = AfterClip(back=metric[name])
+                metric[name] = PostNoiseWhitening(back=metric[name])
         return metric
 
 

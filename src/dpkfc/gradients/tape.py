@@ -184,7 +184,7 @@ class Tape:
 
     def __enter__(self) -> Tape:
         """Start to record; what an earlier use recorded is dropped."""
-        self._meetings: Sequence[Meeting] = ()
+        self._meetings: Sequence[SharedTensorUse] = ()
         self._weights: Sequence[WeightUse] = ()
         self._records: list[_Record] = []
         self._hidden: dict[str, Layer] = {}
@@ -897,7 +897,7 @@ _TRANSPOSING = split_names("t T mT transpose swapaxes permute")
 
 
 @dataclass(frozen=True)
-class Meeting:
+class SharedTensorUse:
     """A place where a shared tensor got a row for each example.
 
     Attributes:
@@ -1001,7 +1001,7 @@ class SharedUses:
 
     tracker: Tracker
     names: Mapping[int, str]
-    meetings: list[Meeting] = field(default_factory=list)
+    meetings: list[SharedTensorUse] = field(default_factory=list)
     weights: list[WeightUse] = field(default_factory=list)
     _transposed: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
@@ -1064,7 +1064,7 @@ class SharedUses:
         self.tracker.set_state(rows, axis)
         if rows.requires_grad:
             edge = get_gradient_edge(rows)
-            self.meetings.append(Meeting(source, axis, rows.shape, edge))
+            self.meetings.append(SharedTensorUse(source, axis, rows.shape, edge))
 
     def _expand_rows(self, args: Any, kwargs: Any, trailing: int) -> tuple[Any, Any]:
         """Return the arguments with shared tensors expanded along the batch axis.
@@ -1163,7 +1163,7 @@ def _broadcast_shape(x: Tensor, rank: int) -> tuple[int, ...]:
 
 
 def pulled_back(
-    meetings: Sequence[Meeting],
+    meetings: Sequence[SharedTensorUse],
     arrived: dict[Any, Tensor | None],
     targets: Sequence[GradientEdge | Tensor],
     size: int,

@@ -50,9 +50,9 @@ def encode_table(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
         parts.append(encoded.features)
         shares["missing", name] = encoded.missing
         if column.limits:
-            shares["outside of bounds", name] = encoded.odd
+            shares["outside of bounds", name] = encoded.unexpected
         elif column.categories:
-            shares["of no known category", name] = encoded.odd
+            shares["of no known category", name] = encoded.unexpected
     inputs = np.concatenate(parts, axis=1)
     labels = np.full(table.rows, UNKNOWN, np.int64)
     if schema.target in table.columns:

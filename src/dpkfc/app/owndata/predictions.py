@@ -20,7 +20,7 @@ from dpkfc.app.owndata.records import Records
 from dpkfc.app.recipes.catalogue import recipe_of
 from dpkfc.app.recipes.objective import CLASSIFICATION, Judged, model_outputs, score_classes
 from dpkfc.app.recipes.recipe import Recipe, compute_features
-from dpkfc.app.run_folder import RunFolder, RunFolderError, placed
+from dpkfc.app.run_folder import RunFolder, RunFolderError, write_atomically
 from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.app.train import read_settings
 from dpkfc.features import build_features
@@ -120,7 +120,7 @@ def write_predictions(trained: Trained, records: Records, out: Path) -> int:
             writer.writerow(["record", *columns])
             writer.writerows(zip(records.names, *columns.values(), strict=True))
 
-    placed(out, write, private=True)
+    write_atomically(out, write, private=True)
     return len(records)
 
 
@@ -222,7 +222,7 @@ def export_model(trained: Trained, run: Path, form: str, out: Path | None = None
     path = out or run / "export" / FORMATS[form]
     if form == "safetensors":
         weights = RunFolder.locate(run).model
-        return placed(path, lambda part: shutil.copyfile(weights, part))
+        return write_atomically(path, lambda part: shutil.copyfile(weights, part))
     example = example_inputs(trained.recipe)
     model = trained.model
     if trained.recipe.features is not None:
@@ -236,7 +236,7 @@ def export_model(trained: Trained, run: Path, form: str, out: Path | None = None
         reason = first_line(error)[:80]
         raise ConfigError(f"the model cannot be traced ({reason}); take safetensors") from error
     save = _save_program if form == "torch" else _save_onnx
-    return placed(path, lambda part: save(program, part))
+    return write_atomically(path, lambda part: save(program, part))
 
 
 def example_inputs(recipe: Recipe) -> Tensor:

@@ -404,14 +404,14 @@ class Column:
         present = [meaning for meaning in meanings if meaning is not None]
         rows = np.zeros((len(meanings), self.width), np.float32)
         rows[is_missing, -1] = 1.0
-        odd = np.zeros(len(meanings), bool)
-        rows[~is_missing, :-1], odd[~is_missing] = _ENCODERS[self.kind](self, present)
+        unexpected = np.zeros(len(meanings), bool)
+        rows[~is_missing, :-1], unexpected[~is_missing] = _ENCODERS[self.kind](self, present)
         counts = np.bincount(codes, minlength=len(meanings))
         total = max(1, len(values))
         return Encoded(
             features=rows[codes],
             missing=int(counts[is_missing].sum()) / total,
-            odd=int(counts[odd].sum()) / total,
+            unexpected=int(counts[unexpected].sum()) / total,
         )
 
 
@@ -442,12 +442,12 @@ class Encoded:
     Attributes:
         features: float32 `[N, width]`.
         missing: share of missing values. PRIVATE.
-        odd: share of numbers outside of the bounds, or of unknown categories. PRIVATE.
+        unexpected: share of numbers outside of the bounds, or of unknown categories. PRIVATE.
     """
 
     features: np.ndarray
     missing: float
-    odd: float
+    unexpected: float
 
 
 _Rows = tuple[np.ndarray, np.ndarray]
@@ -468,7 +468,7 @@ def _encode_numbers(column: Column, values: list[Any]) -> _Rows:
 def _encode_categories(column: Column, values: list[Any]) -> _Rows:
     """Return one-hot rows; the last place belongs to unknown categories, which buckets lack."""
     rows = np.zeros((len(values), column.width - 1), np.float32)
-    odd = np.zeros(len(values), bool)
+    unexpected = np.zeros(len(values), bool)
     names = [column.meaning(category) for category in column.categories]
     place_of = {name: place for place, name in enumerate(names)}
     for number, name in enumerate(values):
@@ -476,9 +476,9 @@ def _encode_categories(column: Column, values: list[Any]) -> _Rows:
             place = _bucket(name, column.buckets)
         else:
             place = place_of.get(name, len(column.categories))
-            odd[number] = name not in place_of
+            unexpected[number] = name not in place_of
         rows[number, place] = 1.0
-    return rows, odd
+    return rows, unexpected
 
 
 def _bucket(text: str, buckets: int) -> int:

@@ -116,7 +116,7 @@ class Number:
         encoded = column.encode(values)
         is_missing = encoded.features[:, 1] == 1
         labels = np.where(is_missing, np.nan, encoded.features[:, 0])
-        return labels.astype(np.float32), {("outside of bounds", self.name): encoded.odd}
+        return labels.astype(np.float32), {("outside of bounds", self.name): encoded.unexpected}
 
     def answer(self, outputs: Tensor) -> dict[str, list[str]]:
         """Return the predicted number in its own unit, inside of the bounds."""
