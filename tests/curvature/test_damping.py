@@ -74,29 +74,6 @@ def test_a_wide_side_keeps_its_first_eigenpairs_and_its_trace():
             Damping(max_rank=wrong)
 
 
-def test_pairs_that_were_never_computed_count_by_their_mean():
-    """The same side from all eigenpairs and from the first ones with the trace of the rest."""
-    d, values = 24, torch.logspace(1, -1, 24, dtype=F64)
-    basis = torch.linalg.qr(torch.randn(d, d, dtype=F64)).Q
-    damping = Damping(value=0.1, max_rank=5)
-    whole = damp_side(Eigen(basis, values), damping, F64)
-    part = damp_side(Eigen(basis[:, :5], values[:5], float(values[5:].sum())), damping, F64)
-    assert isinstance(part, LowRank) and part.tail == pytest.approx(whole.tail)
-    assert torch.allclose(_matrix(part, d), _matrix(whole, d))
-    held = Eigen(basis[:, :15], values[:15], float(values[15:].sum()))
-    dense = damp_side(held, Damping(value=0.1, max_rank=None), F64)
-    shift = 0.1 * float(values.mean())
-    assert isinstance(dense, Dense)
-    assert torch.allclose(
-        _matrix(dense, d), _power(dense_matrix(held) + shift * torch.eye(d, dtype=F64), -0.5)
-    )
-    floor = float(values[15:].mean())
-    assert condition_numbers(held, damping) == (
-        pytest.approx(10 / floor),
-        pytest.approx((10 + shift) / (floor + shift)),
-    )
-
-
 def test_eigenvalues_far_below_the_damping_are_the_tail():
     values = torch.tensor([10.0, 5.0, 1e-4, 1e-5, 0.0, 0.0], dtype=F64)
     side = damp_side(

@@ -137,29 +137,6 @@ def test_small_probes_are_differentiated_whole(size: int):
     assert watched.seen == {True: min(size, LAST), False: max(0, size - LAST)}
 
 
-@pytest.mark.parametrize("make", [cnn, Mixed])
-def test_the_metric_of_matrices_does_not_depend_on_it(make: Callable[[], nn.Module]):
-    """In the default scale the size of output gradients cancels: the metric is that of a refresh
-    that differentiates all.
-    """
-    model = make().double()
-    probe = (
-        PinkNoise(CNN_SHAPE)
-        if make is cnn
-        else PublicData(torch.randint(11, (SIZE, 5)), provenance="random ids")
-    )
-    kfac = KFAC(probe=probe, probe_size=SIZE)
-    watched, both = Watched(model), Watched(model, always=True)
-    found, whole = (kfac.build(model, w, 0, w.rules) for w in (watched, both))
-    matrices = [name for name, entry in found.metric.items() if hasattr(entry, "input")]
-    for name in matrices:
-        g = torch.randn(
-            3, found.shapes[name]["output"][0], found.shapes[name]["input"][0], dtype=torch.float64
-        )
-        own, other = (built.metric[name].apply(g) / built.scale for built in (found, whole))
-        torch.testing.assert_close(own, other)
-
-
 def test_a_layer_that_no_differentiated_example_reaches_takes_the_scale_of_the_others():
     x = -torch.rand(SIZE, 4, dtype=torch.float64)
     x[3, 0] = 1.0

@@ -130,60 +130,6 @@ def test_the_drawn_rows_in_a_loop(n: int, t: int, groups: int, masked: bool) -> 
         assert cut.trace == pytest.approx(float(matrix.trace()), rel=1e-9)  # whatever is left out
 
 
-def _exact(block: Block, lengths: Tensor, sharing: str) -> Tensor:
-    """A, or the factor of a table's columns, from every position."""
-    n = block.batch_size
-    if isinstance(block, Tied):
-        read = block.outer.b.norm(dim=-1, keepdim=True) * block.outer.a
-        if sharing == "reduce":
-            summed = block.outer.b.sum(1).norm(dim=-1, keepdim=True) * block.outer.a.mean(1)
-            return sum(x.T @ x for x in (block.lookup.b.sum(1), summed)) / n
-        return sum(x.flatten(0, 1).T @ x.flatten(0, 1) for x in (block.lookup.b, read)) / n
-    kept = [block.a[i, : lengths[i // block.groups]] for i in range(n * block.groups)]
-    kept = [x.mean(0, keepdim=True) for x in kept] if sharing == "reduce" else kept
-    return sum(x.T @ x for x in kept) / (n * block.groups)
-
-
-@pytest.mark.quick(
-    "outer-4-9-False-expand", "outer-12-3-True-reduce", "groups-*-expand", "tied-*-reduce"
-)
-@pytest.mark.parametrize("sharing", ["expand", "reduce"])
-@pytest.mark.parametrize(
-    ("kind", "n", "t", "masked"),
-    [
-        ("outer", 4, 9, False),
-        ("outer", 12, 3, False),
-        ("outer", 12, 3, True),
-        ("groups", 6, 2, False),
-        ("tied", 9, 2, False),
-    ],
-)
-def test_what_is_drawn_is_unbiased(kind: str, n: int, t: int, masked: bool, sharing: str) -> None:
-    groups = 2 if kind == "groups" else 1
-    if kind == "tied":
-        ids = torch.randint(11, (n, t), generator=torch.Generator().manual_seed(1))
-        block: Block = Tied(
-            Lookup(ids, randn(n, t, WIDE), 11),
-            Outer(randn(n, t, WIDE, seed=2), randn(n, t, 11, seed=3)),
-        )
-    else:
-        block = Outer(randn(n * groups, t, WIDE), randn(n * groups, t, 2, seed=1), groups)
-    lengths = (
-        torch.randint(1, t + 1, (n,), generator=torch.Generator().manual_seed(n))
-        if masked
-        else torch.full((n,), t)
-    )
-    mask = torch.arange(t) < lengths.unsqueeze(1) if masked else None
-    exact, draws = _exact(block, lengths, sharing), 500
-    how, total = structure(sharing=sharing), torch.zeros(WIDE, WIDE, dtype=F64)
-    for seed in range(draws):
-        found = dense_matrix(accumulated(block, how, seed, mask).result().sides["input"])
-        total += found / draws
-    assert torch.allclose(total, exact, atol=0.05 * float(exact.trace()))
-    if not (sharing == "reduce" and n <= CAP // (2 if kind == "tied" else 1) and groups == 1):
-        assert not torch.allclose(found, exact, atol=1e-3)  # some were left out
-
-
 # -- averages over refreshes -----------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpkfc.curvature import KFAC, PinkNoise, row_sampling
+from dpkfc.curvature import row_sampling
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, probe_norms
 from dpkfc.curvature.row_sampling import RowSubsampler
 from dpkfc.gradients.clipped_sum import capture
@@ -100,32 +100,6 @@ def test_norms_of_examples(name: str, last: int | None) -> None:
     )
     turned = basis.apply(gradients).flatten(1).square().sum(1).view(N, -1).sum(1)
     torch.testing.assert_close(block.squared_norms(basis), turned, rtol=1e-10, atol=0)
-
-
-def test_a_refresh_sees_the_positions_that_were_drawn() -> None:
-    """Against a loop over the same positions of explicit patches, through the whole of a
-    refresh.
-    """
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(3 * 64, 4)
-    ).double()
-    layers = find_layers(model)
-    kfac = KFAC(probe=PinkNoise((2, 8, 8)), probe_size=8, chunk=3, rows_per_dim=1.0, sides="both")
-
-    def explicit(m: nn.Module, loss):
-        blocks = capture(m, layers, loss)
-        return {name: blocks[name].explicit() for name in blocks}
-
-    rules = {layer.name: layer.rule for layer in layers}
-    with torch.random.fork_rng():
-        lazy = kfac.build(model, lambda m, loss: capture(m, layers, loss), 0, rules=rules)
-        whole = kfac.build(model, explicit, 0, rules=rules)
-    assert lazy.scale == pytest.approx(whole.scale, rel=1e-12)
-    g = torch.randn(5, 3, 19, dtype=torch.float64)
-    torch.testing.assert_close(
-        lazy.metric["0"].apply(g), whole.metric["0"].apply(g), rtol=1e-10, atol=1e-12
-    )
 
 
 def test_few_rows_take_little_memory_and_many_no_second_copy() -> None:

@@ -150,27 +150,6 @@ def test_about_as_many_rows_are_read_as_were_asked_for(monkeypatch):
     assert held.subsample(x, 1, 10).index.numel() == 200
 
 
-@pytest.mark.parametrize("sharing", ["expand", "reduce"])
-@pytest.mark.parametrize("homogeneous", [False, True])
-def test_padding_changes_no_factor(sharing, homogeneous):
-    """The same texts padded to 5 and to 12 columns, with rubbish in the padded inputs."""
-    lengths = torch.tensor([5, 2, 3, 0])
-    short = _block(4, 5, 3, 2, homogeneous=homogeneous)
-    inside = torch.arange(5) < lengths.unsqueeze(1)
-    short = Outer(short.a, short.b * inside.unsqueeze(-1), homogeneous=homogeneous)
-    a = torch.cat([short.a, torch.randn(4, 7, 3, dtype=F64)], 1)
-    long = Outer(
-        a, torch.cat([short.b, torch.zeros(4, 7, 2, dtype=F64)], 1), homogeneous=homogeneous
-    )
-    wide = torch.arange(12) < lengths.unsqueeze(1)
-    one = _dense(short, _positions(4, None), mask=inside, sharing=sharing)
-    two = _dense(long, _positions(4, None), mask=wide, sharing=sharing)
-    for side in ("input", "output"):
-        assert torch.allclose(dense_matrix(one[side]), dense_matrix(two[side]), atol=1e-12)
-    plain = _dense(long, _positions(4, None), sharing=sharing)
-    assert not torch.allclose(dense_matrix(plain["input"]), dense_matrix(two["input"]), atol=1e-3)
-
-
 def test_padding_is_not_counted_as_a_read_of_its_row():
     ids = torch.tensor([[3, 1, 0, 0], [2, 0, 0, 0]])
     block = Lookup(ids, torch.randn(2, 4, 2, dtype=F64) * (ids > 0).unsqueeze(-1), 5)

@@ -13,12 +13,11 @@ from torch import nn
 
 from dpkfc.curvature import KFAC, Probe, TokenNoise
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator
-from dpkfc.curvature.model_state import preserve_model
-from dpkfc.curvature.probe_pass import public_generator, run_probe
+from dpkfc.curvature.probe_pass import public_generator
 from dpkfc.gradients import clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.blocks import Lookup, MaterializedGradients, Outer, Tied
-from dpkfc.linalg.metric import Diagonal, Identity, Kronecker
+from dpkfc.linalg.metric import Diagonal
 from tests.curvature.toys import dense_matrix
 
 F64 = torch.float64
@@ -237,40 +236,6 @@ def test_a_tied_weight_may_lack_one_use(missing):
     layer = LayerAccumulator(block, FactorOptions())
     layer.add(block)
     assert layer.result().sides["input"].trace > 0
-
-
-def test_a_tied_model_gets_a_metric_over_its_width():
-    model = Tagger(tied=True).double()
-    kfac = _kfac(damping=0.3)
-    built = _build(model, kfac)
-    entry = built.metric["embedding"]
-    assert (
-        "head" not in built.metric
-        and isinstance(entry, Kronecker)
-        and isinstance(entry.output, Identity)
-    )
-    layers = find_layers(model)
-    with preserve_model(model), torch.no_grad():
-        capture = partial(_captured, layers)
-        blocks = [
-            piece.blocks["embedding"] for piece in run_probe(model, capture, kfac.probe_spec(0))
-        ]
-    rows = torch.cat([b.lookup.b.flatten(0, 1) for b in blocks])
-    heads = torch.cat(
-        [(b.outer.a * b.outer.b.norm(dim=-1, keepdim=True)).flatten(0, 1) for b in blocks]
-    )
-    covariance = rows.T @ rows + heads.T @ heads
-    covariance = covariance / covariance.trace() * len(covariance) + 0.3 * torch.eye(
-        len(covariance), dtype=F64
-    )
-    values, vectors = torch.linalg.eigh(covariance)
-    exact = (vectors * values.pow(-0.5)) @ vectors.T
-    got = entry.input.apply(torch.eye(len(exact), dtype=F64))
-    assert torch.allclose(got / got.trace(), exact / exact.trace(), atol=1e-9)
-    shapes = {x.name: {role: tuple(x.tensor(role).shape) for role in x.parameters} for x in layers}
-    built.check(shapes)
-    with pytest.raises(ValueError, match="layer 'embedding'"):
-        built.check(shapes | {"embedding": {"weight": (5, 11)}})
 
 
 def test_a_block_of_an_unknown_kind_keeps_the_identity_and_is_reported(caplog):

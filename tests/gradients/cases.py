@@ -114,14 +114,8 @@ def _ids(t: int, v: int) -> Callable[[int], Tensor]:
 
 CASES = [
     Case("linear", lambda: nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)), _x(5)),
-    Case(
-        "linear without bias",
-        lambda: nn.Sequential(nn.Linear(5, 7, bias=False), nn.Tanh(), nn.Linear(7, 3)),
-        _x(5),
-    ),
     Case("linear on sequences", lambda: _mean(nn.Linear(5, 7), nn.Tanh()), _x(4, 5)),
     Case("linear on long sequences", lambda: _mean(nn.Linear(2, 3), nn.Tanh()), _x(40, 2)),
-    Case("linear on grids", lambda: _mean(nn.Linear(5, 4), nn.Tanh()), _x(2, 3, 5)),
     Case("conv1d", lambda: _mean(nn.Conv1d(3, 5, 3, stride=2, padding=1), nn.Tanh()), _x(3, 11)),
     Case(
         "conv2d",
@@ -129,16 +123,6 @@ CASES = [
         _x(2, 6, 7),
     ),
     Case("conv2d wide", lambda: _mean(nn.Conv2d(6, 8, 3, padding=1), nn.Tanh()), _x(6, 3, 4)),
-    Case(
-        "conv2d asymmetric",
-        lambda: _mean(nn.Conv2d(2, 4, (3, 2), stride=(2, 1), padding=(0, 1)), nn.Tanh()),
-        _x(2, 7, 6),
-    ),
-    Case(
-        "conv2d dilated",
-        lambda: _mean(nn.Conv2d(2, 4, 3, dilation=2, padding=2), nn.Tanh()),
-        _x(2, 6, 7),
-    ),
     Case(
         "conv2d grouped",
         lambda: _mean(nn.Conv2d(4, 6, 3, groups=2, dilation=2, bias=False), nn.Tanh()),
@@ -149,15 +133,9 @@ CASES = [
         lambda: _mean(nn.Conv2d(4, 6, 3, groups=2), nn.Tanh()),
         _x(4, 5, 6),
     ),
-    Case("conv2d depthwise", lambda: _mean(nn.Conv2d(4, 4, 3, groups=4), nn.Tanh()), _x(4, 5, 6)),
     Case(
         "conv2d same",
         lambda: _mean(nn.Conv2d(2, 4, (4, 3), padding="same"), nn.Tanh()),
-        _x(2, 6, 7),
-    ),
-    Case(
-        "conv2d circular",
-        lambda: _mean(nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular"), nn.Tanh()),
         _x(2, 6, 7),
     ),
     Case(
@@ -170,15 +148,9 @@ CASES = [
         lambda: _mean(_last(2, 4, 3, padding=1), nn.Tanh(), _last(4, 5, 3)),
         _x(2, 6, 7),
     ),
-    Case(
-        "conv2d channels last grouped",
-        lambda: _mean(_last(4, 6, 3, groups=2), nn.Tanh()),
-        _x(4, 5, 6),
-    ),
     Case("conv3d", lambda: _mean(nn.Conv3d(2, 3, 2, stride=(1, 2, 1)), nn.Tanh()), _x(2, 3, 5, 4)),
     Case("embedding", lambda: _mean(nn.Embedding(6, 4, padding_idx=0), nn.Tanh()), _ids(9, 6)),
     Case("layer norm", lambda: _mean(nn.Linear(5, 6), nn.LayerNorm(6)), _x(3, 5)),
-    Case("layer norm two axes", lambda: _mean(nn.LayerNorm((3, 5))), _x(3, 5)),
     Case("rms norm", lambda: _mean(nn.Linear(5, 6), nn.RMSNorm(6)), _x(3, 5)),
     Case("group norm", lambda: _mean(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4)), _x(2, 5, 6)),
     Case(

@@ -14,65 +14,12 @@ from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.blocks import ConvBlock, Lookup, Outer, PerExample
-from dpkfc.linalg.metric import Elementwise, Kronecker, Metric, Side
+from dpkfc.linalg.metric import Metric
 from dpkfc.linalg.norms import per_example_norms
 from tests.gradients.cases import CASES, Case, build, looped, loss_fn
-from tests.gradients.whitened import side
+from tests.gradients.whitened import metric_of, whiten
 
 SIDES = ("identity", "diagonal", "dense", "lowrank")
-
-
-def make_metric(layers: list[Layer], kind: str) -> Metric:
-    metric: dict[str, Kronecker | Elementwise] = {}
-    for layer in layers:
-        if layer.rule in ("norm", "fallback"):
-            scales = {
-                r: torch.rand(layer.tensor(r).shape, dtype=torch.float64) + 0.2
-                for r in layer.parameters
-            }
-            metric[layer.name] = Elementwise(scales)
-            continue
-        weight = layer.tensor("weight")
-        if layer.rule == "embedding":
-            rows = side(kind if kind in ("identity", "diagonal") else "diagonal", weight.shape[0])
-            metric[layer.name] = Kronecker(rows, side(kind, weight.shape[1]))
-        else:
-            groups = getattr(layer.module, "groups", 1)
-            d_in = weight[0].numel() + ("bias" in layer.parameters)
-            metric[layer.name] = Kronecker(side(kind, d_in), side(kind, weight.shape[0] // groups))
-    return metric
-
-
-def dense_side(side: Side, d: int) -> Tensor:
-    return side.apply(torch.eye(d, dtype=torch.float64))
-
-
-def whiten(
-    layer: Layer, entry: Kronecker | Elementwise | None, grads: dict[str, Tensor]
-) -> dict[str, Tensor]:
-    """The definition: z = U_out g U_in with explicit matrices, one group at a time."""
-    own = {role: grads[full] for role, full in layer.parameters.items()}
-    if entry is None:
-        return {layer.parameters[r]: g for r, g in own.items()}
-    if isinstance(entry, Elementwise):
-        return {layer.parameters[r]: entry.scale[r] * g for r, g in own.items()}
-    if layer.rule == "embedding":
-        g = own["weight"]
-        z = dense_side(entry.input, g.shape[0]) @ g @ dense_side(entry.output, g.shape[1])
-        return {layer.parameters["weight"]: z}
-    groups = getattr(layer.module, "groups", 1)
-    matrix = own["weight"].flatten(1)
-    if "bias" in own:
-        matrix = torch.cat([matrix, own["bias"].unsqueeze(1)], 1)
-    parts = matrix.view(groups, -1, matrix.shape[1])
-    u_in, u_out = dense_side(entry.input, parts.shape[2]), dense_side(entry.output, parts.shape[1])
-    z = torch.stack([u_out @ part @ u_in for part in parts]).reshape(matrix.shape)
-    result = {
-        layer.parameters["weight"]: z[:, : own["weight"][0].numel()].reshape(own["weight"].shape)
-    }
-    if "bias" in own:
-        result[layer.parameters["bias"]] = z[:, -1]
-    return result
 
 
 def brute(
@@ -116,7 +63,7 @@ def run(
 def test_clipped_sum_equals_a_loop(case: Case, kind: str | None) -> None:
     model, batch = build(case)
     layers = find_layers(model)
-    metric = make_metric(layers, kind) if kind else {}
+    metric = metric_of(layers, kind) if kind else {}
     rows = brute(model, batch, layers, metric)
     exact = torch.stack([norm(row) for row in rows])
     c = float(exact.median())
@@ -137,7 +84,7 @@ def test_clipped_sum_equals_a_loop(case: Case, kind: str | None) -> None:
 def test_any_split_gives_the_same_sum(case: Case) -> None:
     model, batch = build(case)
     layers = find_layers(model)
-    metric = make_metric(layers, "dense")
+    metric = metric_of(layers, "dense")
     _, whole = run(model, batch, layers, metric, Clip(0.5), [5])
     for splits in ([1, 1, 1, 1, 1], [2, 3], [4, 1]):
         _, parts = run(model, batch, layers, metric, Clip(0.5), splits)
@@ -150,7 +97,7 @@ def test_any_split_gives_the_same_sum(case: Case) -> None:
 def test_every_norm_method_agrees(case: Case, kind: str) -> None:
     model, batch = build(case)
     layers = find_layers(model)
-    metric = make_metric(layers, kind)
+    metric = metric_of(layers, kind)
     tape = Tape(model, layers)
     with tape:
         losses = loss_fn(model, batch)

@@ -70,24 +70,6 @@ def test_the_order_of_channels_in_memory_changes_nothing(name: str, views: int) 
     torch.testing.assert_close(other.outer().per_example(), one.outer().per_example(), **same)
 
 
-@pytest.mark.parametrize("name", sorted(CONVS))
-def test_two_calls_are_views_of_one_block(name: str) -> None:
-    module, pairs = _calls(name, N * 2, times=2)
-    blocks = [conv_block(module, x, b) for x, b in pairs]
-    joined = blocks_of(_layer(module), [_call(module, x, b) for x, b in pairs], N * 2)
-    assert isinstance(joined, ConvBlock) and joined.views == 2
-    expected = blocks[0].per_example() + blocks[1].per_example()
-    torch.testing.assert_close(joined.per_example(), expected, rtol=1e-11, atol=1e-12)
-    units = joined.merge_rows(N, 2)
-    assert (units.batch_size, units.views) == (N, 4)
-    torch.testing.assert_close(
-        units.per_example(),
-        expected.view(N, 2, module.groups, *expected.shape[1:]).sum(1).flatten(0, 1),
-        rtol=1e-11,
-        atol=1e-12,
-    )
-
-
 def test_calls_of_other_shapes_become_patches() -> None:
     module, [(x, b)] = _calls("plain", N)
     small, less = x[..., :5, :5], b[..., :5, :5]

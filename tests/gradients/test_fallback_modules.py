@@ -34,68 +34,6 @@ def randn(*shape: int) -> Tensor:
 # -- attention -------------------------------------------------------------------------------------
 
 
-class Attending(nn.Module):
-    """Attention behind a linear layer, with all that it can be called with."""
-
-    def __init__(
-        self, weights: bool = False, masks: tuple[str, ...] = (), causal: bool = False, **options
-    ) -> None:
-        super().__init__()
-        self.inner = nn.MultiheadAttention(D, 2, **{"batch_first": True, **options})
-        self.first, self.weights, self.masks, self.causal = nn.Linear(3, D), weights, masks, causal
-        mask = torch.triu(torch.ones(T, T, dtype=torch.bool), 1)
-        self.register_buffer(
-            "mask", torch.where(mask, -torch.inf, 0.25).double() if "float" in masks else mask
-        )
-
-    def forward(
-        self, x: Tensor, key: Tensor, value: Tensor, padding: Tensor, heads: Tensor
-    ) -> Tensor:
-        x = self.first(x)
-        key, value = (key, value) if self.inner.kdim != D else (x, x)
-        if not self.inner.batch_first:
-            x, key, value = x.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
-        options = {"key_padding_mask": padding} if "padding" in self.masks else {}
-        if "square" in self.masks:
-            options["attn_mask"] = self.mask
-        if "heads" in self.masks:
-            options["attn_mask"] = heads.flatten(0, 1)
-        out, weights = self.inner(
-            x, key, value, need_weights=self.weights, is_causal=self.causal, **options
-        )
-        out = out if self.inner.batch_first else out.transpose(0, 1)
-        return (
-            out.flatten(1)
-            if weights is None
-            else torch.cat([out.flatten(1), weights.flatten(1)], 1)
-        )
-
-
-def attention_batch() -> tuple[Tensor, ...]:
-    padding = torch.arange(T) >= torch.tensor([2, 4, 3, 1]).unsqueeze(1)
-    return randn(N, T, 3), randn(N, T, 5), randn(N, T, 6), padding, randn(N, 2, T, T)
-
-
-@pytest.mark.parametrize("mode", [True, False], ids=["training", "evaluation"])
-@pytest.mark.parametrize("batch_first", [True, False], ids=["batch first", "time first"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"masks": ("square", "float", "padding"), "weights": True},
-        {"masks": ("square",), "causal": True},
-        {"masks": ("heads",)},
-        {"kdim": 5, "vdim": 6},
-    ],
-    ids=str,
-)
-def test_attention(options: dict, batch_first: bool, mode: bool) -> None:
-    model = Attending(batch_first=batch_first, **options).double().train(mode)
-    for p in model.inner.parameters():
-        nn.init.normal_(p)
-    batch = attention_batch()
-    assert_equals_a_loop(model, loss_fn, batch, examples(batch, N))
-
-
 def test_attention_whose_batch_is_not_where_it_says() -> None:
     model = nn.MultiheadAttention(D, 2).double()
     x = randn(3, 5, D)

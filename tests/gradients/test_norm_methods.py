@@ -6,44 +6,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 from dpkfc import PrivacyConfig
-from dpkfc.gradients.clipped_sum import Clip, ClippedSummer
-from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.blocks import ConvBlock, MaterializedGradients, Outer
 from dpkfc.linalg.metric import Kronecker, LowRank
 from dpkfc.linalg.norms import per_example_norms
-from tests.gradients.whitened import metric_of, side
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(40, 48), nn.Tanh(), nn.Linear(48, 36)).double()
-
-
-def summed(model: nn.Module, metric, methods) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    layers = find_layers(model)
-    torch.manual_seed(1)
-    x, tape = torch.randn(6, 5, 40, dtype=torch.float64), Tape(model, layers)
-    with tape:
-        losses = model(x).square().sum((1, 2))
-    summer = ClippedSummer(layers, metric, Clip(0.5, methods=methods))
-    norms = summer.add(tape.backward(losses), 6)
-    return summer.result(), norms
-
-
-@pytest.mark.parametrize("kind", ["identity", "dense", "lowrank"])
-def test_every_method_gives_the_same_clipped_sum(kind: str) -> None:
-    model = network()
-    metric = metric_of(find_layers(model), kind)
-    expected, norms = summed(model, metric, {})
-    for methods in ({"0": "gram", "2": "materialised"}, {"0": "materialised", "2": "gram"}):
-        found, other = summed(model, metric, methods)
-        torch.testing.assert_close(other, norms, rtol=1e-10, atol=0)
-        for name, value in expected.items():
-            torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-12)
+from tests.gradients.whitened import side
 
 
 def test_wide_gradients_are_not_kept_and_their_bound_holds_for_a_second_pass() -> None:
@@ -65,19 +33,6 @@ def test_wide_gradients_are_not_kept_and_their_bound_holds_for_a_second_pass() -
     assert bool((found.norms >= exact).all()) and bool((found.norms <= exact * 1.001).all())
     narrow = per_example_norms(Outer(a[..., :9], b[..., :9]), Kronecker(), "materialised")
     assert narrow.whitened and isinstance(narrow.block, MaterializedGradients)
-
-
-@pytest.mark.parametrize("method", ["gram", "materialised"])
-def test_the_bound_of_an_example_does_not_follow_the_length_of_its_neighbours(method: str) -> None:
-    """A longer neighbour pads its rows with zeros, and the method stays the one that was named."""
-    torch.manual_seed(3)
-    a, b = torch.randn(1, 1, 60), torch.randn(1, 1, 50)
-    alone = per_example_norms(Outer(a, b), None, method).norms[0]
-    padded = torch.zeros(2, 9, 60), torch.zeros(2, 9, 50)
-    padded[0][0, :1], padded[1][0, :1] = a[0], b[0]
-    padded[0][1], padded[1][1] = torch.randn(9, 60), torch.randn(9, 50)
-    padded_norms = per_example_norms(Outer(*padded), None, method).norms[0]
-    assert float(abs(padded_norms - alone) / alone) < 1e-6
 
 
 def test_names_and_methods_are_checked_before_anything_is_spent() -> None:

@@ -31,9 +31,6 @@ from dpkfc.linalg.blocks import AnyBlock, PerExample
 from dpkfc.linalg.metric import EMBEDDING, Span, Subspace
 from dpkfc.linalg.norms import per_example_norms, product_error
 from tests.gradients.cases import CASES, Case, build, looped, loss_fn
-from tests.gradients.test_tied import batch as text
-from tests.gradients.test_tied import language
-from tests.gradients.test_tied import loss_fn as text_loss
 
 CLOSE = {"rtol": 1e-7, "atol": 1e-11}
 
@@ -135,42 +132,6 @@ def test_sums_and_norms_equal_a_loop(case: Case) -> None:
     torch.testing.assert_close(norms, torch.stack(expected), **CLOSE)
 
 
-def test_tied_tables_equal_a_loop() -> None:
-    model, batch = language(), text(4)
-    basis = basis_of(
-        model,
-        batch[0],
-        rank=4,
-        groups=1,
-        loss=lambda output, generator: output.logsumexp(-1).mean(1),
-    )
-    found, _ = summed(model, batch, basis, [4], text_loss)
-    rows, parameters = [], [p for p in model.parameters() if p.requires_grad]
-    for i in range(4):
-        grads = torch.autograd.grad(
-            text_loss(model, tuple(x[i : i + 1] for x in batch)).sum(), parameters
-        )
-        rows.append(torch.cat([g.flatten() for g in grads]))
-    assert_sum_is(found, model, [stacked(g, dense(model, basis), basis) for g in rows])
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["linear", "linear on long sequences", "conv2d", "conv2d wide", "conv2d grouped with bias"],
-)
-def test_every_form_of_a_block_has_the_same_inner_products(name: str) -> None:
-    """Gradients that were kept for their norms, and gradients formed in chunks."""
-    model, batch = build(next(case for case in CASES if case.name == name), n=6)
-    basis, layers = basis_of(model, batch[0]), find_layers(model)
-    for layer, block in taped(model, layers, batch):
-        expected = block.inner_products(basis.spans[layer.name])
-        for method in ("gram", "materialised"):
-            held = per_example_norms(block, None, method).block
-            torch.testing.assert_close(
-                held.inner_products(basis.spans[layer.name]), expected, **CLOSE
-            )
-
-
 def taped(
     model: nn.Module, layers: list[Layer], batch: tuple[Tensor, Tensor]
 ) -> list[tuple[Layer, AnyBlock]]:
@@ -199,28 +160,6 @@ def test_a_unit_of_two_rows_has_the_parts_of_their_sum(name: str) -> None:
 @pytest.fixture(name="mlp")
 def _mlp() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     return build(CASES[0], n=6)
-
-
-@pytest.mark.parametrize("share", [0.5, 0.1])
-@pytest.mark.parametrize("residual_norm", [0.4, None])
-def test_any_split_into_micro_batches_gives_the_same_sum(
-    mlp, share: float, residual_norm: float | None
-) -> None:
-    model, batch = mlp
-    basis = basis_of(model, batch[0], share=share, residual_norm=residual_norm)
-    matrix = dense(model, basis)
-    parts = [stacked(flat(g), matrix, basis) for g in looped(model, batch)]
-    for sizes in ([6], [1, 5], [2, 2, 2]):
-        found, _ = summed(model, batch, basis, sizes)
-        assert set(found) == (
-            {EMBEDDING} if residual_norm is None else {EMBEDDING, *trainable(model)}
-        )
-        if residual_norm is None:
-            torch.testing.assert_close(
-                found[EMBEDDING], torch.stack([w for w, _ in parts]).sum(0), **CLOSE
-            )
-        else:
-            assert_sum_is(found, model, parts)
 
 
 def test_an_empty_batch_has_a_sum_of_zeros_of_every_part(mlp) -> None:

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.rules import blocks_of
-from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.blocks import Lookup, Outer, Tied
 from dpkfc.linalg.metric import Dense, Diagonal, Elementwise, Identity, Kronecker, mismatch
 from dpkfc.linalg.norms import choose_norm_method, per_example_norms
@@ -103,39 +101,6 @@ def test_the_weight_is_one_layer_and_the_bias_another(settings: dict) -> None:
     biases = [layer for layer in layers if set(layer.parameters) == {"bias"}]
     assert len(biases) == (settings.get("bias") != "none")
     assert sorted(full for layer in layers for full in layer.parameters.values()) == sorted(names)
-
-
-@pytest.mark.parametrize("frozen", ["weight", "bias"])
-@pytest.mark.parametrize("bias", ["own", "held"])
-def test_a_frozen_half(frozen: str, bias: str) -> None:
-    model = language(bias=bias)
-    model.head.get_parameter(frozen).requires_grad_(False)
-    assert any(layer.rule == "tied" for layer in find_layers(model)) == (frozen == "bias")
-    check(model, batch(), loss_fn, "diagonal")
-
-
-def test_only_one_kind_of_use_in_a_forward_pass() -> None:
-    for only in (
-        lambda m, ids: m.tables[0](ids),
-        lambda m, ids: m.head(torch.ones(len(ids), 2, D).double()),
-    ):
-        model = language(bias="none")
-        layers = [layer for layer in find_layers(model) if layer.rule == "tied"]
-        ids = batch()[0]
-        tape = Tape(model, layers, 5)
-        with tape:
-            losses = only(model, ids).square().flatten(1).sum(1)
-        block = blocks_of(layers[0], tape.backward(losses)[layers[0].name], 5)
-        expected = []
-        for i in range(5):
-            [g] = torch.autograd.grad(
-                only(model, ids[i : i + 1]).square().sum(), [model.head.weight]
-            )
-            expected.append(g)
-        torch.testing.assert_close(block.per_example(), torch.stack(expected))
-        for method in ("gram", "materialised"):
-            norms = per_example_norms(block, None, method).norms
-            torch.testing.assert_close(norms, torch.stack(expected).flatten(1).norm(dim=1))
 
 
 def random_block(

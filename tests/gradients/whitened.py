@@ -58,6 +58,7 @@ def metric_of(layers: Sequence[Layer], kind: str) -> Metric:
             metric[layer.name] = Kronecker(side(rows, v), side(kind, d))
         else:
             d_out, d_in = matrix(layer, {r: layer.tensor(r) for r in layer.parameters}).shape
+            d_out //= getattr(layer.module, "groups", 1)
             metric[layer.name] = Kronecker(
                 side(kind, d_in), side(rows if layer.rule == "tied" else kind, d_out)
             )
@@ -77,14 +78,16 @@ def matrix(layer: Layer, own: Mapping[str, Tensor]) -> Tensor:
 def whiten(
     layer: Layer, entry: Kronecker | Elementwise | None, grads: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Parameter name to the part of z = U_out g U_in that belongs to it."""
+    """Parameter name to the part of z = U_out g U_in that belongs to it, one group at a time."""
     own = {role: grads[full] for role, full in layer.parameters.items()}
     if isinstance(entry, Elementwise):
         return {layer.parameters[r]: entry.scale[r] * g for r, g in own.items()}
     if entry is None:
         return {layer.parameters[r]: g for r, g in own.items()}
     g = own["weight"].T if layer.rule == "embedding" else matrix(layer, own)
-    z = explicit(entry.output, g.shape[0]) @ g @ explicit(entry.input, g.shape[1])
+    parts = g.reshape(getattr(layer.module, "groups", 1), -1, g.shape[1])
+    u_out, u_in = explicit(entry.output, parts.shape[1]), explicit(entry.input, parts.shape[2])
+    z = (u_out @ parts @ u_in).view(g.shape)
     if layer.rule == "embedding":
         return {layer.parameters["weight"]: z.T}
     result = {}

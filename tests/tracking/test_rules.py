@@ -225,16 +225,6 @@ def elementwise_table() -> list[Case]:
             lambda m: torch.ones(N, 4).masked_fill(m, 0.0),
             rows(4, draw=truths),
         ),
-        lost("added to its transpose", lambda x: x + x.t(), rows(N)),
-        lost("added across", lambda x: x + x[:, None], rows()),
-        lost("compared across", lambda x: x[:, None] == x[None], rows(4)),
-        lost(
-            "copied across",
-            lambda x: torch.zeros(N, N, dtype=x.dtype).copy_(x).add_(x.t()),
-            rows(N),
-        ),
-        lost("other places", lambda x, y: x + y, rows(N), batched(N, (N,), 1)),
-        lost("other folds", lambda x, y: x * y, batched(N, (), 0, 2, 1), batched(N, (), 0, 1, 2)),
         lost("where", torch.where, rows(N, draw=truths), batched(N, (N,), 1), batched(N, (N,), 1)),
         lost("where it is true", inferred(lambda x: torch.where(x > -1)), rows()),
     ]
@@ -289,8 +279,6 @@ def view_table() -> list[Case]:
         *places("view in front", lambda x: x.view(-1, 4), (4,), (0,)),
         *places("view apart", lambda x: x.view(*x.shape[:-1], 2, 2), (4,), (0,)),
         *places("view of one", lambda x: x.view(-1), (4,), (0,)),
-        lost("a view that tears", lambda x: x.view(4, N), rows(4)),
-        lost("a view across", lambda x: x.view(2, N), batched(2, (N,))),
         *places("as another type", lambda x: x.view(torch.int64), (4,), (0, 1)),
         lost("a view with more elements", lambda x: x.view(torch.float32), rows(4)),
         *places("_unsafe_view", lambda x: aten._unsafe_view(x, [-1, 4]), (4,), (0,)),
@@ -312,16 +300,10 @@ def view_table() -> list[Case]:
         *places("repeat", lambda x: x.repeat(2, 3, 1), (4,), (0, 1)),
         *places("slice", lambda x: x[:, 1:4:2], (5,), (0,)),
         *places("whole slice", lambda x: x[:], (4,), (0, 1)),
-        lost("first examples", lambda x: x[:2], rows(4)),
-        lost("every second example", lambda x: x[::2], rows(4)),
         followed("first half of two views", lambda x: x[:N], batched(N, (4,), pre=2)),
         followed("second half of two views", lambda x: x[N:], batched(N, (4,), pre=2)),
-        lost("across two views", lambda x: x[1 : N + 1], batched(N, (4,), pre=2)),
         followed("one of two places", lambda x: x[1::2], batched(N, (4,), post=2)),
-        lost("every third place", lambda x: x[::3], batched(N, (4,), post=2)),
-        lost("one of two places in two views", lambda x: x[::2], batched(N, (4,), pre=2, post=2)),
         *places("narrow", inferred(lambda x: x.narrow(1, 1, 2)), (5,), (0,)),
-        lost("narrow to examples", inferred(lambda x: x.narrow(0, 1, 2)), rows(4)),
         followed(
             "narrow to a view", inferred(lambda x: x.narrow(0, N, N)), batched(N, (4,), pre=2)
         ),
@@ -342,8 +324,6 @@ def view_table() -> list[Case]:
         *places(
             "tensor_split", inferred(lambda x: torch.tensor_split(x, [1, 3], 1)), (4, 5), (0, 2)
         ),
-        lost("split examples", lambda x: x.split(1), rows(4)),
-        lost("chunk examples", inferred(lambda x: x.chunk(2)), rows(4, size=4), size=4),
         followed("split of two views", lambda x: x.split(N), batched(N, (4,), pre=2)),
         followed(
             "chunk of two views", inferred(lambda x: x.chunk(2, 1)), batched(N, (4,), 1, pre=2)
@@ -358,26 +338,11 @@ def view_table() -> list[Case]:
         followed(
             "cat with an empty one", lambda x: torch.cat([torch.zeros(0).double(), x], 1), rows(4)
         ),
-        lost("cat of public rows", lambda x: torch.cat([x, torch.zeros(N, 4).double()]), rows(4)),
-        lost("cat across", lambda x, y: torch.cat([x, y], 1), rows(N), batched(N, (N,), 1)),
-        lost(
-            "cat of other folds",
-            lambda x, y: torch.cat([x, y], 1),
-            batched(N, (4,), 0, 2, 1),
-            batched(N, (4,), 0, 1, 2),
-        ),
-        lost(
-            "cat along other folds",
-            lambda x, y: torch.cat([x, y]),
-            batched(N, (4,), 0, 2, 1),
-            batched(N, (4,), 0, 1, 2),
-        ),
         followed("concat", inferred(lambda x: torch.concat([x, x], 1)), rows(4)),
         followed("concatenate", inferred(lambda x: torch.concatenate([x, x], 1)), rows(4)),
         followed(
             "stack", lambda x, y: [torch.stack([x, y], d) for d in (0, 1, 2, -1)], rows(4), rows(4)
         ),
-        lost("stack across", lambda x, y: torch.stack([x, y]), rows(N), batched(N, (N,), 1)),
         *places("unfold", lambda x: x.unfold(1, 2, 1), (4,), (0,)),
         *places("unfold over the examples", lambda x: x.unfold(-1, 2, 1), (4,), (0,), (1,)),
         *places("diagonal", lambda x: x.diagonal(1, 0, 2), (4, 5), (1,), (0, 2)),
@@ -477,8 +442,6 @@ def along_table() -> list[Case]:
             "diag_embed in front", lambda x: torch.diag_embed(x, 1, 0, 2), (4, 5), (0, 1), (2,)
         ),
         *places("renorm", lambda x: x.renorm(2, 1, 0.5), (4, 5), (1,), (0, 2)),
-        lost("fill_diagonal_", lambda x: x.fill_diagonal_(0.0), rows(N)),
-        lost("trace", lambda x: x.trace(), rows(N)),
     ]
 
 
@@ -491,9 +454,6 @@ def product_table() -> list[Case]:
         followed("mm", torch.mm, rows(4), weight),
         followed("mm, folded", torch.mm, batched(N, (4,), 0, 2, 2), weight),
         followed("mm on the right", torch.mm, weight, batched(N, (5,), 1)),
-        lost("mm over the examples", torch.mm, batched(4, (2,), 1), weight, size=4),
-        lost("mm over the examples on the right", torch.mm, public(2, N), rows(5)),
-        lost("mm of all pairs", torch.mm, rows(4), batched(N, (4,), 1)),
         followed("addmm", torch.addmm, public(5), rows(4), weight),
         followed("addmm of a batched bias", torch.addmm, rows(5), rows(4), weight),
         followed(
@@ -509,14 +469,6 @@ def product_table() -> list[Case]:
         ),
         followed("bmm of rows", torch.bmm, batched(N, (2, 4), 1), public(2, 4, 5)),
         followed("bmm of columns", torch.bmm, public(2, 3, 4), batched(N, (2, 4), 2)),
-        lost("bmm over the examples", torch.bmm, batched(N, (2, 4), 2), batched(N, (2, 5), 1)),
-        lost("bmm across", torch.bmm, batched(N, (N, 4), 0), batched(N, (N, 4), 2)),
-        lost(
-            "bmm of other folds",
-            torch.bmm,
-            batched(N, (2, 4), 0, 2, 1),
-            batched(N, (4, 2), 0, 1, 2),
-        ),
         followed("baddbmm", torch.baddbmm, public(2, 5), rows(2, 4), rows(4, 5)),
         lost(
             "baddbmm of another place", torch.baddbmm, batched(N, (N, 5), 1), rows(N, 4), rows(4, 5)
@@ -534,13 +486,6 @@ def product_table() -> list[Case]:
         ),
         *places(
             "matmul", inferred(lambda x: x @ torch.ones(4, 5, dtype=x.dtype)), (2, 4), (0, 1), ()
-        ),
-        lost(
-            "matmul over the examples",
-            inferred(torch.matmul),
-            batched(4, (2, 3), 2),
-            weight,
-            size=4,
         ),
         followed("matmul with a longer one", inferred(torch.matmul), rows(4), public(2, 4, 5)),
         followed("matmul on the right", inferred(torch.matmul), public(2, 5), rows(5, 4)),
@@ -560,13 +505,7 @@ def product_table() -> list[Case]:
         ),
         followed("matmul with a vector", inferred(torch.matmul), rows(2, 4), public(4)),
         followed("matmul of both", inferred(torch.matmul), rows(2, 4), rows(4, 5)),
-        lost("matmul across", inferred(torch.matmul), rows(N, 4), batched(N, (N, 4), 2)),
-        lost(
-            "matmul of a vector over the examples", inferred(torch.matmul), rows(), public(2, N, 4)
-        ),
-        lost("matmul with examples summed", inferred(torch.matmul), public(2, N), rows(4)),
         followed("linear", inferred(F.linear), rows(2, 4), public(5, 4), public(5)),
-        lost("linear over the examples", inferred(F.linear), batched(N, (2, 4), 2), public(5, N)),
         lost("linear with examples as weights", inferred(F.linear), public(2, 4), rows(4)),
         lost(
             "linear with examples as bias", inferred(F.linear), public(2, 4), public(N, 4), rows()
@@ -609,12 +548,6 @@ def product_table() -> list[Case]:
             rows(4),
             public(N, 2, 4),
             rows(4),
-        ),
-        lost(
-            "einsum over the examples",
-            lambda x, y: torch.einsum("nd,ne->de", x, y),
-            rows(4),
-            rows(5),
         ),
         *convolutions(),
     ]
@@ -1036,18 +969,6 @@ def lookup_table() -> list[Case]:
             batched(N, (4,), 1, 2, 2),
             batched(N, (2,), 1, 2, 2, ids),
         ),
-        lost(
-            "gather of the examples", lambda x, i: x.gather(0, i), rows(4), public(2, 4, draw=few)
-        ),
-        lost("gather across", lambda x, i: x.gather(1, i), rows(N), batched(N, (N,), 1, draw=few)),
-        lost("gather of some", lambda x, i: x.gather(1, i), rows(4), public(2, 2, draw=ids)),
-        lost(
-            "gather of the places of examples",
-            lambda x, i: x.gather(0, i),
-            public(4, N),
-            batched(2, (N,), draw=ids),
-            size=2,
-        ),
         followed(
             "scatter", lambda x, i, y: x.scatter(1, i, y), rows(4), rows(1, draw=ids), rows(1)
         ),
@@ -1068,36 +989,9 @@ def lookup_table() -> list[Case]:
             rows(2, draw=ids),
             rows(2),
         ),
-        lost(
-            "scatter along the examples",
-            lambda x, i, y: x.scatter_add(0, i, y),
-            public(4, 2),
-            rows(2, draw=ids),
-            rows(2),
-        ),
-        lost(
-            "scatter across",
-            lambda x, i, y: x.scatter(1, i, y),
-            rows(4),
-            public(N, N, draw=ids),
-            batched(N, (N,), 1),
-        ),
-        lost(
-            "scatter of some",
-            lambda x, i, y: x.scatter_add(1, i, y),
-            rows(4),
-            public(2, 2, draw=ids),
-            public(2, 2),
-        ),
         followed(
             "take_along_dim",
             inferred(lambda x, i: torch.take_along_dim(x, i, 1)),
-            rows(4),
-            rows(2, draw=ids),
-        ),
-        lost(
-            "take_along_dim of all",
-            inferred(lambda x, i: torch.take_along_dim(x, i)),
             rows(4),
             rows(2, draw=ids),
         ),
@@ -1168,8 +1062,6 @@ def lookup_table() -> list[Case]:
             lambda x: x.index_select(0, arange(N).repeat_interleave(2)),
             rows(4),
         ),
-        lost("index_select of some", lambda x: x.index_select(0, torch.tensor([2, 0, 1])), rows(4)),
-        lost("index_select of both", lambda x, i: x.index_select(1, i), rows(4), rows(draw=ids)),
         *index_table(ids, few),
         *index_put_table(ids, few),
     ]
@@ -1221,25 +1113,6 @@ def index_table(ids: Draw, few: Draw) -> list[Case]:
             batched(N, (4,), pre=2),
             batched(N, (), pre=2, draw=ids),
         ),
-        lost("index of examples", lambda x: x[torch.tensor([0, 0, 1])], rows(4)),
-        lost("index by examples of examples", lambda x, i: x[i], rows(4), rows(draw=few)),
-        lost("index by examples elsewhere", lambda x, i: x[:, i], rows(4), rows(draw=ids)),
-        lost(
-            "index across",
-            lambda x, i, j: x[i, j],
-            public(4, 4),
-            rows(1, draw=ids),
-            batched(N, (1,), 1, draw=ids),
-        ),
-        lost("index by a private mask", lambda x, m: x[m], rows(4), rows(4, draw=truths)),
-        lost(
-            "index by a mask of examples", lambda x: x[torch.tensor([True, False, True])], rows(4)
-        ),
-        lost(
-            "index by a mask over examples",
-            lambda x: x[torch.ones(N, 4, dtype=torch.bool)],
-            rows(4),
-        ),
     ]
 
 
@@ -1275,6 +1148,7 @@ def index_put_table(ids: Draw, few: Draw) -> list[Case]:
             rows(4),
             rows(2),
         ),
+        lost("index_put to other examples", written(torch.tensor([1, 0, 2])), rows(4), rows(4)),
         followed(
             "index_put at examples",
             lambda x, i, y: x.index_put([arange(N), i], y),
@@ -1286,53 +1160,6 @@ def index_put_table(ids: Draw, few: Draw) -> list[Case]:
             "index_put by a mask",
             lambda x: x.index_put([x > 0.5], torch.zeros((), dtype=x.dtype)),
             rows(4),
-        ),
-        lost("index_put to examples", written(torch.tensor([1, 0, 2])), rows(4), rows(4)),
-        lost("index_put to one example", written(torch.tensor([1])), rows(4), public(1, 4)),
-        lost("index_put to some rows", written(arange(N)), public(N + 1, 2), rows(2)),
-        lost("index_put to all", written(torch.tensor([0, 0, 0]), add=True), public(4, 2), rows(2)),
-        lost("index_put across", written(rest, one), rows(4, N), batched(N, (N, 2), 2)),
-        lost(
-            "index_put of examples as places",
-            written(rest, torch.tensor([0, 1, 0])),
-            rows(4),
-            batched(N, (1,), 1),
-        ),
-        lost(
-            "index_put at places of examples",
-            lambda x, i: x.index_put([i], torch.ones(()).double(), True),
-            public(4),
-            rows(draw=ids),
-        ),
-        lost(
-            "index_put at other examples",
-            lambda x, i: x.index_put([i], torch.ones(()).double()),
-            rows(4),
-            rows(draw=few),
-        ),
-        lost(
-            "index_put in places of examples",
-            lambda x, i: aten.index_put(x, [None, i], torch.ones(()).double()),
-            rows(4),
-            rows(draw=few),
-        ),
-        lost(
-            "index_put at examples by indices of others",
-            lambda x, i: x.index_put([arange(N), i], torch.ones(()).double()),
-            rows(4),
-            rows(N, draw=ids),
-        ),
-        lost(
-            "index_put by a private mask",
-            lambda x, y: x.index_put([x > -1], y.flatten()),
-            rows(4),
-            rows(4),
-        ),
-        lost(
-            "index_put by a mask of others",
-            lambda x, m: x.index_put([m], torch.ones(()).double()),
-            rows(N),
-            batched(N, (N,), 1, draw=truths),
         ),
     ]
 

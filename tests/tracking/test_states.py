@@ -522,6 +522,7 @@ def test_a_rule_of_the_user_decides_and_must_name_every_output(monkeypatch):
             "none": None,
             "full": lambda operation: [operation.axis(operation.args[0])] * 2,
             "short": lambda operation: [operation.axis(operation.args[0])],
+            "broken": lambda operation: operation.args[7],
         }
         states = {}
         for name, rule in rules.items():
@@ -532,7 +533,7 @@ def test_a_rule_of_the_user_decides_and_must_name_every_output(monkeypatch):
             with tracker.following():
                 states[name] = list(map(tracker.state, torch.ops.dpkfc_test.halves(x)))
     assert states["full"] == [BatchAxis(0)] * 2
-    for name in ("none", "short"):
+    for name in ("none", "short", "broken"):
         assert all(isinstance(state, Unknown) for state in states[name])
 
 

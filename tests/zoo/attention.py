@@ -46,22 +46,37 @@ def _self_attention(batch_first: bool, **options: bool) -> nn.Module:
     )
 
 
-for _first in (True, False):
-    _layout = "batch_first" if _first else "sequence_first"
-    for _label, _options in {
-        "plain": {},
-        "with_weights": {"need_weights": True},
-        "bias_kv": {"add_bias_kv": True},
-        "zero_attention": {"add_zero_attn": True},
-        "without_bias": {"bias": False},
-    }.items():
-        add_architecture(
-            f"multihead_{_label}_{_layout}",
-            "attention",
-            lambda f=_first, o=_options: _self_attention(f, **o),
-            SEQUENCE,
-            classify,
-        )
+_MULTIHEAD = {
+    "plain_batch_first": (True, {}),
+    "plain_sequence_first": (False, {}),
+    "with_weights_sequence_first": (False, {"need_weights": True}),
+    "bias_kv_batch_first": (True, {"add_bias_kv": True}),
+    "zero_attention_sequence_first": (False, {"add_zero_attn": True}),
+    "without_bias_batch_first": (True, {"bias": False}),
+}
+for _name, (_first, _options) in _MULTIHEAD.items():
+    add_architecture(
+        f"multihead_{_name}",
+        "attention",
+        lambda f=_first, o=_options: _self_attention(f, **o),
+        SEQUENCE,
+        classify,
+    )
+
+
+@register("attention", SEQUENCE, classify)
+def multihead_of_other_widths_with_masks_of_heads() -> nn.Module:
+    def forward(m: Network, x: Tensor) -> Tensor:
+        mask = m.mask(x).transpose(1, 2).flatten(0, 1).unsqueeze(1).expand(-1, 4, -1)
+        out, _ = m.attention(x, x[..., :3], x[..., 1:3], attn_mask=mask)
+        return m.head(out.mean(1))
+
+    return Network(
+        forward,
+        attention=nn.MultiheadAttention(4, 2, kdim=3, vdim=2, batch_first=True),
+        mask=nn.Linear(4, 2),
+        head=nn.Linear(4, 3),
+    )
 
 
 def _encoder(batch_first: bool, norm_first: bool, activation: str) -> nn.Module:
@@ -76,16 +91,16 @@ def _encoder(batch_first: bool, norm_first: bool, activation: str) -> nn.Module:
     return Network(forward, encoder=encoder, head=nn.Linear(4, 3))
 
 
-for _first in (True, False):
-    _layout = "batch_first" if _first else "sequence_first"
-    for _norm_first, _activation in ((True, "gelu"), (False, "relu")):
-        add_architecture(
-            f"encoder_{_activation}_{_layout}",
-            "attention",
-            lambda f=_first, n=_norm_first, a=_activation: _encoder(f, n, a),
-            SEQUENCE,
-            classify,
-        )
+add_architecture(
+    "encoder_batch_first", "attention", lambda: _encoder(True, True, "gelu"), SEQUENCE, classify
+)
+add_architecture(
+    "encoder_sequence_first",
+    "attention",
+    lambda: _encoder(False, False, "relu"),
+    SEQUENCE,
+    classify,
+)
 
 
 @register("attention", SEQUENCE, classify)

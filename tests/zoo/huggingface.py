@@ -439,23 +439,13 @@ add(
     "eager",
 )
 _CAUSAL = {
-    "gemma": ("GemmaForCausalLM", "GemmaConfig", {}),
     "gemma2": (
         "Gemma2ForCausalLM",
         "Gemma2Config",
         {"query_pre_attn_scalar": 4, "sliding_window": 4},
     ),
-    "gemma3": (
-        "Gemma3ForCausalLM",
-        "Gemma3TextConfig",
-        {"query_pre_attn_scalar": 4, "sliding_window": 4},
-    ),
     "mistral": ("MistralForCausalLM", "MistralConfig", {"sliding_window": 4}),
     "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", {}),
-    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {}),
-    "olmo": ("OlmoForCausalLM", "OlmoConfig", {}),
-    "cohere": ("CohereForCausalLM", "CohereConfig", {}),
-    "phi": ("PhiForCausalLM", "PhiConfig", {}),
 }
 # With a window and padding some positions of Gemma 2 see nothing and become NaN.
 _WITHOUT_PADDING = ("gemma2",)

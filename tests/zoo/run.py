@@ -1,19 +1,10 @@
-"""Run every architecture of the zoo through the library and compare with brute force.
-
-`python -m tests.zoo.run --only 'lstm*' --jobs 2` prints a table; `--precondition` trains with
-K-FAC.
-"""
+"""Run an architecture of the zoo through the library and compare with brute force."""
 
 from __future__ import annotations
 
-import argparse
-import fnmatch
-import multiprocessing
 import statistics
-import time
 import traceback
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -22,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten
 from torch.utils.data import Dataset
 
 import dpkfc
@@ -44,7 +34,6 @@ RIGHT = "right"
 WRONG = "wrong"
 REFUSED = "refused"
 TRACEBACK = "traceback"
-OUTCOMES = (RIGHT, WRONG, REFUSED, TRACEBACK)
 
 
 class Examples(Dataset[Any]):
@@ -83,12 +72,8 @@ class StepFailed(Exception):
 class Result:
     """Report what became of one architecture."""
 
-    name: str
-    family: str
-    kind: str
     outcome: str
-    detail: str = ""
-    seconds: float = 0.0
+    detail: str
 
     @property
     def is_good(self) -> bool:
@@ -231,25 +216,12 @@ def clip_of(architecture: Architecture, batch: Any) -> float:
     return statistics.median(usable) * (1 + 1e-6) if usable else 1.0
 
 
-def compare(
-    architecture: Architecture, *, precondition: bool = False, strict: bool = False
-) -> Result:
-    """Run one architecture and return its outcome.
-
-    Args:
-        architecture: an entry of the zoo.
-        precondition: train with K-FAC.
-        strict: a mixing model must be refused before more than one private row is read.
-    """
-    started = time.perf_counter()
+def compare(architecture: Architecture, *, precondition: bool = False) -> Result:
+    """Run one architecture, with K-FAC or without, and return its outcome."""
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.default_generator.manual_seed(0)
-        outcome, detail = outcome_of(architecture, precondition=precondition, strict=strict)
-    seconds = time.perf_counter() - started
-    return Result(
-        architecture.name, architecture.family, architecture.kind, outcome, detail, seconds
-    )
+        return Result(*outcome_of(architecture, precondition=precondition))
 
 
 def records_of(architecture: Architecture) -> int:
@@ -259,9 +231,7 @@ def records_of(architecture: Architecture) -> int:
     return architecture.records or architecture.size + EXTRA
 
 
-def outcome_of(
-    architecture: Architecture, *, precondition: bool = False, strict: bool = False
-) -> tuple[str, str]:
+def outcome_of(architecture: Architecture, *, precondition: bool = False) -> tuple[str, str]:
     """Train an architecture, compare every step with brute force, and return the outcome with its
     detail.
     """
@@ -284,8 +254,7 @@ def outcome_of(
                     return WRONG, f"off by {error:.1e} in a batch of {len(step.rows)}"
     except Exception as error:
         outcome, detail = outcome_of_error(architecture, error, data.reads)
-        is_late = releases > 0 or (strict and data.reads > 1)
-        if outcome == RIGHT and architecture.kind == MIXING and is_late:
+        if outcome == RIGHT and architecture.kind == MIXING and releases > 0:
             return WRONG, f"refused after {releases} releases and {data.reads} rows read"
         return outcome, detail
     if architecture.kind == MIXING:
@@ -329,157 +298,12 @@ def traceback_of(error: Exception) -> str:
     return f"{type(error).__name__} at {place}:{frame.lineno}: {first_line(error)}"
 
 
-# -- the table -------------------------------------------------------------------------------------
-
-
-def select_entries(
-    only: str = "*", family: str = "*", *, with_missing_packages: bool = False
-) -> list[Architecture]:
-    """Return the architectures whose names and families match and whose packages are installed."""
-    result = []
-    for architecture in ARCHITECTURES.values():
-        if not fnmatch.fnmatch(architecture.name, only) or not fnmatch.fnmatch(
-            architecture.family, family
-        ):
-            continue
-        is_installed = architecture.requires is None or find_spec(architecture.requires) is not None
-        if is_installed or with_missing_packages:
-            result.append(architecture)
-    return result
-
-
-def check_entry(architecture: Architecture) -> str:
-    """Check the zoo itself: a sound model gives an example the same loss and gradient alone and in
-    a batch.
-    """
-    batch = architecture.batch(architecture.size or max(SIZES))
-    if architecture.kind == MIXING:
-        return check_mixing(architecture, batch)
-    if architecture.kind != SOUND or architecture.is_random:
-        return ""
-    model = architecture.make()
-    together = architecture.loss_fn(model, architecture.prepared(batch))
-    if together.shape != (size_of(batch),):
-        return f"losses of shape {tuple(together.shape)}"
-    together.sum().backward()
-    summed = {n: p.grad.to_dense() for n, p in model.named_parameters() if p.grad is not None}
-    model = architecture.make()
-    singles = architecture.singles(batch)
-    for i, single in enumerate(singles):
-        alone = architecture.loss_fn(model, single).reshape(-1)[0]
-        if not torch.allclose(
-            alone, together[i], rtol=max(1e-9, architecture.tolerance), atol=1e-12, equal_nan=True
-        ):
-            return (
-                f"example {i} has loss {float(alone):.6g} alone and {float(together[i]):.6g} in a"
-                " batch"
-            )
-    if not all(x.shape[0] == size_of(batch) for x in tree_flatten(batch)[0]):
-        return "a tensor of the batch does not lead with the example"
-    gradients = gradients_of_each(model, singles, architecture.loss_fn)
-    if all(norm_of(g) == 0 for g in gradients):
-        return "all gradients are zero"
-    if not all(norm_of(g) < float("inf") for g in gradients):
-        return ""
-    total = clipped_sum(gradients, float("inf"))
-    error = relative_error(summed, {name: total[name] for name in summed})
-    return (
-        ""
-        if error <= architecture.tolerance
-        else f"single examples add up to another gradient, by {error:.1e}"
-    )
-
-
-def check_mixing(architecture: Architecture, batch: Any) -> str:
-    """Check that the losses, gradients or buffers of a mixing model tell a batch from its
-    examples.
-    """
-    model = architecture.make()
-    before = {name: x.clone() for name, x in model.state_dict().items()}
-    losses = architecture.loss_fn(model, architecture.prepared(batch))
-    losses.sum().backward()
-    if any(not torch.equal(x, before[name]) for name, x in model.state_dict().items()):
-        return ""
-    together = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    try:
-        gradients = gradients_of_each(
-            architecture.make(), architecture.singles(batch), architecture.loss_fn
-        )
-        for i, single in enumerate(architecture.singles(batch)):
-            alone = architecture.loss_fn(architecture.make(), single).reshape(-1)[0]
-            if not torch.allclose(alone, losses[i], rtol=1e-6):
-                return ""
-    except (ValueError, RuntimeError, IndexError):
-        return ""
-    total = clipped_sum(gradients, float("inf"))
-    error = relative_error(together, {name: total[name] for name in together})
-    return "" if error > 1e-6 else f"it does not mix: its gradients differ by {error:.1e}"
-
-
-def run_one(name: str, precondition: bool, strict: bool = False) -> Result:
-    """Compare one architecture by name; called in a process of a pool."""
-    torch.set_num_threads(1)
-    try:
-        return compare(ARCHITECTURES[name], precondition=precondition, strict=strict)
-    except Exception as error:
-        entry = ARCHITECTURES[name]
-        return Result(name, entry.family, entry.kind, "broken entry", traceback_of(error))
-
-
-def table(results: Sequence[Result]) -> str:
-    """Return one line a family with counts of outcomes."""
-    columns = [*OUTCOMES, "broken entry"]
-    families = list(dict.fromkeys(r.family for r in results))
-    lines = [f"{'family':<24}" + "".join(f"{c:>13}" for c in columns)]
-    for family in [*families, "total"]:
-        counts = Counter(r.outcome for r in results if family in (r.family, "total"))
-        lines.append(f"{family:<24}" + "".join(f"{counts[c]:>13}" for c in columns))
-    return "\n".join(lines)
-
-
-def main() -> None:
-    """Run what the arguments choose and print the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="*", help="pattern of names")
-    parser.add_argument("--family", default="*", help="pattern of families")
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--precondition", action="store_true", help="train with K-FAC")
-    parser.add_argument(
-        "--strict", action="store_true", help="refuse mixing before more than one row is read"
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="check the entries themselves, without the library"
-    )
-    parser.add_argument("--all", action="store_true", help="list what is right too")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    names = [architecture.name for architecture in select_entries(options.only, options.family)]
-    if options.check:
-        for name in names:
-            try:
-                fault = check_entry(ARCHITECTURES[name])
-            except Exception as error:
-                fault = traceback_of(error)
-            if fault:
-                print(f"{name}: {fault}", flush=True)
-        return
-    work = [(name, options.precondition, options.strict) for name in names]
-    if options.jobs > 1:
-        with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
-            results = pool.starmap(run_one, work, chunksize=1)
-    else:
-        results = [run_one(*item) for item in work]
-    for result in results:
-        if options.all or not result.is_good:
-            line = (
-                f"{result.outcome:<10} {result.kind:<7} {result.family}/{result.name}"
-                f" ({result.seconds:.1f} s)"
-            )
-            print(f"{line}\n           {result.detail}")
-    print(table(results))
-    print(f"not right: {' '.join(sorted(r.name for r in results if not r.is_good))}")
-    print(f"{sum(r.seconds for r in results):.1f} s")
-
-
-if __name__ == "__main__":
-    main()
+def select_entries(*, with_missing_packages: bool = False) -> list[Architecture]:
+    """Return the architectures whose packages are installed, or all."""
+    return [
+        architecture
+        for architecture in ARCHITECTURES.values()
+        if with_missing_packages
+        or architecture.requires is None
+        or find_spec(architecture.requires) is not None
+    ]
