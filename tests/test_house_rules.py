@@ -25,9 +25,9 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
-    "core": 266_000,
-    "app": 109_700,
-    "papers": 85_000,
+    "core": 267_500,
+    "app": 101_200,
+    "papers": 89_200,
     "benchmarks": 35_000,
 }
 LINALG = {"Outer", "Lookup", "Tied", "PerExample", "ConvBlock", "Patched", "MaterializedGradients"}

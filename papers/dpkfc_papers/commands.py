@@ -1,4 +1,4 @@
-"""Define the command `dpkfc reproduce`: tables of the papers next to ours, and figures."""
+"""Define `dpkfc reproduce`: tables of the papers next to ours, and figures."""
 
 from __future__ import annotations
 
@@ -13,8 +13,17 @@ from dpkfc.terminal import Whole, make_table, open_console, resumable
 
 
 def register(app: App) -> None:
-    """Add the command to the command line."""
+    """Add the commands to the command line."""
     app.command(reproduce)
+    text = "Train the encoder of `SyntheticEncoder` anew, on synthetic images alone.\n\n"
+    text += "A JSON file beside the weights has losses and seconds. Two cores would take days: "
+    text += "lower --steps and --batch-size to try it."
+    app.command(
+        "dpkfc_papers.encoder:write_encoder",
+        name="pretrain-encoder",
+        help=text,
+        help_epilogue="dpkfc pretrain-encoder encoder.safetensors --device cuda",
+    )
 
 
 def reproduce(

@@ -27,7 +27,6 @@ from dpkfc.app.plots import (
     evenly_spaced,
     style_axes,
 )
-from dpkfc.app.recipes.catalogue import REGRESSION_ERROR
 from dpkfc_papers.measurements import (
     LANDSCAPE_METHODS,
     NAMES,
@@ -38,6 +37,7 @@ from dpkfc_papers.measurements import (
     plateau,
     points,
 )
+from dpkfc_papers.recipes.regression import REGRESSION_ERROR
 
 OTHER_EXAMPLES = "oracle, other examples"
 # Offset and lengths of dashes and gaps.

@@ -44,7 +44,7 @@ from dpkfc.app.datasets.sources import (
     load_pixels,
 )
 from dpkfc.app.html.render import interval
-from dpkfc.app.models import resnet20, seeded, two_convolutions
+from dpkfc.app.models import seeded, two_convolutions
 from dpkfc.app.plots import COLOURS, INK, save
 from dpkfc.app.run_folder import write_atomically, write_text
 from dpkfc.app.tuning.arms import Choice, Range, Space
@@ -60,6 +60,7 @@ from dpkfc.federated.server_rules import FedAvgM, FedGD, FedSOFIM
 from dpkfc.federated.simulation import dirichlet, federate, iid, parts
 from dpkfc_papers.accuracy import mean_and_interval, table_line
 from dpkfc_papers.draw import add_legend, dress, grid, sheet
+from dpkfc_papers.recipes.networks import resnet20
 from dpkfc_papers.store import Store
 
 # --------------------------------------------------------------------------------------------------

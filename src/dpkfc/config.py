@@ -506,7 +506,7 @@ class PrivacyConfig:
             check_pipeline(self.postprocess, self.readout)
             check_fields(self.preconditioner, average)
         if self.norm_methods:
-            from dpkfc.linalg.norms import check_methods
+            from dpkfc.linalg.norm_methods import check_methods
 
             check_methods(self.norm_methods)
         if self.preconditioner is not None:
@@ -731,7 +731,7 @@ class PrivacyConfig:
             ValueError: `norm_methods` names another layer.
         """
         from dpkfc.gradients.clipped_sum import Clip
-        from dpkfc.linalg.norms import check_methods
+        from dpkfc.linalg.norm_methods import check_methods
 
         check_methods(self.norm_methods, layers)
         return Clip(self.max_grad_norm, self.clipping, self.automatic_gamma, self.norm_methods)

@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpkfc.app.assembly import make_augment, make_privacy_config
-from dpkfc.app.models import WideResNet, standardised_conv
 from dpkfc.app.recipes import catalogue, images
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.settings import ConfigError
 from dpkfc.app.train import run
 from dpkfc.gradients.discovery import find_layers
+from dpkfc_papers.recipes.networks import WideResNet, standardised_conv
 from tests.app.accounting import remembered
 from tests.app.files import write_cifar
 from tests.gradients.loop import assert_equals_a_loop, examples

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from dpkfc.app.pretrained import SIDE, change_view, contrast, pretrain_encoder
 from dpkfc.features import SyntheticEncoder, SyntheticImages, draw_images
 from dpkfc.features.encoder import Encoder
+from dpkfc_papers.encoder import SIDE, change_view, contrast, pretrain_encoder
 from tests.command_line import call
 
 

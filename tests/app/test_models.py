@@ -7,20 +7,11 @@ import torch
 from torch import nn
 
 from dpkfc.app.datasets.errors import DatasetError
-from dpkfc.app.models import (
-    cifar_cnn,
-    cifar_vit,
-    digits_cnn,
-    mnist_cnn,
-    mnist_mlp,
-    mnist_vit,
-    resnet20,
-    seeded,
-    wide_resnet,
-)
+from dpkfc.app.models import cifar_cnn, digits_cnn, mnist_cnn, mnist_mlp, seeded
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe
 from dpkfc.app.settings import RunConfig
 from dpkfc.gradients.discovery import find_layers
+from dpkfc_papers.recipes.networks import cifar_vit, mnist_vit, resnet20, wide_resnet
 
 
 def _size(model: nn.Module) -> int:

@@ -16,18 +16,11 @@ from scipy.io import savemat
 
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.pixels import Normalisation
-from dpkfc.app.datasets.sources import (
-    CIFAR100,
-    CIFAR100_TASK,
-    SVHN,
-    UTKFACE,
-    load_pixels,
-    read_svhn,
-    read_utkface,
-)
+from dpkfc.app.datasets.sources import CIFAR100, load_pixels
 from dpkfc.app.recipes.catalogue import find_recipe
 from dpkfc.app.recipes.recipe import image_recipe
 from dpkfc.app.settings import RunConfig
+from dpkfc_papers.recipes.image_sets import CIFAR100_TASK, SVHN, UTKFACE, read_svhn, read_utkface
 from tests.app.files import write_cifar
 from tests.app.planted import write_faces, write_svhn, write_utkface
 

@@ -23,25 +23,21 @@ from dpkfc.app import plots
 from dpkfc.app import train as train_module
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.text import hashed_rows, hashed_texts, word_hashes, words_of
-from dpkfc.app.pretrained import gpt2_lora
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
 from dpkfc.app.recipes.objective import Judged
 from dpkfc.app.recipes.smoke import cap_for_smoke
-from dpkfc.app.recipes.text import (
-    BYTES,
-    COMMON_WORDS,
-    GENERATION,
-    IGNORED,
-    NORM,
-    HashedZipf,
-    ZipfBytes,
-    encode_pairs,
-    english_weights,
-    weighted_words,
-)
+from dpkfc.app.recipes.text import COMMON_WORDS, NORM, HashedZipf, english_weights, weighted_words
 from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.app.train import run
 from dpkfc.curvature.model_inputs import examples
+from dpkfc_papers.recipes.generation import (
+    BYTES,
+    GENERATION,
+    IGNORED,
+    ZipfBytes,
+    encode_pairs,
+    gpt2_lora,
+)
 from tests.app.accounting import remembered
 from tests.app.files import write_cifar
 from tests.app.planted import write_all, write_medmnist

@@ -19,10 +19,12 @@ from scipy.io import savemat
 
 from dpkfc.app.datasets.cifar import read_cifar
 from dpkfc.app.datasets.idx import read_idx
-from dpkfc.app.datasets.sources import read_medmnist, read_svhn, read_utkface
-from dpkfc.app.datasets.text import E2E, open_text
+from dpkfc.app.datasets.sources import read_medmnist
+from dpkfc.app.datasets.text import open_text
 from dpkfc.app.datasets.unpacking import VARIABLE, UnpackedSizeError, check_unpacked_size
 from dpkfc.app.run_folder import Metrics, Row
+from dpkfc_papers.recipes.image_sets import read_svhn, read_utkface
+from dpkfc_papers.recipes.pairs import E2E
 
 MIB = 1 << 20
 UNPACKED = 64 * MIB

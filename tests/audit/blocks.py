@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dpkfc.gradients.clipped_sum import clip_factors
 from dpkfc.linalg.blocks import AnyBlock, ConvBlock, Lookup, Outer, PerExample, Tied
+from dpkfc.linalg.magnitudes import bound_magnitudes
 from dpkfc.linalg.metric import (
     Dense,
     Diagonal,
@@ -24,7 +25,8 @@ from dpkfc.linalg.metric import (
     LowRank,
     Side,
 )
-from dpkfc.linalg.norms import LayerNorms, bound_magnitudes, per_example_norms
+from dpkfc.linalg.norm_bounds import LayerNorms
+from dpkfc.linalg.norms import per_example_norms
 
 N = 5
 

@@ -159,7 +159,7 @@ def test_a_sampler_without_a_proved_event_fails_by_its_name() -> None:
     found = list(module._summarize_sampler(plan))
     assert [finding.passed for finding in found] == [False]
     assert "Shuffle" in found[0].measured and "exceed" in found[0].detail
-    with pytest.warns(UserWarning, match="no guarantee"):
+    with pytest.warns(UserWarning, match="not a guarantee of this run"):
         assert "guarantee" in [
             finding.check for finding in select_failed(list(check_accounting(plan)))
         ]

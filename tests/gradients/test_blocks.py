@@ -22,8 +22,11 @@ from dpkfc.linalg.blocks import (
     Tied,
     conv_block,
 )
+from dpkfc.linalg.magnitudes import product_error
 from dpkfc.linalg.metric import Span
-from dpkfc.linalg.norms import dot_rounding, per_example_norms, product_error
+from dpkfc.linalg.norms import per_example_norms
+from dpkfc.linalg.row_norms import dot_rounding
+from tests.patching import patch_linalg
 
 N, VIEWS, K = 6, 2, 3
 F64 = torch.float64
@@ -222,7 +225,7 @@ def test_norms_in_chunks_of_one_example_are_those_of_the_gradients(
 ) -> None:
     monkeypatch.setattr(blocks, "_CHUNK_ELEMENTS", 1)
     # formed once more for the sum
-    monkeypatch.setattr("dpkfc.linalg.norms._is_kept", lambda *_: False)
+    patch_linalg(monkeypatch, "is_kept", lambda *_: False)
     block, rows = make_block(name)
     found = per_example_norms(block, None, method)
     torch.testing.assert_close(found.norms, rows.norm(dim=1), rtol=1e-9, atol=0)

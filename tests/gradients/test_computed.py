@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-from dpkfc.app.models import WeightStandardisation, standardised_conv
 from dpkfc.data.loading import layout
 from dpkfc.gradients import fallback
 from dpkfc.gradients.clipped_sum import Clip, EvaluationPoint, capture, clipped_sum
@@ -20,6 +19,7 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.fallback import ParametrizedBlock
 from dpkfc.gradients.rules import blocks_of, joined_calls
 from dpkfc.gradients.tape import Tape
+from dpkfc_papers.recipes.networks import WeightStandardisation, standardised_conv
 from tests.gradients.cases import loss_fn
 from tests.gradients.loop import assert_equals_a_loop, examples
 

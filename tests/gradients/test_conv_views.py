@@ -19,7 +19,7 @@ from dpkfc.linalg.blocks import (
     conv_block,
     interleave_calls,
 )
-from dpkfc.linalg.norms import bound_magnitudes
+from dpkfc.linalg.magnitudes import bound_magnitudes
 from dpkfc.tracking import BatchAxis
 
 CONVS = {

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dpkfc.linalg.blocks import ConvBlock, Lookup, Outer, Tied
+from dpkfc.linalg.eigenbasis_norms import eigenbasis_norms_of_one_position
 from dpkfc.linalg.metric import Eigenbasis
-from dpkfc.linalg.norms import eigenbasis_norms_of_one_position, per_example_norms
+from dpkfc.linalg.norms import per_example_norms
 
 F64 = torch.float64
 

@@ -222,7 +222,7 @@ def test_gradients_are_formed_a_few_examples_at_a_time(
     make, metric, method = CHUNKED[name]
     block = make()
     # gradients of this size would be kept for the sum
-    monkeypatch.setattr("dpkfc.linalg.norms._MAX_KEPT_ENTRIES", 0)
+    monkeypatch.setattr("dpkfc.linalg.linear_norms._MAX_KEPT_ENTRIES", 0)
     wide = per_example_norms(block, metric, method).norms
     bound = 4 * IN * OUT
     monkeypatch.setattr(blocks, "_CHUNK_ELEMENTS", bound)
@@ -244,7 +244,7 @@ def test_the_peak_does_not_grow_with_the_gradients_of_a_batch(
     would.
     """
     monkeypatch.setattr(blocks, "_CHUNK_ELEMENTS", 2 * IN * OUT)
-    monkeypatch.setattr("dpkfc.linalg.norms._MAX_KEPT_ENTRIES", 0)
+    monkeypatch.setattr("dpkfc.linalg.linear_norms._MAX_KEPT_ENTRIES", 0)
     peaks = []
     for n in (40, 80):
         block = Outer(torch.randn(n, 2, IN), torch.randn(n, 2, OUT))

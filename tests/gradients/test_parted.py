@@ -15,6 +15,7 @@ from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.blocks import Outer
 from dpkfc.linalg.metric import Eigenbasis, Kronecker
 from dpkfc.linalg.norms import per_example_norms
+from tests.patching import patch_linalg
 
 
 def basis(d: int) -> torch.Tensor:
@@ -96,7 +97,7 @@ def test_norms_and_clipped_sums_are_those_of_the_whole_basis(
     case: str, gram: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if gram:
-        monkeypatch.setattr("dpkfc.linalg.norms.is_materialised", lambda *_: False)
+        patch_linalg(monkeypatch, "is_materialised", lambda *_: False)
     layer, x = models()[case]
     model, x = nn.Sequential(layer, nn.Tanh()).double(), x.double()
     (found,) = find_layers(model)

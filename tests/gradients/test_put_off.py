@@ -7,10 +7,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dpkfc.linalg import norms as put_off
 from dpkfc.linalg.blocks import AnyBlock, Lookup, Outer, Tied
+from dpkfc.linalg.deferred_flags import defer_flags
 from dpkfc.linalg.metric import Diagonal, Kronecker
 from dpkfc.linalg.norms import per_example_norms
+from tests.patching import patch_linalg
 
 N, T, D, V = 3, 6, 160, 200
 
@@ -41,8 +42,8 @@ def test_norms_taken_again_are_those_of_asking_at_once(
         else None
     )
     at_once = per_example_norms(blocks()[kind], metric, "gram" if kind == "tied" else None).norms
-    monkeypatch.setattr(put_off, "is_on_accelerator", lambda x: True)  # as if it lay on a card
-    with put_off.defer_flags() as asked:
+    patch_linalg(monkeypatch, "is_on_accelerator", lambda x: True)  # as if it lay on a card
+    with defer_flags() as asked:
         found = per_example_norms(blocks()[kind], metric, "gram" if kind == "tied" else None)
     assert any(map(bool, asked)) and found.recompute is not None
     assert not torch.equal(found.norms, at_once)

@@ -15,9 +15,10 @@ from dpkfc.gradients.clipped_sum import Clip, ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.rules import joined_calls
 from dpkfc.gradients.tape import Tape
-from dpkfc.linalg import norms
+from dpkfc.linalg import linear_norms
+from dpkfc.linalg.input_cache import InputCache
 from dpkfc.linalg.metric import Diagonal, Eigenbasis, Identity, Kronecker, LowRank
-from dpkfc.linalg.norms import InputCache, per_example_norms
+from dpkfc.linalg.norms import per_example_norms
 
 N, T, D = 3, 5, 40
 
@@ -87,8 +88,8 @@ def test_sums_and_norms_are_those_of_layers_on_their_own(
         alone[layer.name] = per_example_norms(block, metric.get(layer.name), "gram").norms
         torch.testing.assert_close(alone[layer.name], g.flatten(1).norm(dim=1), rtol=1e-9, atol=0)
     made = list[int]()
-    products = norms._row_products
-    monkeypatch.setattr(norms, "_row_products", lambda x: made.append(1) or products(x))
+    products = linear_norms._row_products
+    monkeypatch.setattr(linear_norms, "_row_products", lambda x: made.append(1) or products(x))
     applied = list[int]()
     whiten = LowRank.apply_homogeneous
     monkeypatch.setattr(

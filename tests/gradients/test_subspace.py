@@ -28,8 +28,9 @@ from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.rules import joined_calls
 from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.blocks import AnyBlock, PerExample
+from dpkfc.linalg.magnitudes import product_error
 from dpkfc.linalg.metric import EMBEDDING, Span, Subspace
-from dpkfc.linalg.norms import per_example_norms, product_error
+from dpkfc.linalg.norms import per_example_norms
 from tests.gradients.cases import CASES, Case, build, looped, loss_fn
 
 CLOSE = {"rtol": 1e-7, "atol": 1e-11}

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.blocks import Lookup, Outer, Tied
 from dpkfc.linalg.metric import Dense, Diagonal, Elementwise, Identity, Kronecker, mismatch
-from dpkfc.linalg.norms import choose_norm_method, per_example_norms
+from dpkfc.linalg.norm_methods import choose_norm_method
+from dpkfc.linalg.norms import per_example_norms
 from tests.gradients.whitened import check, side
 
 V, D, T = 11, 5, 6

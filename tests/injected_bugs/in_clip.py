@@ -17,13 +17,13 @@ from dpkfc.data.loading import Part
 from dpkfc.gradients import clipped_sum as sums
 from dpkfc.gradients.clipped_sum import ClippedSummer, Groups
 from dpkfc.linalg import blocks as row_lengths
-from dpkfc.linalg import norms
-from dpkfc.linalg import norms as gram
+from dpkfc.linalg import linear_norms as gram
 from dpkfc.linalg.blocks import Lookup, Outer, PerExample, Tied
-from dpkfc.linalg.norms import InputCache
+from dpkfc.linalg.input_cache import InputCache
 from dpkfc.privacy import mechanism
 from tests.injected_bugs.leak import COMMON, Leak, Patch, swapped
 from tests.injected_bugs.subjects import C
+from tests.patching import patch_linalg
 
 
 def after_noise(m: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def padded_slack(m: pytest.MonkeyPatch) -> None:
             square.clamp(min=0) + terms * gram.roundoff(block.a) * lengths.square() + 0 * square
         ).sqrt()
 
-    m.setattr(norms, "gram_norms", norms_of)
+    patch_linalg(m, "gram_norms", norms_of)
 
 
 def no_slack(m: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,7 @@ def no_slack(m: pytest.MonkeyPatch) -> None:
         lost = torch.finfo(terms.dtype).eps * terms.abs().sum((1, 2))
         return (terms.sum((1, 2)) - lost).clamp(min=0).sqrt()
 
-    m.setattr(norms, "gram_norms", norms_of)
+    patch_linalg(m, "gram_norms", norms_of)
 
 
 def switched_precision(m: pytest.MonkeyPatch) -> None:
@@ -225,7 +225,7 @@ def switched_precision(m: pytest.MonkeyPatch) -> None:
                 return (square * (1 + (d + 2) * info.eps) + d * info.tiny).sqrt()
         return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
 
-    m.setattr(norms, "row_norms", lengths)
+    patch_linalg(m, "row_norms", lengths)
 
 
 def denormal_factors(m: pytest.MonkeyPatch) -> None:

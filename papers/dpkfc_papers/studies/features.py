@@ -35,20 +35,12 @@ from torch.nn import functional
 import dpkfc
 from dpkfc import KFAC, DeadLeaves, PinkNoise, PrivacyConfig, PublicData, Session, WhiteNoise
 from dpkfc.app.datasets.sources import BREAST, CIFAR10, FASHION_MNIST, MNIST, PNEUMONIA, load_pixels
-from dpkfc.app.datasets.text import AG_NEWS, IMDB, SST2, hashed_texts, load_texts
+from dpkfc.app.datasets.text import IMDB, SST2, hashed_texts, load_texts
 from dpkfc.app.models import mnist_cnn
 from dpkfc.app.pretrained import minilm_vectors
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.recipes.images import LinearHead
-from dpkfc.app.recipes.text import (
-    HEAD_LENGTH,
-    NORM,
-    HashedZipf,
-    SentenceNoise,
-    ZipfWords,
-    english_weights,
-    token_noise,
-)
+from dpkfc.app.recipes.text import NORM, HashedZipf, ZipfWords, english_weights, token_noise
 from dpkfc.curvature import Probe
 from dpkfc.features import (
     JoinedFeatures,
@@ -61,6 +53,7 @@ from dpkfc.features import (
 from dpkfc.features.encoder import Encoder
 from dpkfc.features.joined import ENERGY
 from dpkfc.postprocess import DiSK, WeightEMA
+from dpkfc_papers.recipes.sentences import AG_NEWS, HEAD_LENGTH, SentenceNoise
 
 SOURCES = {
     "cifar10": CIFAR10,

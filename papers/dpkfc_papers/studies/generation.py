@@ -215,7 +215,7 @@ def start_run(data: str) -> GenerationRun:
 
 def execute(folder: Path, data_dir: str) -> None:
     """Make the runs that are missing; each is on the disk before the next starts."""
-    from dpkfc.app.datasets.text import DART, E2E, load_pairs
+    from dpkfc_papers.recipes.pairs import DART, E2E, load_pairs
     from dpkfc_papers.store import Store
 
     torch.set_num_threads(1)

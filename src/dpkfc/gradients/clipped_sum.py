@@ -39,6 +39,9 @@ from dpkfc.gradients.state import (
 )
 from dpkfc.gradients.tape import Tape, check_losses
 from dpkfc.linalg.blocks import Block, raise_precision
+from dpkfc.linalg.deferred_flags import defer_flags
+from dpkfc.linalg.input_cache import InputCache
+from dpkfc.linalg.magnitudes import product_error
 from dpkfc.linalg.metric import (
     EMBEDDING,
     Metric,
@@ -46,13 +49,8 @@ from dpkfc.linalg.metric import (
     Span,
     Subspace,
 )
-from dpkfc.linalg.norms import (
-    InputCache,
-    LayerNorms,
-    defer_flags,
-    per_example_norms,
-    product_error,
-)
+from dpkfc.linalg.norm_bounds import LayerNorms
+from dpkfc.linalg.norms import per_example_norms
 from dpkfc.memory import is_out_of_memory
 from dpkfc.rng_state import randomize_generators, restarter
 from dpkfc.tracking import Tracker, Unknown

@@ -786,7 +786,7 @@ def _check_kind(loader: Any) -> None:
         )
     sampler = loader.sampler
     is_plain = type(sampler) in (RandomSampler, SequentialSampler)
-    takes_all = is_plain and len(sampler) == len(dataset)
+    takes_all = is_plain and len(cast(Sized, sampler)) == len(dataset)
     if not takes_all or getattr(sampler, "replacement", False):
         raise ValueError(
             f"the {type(sampler).__name__} would be replaced by uniform sampling; pass"

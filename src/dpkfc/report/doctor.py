@@ -23,7 +23,7 @@ from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.blocks import AnyBlock
-from dpkfc.linalg.norms import choose_norm_method
+from dpkfc.linalg.norm_methods import choose_norm_method
 from dpkfc.tracking import Unknown
 
 _EXAMPLES = 4

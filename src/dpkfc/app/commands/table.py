@@ -66,13 +66,6 @@ _COMMANDS = {
         "A flag fills in a field, and the files of the card are written anew.",
         "dpkfc card runs/first --owner 'Ward 3'",
     ),
-    "pretrain-encoder": (
-        "encoder:pretrain_encoder",
-        "Train the encoder of `SyntheticEncoder` anew, on synthetic images alone.\n\n"
-        "A JSON file beside the weights has losses and seconds. Two cores would take days: "
-        "lower --steps and --batch-size to try it.",
-        "dpkfc pretrain-encoder encoder.safetensors --device cuda",
-    ),
     "settings": (
         "train:every_setting",
         "Print every setting that `train` would take, as TOML; without a recipe, every flag.\n\n"

@@ -7,27 +7,23 @@ import csv
 import gzip
 import hashlib
 import io
-import json
 import re
-import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dpkfc._errors import one_line
-from dpkfc.app.datasets.errors import DatasetError, damaged_error, unreadable_error
+from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.examples import Examples, ExampleSet
 from dpkfc.app.datasets.pixels import Splits
 from dpkfc.app.datasets.sources import Source, read_splits
-from dpkfc.app.datasets.unpacking import BoundedStream, UnpackedSizeError, check_unpacked_size
+from dpkfc.app.datasets.unpacking import BoundedStream, UnpackedSizeError
 
 Labelled = tuple[list[str], list[int]]
 Tokenise = Callable[[Sequence[str]], Tensor]
@@ -75,10 +71,10 @@ def _read_tsv(path: Path) -> Labelled:
     with open_text(path) as file:
         _, *rows = [line.rstrip("\n").split("\t") for line in file]
         labels = [int(row[1]) for row in rows]
-        return _checked_texts(path, [row[0] for row in rows], labels)
+        return checked_texts(path, [row[0] for row in rows], labels)
 
 
-def _read_csv(path: Path, text: str, first: int = 0) -> Labelled:
+def read_csv(path: Path, text: str, first: int = 0) -> Labelled:
     """Read a column and `label` of a comma-separated file; labels count from `first`.
 
     Raises:
@@ -87,7 +83,7 @@ def _read_csv(path: Path, text: str, first: int = 0) -> Labelled:
     with open_text(path) as file:
         rows = list(csv.DictReader(file))
         labels = [int(row["label"]) - first for row in rows]
-        return _checked_texts(path, [row[text] for row in rows], labels)
+        return checked_texts(path, [row[text] for row in rows], labels)
 
 
 @contextmanager
@@ -115,7 +111,12 @@ def open_text(path: Path) -> Iterator[Any]:
         ) from None
 
 
-def _checked_texts(path: Path, texts: list[str], labels: list[int]) -> Labelled:
+def checked_texts(path: Path, texts: list[str], labels: list[int]) -> Labelled:
+    """Return texts and labels, or refuse a file without any.
+
+    Raises:
+        DatasetError: there are none.
+    """
     if not texts:
         raise DatasetError(f"{path} holds no sentences; replace the file")
     if any(not isinstance(text, str) for text in texts):
@@ -136,50 +137,9 @@ IMDB = Source(
     name="IMDB reviews",
     folder="imdb",
     files=("train.csv.bz2", "test.csv.bz2"),
-    read=lambda paths: (_read_csv(paths[0], "text"), _read_csv(paths[1], "text")),
+    read=lambda paths: (read_csv(paths[0], "text"), read_csv(paths[1], "text")),
     hub="stanfordnlp/imdb",
     text_column="text",
-)
-
-
-def _read_ag_test(path: Path) -> Labelled:
-    """Read the official test file: class from 1, title, description, without a header."""
-    with open_text(path) as file:
-        rows = list(csv.reader(file))
-        labels = [int(row[0]) - 1 for row in rows]
-        return _checked_texts(path, [row[2] for row in rows], labels)
-
-
-AG_NEWS = Source(
-    name="AG News",
-    folder="ag_news",
-    files=("train_subset.csv.gz", "test.csv.gz"),
-    read=lambda paths: (_read_csv(paths[0], "description", first=1), _read_ag_test(paths[1])),
-    hub="fancyzhx/ag_news",
-    text_column="text",
-)
-
-
-def _read_stackoverflow(path: Path) -> tuple[Labelled, Labelled]:
-    """Read both splits: every fifth row of a fixed permutation is a test example."""
-    titles, tags = _read_csv(path, "title", first=1)
-    generator = np.random.Generator(np.random.PCG64(0))
-    order = generator.permutation(len(tags)).tolist()
-    test_rows = set(order[::5])
-    train: Labelled = ([], [])
-    test: Labelled = ([], [])
-    for row, (title, tag) in enumerate(zip(titles, tags, strict=True)):
-        texts, labels = test if row in test_rows else train
-        texts.append(title)
-        labels.append(tag)
-    return train, test
-
-
-STACKOVERFLOW = Source(
-    name="StackOverflow titles",
-    folder="stackoverflow",
-    files=("titles.csv.gz",),
-    read=lambda paths: _read_stackoverflow(paths[0]),
 )
 
 
@@ -197,106 +157,6 @@ def load_texts(source: Source, data_dir: str | Path | None = None) -> Texts:
 
     (train, test), where = read_splits(source, data_dir, convert)
     return Texts(train, test, source=where)
-
-
-# --------------------------------------------------------------------------------------------------
-# Sets of pairs, a prompt and a reference text: E2E and DART.
-
-Pair = tuple[str, str]
-
-
-def load_pairs(source: Source, data_dir: str | Path | None = None) -> Splits:
-    """Read a set of pairs from a folder, given by hand or by DPKFC_DATA.
-
-    A split is a list of (prompt, reference); a prompt with several references makes as many pairs.
-
-    Raises:
-        DatasetError: no folder has the set, files are missing or damaged. The message says how to
-            get them.
-    """
-    (train, test, *validation), where = read_splits(source, data_dir, list)
-    return Splits(train, test, where, *validation)
-
-
-def _read_e2e(path: Path) -> tuple[list[Pair], ...]:
-    """Read training, test and development split of the original archive."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            size = sum(entry.file_size for entry in archive.infolist())
-            check_unpacked_size(path, size)
-            names = ("trainset", "testset_w_refs", "devset")
-            return tuple(_read_csv_pairs(archive, path, name) for name in names)
-    except OSError as error:
-        raise unreadable_error(path, error) from None
-    except _BROKEN_ARCHIVE as error:
-        raise damaged_error(path, f"is not the archive of E2E ({one_line(error)})") from None
-
-
-_BROKEN_ARCHIVE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    KeyError,
-    RuntimeError,
-    UnicodeDecodeError,
-    csv.Error,
-)
-
-
-def _read_csv_pairs(archive: zipfile.ZipFile, path: Path, name: str) -> list[Pair]:
-    with archive.open(f"e2e-dataset/{name}.csv") as file:
-        text = io.TextIOWrapper(file, "utf-8", newline="")
-        pairs = [(row["mr"], row["ref"]) for row in csv.DictReader(text)]
-    return _checked_pairs(path, pairs)
-
-
-def _read_dart_json(path: Path) -> list[Pair]:
-    with open_text(path) as file:
-        entries: Any = json.load(file)
-        pairs = []
-        for entry in entries:
-            triples = map(" | ".join, entry["tripleset"])
-            prompt = " ; ".join(triples)
-            pairs += [(prompt, note["text"]) for note in entry["annotations"]]
-    return _checked_pairs(path, pairs)
-
-
-def _read_dart_xml(path: Path) -> list[Pair]:
-    with open_text(path) as file:
-        try:
-            entries = ElementTree.parse(file).findall(".//entry")
-        except ElementTree.ParseError as error:
-            raise damaged_error(path, f"is not XML ({error})") from None
-    pairs = []
-    for entry in entries:
-        triples = [triple.text or "" for triple in entry.iter("mtriple")]
-        prompt = " ; ".join(triples)
-        pairs += [(prompt, reference.text) for reference in entry.iter("lex") if reference.text]
-    return _checked_pairs(path, pairs)
-
-
-def _checked_pairs(path: Path, pairs: list[Any]) -> list[Pair]:
-    if not pairs:
-        raise damaged_error(path, "holds no pairs")
-    for prompt, reference in pairs:
-        if not (isinstance(prompt, str) and isinstance(reference, str)):
-            raise damaged_error(path, "holds a row without prompt or reference")
-    return pairs
-
-
-E2E = Source(
-    name="E2E NLG",
-    folder="e2e",
-    files=("e2e-dataset.zip",),
-    read=lambda paths: _read_e2e(paths[0]),
-)
-# Training is on the development split, which the card says: the training split is not always there.
-DART = Source(
-    name="DART (development split)",
-    folder="dart",
-    files=("dart-v1.1.1-full-dev.json.gz", "dart-v1.1.1-full-test.xml.gz"),
-    read=lambda paths: (_read_dart_json(paths[0]), _read_dart_xml(paths[1])),
-)
 
 
 # --------------------------------------------------------------------------------------------------

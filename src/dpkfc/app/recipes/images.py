@@ -9,33 +9,23 @@ from typing import Any
 from torch import Tensor, nn
 
 from dpkfc.app.datasets.digits import read_digits
-from dpkfc.app.datasets.examples import ExampleSet
 from dpkfc.app.datasets.pixels import Normalisation
 from dpkfc.app.datasets.sources import (
     BREAST,
     CIFAR10,
-    CIFAR100_TASK,
     FASHION_MNIST,
     MNIST,
-    PATH,
     PNEUMONIA,
-    SVHN,
-    UTKFACE,
     Source,
     load_pixels,
 )
 from dpkfc.app.models import (
     cifar_cnn,
-    cifar_vit,
     digits_cnn,
     linear_from_zero,
     mnist_cnn,
     mnist_mlp,
-    mnist_vit,
-    resnet20,
-    wide_resnet,
 )
-from dpkfc.app.pretrained import check_timm, timm_model
 from dpkfc.app.recipes.recipe import Recipe, image_recipe
 from dpkfc.app.settings import RunConfig
 from dpkfc.curvature.probes import Probe
@@ -48,7 +38,7 @@ from dpkfc.features import (
 )
 
 
-def _source_recipe(name: str, source: Source, **rest: Any) -> Recipe:
+def source_recipe(name: str, source: Source, **rest: Any) -> Recipe:
     """Return a recipe on the images of a source; the rest is for `image_recipe`."""
     pixels = partial(load_pixels, source)
     return image_recipe(name=name, title=source.name, pixels=pixels, **rest)
@@ -68,7 +58,7 @@ MNIST_NORMALISATION = Normalisation(
 )
 
 
-MNIST_CNN = _source_recipe(
+MNIST_CNN = source_recipe(
     "mnist-cnn",
     MNIST,
     build=mnist_cnn,
@@ -102,17 +92,10 @@ MNIST_MLP = replace(MNIST_CNN, name="mnist-mlp", build=mnist_mlp)
 
 
 # --------------------------------------------------------------------------------------------------
-# MNIST: a transformer of two blocks on 16 patches, 14 linear layers, as in the DP-KFC paper's
-# tracking study.
-
-MNIST_VIT = replace(MNIST_CNN, name="mnist-vit", build=mnist_vit)
-
-
-# --------------------------------------------------------------------------------------------------
 # Fashion-MNIST: 60,000 images of clothes and the same CNN as for MNIST.
 
 
-FASHION_MNIST_CNN = _source_recipe(
+FASHION_MNIST_CNN = source_recipe(
     "fashion-mnist-cnn",
     FASHION_MNIST,
     build=mnist_cnn,
@@ -134,168 +117,13 @@ CIFAR10_NORMALISATION = Normalisation(
 )
 
 
-CIFAR10_CNN = _source_recipe(
+CIFAR10_CNN = source_recipe(
     "cifar10-cnn",
     CIFAR10,
     build=cifar_cnn,
     image_shape=(32, 32, 3),
     num_classes=10,
     normalisation=CIFAR10_NORMALISATION,
-)
-
-
-# --------------------------------------------------------------------------------------------------
-# CIFAR-10: WRN-16-4 trained from scratch with several views of every image (De et al. 2022),
-# 2,753,818 parameters.
-
-CIFAR10_WRN = replace(CIFAR10_CNN, name="cifar10-wrn", build=wide_resnet)
-
-
-# --------------------------------------------------------------------------------------------------
-# CIFAR-10: ResNet-20 with GroupNorm, trained from scratch (269,722 parameters).
-
-CIFAR10_RESNET20 = replace(CIFAR10_CNN, name="cifar10-resnet20", build=resnet20)
-
-
-# --------------------------------------------------------------------------------------------------
-# CIFAR-10: a small vision transformer trained from scratch (four blocks of width 128 on 64
-# patches).
-
-CIFAR10_VIT = replace(CIFAR10_CNN, name="cifar10-vit", build=cifar_vit)
-
-
-# --------------------------------------------------------------------------------------------------
-# What the recipes that fine-tune a vision model of timm share.
-
-_IMAGENET = Normalisation(
-    (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), origin="published with the pretrained weights"
-)
-
-
-def fine_tuned_recipe(name: str, source: Source, num_classes: int, model: str, side: int) -> Recipe:
-    """Return a recipe of 32×32 images for a model of timm, all of whose weights are trained.
-
-    `pretrained` takes a file of weights.
-
-    Args:
-        name: of the recipe.
-        source: of the images.
-        num_classes: of their labels.
-        model: of timm.
-        side: of the images that the model takes.
-    """
-    build = partial(timm_model, model, side, num_classes)
-    recipe = _source_recipe(
-        name,
-        source,
-        build=build,
-        image_shape=(32, 32, 3),
-        num_classes=num_classes,
-        normalisation=_IMAGENET,
-    )
-    constants = {
-        **recipe.constants,
-        "pretrained weights": (f"timm {model}", "published; trained on ImageNet"),
-    }
-    read = recipe.load
-
-    def load(config: RunConfig) -> ExampleSet:
-        # The images take half a minute.
-        check_timm(model, config.pretrained)
-        return read(config)
-
-    recipe = replace(recipe, constants=constants, heavy=True, load=load)
-
-    def variant(weights: str) -> Recipe:
-        return replace(recipe, build=partial(build, weights))
-
-    return replace(recipe, variant=variant)
-
-
-_SMALL_VIT = ("vit_small_patch16_224", 224)
-_TINY_CROSSVIT = ("crossvit_tiny_240", 240)
-
-
-# --------------------------------------------------------------------------------------------------
-# CIFAR-10: ViT-S/16 from timm, pretrained on ImageNet, fine-tuned end to end on resized images.
-
-CIFAR10_VIT_SMALL = fine_tuned_recipe("cifar10-vit-small", CIFAR10, 10, *_SMALL_VIT)
-
-
-# --------------------------------------------------------------------------------------------------
-# CIFAR-10: CrossViT-Tiny-240 from timm, pretrained on ImageNet, fine-tuned end to end on resized
-# images.
-
-CIFAR10_CROSSVIT = fine_tuned_recipe("cifar10-crossvit", CIFAR10, 10, *_TINY_CROSSVIT)
-
-
-# --------------------------------------------------------------------------------------------------
-# CIFAR-100: WRN-16-4 trained from scratch with several views of every image, 100 fine classes
-# (2,776,948 parameters).
-
-
-CIFAR100_WRN = _source_recipe(
-    "cifar100-wrn",
-    CIFAR100_TASK,
-    build=partial(wide_resnet, 100),
-    image_shape=(32, 32, 3),
-    num_classes=100,
-    normalisation=Normalisation(
-        (0.5071, 0.4865, 0.4409),
-        (0.2673, 0.2564, 0.2762),
-        origin="published mean and deviation of the set",
-    ),
-)
-
-
-# --------------------------------------------------------------------------------------------------
-# CIFAR-100: ViT-S/16 from timm, pretrained on ImageNet, fine-tuned end to end on resized images.
-
-CIFAR100_VIT = fine_tuned_recipe("cifar100-vit", CIFAR100_TASK, 100, *_SMALL_VIT)
-
-
-# --------------------------------------------------------------------------------------------------
-# CIFAR-100: CrossViT-Tiny-240 from timm, pretrained on ImageNet, fine-tuned end to end on resized
-# images.
-
-CIFAR100_CROSSVIT = fine_tuned_recipe("cifar100-crossvit", CIFAR100_TASK, 100, *_TINY_CROSSVIT)
-
-
-# --------------------------------------------------------------------------------------------------
-# SVHN: WRN-16-4 on digits of house numbers, trained from scratch with several views of every image
-# (2,753,818 parameters).
-
-
-# Constants of another set: nothing is fitted to this one, and public images of CIFAR come in them
-# too.
-OF_CIFAR10 = replace(CIFAR10_NORMALISATION, origin="published mean and deviation of CIFAR-10")
-
-
-SVHN_WRN = _source_recipe(
-    "svhn-wrn",
-    SVHN,
-    build=wide_resnet,
-    image_shape=(32, 32, 3),
-    num_classes=10,
-    normalisation=OF_CIFAR10,
-)
-
-
-# --------------------------------------------------------------------------------------------------
-# UTKFace: ResNet-20 with GroupNorm on faces of 32×32, five classes of race, trained from scratch
-# (269,397 parameters).
-#
-# The DP-NGD paper trains this network on this set and does not say which of its labels it predicts;
-# that of five classes is taken.
-
-
-UTKFACE_RESNET20 = _source_recipe(
-    "utkface-resnet20",
-    UTKFACE,
-    build=partial(resnet20, 5),
-    image_shape=(32, 32, 3),
-    num_classes=5,
-    normalisation=OF_CIFAR10,
 )
 
 
@@ -309,7 +137,7 @@ def medical_recipe(name: str, source: Source, num_classes: int, channels: int = 
     With `validation_size` above 0 it gives the validation split of the data set.
     """
     # This is the convention of MedMNIST's own experiments.
-    return _source_recipe(
+    return source_recipe(
         name,
         source,
         build=partial(mnist_cnn, num_classes, channels),
@@ -332,32 +160,14 @@ PNEUMONIAMNIST_CNN = medical_recipe("pneumoniamnist-cnn", PNEUMONIA, num_classes
 BREASTMNIST_CNN = medical_recipe("breastmnist-cnn", BREAST, num_classes=2)
 
 
-# --------------------------------------------------------------------------------------------------
-# PathMNIST: colour images of colon tissue, nine classes; the file `pathmnist.npz` is not carried
-# along.
-
-PATHMNIST_CNN = medical_recipe("pathmnist-cnn", PATH, num_classes=9, channels=3)
-
 # All but the digits.
 IMAGE_RECIPES = (
     MNIST_CNN,
     MNIST_MLP,
-    MNIST_VIT,
     FASHION_MNIST_CNN,
     CIFAR10_CNN,
-    CIFAR10_WRN,
-    CIFAR10_RESNET20,
-    CIFAR10_VIT,
-    CIFAR10_VIT_SMALL,
-    CIFAR10_CROSSVIT,
-    CIFAR100_WRN,
-    CIFAR100_VIT,
-    CIFAR100_CROSSVIT,
-    SVHN_WRN,
-    UTKFACE_RESNET20,
     PNEUMONIAMNIST_CNN,
     BREASTMNIST_CNN,
-    PATHMNIST_CNN,
 )
 
 
@@ -425,7 +235,7 @@ def feature_recipe(
         pool: cells a side of the encoder's features.
     """
     height, width, channels = image_shape
-    base = _source_recipe(
+    base = source_recipe(
         name,
         source,
         build=nn.Identity,

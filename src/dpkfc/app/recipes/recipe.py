@@ -1,6 +1,6 @@
 """A recipe: data, a model, public constants and defaults.
 
-The defaults of the recipe NAME are settings in NAME.toml, beside this file.
+The defaults of the recipe NAME are settings in NAME.toml, in the package of the recipe.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ class Recipe:
         private_bounds: number of columns whose bounds a release decides.
         find_bounds: maps examples, plan and ledger to the schema with bounds, as TOML; None where
             all bounds are known.
+        package: whose folder holds NAME.toml.
     """
 
     name: str
@@ -110,6 +111,7 @@ class Recipe:
     reason: str = ""
     private_bounds: int = 0
     find_bounds: Callable[[ExampleSet, Plan, Ledger], str] | None = None
+    package: str = "dpkfc.app.recipes"
 
     def data(self, config: RunConfig, *, is_training: bool = False) -> ExampleSet:
         """Return the tensors of a run, or a slice of them for a smoke run.
@@ -168,13 +170,13 @@ class Recipe:
     @property
     def defaults(self) -> Mapping[str, Any]:
         """The content of the recipe's TOML."""
-        return read_defaults(self.name)
+        return read_defaults(self.name, self.package)
 
 
 @cache
-def read_defaults(name: str) -> Mapping[str, Any]:
-    """Return the defaults of a recipe: the content of NAME.toml beside this file."""
-    file = resources.files("dpkfc.app.recipes").joinpath(f"{name}.toml")
+def read_defaults(name: str, package: str = "dpkfc.app.recipes") -> Mapping[str, Any]:
+    """Return the defaults of a recipe: the content of NAME.toml in its package."""
+    file = resources.files(package).joinpath(f"{name}.toml")
     return tomllib.loads(file.read_text("utf-8"))
 
 

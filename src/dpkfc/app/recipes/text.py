@@ -7,49 +7,34 @@ examples without clip and noise, so that a stated ε would not hold. `vocabulary
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cache, cached_property, lru_cache, partial
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from dpkfc.app.datasets.examples import Examples, ExampleSet
+from dpkfc.app.datasets.examples import ExampleSet
 from dpkfc.app.datasets.sources import Source
 from dpkfc.app.datasets.text import (
-    AG_NEWS,
-    DART,
-    E2E,
     IMDB,
     KEY,
     SST2,
-    STACKOVERFLOW,
-    Pair,
     Texts,
     WordWeights,
     hashed_rows,
     hashed_texts,
-    load_pairs,
     load_texts,
     word_hashes,
 )
 from dpkfc.app.models import linear_from_zero
 from dpkfc.app.pretrained import (
-    SENTENCE_WIDTH,
-    encode_tokens,
-    gpt2_lora,
     minilm_classifier,
     minilm_tokens,
-    minilm_vectors,
-    pretrained_lora,
-    pretrained_tokenizer,
 )
 from dpkfc.app.recipes.images import LinearHead
-from dpkfc.app.recipes.objective import Judged, Objective, model_outputs
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.settings import RunConfig
 from dpkfc.curvature.model_inputs import Sample
@@ -177,46 +162,6 @@ class HashedZipf(Probe):
         if self.weighted:
             facts["weights"] = "Zipf"
         return {**facts, **asdict(self.text)}
-
-
-@dataclass(frozen=True)
-class ZipfBytes(Probe):
-    """A probe for texts as bytes: frequent words by Zipf's law, with blanks between them.
-
-    Ids are those of `BYTES`: a byte plus 3, separator 2 near the middle, end 1, padding
-    0.
-
-    Attributes:
-        length: ids of a sequence.
-    """
-
-    length: int
-
-    @property
-    def padding_id(self) -> int:
-        """The id that fills a row after its text."""
-        return 0
-
-    def sample(self, n: int, generator: torch.Generator) -> Sample:
-        """Return ids `[n, length]`, no labels."""
-        text = ZipfWords(
-            vocabulary=len(COMMON_WORDS),
-            shortest=max(2, self.length // 10),
-            longest=max(4, self.length // 5),
-        )
-        places = torch.rand(n, generator=generator, dtype=torch.float64).tolist()
-        rows = torch.zeros(n, self.length, dtype=torch.int64)
-        for row, ranks, place in zip(rows, text.ranks(n, generator), places, strict=True):
-            words = " ".join(COMMON_WORDS[rank] for rank in ranks)
-            line = words[: self.length - 1].encode()
-            row[: len(line)] = torch.tensor(list(line)) + 3
-            row[int((0.25 + 0.5 * place) * len(line))] = 2
-            row[len(line)] = 1
-        return rows, None
-
-    def describe(self) -> dict[str, Any]:
-        """Return a description that JSON can hold."""
-        return {"kind": "ZipfBytes", "source": "synthetic", "length": self.length}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -376,310 +321,3 @@ def _remove_test_texts(texts: Texts) -> Texts:
 # block and head are trained.
 
 SST2_MINILM = sentence_recipe("sst2-minilm", SST2, num_classes=2, length=48)
-
-
-# --------------------------------------------------------------------------------------------------
-# AG News: descriptions of news, four classes; a pretrained sentence encoder, whose last block and
-# head are trained.
-#
-# Descriptions alone, without titles, on both sides. The stored training file is a part of the
-# official 120,000; those of its descriptions that also occur in the test file are left out.
-
-AG_NEWS_MINILM = sentence_recipe(
-    "ag-news-minilm",
-    AG_NEWS,
-    num_classes=4,
-    length=64,
-    unseen=True,
-    constants={
-        "test split": (
-            "training texts that occur in it are left out",
-            "it is public, and each is looked at alone",
-        )
-    },
-)
-
-
-# --------------------------------------------------------------------------------------------------
-# StackOverflow: 20,000 titles of questions, 20 tags; a pretrained sentence encoder, whose last
-# block and head are trained.
-#
-# This is the repaired task of the DP-KFC experiments: there, pairs of a title and a LIST of titles
-# written out as text were classified, and the form of the list gave the label away. Here one title
-# has one tag. The set has no official split; every fifth title of a public permutation is a test
-# example.
-
-STACKOVERFLOW_MINILM = sentence_recipe(
-    "stackoverflow-minilm",
-    STACKOVERFLOW,
-    num_classes=20,
-    length=32,
-    constants={"split": ("16,000 to 4,000 by a fixed permutation", "of the row numbers alone")},
-)
-
-
-# --------------------------------------------------------------------------------------------------
-# The same titles, as vectors of the frozen encoder; the head alone is trained, as in the DP-KFC
-# paper.
-
-# Tokens that are read of a text.
-HEAD_LENGTH = 32
-
-
-@dataclass(frozen=True)
-class SentenceNoise(Probe):
-    """Vectors of random tokens by the frozen public encoder.
-
-    Attributes:
-        tokens: makes the tokens.
-    """
-
-    tokens: TokenNoise
-
-    def sample(self, n: int, generator: torch.Generator) -> Sample:
-        """Return vectors `[n, 384]` of norm 1, no labels."""
-        ids, _ = self.tokens.sample(n, generator)
-        assert isinstance(ids, Tensor)
-        return encode_tokens(ids), None
-
-    def describe(self) -> dict[str, Any]:
-        """Return a description that JSON can hold."""
-        return {**self.tokens.describe(), "kind": "SentenceNoise", "encoder": "all-MiniLM-L6-v2"}
-
-
-@lru_cache(maxsize=1)
-def _title_vectors(data_dir: str) -> ExampleSet:
-    """Return vectors of all titles; a study asks for them many times, and they take minutes."""
-    texts = load_texts(STACKOVERFLOW, data_dir or None).check(STACKOVERFLOW.name, 20)
-    return texts.tensors(lambda lines: minilm_vectors(lines, HEAD_LENGTH))
-
-
-STACKOVERFLOW_HEAD = replace(
-    STACKOVERFLOW_MINILM,
-    name="stackoverflow-head",
-    load=lambda config: _title_vectors(config.data_dir),
-    build=partial(LinearHead, SENTENCE_WIDTH, 20),
-    input_shape=(SENTENCE_WIDTH,),
-    probe=lambda config: SentenceNoise(token_noise(config, HEAD_LENGTH)),
-)
-
-
-# --------------------------------------------------------------------------------------------------
-# Recipes that write text: pairs as token ids, the loss on the reference, GPT-2 with LoRA.
-#
-# A sequence is prompt, separator, reference, end. The loss counts the reference and the end. By
-# default a token is a byte and the GPT-2 is small with random weights, so nothing is downloaded: a
-# test of everything but the quality of the text. `--pretrained FOLDER` takes weights and tokenizer
-# of a GPT-2 from a local folder.
-
-IGNORED = -100
-_PAIRS_AT_ONCE = 32
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tokens:
-    """A public map of texts to ids.
-
-    Attributes:
-        encode: maps a text to ids.
-        size: V.
-        pad, end, separator: ids; the separator may be several.
-        name: for the privacy card.
-    """
-
-    encode: Callable[[str], list[int]]
-    size: int
-    pad: int
-    end: int
-    separator: tuple[int, ...]
-    name: str
-
-
-def _bytes(text: str) -> list[int]:
-    return [byte + 3 for byte in text.encode()]
-
-
-BYTES = Tokens(
-    encode=_bytes,
-    size=259,
-    pad=0,
-    end=1,
-    separator=(2,),
-    name="bytes, 259 tokens",
-)
-
-
-def encode_pairs(pairs: Sequence[Pair], tokens: Tokens, length: int) -> Examples:
-    """Return ids and targets `[N, length]` of pairs.
-
-    A target is the next id where that id is part of the reference or the end, and ignored
-    elsewhere. A long pair loses the end of its reference beyond half the length, then the end of
-    its prompt.
-    """
-    ids = torch.full((len(pairs), length), tokens.pad)
-    targets = torch.full((len(pairs), length), IGNORED)
-    for row, (prompt, reference) in enumerate(pairs):
-        answer = [*tokens.encode(reference)[: length // 2], tokens.end]
-        room = length - len(answer) - len(tokens.separator)
-        whole = torch.tensor([*tokens.encode(prompt)[:room], *tokens.separator, *answer])
-        first = len(whole) - len(answer)
-        ids[row, : len(whole)] = whole
-        targets[row, first - 1 : len(whole) - 1] = whole[first:]
-    return ids, targets
-
-
-def _reference_losses(model: nn.Module, batch: Examples) -> Tensor:
-    """Return the mean negative log-likelihood of each example's reference tokens `[B]`."""
-    ids, targets = batch
-    logits = model(ids).transpose(1, 2)
-    losses = functional.cross_entropy(logits, targets, reduction="none", ignore_index=IGNORED)
-    return losses.sum(1) / targets.ne(IGNORED).sum(1).clamp(min=1)
-
-
-@torch.no_grad()
-def _judge_references(model: nn.Module, examples: Examples) -> Judged:
-    """Return the accuracy of the next reference token, and the mean negative log-likelihood."""
-    right, total = 0, 0
-    loss = 0.0
-    outputs = model_outputs(model, examples[0], _PAIRS_AT_ONCE)
-    for output, batch in zip(outputs, examples[1].split(_PAIRS_AT_ONCE), strict=True):
-        targets = batch.to(output.device)
-        counted = targets.ne(IGNORED)
-        logits = output[counted]
-        references = targets[counted]
-        right += int((logits.argmax(-1) == references).sum())
-        loss += float(functional.cross_entropy(logits, references, reduction="sum"))
-        total += len(references)
-    return Judged(right / max(1, total), loss / max(1, total))
-
-
-def _perplexity(judged: Judged) -> dict[str, float]:
-    return {"perplexity per token": math.exp(min(judged.loss, 700.0))}
-
-
-GENERATION = Objective(
-    loss=_reference_losses,
-    judge=_judge_references,
-    score="next-token accuracy in references",
-    mean_loss="negative log-likelihood per token",
-    also=_perplexity,
-)
-
-
-def generation_recipe(
-    name: str,
-    source: Source,
-    *,
-    length: int,
-    constants: dict[str, tuple[str, str]] | None = None,
-) -> Recipe:
-    """Return a recipe that fine-tunes GPT-2 with LoRA to write references from prompts.
-
-    An example is one pair.
-
-    Args:
-        name: of the recipe.
-        source: of the pairs.
-        length: tokens of a sequence.
-        constants: more that is taken as public.
-    """
-
-    def load(tokens: Tokens, config: RunConfig) -> ExampleSet:
-        pairs = load_pairs(source, config.data_dir or None)
-        return pairs.convert(lambda part: encode_pairs(part, tokens, length))
-
-    def make_recipe(tokens: Tokens, weights: str, **parts: Any) -> Recipe:
-        return Recipe(
-            name=name,
-            title=source.name,
-            load=partial(load, tokens),
-            input_shape=(length,),
-            num_classes=tokens.size,
-            constants={
-                "tokens": (
-                    f"{tokens.name}, cut at {length}",
-                    "fixed before any private text was read",
-                ),
-                "initial weights": (weights, "public"),
-                **(constants or {}),
-            },
-            task=GENERATION,
-            **parts,
-        )
-
-    def variant(folder: str) -> Recipe:
-        tokenizer = pretrained_tokenizer(folder)
-        return make_recipe(
-            _tokens_of_gpt2(tokenizer),
-            "a GPT-2 from a local folder",
-            build=partial(pretrained_lora, folder),
-            probe=partial(_token_noise, tokenizer, length),
-        )
-
-    return make_recipe(
-        BYTES,
-        "random",
-        build=partial(gpt2_lora, BYTES.size, length),
-        probe=lambda config: ZipfBytes(length),
-        variant=variant,
-    )
-
-
-def _tokens_of_gpt2(tokenizer: Any) -> Tokens:
-    """Return the tokens of a GPT-2.
-
-    It pads with its end-of-text token where it has no token for that, and separates with a line
-    break.
-    """
-    end = tokenizer.eos_token_id
-    encode = partial(_encode, tokenizer)
-    return Tokens(
-        encode=encode,
-        size=len(tokenizer),
-        pad=end if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
-        end=end,
-        separator=tuple(encode("\n")),
-        name=f"those of the given folder, {len(tokenizer):,}",
-    )
-
-
-def _encode(tokenizer: Any, text: str) -> list[int]:
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ids
-
-
-def _token_noise(tokenizer: Any, length: int, config: RunConfig) -> TokenNoise:
-    return TokenNoise.of_tokenizer(
-        tokenizer,
-        length,
-        bare=True,
-        zipf_exponent=config.zipf_exponent or None,
-        min_length=max(8, length // 4),
-    )
-
-
-# --------------------------------------------------------------------------------------------------
-# E2E: 42,061 pairs of a description of a restaurant in fields and one in words; GPT-2 with LoRA
-# writes the latter.
-
-E2E_GPT2_LORA = generation_recipe("e2e-gpt2-lora", E2E, length=320)
-
-
-# --------------------------------------------------------------------------------------------------
-# DART: triples of facts and a sentence that says them; GPT-2 with LoRA writes the sentence.
-#
-# The training split of DART is not read: training is on the development split (2,768 sets of
-# triples, 6,980 pairs), evaluation on the test split. A set of triples with several sentences
-# stands in several pairs, and the privacy unit is one pair.
-
-DART_GPT2_LORA = generation_recipe(
-    "dart-gpt2-lora",
-    DART,
-    length=384,
-    constants={
-        "split": (
-            "trained on the development split, judged on the test split",
-            "no published figure is comparable",
-        )
-    },
-)

@@ -1,0 +1,1 @@
+"""Recipes that exist for a table or figure of a paper."""

@@ -1,0 +1,360 @@
+"""Norms of linear layers and convolutions: from whitened rows, or of gradients that are formed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from dpkfc.linalg.blocks import ConvBlock, MaterializedGradients, Outer, chunks, roundoff
+from dpkfc.linalg.deferred_flags import is_any_set
+from dpkfc.linalg.input_cache import InputCache
+from dpkfc.linalg.magnitudes import bound_input_norms, bound_magnitudes, bound_row_magnitudes
+from dpkfc.linalg.metric import Eigenbasis, Identity, Kronecker
+from dpkfc.linalg.norm_bounds import (
+    MAX_ROUNDING_FRACTION,
+    LayerNorms,
+    MatrixBlock,
+    MatrixMap,
+    add_groups,
+    count_rotation_units,
+    is_unsure,
+    matrix_norms,
+    root,
+)
+from dpkfc.linalg.norm_methods import is_materialised
+from dpkfc.linalg.row_norms import exact_row_norms, limit_inputs, row_norms
+
+# --------------------------------------------------------------------------------------------------
+# Linear layers and convolutions from whitened rows, without materialised gradients.
+
+
+def norms_from_rows(
+    block: MatrixBlock, metric: Kronecker, method: str, cache: InputCache
+) -> LayerNorms:
+    """Return norms from whitened rows, without materialised gradients."""
+    explicit = block.outer()
+    rows = _whiten_rows(explicit, metric, cache)
+    if method == "rank-one":
+        norms = _kronecker_norms_of_one_position(rows)
+    else:
+        norms = gram_norms(rows, cache)
+    norms = add_groups(norms, rows.groups)
+    if isinstance(block, Outer):
+        return LayerNorms(norms, rows, whitened=True)
+    # Patches are larger than the image: the sum is taken of the image again.
+    plain = norms / max(metric.operator_norm, 1e-30)
+    slack = rounding_of_second_pass(block, metric, plain, *bound_magnitudes(block))
+    if not metric.is_identity:
+        # Rounding is relative to ‖g‖, which may be far above its part along a flat direction.
+        magnitudes, _ = bound_magnitudes(explicit)
+        slack += _rounding_of_map(block, metric, magnitudes, magnitudes)
+    return LayerNorms(norms + slack, block)
+
+
+def _whiten_rows(block: Outer, metric: Kronecker, cache: InputCache) -> Outer:
+    """Return the rows ã = U_in a and b̃ = U_out b.
+
+    The column of ones stays implied where the input side is the identity.
+    """
+    sides = metric.merge_scalar()
+    b = sides.output.apply(block.b)
+    if sides.input == Identity():
+        return replace(block, b=b)
+    whiten = sides.input.apply
+    if block.homogeneous:
+        whiten = sides.input.apply_homogeneous
+    # Layers may share a side, and differ in the factor that was merged into it.
+    factor = 1.0
+    if sides is not metric:
+        factor = metric.output.operator_norm
+    key = (id(metric.input), factor, block.homogeneous)
+    a = cache.get_or_compute(block.a, key, lambda: whiten(block.a))
+    return Outer(a, b, block.groups)
+
+
+def _kronecker_norms_of_one_position(block: Outer) -> Tensor:
+    """Return norms of one position.
+
+    They are rounded up exactly as the method for several positions would. Else a longer neighbour
+    would change the bound.
+    """
+    _, d_in, d_out = block.dimensions
+    u = roundoff(block.b)
+    if not is_materialised(d_in, d_out, patches=False):
+        fraction_lost = (1 + d_in + d_out) * u
+        magnitudes, _ = bound_row_magnitudes(block)
+        return magnitudes * math.sqrt(1 + fraction_lost)
+    input_norms = exact_row_norms(block.a[:, 0])
+    input_norms = limit_inputs(input_norms, block.a)
+    squares = input_norms.square() + block.homogeneous
+    output_norms = exact_row_norms(block.b[:, 0])
+    fraction_lost = 2 * math.sqrt(d_in * d_out) * u
+    return squares.sqrt() * output_norms * (1 + fraction_lost)
+
+
+# Squared norms through Gram matrices, each a function of its own example and correct in its first
+# two digits.
+#
+# What rounding may take from a square is bounded with it. Where the bound is more than a small
+# fraction of the square, the rows of that example, and of it alone, are recomputed in float64.
+
+_DEPTH = 256  # columns multiplied in float32
+
+
+def gram_norms(block: Outer, cache: InputCache) -> Tensor:
+    """Return upper bounds of ‖Σ_t b_t a_tᵀ‖ `[N * groups]` in float64.
+
+    Args:
+        block: the rows.
+        cache: results that other layers have computed from the same inputs.
+    """
+    positions, d_in, d_out = block.dimensions
+    bounds = [block.b.new_zeros(0, dtype=torch.float64)]
+    for rows in chunks(len(block.a), positions * positions):
+        part = _pick_rows(block, rows)
+        squares, magnitudes, position_counts = _gram_squares(part, cache)
+        largest = magnitudes.square()
+        squares = torch.where(position_counts == 1, largest, squares)
+        terms = position_counts + (d_in + d_out)
+        rounding = terms * roundoff(block.a) * largest
+        bounds.append(root(squares, rounding))
+    return torch.cat(bounds)
+
+
+def _pick_rows(block: Outer, rows: slice | Tensor) -> Outer:
+    """Return the block of some rows of `[N * groups]`."""
+    a = block.a[rows]
+    b = block.b[rows]
+    return replace(block, a=a, b=b)
+
+
+def _gram_squares(block: Outer, cache: InputCache) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ‖Σ_t b_t a_tᵀ‖², Σ_t ‖a_t‖‖b_t‖ and how many b_t are not 0, `[n]`."""
+    a = block.a
+    ones = block.homogeneous
+    input_norms = cache.get_or_compute(a, ("norms", ones), lambda: bound_input_norms(block))
+    input_products = cache.get_or_compute(a, ("products", ones), lambda: _input_products(block))
+    output_norms = row_norms(block.b)
+    output_products = _row_products(block.b)
+    magnitudes = (input_norms * output_norms).sum(1)
+    position_counts = (output_norms > 0).sum(1)
+    products = input_products * output_products
+    squares = products.sum((1, 2)).double()
+    if block.b.dtype != torch.float32:
+        return squares, magnitudes, position_counts
+    longest = _DEPTH + 2
+    input_depth = min(block.d_in, longest)
+    output_depth = min(block.d_out, longest)
+    depth_sum = 2 * math.log2(a.shape[1])
+    units = input_depth + output_depth + depth_sum + 8
+    # Products of tiny rows may vanish, and are multiplied with those of huge rows.
+    terms = units + block.d_in + block.d_out
+    tiny = torch.finfo(torch.float32).tiny
+    row_sizes = input_norms.sum(1) + output_norms.sum(1) + position_counts
+    lost = terms * tiny * row_sizes.square()
+    rounding = units * roundoff(block.b) * magnitudes.square()
+    unsure = is_unsure(squares, rounding, lost) & (magnitudes > 0)
+    if is_any_set(unsure):
+        unsure_rows = unsure.nonzero()[:, 0]
+        # Entries of one factor are off by the depth of their sums, in units of the norms that they
+        # come from, which counts by the size of the other factor.
+        input_sizes = input_products[unsure_rows].abs().double()
+        output_sizes = output_products[unsure_rows].abs().double()
+        finer_bound = input_depth * _weigh_pairs(input_norms[unsure_rows], output_sizes)
+        finer_bound += output_depth * _weigh_pairs(output_norms[unsure_rows], input_sizes)
+        sizes = input_sizes * output_sizes
+        finer_bound += (depth_sum + 8) * sizes.sum((1, 2))
+        finer_bound *= roundoff(block.b)
+        unsure = is_unsure(squares[unsure_rows], finer_bound, lost[unsure_rows])
+        unsure_rows = unsure_rows[unsure]
+        if len(unsure_rows):
+            exact = _pick_rows(block, unsure_rows).double()
+            squares[unsure_rows] = _gram_squares(exact, InputCache())[0]
+    return squares, magnitudes, position_counts
+
+
+def _input_products(block: Outer) -> Tensor:
+    """Return inner products of the inputs `[n, t, t]`, with the implied coordinate."""
+    products = _row_products(block.a)
+    return products.add_(1) if block.homogeneous else products
+
+
+def _row_products(x: Tensor) -> Tensor:
+    """Return inner products `[n, t, t]` of the rows of `[n, t, d]`.
+
+    Products of long float32 rows are computed in pieces, which are added in float64.
+    """
+    if x.dtype != torch.float32 or x.shape[2] <= _DEPTH:
+        return torch.bmm(x, x.mT)
+    n, positions, _ = x.shape
+    products = x.new_zeros(n, positions, positions, dtype=torch.float64)
+    for part in x.split(_DEPTH, 2):
+        products += torch.bmm(part, part.mT)
+    return products
+
+
+def _weigh_pairs(norms: Tensor, sizes: Tensor) -> Tensor:
+    """Return Σ_st norms_s sizes_st norms_t, `[n]`."""
+    return torch.einsum("ns,nst,nt->n", norms, sizes, norms)
+
+
+# --------------------------------------------------------------------------------------------------
+# Linear layers and convolutions from materialised gradients.
+
+_MAX_KEPT_ENTRIES = 1 << 16  # of one gradient that is kept for the sum
+
+
+def materialised_norms(block: MatrixBlock, metric: MatrixMap) -> LayerNorms:
+    """Return norms of gradients that are formed, all at once or in chunks."""
+    if is_kept(block, metric):
+        return _norms_of_kept_gradients(block, metric)
+    return _norms_of_chunks(block, metric)
+
+
+def is_kept(block: MatrixBlock, metric: MatrixMap) -> bool:
+    """Return whether materialised gradients are kept for the sum.
+
+    Where that follows the shapes, the bound is the same either way.
+    """
+    _, d_in, d_out = block.dimensions
+    if isinstance(block, ConvBlock):
+        # No larger than twice the activations that the tape holds anyway.
+        activations = block.x.numel() + block.b.numel()
+        rows = max(1, block.batch_size * block.groups)
+        return d_in * d_out <= 2 * (activations / rows)
+    if isinstance(metric, Eigenbasis):
+        return d_in * d_out <= _MAX_KEPT_ENTRIES
+    return is_materialised(d_in, d_out, False)
+
+
+def _norms_of_kept_gradients(block: MatrixBlock, metric: MatrixMap) -> LayerNorms:
+    """Return norms of gradients that are formed and whitened once, and kept for the sum."""
+    z = block.per_example()
+    plain = matrix_norms(z, block.groups)
+    if not metric.is_identity:
+        size = math.prod(z.shape[1:])
+        # A few at a time: the products need no second copy of all.
+        for rows in chunks(len(z), 64 * size):
+            metric.apply_(z[rows])
+    norms = matrix_norms(z, block.groups)
+    norms = bound_from_above(norms, z, plain, block, metric)
+    summed = MaterializedGradients(z, block.groups)
+    return LayerNorms(norms, summed, whitened=True)
+
+
+def _norms_of_chunks(block: MatrixBlock, metric: MatrixMap) -> LayerNorms:
+    """Return norms of large gradients, formed in chunks; the sum comes from one product."""
+
+    def bound(part: MatrixBlock) -> Tensor:
+        if isinstance(metric, Eigenbasis):
+            g = _rotate(part, metric)
+            z = g * metric.scale
+        else:
+            g = part.per_example()
+            z = metric.apply(g)
+        plain = matrix_norms(g, block.groups)
+        norms = matrix_norms(z, block.groups)
+        return bound_from_above(norms, z, plain, part, metric)
+
+    norms = block.map_examples(bound, block.num_entries)
+    return LayerNorms(norms, block)
+
+
+def _rotate(block: MatrixBlock, metric: Eigenbasis) -> Tensor:
+    """Return gradients in the eigenbasis `[N * groups, d_out, d_in]`.
+
+    Rows are rotated before they are summed where that is less work. The bound is the same either
+    way, so that an example's bound does not follow the length of others.
+    """
+    positions, d_in, d_out = block.dimensions
+    input_width = (metric.input is not None) * d_in
+    output_width = (metric.output is not None) * d_out
+    cost_of_rows = positions * (input_width**2 + output_width**2)
+    cost_of_gradients = d_in * d_out * (input_width + output_width)
+    if cost_of_rows >= cost_of_gradients:
+        return metric.rotate(block.per_example())
+    rows = block.outer().explicit()
+    b, a, _ = metric.map_factors(rows.b, rows.a)
+    return b.mT @ a
+
+
+def bound_from_above(
+    mapped_norms: Tensor, mapped: Tensor, plain_norms: Tensor, block: MatrixBlock, metric: MatrixMap
+) -> Tensor:
+    """Return upper bounds `[N]`.
+
+    They count what a second pass may add, also where this batch needs no second pass: in another
+    batch the same example may be formed twice. If positions cancel almost completely, the norm
+    depends on their order. So with T > 1 positions of an `Outer` the bound is at least
+    √T u ‖U_A‖‖U_G‖ Σ_t ‖a_t‖‖b_t‖ over `MAX_ROUNDING_FRACTION`.
+
+    Args:
+        mapped_norms: norms of the mapped gradients `[N]`, not rounded up.
+        mapped: a tensor of their type.
+        plain_norms: ‖g‖ `[N]`, or an upper bound.
+        block: what is summed.
+        metric: its map.
+    """
+    _, d_in, d_out = block.dimensions
+    magnitudes, positions = bound_magnitudes(block)
+    size = 2 * math.sqrt(d_in * d_out)
+    if isinstance(metric, Eigenbasis):
+        size = d_in + d_out + 8  # as with one position
+    norms = mapped_norms * (1 + size * roundoff(mapped))
+    # Widths alone decide whether gradients of a linear layer in a Kronecker map are kept, so the
+    # choice is the same in every batch.
+    is_always_kept = isinstance(block, Outer) and isinstance(metric, Kronecker)
+    if not (is_always_kept and is_kept(block, metric)):
+        summing = rounding_of_second_pass(block, metric, plain_norms, magnitudes, positions)
+        mapping = _rounding_of_map(block, metric, plain_norms, magnitudes)
+        norms = norms + (summing + mapping)
+    if isinstance(block, ConvBlock):
+        return norms  # images of one size keep the order
+    unit = roundoff(mapped) / MAX_ROUNDING_FRACTION * metric.operator_norm
+    order = positions.double().sqrt() * unit
+    least = torch.where(positions > 1, order * magnitudes, 0.0)
+    return torch.maximum(norms, least)
+
+
+def rounding_of_second_pass(
+    block: MatrixBlock, metric: MatrixMap, plain: Tensor, magnitudes: Tensor, positions: Tensor
+) -> Tensor:
+    """Return how far the norm in the whitened sum can be from the norm computed here, `[N]`.
+
+    Args:
+        block: what is summed.
+        metric: its map.
+        plain: ‖g‖ `[N]`, in float64 whatever the sum is computed in.
+        magnitudes: Σ_t ‖a_t‖‖b_t‖ `[N]`.
+        positions: with a gradient `[N]`.
+    """
+    _, d_in, d_out = block.dimensions
+    size = 2 * math.sqrt(d_in * d_out)
+    if isinstance(metric, Eigenbasis):
+        # Rotated and rotated back. The gain is that of the flattest direction.
+        size = 8 * (math.sqrt(d_in) + math.sqrt(d_out))
+    terms = positions * magnitudes + size * plain
+    return roundoff(block.b) * metric.operator_norm * terms
+
+
+def _rounding_of_map(
+    block: MatrixBlock, metric: MatrixMap, plain: Tensor, magnitudes: Tensor
+) -> Tensor | float:
+    """Return how far mapping the sum can move an example's part of it, `[N]`.
+
+    The arguments are those of `_rounding_of_second_pass`. Rows are rotated before they cancel, so
+    an eigenbasis counts their magnitudes.
+    """
+    if metric.is_identity:
+        return 0.0
+    _, d_in, d_out = block.dimensions
+    if isinstance(metric, Eigenbasis):
+        units = count_rotation_units(d_out, d_in, metric)
+        sizes = magnitudes
+    else:
+        units = 4 * (math.sqrt(d_in) + math.sqrt(d_out))
+        sizes = plain
+    return units * roundoff(block.b) * metric.operator_norm * sizes

@@ -1,0 +1,90 @@
+"""Norms of rows: upper bounds, in float64."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.linalg import vector_norm
+
+from dpkfc.linalg.blocks import sum_squares
+from dpkfc.linalg.deferred_flags import is_on_accelerator
+
+TINY = 2.0**-80
+"""Squared norms below it may have lost terms that are too small for float32."""
+_SHORT = 64  # longest piece of a row that is summed in float32
+_CACHED = 1 << 18  # entries whose copy in float64 stays in the caches of a processor
+_REACH = 2.0**100
+
+
+def row_norms(x: Tensor) -> Tensor:
+    """Return upper bounds of the norms over the last axis, in float64, each of its own row.
+
+    The sum of k squares in float32 is off by a fraction of at most (k + 2) u. Rows are therefore
+    cut into short pieces, whose sums are added in float64. The bound is tight, since another method
+    may bound the same example in a neighbouring batch, where it may move by rounding alone. Rows
+    whose squares leave the range of float32 are recomputed in float64. On a GPU, whose values
+    the host does not wait for, such rows are bounded by √d times their largest entry.
+    """
+    d = x.shape[-1]
+    if x.dtype != torch.float32:
+        return exact_row_norms(x)
+    square = _add_squares_of_pieces(x)
+    terms = min(d, _SHORT) + 2
+    fraction_lost = terms * torch.finfo(x.dtype).eps
+    norms = (square * (1 + fraction_lost)).sqrt()
+    # False for NaN. Each entry may lose a square that is too small for float32.
+    least = TINY * max(1.0, d / 4096)
+    is_in_range = (square >= least) & (square < math.inf)
+    if d and is_on_accelerator(x):
+        largest = vector_norm(x, math.inf, dim=-1)
+        bounds = largest.double() * math.sqrt(d)
+        return torch.where(is_in_range, norms, bounds)
+    if not is_in_range.all():
+        unsafe = ~is_in_range
+        norms[unsafe] = exact_row_norms(x[unsafe])
+    return norms
+
+
+def _add_squares_of_pieces(x: Tensor) -> Tensor:
+    """Return the sum of squares over the last axis, in float32 within a piece of `_SHORT`."""
+    whole = x.shape[-1] // _SHORT * _SHORT
+    rest = x[..., whole:]
+    square = vector_norm(rest, dim=-1).double().square()
+    if whole:
+        pieces = x[..., :whole].unflatten(-1, (-1, _SHORT))
+        norms = vector_norm(pieces, dim=-1)
+        square = square + sum_squares(norms)
+    return square
+
+
+def exact_row_norms(x: Tensor) -> Tensor:
+    """Return the norms over the last axis, computed in float64."""
+    is_small = x.numel() <= _CACHED or x.dtype == torch.float64
+    if is_small or is_on_accelerator(x):
+        return vector_norm(x, dim=-1, dtype=torch.float64)
+    # A few rows at a time: a copy of all rows in float64 would leave the caches of a processor.
+    d = x.shape[-1]
+    rows_at_once = max(1, _CACHED // d)
+    norms = []
+    for rows in x.reshape(-1, d).split(rows_at_once):
+        wide = rows.double()
+        norms.append(vector_norm(wide, dim=-1))
+    return torch.cat(norms).view(x.shape[:-1])
+
+
+def limit_inputs(norms: Tensor, inputs: Tensor) -> Tensor:
+    """Return norms of a layer's inputs, infinite beyond 2¹⁰⁰ in float32, which drops the example.
+
+    The sum would multiply such inputs with output gradients times a clip factor below the least
+    normal number. Their rounding would be more than the clip allows.
+    """
+    if inputs.dtype != torch.float32:
+        return norms
+    return norms.masked_fill(norms > _REACH, math.inf)
+
+
+def dot_rounding(length: int) -> float:
+    """Return how many units of roundoff a dot product loses (Higham and Mary 2019)."""
+    return min(float(length), 4 * math.sqrt(length))
