@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from dpkfc.app.html.render import interval
+from dpkfc.app.html.answer import interval
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
 from dpkfc.app.tuning.arms import Arm, Range, arm_of, use_source
 from dpkfc.app.tuning.pool import Fits, Source, Task

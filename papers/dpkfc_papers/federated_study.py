@@ -43,7 +43,7 @@ from dpkfc.app.datasets.sources import (
     Source,
     load_pixels,
 )
-from dpkfc.app.html.render import interval
+from dpkfc.app.html.answer import interval
 from dpkfc.app.models import seeded, two_convolutions
 from dpkfc.app.plots import COLOURS, INK, save
 from dpkfc.app.run_folder import write_atomically, write_text

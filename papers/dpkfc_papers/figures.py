@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpkfc.app.html import collect
-from dpkfc.app.plots import SensitivityMap, save
+from dpkfc.app.html.groups import collect
+from dpkfc.app.plots import save
 from dpkfc.app.run_folder import write_text
 from dpkfc.app.settings import nearest
 from dpkfc.app.tuning.pool import Task
@@ -47,8 +47,6 @@ class Figure:
         drawn: from finished rows to a picture.
         together: whether one picture is made of all rows, or one of each.
         kept: of a row, what the JSON file holds.
-        maps: from finished rows to what `dpkfc report` draws of them; None where the picture is all
-            there is.
     """
 
     name: str
@@ -59,7 +57,6 @@ class Figure:
     drawn: Callable[[Any], Any]
     together: bool = False
     kept: Callable[[Row], Any]
-    maps: Callable[[Sequence[Row]], list[SensitivityMap]] | None = None
 
 
 @dataclass(frozen=True)
@@ -157,7 +154,6 @@ FIGURES: dict[str, Figure] = {
             privacy=measurements.LANDSCAPE_NOT_PRIVATE,
             drawn=draw.landscape,
             together=True,
-            maps=measurements.maps,
             kept=lambda row: {
                 name: row[name] for name in ("accuracy", "measured_on", "epsilon", "delta", "steps")
             },
@@ -290,7 +286,5 @@ def _json(figure: Figure, folder: Path, rows: Sequence[Row], missing: Sequence[s
             for row in rows
         ],
     }
-    if figure.maps is not None:
-        content["sensitivity_maps"] = [one.as_dict() for one in figure.maps(rows)]
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
     return write_text(folder / f"{figure.name}.json", text)

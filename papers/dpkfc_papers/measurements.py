@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dpkfc.app.assembly import Prepared, make_kfac, read_public_data
-from dpkfc.app.html import collect
-from dpkfc.app.plots import SensitivityMap
+from dpkfc.app.html.groups import collect
 from dpkfc.app.tuning.runs import Ended, Judge, Place, Plain, Run, hardware
 from dpkfc.app.tuning.search import round_value
 from dpkfc.curvature.eigen import Eigen
@@ -1050,6 +1049,33 @@ def importance(rows: Sequence[Row], names: Iterable[str]) -> dict[str, float]:
         if len(means) > 1 and variance > 0:
             explained[name] = float(np.var(means) / variance)
     return explained
+
+
+@dataclass(frozen=True, kw_only=True)
+class SensitivityMap:
+    """Accuracy of a method over two of its settings.
+
+    Attributes:
+        name: for example the task.
+        method: of the runs.
+        x: the setting that runs across.
+        x_values: its values, from left to right.
+        y: the setting that runs upwards.
+        y_values: its values, the lowest line first.
+        values: accuracies in [0, 1], a row for each value of `y`; None where a run is missing.
+        measured_on: the set of the accuracies: "validation" or "test".
+        note: a remark on the map.
+    """
+
+    name: str
+    method: str
+    x: str
+    x_values: Sequence[float]
+    y: str
+    y_values: Sequence[float]
+    values: Sequence[Sequence[float | None]]
+    measured_on: str
+    note: str = ""
 
 
 def maps(rows: Sequence[Row]) -> list[SensitivityMap]:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dpkfc.app.audit_run import audit_folder
-from dpkfc.app.html.render import write_page
+from dpkfc.app.html.page import write_page
 from dpkfc.app.owndata.files import encode_table, encode_texts
 from dpkfc.app.owndata.images import encode_folder
 from dpkfc.app.owndata.predictions import load_run

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from dpkfc.app.audit_run import audit_folder
 from dpkfc.app.datasets.errors import DatasetError
-from dpkfc.app.html.render import write_page
+from dpkfc.app.html.page import write_page
 from dpkfc.app.owndata import predictions
 from dpkfc.app.owndata.predictions import evaluate_examples, load_run
 from dpkfc.app.owndata.tasks import Task, load_task, task_examples

@@ -1,45 +1,19 @@
-"""Run folders and results files for the tests of pages: made by the code that makes real ones, or
-damaged on purpose.
-"""
+"""Run folders and tuning reports for the tests of pages, made by the code that makes real ones."""
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpkfc.app.plots import Figures, LayerSignal, LayerSpectra, SensitivityMap
+from dpkfc.app.html.contents import RunSummary
 from dpkfc.app.run_folder import Metrics, Row
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.report.card import CardFacts, build_card
 
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\"&lt;"
 HOSTILE += "<a href='javascript:window.hacked=1'>"
-FIGURES = Figures(
-    measured="on the probe",
-    spectra=[
-        LayerSpectra(
-            name="0 · Linear",
-            values={"A": [3.0, 1.0, 0.1], "G": [2.0, 0.5]},
-            damping={"A": 0.2, "G": 0.1},
-        )
-    ],
-    signal_to_noise=[LayerSignal(name="0 · Linear", plain=1.0, preconditioned=2.0)],
-    sensitivity_maps=[
-        SensitivityMap(
-            name="digits",
-            method="dp-kfc",
-            x="learning rate",
-            x_values=[0.1, 0.3],
-            y="clipping norm",
-            y_values=[1.0, 3.0],
-            values=[[0.0, 1.0], [0.5, None]],
-            measured_on="validation",
-        )
-    ],
-)
 
 
 @functools.cache
@@ -57,7 +31,6 @@ def run_folder(
     accuracy: float = 0.5,
     recipe: str = "digits",
     test_mode: bool = False,
-    figures: Figures | None = None,
     words: str = "",
 ) -> Path:
     """A finished run; `words` stand in every text of it."""
@@ -66,7 +39,7 @@ def run_folder(
     settings = {"recipe": recipe, "method": method, "seed": seed, "data_dir": "/where/the/data/lie"}
     lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
     (path / "config.toml").write_text(
-        f"[run]\n{lines}[optimizer]\nlr = 0.1\n{f'note = {json.dumps(words)}' if words else ''}\n"
+        f"[run]\n{lines}[optimizer]\nlr = 0.25\n{f'note = {json.dumps(words)}' if words else ''}\n"
     )
     facts = CardFacts(
         title=words or "DP-KFC on digits",
@@ -88,75 +61,37 @@ def run_folder(
         judged = accuracy * step / 4 if step % 2 == 0 else None
         metrics.add(Row(step=step, epsilon=made.epsilon(step), accuracy=judged, seconds=0.5))
     metrics.write(path / "metrics.parquet")
-    if figures:
-        figures.write(path / "figures.json")
     return path
 
 
-def row(
+def summary(
     method: str = "dp-kfc",
     *,
     epsilon: float = 1.0,
     seed: int = 0,
     accuracy: float = 0.9,
+    smoke: bool = False,
     **more: Any,
-) -> dict[str, Any]:
-    """A row of a study, as `dpkfc.studies` writes it."""
-    settings = {"epsilon": epsilon, "lr": 0.1}
-    run = {
-        "recipe": "mnist-cnn",
+) -> RunSummary:
+    """Make a run as it is read from a folder."""
+    values = {
+        "source": "folder",
+        "task": "mnist-cnn (smoke run)" if smoke else "mnist-cnn",
         "method": method,
-        "settings": settings,
-        "seed": seed,
-        "evaluate_on": "test",
-    }
-    figures = {
+        "measured_on": "test",
         "accuracy": accuracy,
         "epsilon": 0.999 * epsilon,
-        "target_epsilon": epsilon,
+        "target": epsilon,
         "delta": 1e-5,
+        "sigma": 1.5,
         "steps": 10,
-    }
-    rest = {
-        "noise_multiplier": 1.5,
-        "curve": [[0, 0.1], [10, accuracy]],
-        "measured_on": "test",
-        "caveats": [],
         "seconds": 2.0,
+        "seed": seed,
+        "settings": {"lr": 0.1},
+        "smoke": smoke,
+        "curve": [(0.0, 0.1), (10.0, accuracy)],
     }
-    return {"run": run, **figures, **rest, **more}
-
-
-def study(path: Path, rows: list[Mapping[str, Any]], version: int = 1) -> Path:
-    content = {
-        "kind": "dpkfc study",
-        "version": version,
-        "rows": {str(i): one for i, one in enumerate(rows)},
-    }
-    path.write_text(json.dumps(content))
-    return path
-
-
-def chart(path: Path, words: str = "NOT PRIVATE: said") -> Path:
-    """What `dpkfc reproduce kfc-fig10` writes."""
-    content = {
-        "kind": "dpkfc figure",
-        "version": 1,
-        "name": path.stem,
-        "title": words,
-        "private": words,
-        "missing": ["a: no"],
-    }
-    one = {
-        **FIGURES.sensitivity_maps[0].as_dict(),
-        "name": words,
-        "method": words if "<" in words else "dp-kfc",
-        "note": words,
-    }
-    path.write_text(
-        json.dumps(content | {"rows": [], "sensitivity_maps": [one, {**one, "method": "dp-sgd"}]})
-    )
-    return path
+    return RunSummary(**{**values, **more})
 
 
 def tuning(path: Path, words: str = "Tuning is NOT in ε.") -> Path:

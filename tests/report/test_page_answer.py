@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from scipy import stats
 
-from dpkfc.app.html import comparable_panels, group_runs, read_all
-from dpkfc.app.html.render import Answer, answer_panels, build, difference, interval
-from tests.report.page_cases import row, study
+from dpkfc.app.html.answer import Answer, answer_panels, difference, interval
+from dpkfc.app.html.contents import Contents, RunSummary
+from dpkfc.app.html.groups import comparable_panels, group_runs
+from dpkfc.app.html.page import build
+from tests.report.page_cases import summary
 
 
-def answers_of(tmp_path: Path, rows: list[dict]) -> list[Answer]:
-    contents = read_all([study(tmp_path / "s.json", rows)], lambda run: run["settings"])
-    return answer_panels(comparable_panels(group_runs(contents.runs)))
+def answers_of(runs: list[RunSummary]) -> list[Answer]:
+    return answer_panels(comparable_panels(group_runs(runs)))
 
 
 def test_an_interval_is_students_and_a_difference_welchs():
@@ -32,7 +31,7 @@ def test_an_interval_is_students_and_a_difference_welchs():
     assert difference([0.5, 0.5], [0.4, 0.4], 0.95) is None
 
 
-def test_methods_without_a_significant_difference_are_named(tmp_path: Path):
+def test_methods_without_a_significant_difference_are_named():
     scores = {
         "dp-sgd": (0.70, 0.71, 0.72),
         "dp-kfc": (0.80, 0.81, 0.82),
@@ -40,12 +39,12 @@ def test_methods_without_a_significant_difference_are_named(tmp_path: Path):
         "disk": (0.9,),
     }
     rows = [
-        row(method, seed=seed, accuracy=score, seconds=10.0 + seed)
+        summary(method, seed=seed, accuracy=score, seconds=10.0 + seed)
         for method, values in scores.items()
         for seed, score in enumerate(values)
         if method != "disk"
     ]
-    (answer,) = answers_of(tmp_path, rows)
+    (answer,) = answers_of(rows)
     verdicts = {s.group.first.method: (s.is_tied, s.verdict) for s in answer.standings}
     assert verdicts["dp-kfc"][0] and verdicts["dp-ngd"][0] and not verdicts["dp-sgd"][0]
     low, high = difference(scores["dp-kfc"], scores["dp-sgd"], 1 - 0.05 / 2)
@@ -55,33 +54,33 @@ def test_methods_without_a_significant_difference_are_named(tmp_path: Path):
     assert "Not significantly different: dp-" in answer.sentence
     assert "11 s of training" in answer.sentence
     assert answer.standings[0].half_width is not None
-    rows.append(row("disk", accuracy=0.9))
-    (answer,) = answers_of(tmp_path, rows)
+    rows.append(summary("disk", accuracy=0.9))
+    (answer,) = answers_of(rows)
     assert answer.standings[0].group.first.method == "disk"
     assert all("too few runs" in s.verdict for s in answer.standings[1:])
 
 
-def test_a_run_without_guarantee_is_never_the_answer(tmp_path: Path):
-    rows = [row("disk", accuracy=0.99, caveats=["noise was read twice"]), row("dp-sgd")]
-    (answer,) = answers_of(tmp_path, rows)
+def test_a_run_without_guarantee_is_never_the_answer():
+    rows = [summary("disk", accuracy=0.99, warnings=["noise was read twice"]), summary("dp-sgd")]
+    (answer,) = answers_of(rows)
     assert answer.standings[0].group.first.method == "dp-sgd"
     assert answer.sentence.startswith("dp-sgd has the best mean")
-    (answer,) = answers_of(tmp_path, rows[:1])
+    (answer,) = answers_of(rows[:1])
     assert "none is recommended" in answer.sentence
 
 
-def test_smoke_runs_answer_nothing_and_comparisons_come_first(tmp_path: Path):
-    smoke = {**row("dp-kfc")["run"], "settings": {"smoke": True}}
-    rows = [row("dp-sgd", epsilon=1.0), row("dp-sgd", epsilon=8.0), row("dp-kfc", epsilon=8.0)]
-    rows.append(row("dp-kfc", run=smoke, accuracy=0.5))
-    first, second = answers_of(tmp_path, rows)
+def test_smoke_runs_answer_nothing_and_comparisons_come_first():
+    rows = [
+        summary("dp-sgd", epsilon=1.0),
+        summary("dp-sgd", epsilon=8.0),
+        summary("dp-kfc", epsilon=8.0),
+    ]
+    rows.append(summary("dp-kfc", smoke=True, accuracy=0.5))
+    first, second = answers_of(rows)
     assert len(first.standings) == 2 and "ε = 8" in first.title
     assert second.standings[0].verdict == "the only method here"
 
 
-def test_the_answer_stands_before_every_figure(tmp_path: Path):
-    contents = read_all(
-        [study(tmp_path / "s.json", [row("dp-sgd"), row("dp-kfc")])], lambda run: run["settings"]
-    )
-    page = build(contents, "", "title")
+def test_the_answer_stands_before_every_figure():
+    page = build(Contents(runs=[summary("dp-sgd"), summary("dp-kfc")]), "title")
     assert 0 < page.index('id="answer"') < page.index('id="methods"') < page.index('id="accuracy"')

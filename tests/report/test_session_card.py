@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpkfc import KFAC, PinkNoise, PrivacyConfig, Session
-from dpkfc.app.html.render import view_card
+from dpkfc.app.html.page import render_card
 from dpkfc.integrations.opacus import PrivacyEngine
 from dpkfc.privacy.ledger import LedgerError
 from dpkfc.report.card import CardFacts, build_card, dataset_size, session_card, to_markdown
@@ -88,7 +88,7 @@ def test_a_card_of_a_session_agrees_with_its_ledger(tmp_path: Path) -> None:
     assert (
         "5 of 6 planned" in text
         and "number of examples N" in text
-        and "5 of 6 planned" in repr(view_card(card))
+        and "5 of 6 planned" in render_card(card)
     )
     (tmp_path / "privacy_card.json").write_text(json.dumps(card))
     assert verify_ledger(path)["weights"] == "those of the card (SHA-256)"
@@ -152,7 +152,7 @@ def test_an_engine_without_a_limit_has_planned_nothing() -> None:
     )
     assert "| releases | 6, without a limit |" in to_markdown(
         card
-    ) and "6, without a limit" in repr(view_card(card))
+    ) and "6, without a limit" in render_card(card)
     assert card["guarantee"]["epsilon"] == pytest.approx(engine.get_epsilon(engine.plan.delta))
     engine.close()
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from dpkfc.app import plots
 from dpkfc.app.assembly import Prepared, describe_choice, make_kfac
-from dpkfc.app.plots import FILE, Curve, Figures, LayerSignal, LayerSpectra
+from dpkfc.app.plots import Curve, LayerSignal, LayerSpectra
 from dpkfc.app.recipes.objective import ClassScore
 from dpkfc.app.run_folder import LAST_PLOT, Metrics, Row, RunFolder, not_private
 from dpkfc.app.settings import METHOD_LABELS, RunConfig
@@ -298,7 +298,6 @@ def _plot_curvature(prepared: Prepared, folder: RunFolder, session: Session) -> 
         figure = plots.signal_to_noise(signal, f"{caption}; {batch_size:,} examples", stamp(plan))
         plots.save(figure, folder.plots / "signal_to_noise.png")
     spectra = _spectra(model, kfac, state)
-    Figures(measured=caption, spectra=spectra, signal_to_noise=signal).write(folder.path / FILE)
     plots.save(plots.spectra(spectra, caption, stamp(plan)), folder.plots / LAST_PLOT)
 
 

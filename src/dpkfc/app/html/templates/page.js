@@ -1,65 +1,13 @@
 "use strict";
 (() => {
-  const figures = JSON.parse(document.getElementById("data").textContent);
-  const hidden = new Set();
-  const drawn = new Set();
   const say = (text) => { document.getElementById("status").textContent = text; };
-  const narrow = () => window.innerWidth < 600;
-
-  const paint = () => {
-    const style = getComputedStyle(document.documentElement);
-    const value = (name) => style.getPropertyValue(name).trim();
-    return { ink: value("--ink"), muted: value("--muted"), line: value("--line"), paper: value("--paper") };
-  };
-
-  const layoutOf = (figure) => {
-    const colour = paint();
-    const font = { color: colour.ink, family: getComputedStyle(document.body).fontFamily, size: narrow() ? 12 : 13 };
-    const axis = (own) => ({
-      ...own, title: { ...own.title, font }, gridcolor: colour.line, linecolor: colour.line, tickcolor: colour.line, fixedrange: narrow(),
-    });
-    const made = {
-      ...figure.layout, font, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", height: figure.height, autosize: true,
-      xaxis: axis(figure.layout.xaxis), yaxis: axis(figure.layout.yaxis),
-      hoverlabel: { bgcolor: colour.paper, bordercolor: colour.line, font: { ...font, size: 13 }, align: "left" },
-    };
-    return made;
-  };
-
-  const tracesOf = (figure) => figure.data.map((trace) => ({ ...trace, visible: !hidden.has(trace.meta) }));
-
-  const config = {
-    responsive: true, displaylogo: false, displayModeBar: false, showTips: false,
-  };
-
-  const draw = (place) => {
-    if (!(place.id in figures) || drawn.has(place.id)) return;
-    drawn.add(place.id);
-    Plotly.newPlot(place, tracesOf(figures[place.id]), layoutOf(figures[place.id]), config);
-  };
-
-  const again = () => {
-    for (const id of drawn) Plotly.react(id, tracesOf(figures[id]), layoutOf(figures[id]), config);
-  };
-
-  const isOpen = (element) => {
-    const around = element.parentElement.closest("details");
-    return around === null || (around.open && isOpen(around));
-  };
-  const drawOpen = (root) => {
-    for (const place of root.querySelectorAll(".plot")) if (isOpen(place)) draw(place);
-  };
-  for (const details of document.querySelectorAll("details")) {
-    details.addEventListener("toggle", () => { if (details.open) drawOpen(details); });
-  }
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
 
   const boxes = [...document.querySelectorAll("[data-toggle]")];
   const show = () => {
-    hidden.clear();
-    for (const box of boxes) if (!box.checked) hidden.add(Number(box.dataset.toggle));
-    for (const element of document.querySelectorAll("[data-method]")) element.hidden = hidden.has(Number(element.dataset.method));
-    again();
+    const hidden = new Set(boxes.filter((box) => !box.checked).map((box) => box.dataset.toggle));
+    for (const element of document.querySelectorAll("[data-method]")) {
+      element.toggleAttribute("hidden", hidden.has(element.dataset.method));
+    }
     say(`${boxes.length - hidden.size} of ${boxes.length} methods shown`);
   };
   for (const box of boxes) box.addEventListener("change", show);
@@ -87,7 +35,7 @@
     for (const [, row] of rows) body.append(row);
     say(`sorted by ${heading.textContent.trim()}, ${up ? "ascending" : "descending"}`);
   };
-  for (const button of document.querySelectorAll("#table thead button")) {
+  for (const button of document.querySelectorAll("#run-table thead button")) {
     button.addEventListener("click", () => sort(button.closest("th")));
   }
 
@@ -108,6 +56,5 @@
   };
   for (const button of document.querySelectorAll("button.copy")) button.addEventListener("click", () => copy(button));
 
-  drawOpen(document);
   document.documentElement.dataset.ready = "true";
 })();

@@ -1,0 +1,447 @@
+"""What a page shows, read from run folders and reports of `dpkfc tune`.
+
+Each file or folder that cannot be read has a line that says why.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import functools
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpkfc.app.datasets.unpacking import UnpackedSizeError
+from dpkfc.app.html.texts import score_text, show
+from dpkfc.app.plots import evenly_spaced
+from dpkfc.app.recipes.catalogue import run_config
+from dpkfc.app.run_folder import Metrics, RunFolder
+from dpkfc.app.settings import MACHINE, ConfigError, ensure_text, known_settings, tomllib
+from dpkfc.report.card import failed_checks
+from dpkfc.report.text import ensure_mapping, number, plain
+
+CARD_FORMAT = 1
+TUNING_VERSION = 1
+_MOST_BYTES = 64 * 2**20
+_MOST_PICTURE_BYTES = 2 * 2**20
+_MOST_CONFIG = 200_000
+_MOST_POINTS = 240
+_MOST_REASONS = 12
+_SMOKE = " (smoke run)"
+# Settings that do not decide what a run comes to, or are shown in a place of their own.
+_NOT_DECIDING = {
+    "recipe",
+    "method",
+    "seed",
+    "epsilon",
+    "delta",
+    "eval_on",
+    "out",
+    "data_dir",
+    *MACHINE,
+    "budget",
+    "data",
+    "schema",
+    "label_file",
+    "task",
+    "smoke",
+    "chosen_by",
+    "evaluate_every",
+    "test_mode",
+}
+_PICTURES = {
+    "accuracy_and_epsilon.png": "Score and ε by step",
+    "signal_to_noise.png": "Signal-to-noise ratio of each layer",
+    "spectra.png": "Spectra of the curvature factors",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """One run as a page shows it. Text is as it was read: the templates escape it.
+
+    Attributes:
+        source: the folder it was read from.
+        task: what was learned, as a rule the recipe. A smoke run says so here, so that it shares
+            nothing with other runs.
+        method: its name in figures and tables.
+        measured_on: what the score was measured on.
+        score: what `accuracy` is.
+        accuracy: of the delivered weights; not protected by ε.
+        epsilon: spent.
+        target: ε of the budget.
+        delta: δ.
+        sigma: noise multiplier.
+        steps: releases.
+        seconds: of training.
+        seed: public seed.
+        settings: what else decides the result, as far as recipe and method do not say it.
+        smoke: a few steps on a slice of the data, whose score says nothing.
+        warnings: why the run has no certified guarantee; empty where it has one.
+        against: whom the guarantee holds against, if not everyone who sees the weights.
+        curve: (step, score).
+        spending: (step, ε).
+        command: that trains it again; empty where none is known.
+        config: settings as TOML, for a command that reads them.
+        card: the privacy card.
+        pictures: title to a data URI of a PNG file.
+    """
+
+    source: str
+    task: str
+    method: str
+    measured_on: str
+    score: str = "accuracy"
+    accuracy: float | None
+    epsilon: float | None
+    target: float | None = None
+    delta: float | None = None
+    sigma: float | None = None
+    steps: int | None = None
+    seconds: float | None = None
+    seed: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    smoke: bool = False
+    warnings: Sequence[str] = ()
+    against: str = ""
+    curve: Sequence[tuple[float, float]] = ()
+    spending: Sequence[tuple[float, float]] = ()
+    command: str = ""
+    config: str = ""
+    card: Mapping[str, Any] = field(default_factory=dict)
+    pictures: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def recipe(self) -> str:
+        """The task without the words of a smoke run."""
+        return self.task.removesuffix(_SMOKE) if self.smoke else self.task
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningTable:
+    """What a tuning study came to."""
+
+    title: str
+    notes: Sequence[str]
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    commands: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """All that was read.
+
+    Attributes:
+        runs: in the order given.
+        tables: in the same order.
+        broken: (file or folder, why it is not shown).
+    """
+
+    runs: Sequence[RunSummary] = ()
+    tables: Sequence[TuningTable] = ()
+    broken: Sequence[tuple[str, str]] = ()
+
+
+def read_all(paths: Sequence[str | os.PathLike[str]]) -> Contents:
+    """Read run folders, folders of run folders, and `tune.json` files.
+
+    Args:
+        paths: of any of them; a path that is named twice counts once.
+
+    Raises:
+        ValueError: nothing can be shown. Up to twelve reasons are named.
+    """
+    runs: list[RunSummary] = []
+    tables: list[TuningTable] = []
+    broken: list[tuple[str, str]] = []
+    for path in _unique(paths, broken):
+        try:
+            if path.is_dir():
+                runs.append(_read_run_folder(path))
+            else:
+                tables.append(read_tuning(read_json(path)))
+        except ValueError as error:
+            broken.append((str(path), plain(error)))
+        except OSError as error:
+            broken.append((str(path), plain(f"cannot be read ({error.strerror or error})")))
+    if not (runs or tables):
+        raise ValueError(f"nothing to report: {_join_reasons(broken)}")
+    return Contents(runs=runs, tables=tables, broken=broken)
+
+
+def _join_reasons(broken: Sequence[tuple[str, str]]) -> str:
+    if not broken:
+        return "no run folder and no tune.json was given"
+    reasons = [f"{path}: {reason}" for path, reason in broken[:_MOST_REASONS]]
+    if len(broken) > _MOST_REASONS:
+        reasons.append(f"and {len(broken) - _MOST_REASONS} more")
+    return "; ".join(reasons)
+
+
+def _unique(paths: Sequence[str | os.PathLike[str]], broken: list[tuple[str, str]]) -> list[Path]:
+    unique: dict[str, Path] = {}
+    for given in paths:
+        try:
+            for path in _expand(Path(given), broken):
+                unique.setdefault(os.path.realpath(path), path)
+        except (OSError, ValueError) as error:
+            broken.append((plain(given), plain(f"cannot be read ({error})")))
+    return list(unique.values())
+
+
+def _expand(path: Path, broken: list[tuple[str, str]]) -> Iterator[Path]:
+    """Yield a file or a run folder; of another folder, the run folders and `tune.json` in it."""
+    if not path.exists():
+        broken.append((str(path), "there is no such file or folder; name run folders"))
+    elif path.is_file() or _has(path, "config.toml") or _has(path, "privacy_card.json"):
+        yield path
+    elif path.is_dir():
+        inside = [child for child in sorted(path.iterdir()) if _has(child, "config.toml")]
+        inside += [path / "tune.json"] if _has(path, "tune.json") else []
+        if not inside:
+            broken.append((str(path), "holds neither a run (config.toml) nor a tune.json"))
+        yield from inside
+    else:
+        broken.append((str(path), "is neither a file nor a folder"))
+
+
+def _has(folder: Path, name: str) -> bool:
+    return (folder / name).is_file()
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file.
+
+    Raises:
+        ValueError: too large, or damaged.
+    """
+    if path.stat().st_size > _MOST_BYTES:
+        raise ValueError(f"{path.name} is larger than {_MOST_BYTES // 2**20} MiB")
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except RecursionError:
+        raise _damaged(path, "nested too deeply") from None
+    except ValueError as error:
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, reason: Any) -> ValueError:
+    return ValueError(f"{path.name} is damaged ({plain(reason, 120)}); put an earlier copy back")
+
+
+# --------------------------------------------------------------------------------------------------
+# Run folders.
+
+
+def _read_run_folder(path: Path) -> RunSummary:
+    """Return one run folder.
+
+    Raises:
+        ValueError: half-written, damaged or of another version.
+    """
+    folder = RunFolder(path)
+    config, settings = _read_config(folder.config)
+    if not folder.card.is_file():
+        raise ValueError(
+            f"no {folder.card.name}: the run has not ended; go on with dpkfc train --resume {path}"
+        )
+    card = _read_card(folder.card)
+    guarantee = card["guarantee"]
+    metrics = _read_metrics(folder.metrics)
+    curve = [(float(row.step), row.accuracy or 0.0) for row in metrics.evaluated()]
+    seconds = [row.seconds for row in metrics.rows if row.seconds is not None]
+    spending = [(row.step, row.epsilon) for row in metrics.rows if number(row.epsilon) is not None]
+    method, _, task = str(card.get("title", path.name)).partition(" on ")
+    recipe = str(settings.get("recipe") or task or "unknown")
+    method = str(settings.get("method") or method)
+    is_smoke = settings.get("smoke") is True
+    # The name of own data or of an own task.
+    task = Path(str(settings.get("data") or settings.get("task") or "")).name or recipe
+    command = "dpkfc train --config config.toml" if config else ""
+    seed = number(settings.get("seed"))
+    departures = list_departures(recipe, method, settings)
+    return RunSummary(
+        source=str(path),
+        task=task + _SMOKE if is_smoke else task,
+        method=method,
+        measured_on=metrics.measured_on,
+        score=_score_name(ensure_mapping(card.get("results")), metrics.measured_on),
+        accuracy=curve[-1][1] if curve else None,
+        epsilon=number(guarantee.get("epsilon")),
+        target=number(guarantee.get("target_epsilon")),
+        delta=number(guarantee.get("delta")),
+        sigma=number(ensure_mapping(card.get("mechanism")).get("noise_multiplier")),
+        steps=int(number(guarantee.get("releases")) or 0),
+        seconds=sum(seconds) if seconds else None,
+        seed=None if seed is None else int(seed),
+        settings={name: v for name, v in departures.items() if name not in _NOT_DECIDING},
+        smoke=is_smoke,
+        warnings=_card_warnings(card),
+        against=plain(guarantee.get("against") or "", 300),
+        curve=curve,
+        spending=evenly_spaced(spending, _MOST_POINTS),
+        command=command + (" --test-mode" if settings.get("test_mode") is True else ""),
+        config=config,
+        card=card,
+        pictures=_read_pictures(folder.plots),
+    )
+
+
+def list_departures(recipe: str, method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that differ from those of the recipe and the method.
+
+    Where those are not known, return all.
+    """
+    has_public_data = bool(settings.get("public_data"))
+    try:
+        usual = _usual(recipe, method, settings.get("smoke") is True, has_public_data)
+    except (ConfigError, TypeError):
+        return dict(settings)
+    missing = object()
+    return {name: v for name, v in settings.items() if usual.get(name, missing) != v}
+
+
+@functools.cache
+def _usual(recipe: str, method: str, smoke: bool, public: bool) -> dict[str, Any]:
+    """Return the settings of a recipe and a method, with a file of public data that no one has."""
+    settings = {"recipe": recipe, "method": method, "smoke": smoke}
+    return dataclasses.asdict(run_config({**settings, "public_data": "@" if public else ""}))
+
+
+def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
+    """Return the text of the settings without the data folder, and the settings as one mapping."""
+    try:
+        text = path.read_text("utf-8")
+        content = tomllib.loads(text)
+    except FileNotFoundError:
+        return "", {}
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, error) from None
+    settings = known_settings(content)
+    shown = re.sub(r"(?m)^data_dir.*$", 'data_dir = ""', text[:_MOST_CONFIG])
+    return shown, {n: v for n, v in settings.items() if isinstance(v, (str, int, float))}
+
+
+def _read_card(path: Path) -> dict[str, Any]:
+    card = read_json(path)
+    if not isinstance(ensure_mapping(card).get("guarantee"), dict):
+        raise ValueError(f"{path.name} is not a privacy card")
+    if card.get("format") != CARD_FORMAT:
+        version = plain(card.get("format"), 20)
+        raise ValueError(
+            f"{path.name} is of format {version}, this dpkfc reads {CARD_FORMAT}; "
+            "use the version that wrote it"
+        )
+    epsilon = card["guarantee"].get("epsilon")
+    if number(epsilon) is None and epsilon != "inf":
+        raise ValueError(f"{path.name} states no ε")
+    return card
+
+
+def _read_metrics(path: Path) -> Metrics:
+    if not path.is_file():
+        return Metrics()
+    try:
+        return Metrics.read(path)
+    except UnpackedSizeError:
+        raise
+    except ValueError:
+        raise ValueError(
+            f"{path.name} is damaged; delete it to see the run without its curves"
+        ) from None
+
+
+def _score_name(results: Mapping[str, Any], measured_on: str) -> str:
+    """Return what the score of a card is called: its first result is "SCORE on the SET set"."""
+    end = f" on the {measured_on} set"
+    first = str(next(iter(results), ""))
+    return first.removesuffix(end) if first.endswith(end) else "accuracy"
+
+
+def _read_pictures(folder: Path) -> dict[str, str]:
+    """Return PNG files as data URIs, because the page fetches nothing."""
+    pictures = {}
+    for name, title in _PICTURES.items():
+        path = folder / name
+        if path.is_file() and path.stat().st_size <= _MOST_PICTURE_BYTES:
+            content = path.read_bytes()
+            if content.startswith(b"\x89PNG\r\n\x1a\n"):
+                encoded = base64.b64encode(content).decode()
+                pictures[title] = f"data:image/png;base64,{encoded}"
+    return pictures
+
+
+def _card_warnings(card: Mapping[str, Any]) -> list[str]:
+    """Return why a card has no certified guarantee: a failed audit, its stamp, every caveat."""
+    caveats = card.get("caveats")
+    warnings = [plain(card["stamp"])] if ensure_text(card.get("stamp")) else []
+    warnings += [plain(caveat) for caveat in (caveats if isinstance(caveats, list) else [])]
+    if not warnings and card["guarantee"].get("certified") is not True:
+        warnings = ["UNCERTIFIED"]
+    failed = failed_checks(card.get("audit"))
+    if failed:
+        return [f"AUDIT FAILED: {', '.join(failed)}"[:300], *warnings]
+    return warnings
+
+
+# --------------------------------------------------------------------------------------------------
+# Reports of `dpkfc tune`.
+
+
+def read_tuning(content: Any) -> TuningTable:
+    """Return the table of a `tune.json`, whose accuracies are of private examples.
+
+    A page may be handed on. So it does not tell the number of trials of a random search, which
+    has to stay secret.
+
+    Raises:
+        ValueError: another kind of file, or another version.
+    """
+    content = ensure_mapping(content)
+    if not isinstance(content.get("arms"), list):
+        raise ValueError(
+            "is neither a run folder nor the tune.json of a tuning study; leave it out"
+        )
+    if content.get("version") != TUNING_VERSION:
+        version = plain(content.get("version"), 20)
+        raise ValueError(
+            f"is of version {version}, this dpkfc reads {TUNING_VERSION}; use the version that"
+            " wrote it"
+        )
+    is_secret = content.get("search") == "random"
+    rows = []
+    commands = []
+    for method in filter(None, map(ensure_mapping, content["arms"])):
+        label = plain(method.get("label", method.get("name", "")), 80)
+        if method.get("control") is True:
+            label += " (control)"
+        counts = [show(method.get("trials")), show(method.get("pruned"))]
+        if is_secret:
+            counts = ["secret", "secret"]
+        accuracy = score_text(number(method.get("accuracy")))
+        rows.append((label, accuracy, *counts, show(method.get("params"))))
+        command = ensure_text(method.get("command"))
+        if command:
+            commands.append(plain(command, 2000))
+    notes = [plain(content.get("statement", ""), 2000).replace("**", "")]
+    if content.get("complete") is False:
+        notes.append("Not finished: some methods have had fewer trials than others.")
+    return TuningTable(
+        title=f"Tuning of {plain(content.get('recipe', 'unknown'), 80)}",
+        notes=[note for note in notes if note],
+        header=(
+            "method",
+            "validation accuracy, NOT PRIVATE",
+            "trials",
+            "pruned",
+            "settings that won",
+        ),
+        rows=rows,
+        commands=commands,
+    )
