@@ -71,6 +71,10 @@ def test_the_readme_is_short() -> None:
     assert STATS["words_of"]([ROOT / "README.md"]) <= 700
 
 
+def test_the_design_is_short() -> None:
+    assert len((ROOT / "docs" / "design.md").read_text("utf-8").splitlines()) <= 200
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_a_page_has_lines_of_at_most_100_columns(path: Path) -> None:
     # Rows of tables are as wide as what they list, and addresses of links cannot be wrapped.
