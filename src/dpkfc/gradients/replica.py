@@ -100,6 +100,10 @@ def _is_own(kind: Any) -> bool:
     return bool(own) and all(map(is_own_module, own))
 
 
+def _class_of(x: Any) -> Any:
+    return type(x)
+
+
 @cache
 def _slots_of(kind: Any) -> tuple[str, ...]:
     """Return the names of the slots of a class and of the classes that it derives from."""
@@ -113,13 +117,13 @@ def _slots_of(kind: Any) -> tuple[str, ...]:
 
 
 def _attributes_of(x: Any) -> dict[str, Any]:
-    slots = {name: getattr(x, name) for name in _slots_of(type(x)) if hasattr(x, name)}
+    slots = {name: getattr(x, name) for name in _slots_of(_class_of(x)) if hasattr(x, name)}
     return {**getattr(x, "__dict__", {}), **slots}
 
 
 def _fill(x: Any, attributes: Mapping[str, Any]) -> None:
     """Give an object these attributes and no others."""
-    slots = _slots_of(type(x))
+    slots = _slots_of(_class_of(x))
     for name in slots:
         if name in attributes:
             object.__setattr__(x, name, attributes[name])  # a frozen dataclass has its own
@@ -220,7 +224,7 @@ def _parts_of(x: Any, objects: _Objects) -> list[Any]:
     """Return what a value consists of, nothing for a value that is not looked into."""
     if id(x) in objects:
         x = objects[id(x)]
-    elif _way_of(type(x)) is Replica._add_object:
+    elif _way_of(_class_of(x)) is Replica._add_object:
         x = _attributes_of(x)
     if isinstance(x, dict):
         return [*x, *x.values()]
@@ -254,7 +258,8 @@ def _read(place: Any, key: Any) -> Any:
 def _write(place: Any, key: Any, value: Any) -> None:
     """Set a variable, or remove its value."""
     if isinstance(place, partial):
-        place.__setstate__((place.func, *value, vars(place)))
+        arguments: Any = place
+        arguments.__setstate__((place.func, *value, vars(place)))
     elif isinstance(place, (dict, OrderedDictWrapper)):
         place[key] = value
         if value is _NOTHING:
@@ -374,7 +379,7 @@ class Replica:
 
     def copy(self, x: Any, inside: int = _INSIDE) -> Any:
         """Return what stands for a value during the pass: a copy, or the value itself."""
-        way = _way_of(type(x))
+        way = _way_of(_class_of(x))
         if way is None or inside == 0:
             return x
         known = self._copies.get(id(x))
@@ -506,7 +511,7 @@ class Replica:
         elif isinstance(x, nn.Module):
             self.copy(x)
             self.follow(x.forward)
-        elif _way_of(type(x)) is Replica._add_object:
+        elif _way_of(_class_of(x)) is Replica._add_object:
             self.copy(x)
             self.follow(vars(type(x)).get("__call__"))
         self._depth -= 1
@@ -585,7 +590,7 @@ class Replica:
 
     def changed_attributes(self) -> dict[nn.Module, set[str]]:
         """Return the names of the plain attributes that have changed, by module."""
-        changed = {}
+        changed: dict[nn.Module, set[str]] = {}
         for module, (before, own) in self.modules.items():
             for name in {**before, **own}.keys() - _INTERNAL:
                 if not self._is_as_before(before.get(name, _NOTHING), own.get(name, _NOTHING)):

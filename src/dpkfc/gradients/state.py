@@ -266,14 +266,6 @@ def checked_state(model: nn.Module) -> Iterator[PublicCheck]:
         check.warn()
 
 
-def _buffer_faults(replica: Replica) -> Iterator[str]:
-    for module, leaf in replica.changed_buffers():
-        yield (
-            f"the forward pass changes the buffer '{join_names(replica.paths[module], leaf)}', "
-            "which would carry private data out of the model without noise; freeze it with .eval()"
-        )
-
-
 def _copy_or_digest(p: Tensor) -> Tensor | str:
     """Return a copy in main memory, or the digest of a parameter that has none.
 
