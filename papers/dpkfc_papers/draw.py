@@ -15,6 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from dpkfc.app.plots import (
+    GRID,
     INK,
     MUTED,
     PAPER,
@@ -25,7 +26,6 @@ from dpkfc.app.plots import (
     WARNING,
     WHITENED,
     evenly_spaced,
-    style_axes,
 )
 from dpkfc_papers.measurements import (
     LANDSCAPE_METHODS,
@@ -102,7 +102,11 @@ def grid(
 
 def dress(axes: Axes, title: str = "", below: str = "") -> Axes:
     """Style axes, with texts above and below."""
-    style_axes(axes, labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GRID)
+    axes.tick_params(colors=MUTED, labelsize=8, length=0, which="both")
+    axes.grid(True, color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
     axes.set_title(title, fontsize=9.5, color=INK, loc="left", pad=5)
     axes.set_xlabel(below, color=MUTED, fontsize=8.5)
     return axes

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from matplotlib import rc_context, rc_params_from_file
@@ -156,17 +156,6 @@ def make_figure(
             weight="bold",
         )
     return figure
-
-
-def style_axes(
-    axes: Axes, *, grid: Literal["both", "x", "y"] = "both", labelsize: float = 9
-) -> None:
-    """Style axes of a figure that `in_style` has not: no frame, and a pale grid."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(GRID)
-    axes.tick_params(colors=MUTED, labelsize=labelsize, length=0, which="both")
-    axes.grid(True, axis=grid, color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
 
 
 def save(figure: Figure, path: Path) -> Path:

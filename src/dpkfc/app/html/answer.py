@@ -115,7 +115,7 @@ def interval(scores: Sequence[float]) -> float | None:
 def difference(
     first: Sequence[float], second: Sequence[float], level: float
 ) -> tuple[float, float] | None:
-    """Return Welch's interval of the mean of `first` less that of `second`.
+    """Return Welch's interval of the mean of `first` less the mean of `second`.
 
     Returns:
         Lower and upper end, or None: fewer than two scores in one, or no deviation in both.

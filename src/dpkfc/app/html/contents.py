@@ -294,7 +294,7 @@ def _read_run_folder(path: Path) -> RunSummary:
 
 
 def list_departures(recipe: str, method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that differ from those of the recipe and the method.
+    """Return the settings that recipe and method do not give by themselves.
 
     Where those are not known, return all.
     """

@@ -228,8 +228,8 @@ def arms_for(
 ) -> list[Arm]:
     """Return the arms of methods, and the controls that belong next to them.
 
-    A method that was asked for is no control. A method that whitens one side only has a control of
-    random directions on that side (`random_twin`). That control replaces `dp-kfc-random`, which
+    A method that was asked for is not a control. A method that whitens one side only has a control
+    of random directions on that side (`random_twin`). That control replaces `dp-kfc-random`, which
     has random directions on both sides and stays next to `dp-kfc`.
 
     Raises:

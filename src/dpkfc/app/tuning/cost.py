@@ -64,7 +64,7 @@ def trial_law(text: str, mean: float) -> TrialLaw:
         shape = math.nan
     if not (shape > 0 and math.isfinite(shape)):
         raise StudyError(
-            f"count = {text!r} is no law of the number of trials; geometric | poisson | a shape"
+            f"count = {text!r} is not a law of the number of trials; geometric | poisson | a shape"
             " above 0"
         )
     return TrialLaw(f"truncated negative binomial, shape {shape:g}", mean, shape)

@@ -109,7 +109,7 @@ class Run:
         settings = settings or {}
         for name in sorted((_OF_RUN | {"out", "test_mode"}).intersection(settings)):
             raise StudyError(
-                f"{name} is no setting of a cell: it is an attribute of `Run`, or chosen by"
+                f"{name} is not a setting of a cell: it is an attribute of `Run`, or chosen by"
                 " the study"
             )
         pairs = tuple(sorted(settings.items()))
