@@ -9,6 +9,7 @@ from typing import Any
 
 from dpkfc.app.html.contents import RunSummary
 from dpkfc.app.run_folder import Metrics, Row
+from dpkfc.app.tuning.tune import ArmResult, Tuned
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.report.card import CardFacts, build_card
 
@@ -94,23 +95,34 @@ def summary(
     return RunSummary(**{**values, **more})
 
 
-def tuning(path: Path, words: str = "Tuning is NOT in ε.") -> Path:
-    arm = {
-        "name": "dp-kfc",
-        "label": "DP-KFC",
-        "control": False,
-        "trials": 2,
-        "pruned": 1,
-        "failed": 0,
-        "accuracy": 0.26,
-    }
-    arm |= {
-        "params": {"lr": 0.1},
-        "command": f"dpkfc train --recipe digits --lr 0.1{words if '<' in words else ''}",
-    }
-    path.write_text(
-        json.dumps(
-            {"version": 1, "recipe": "digits", "statement": words, "complete": True, "arms": [arm]}
-        )
+def tuning(path: Path, words: str = "Tuning is NOT in ε.", search: str = "tpe") -> Path:
+    """Write the report of a tuning study."""
+    arm = ArmResult(
+        name="dp-kfc",
+        label="DP-KFC",
+        control=False,
+        trials=13,
+        pruned=1,
+        failed=0,
+        accuracy=0.26,
+        params={"lr": 0.1},
+        command=f"dpkfc train --recipe digits --lr 0.1{words if '<' in words else ''}",
     )
-    return path
+    Tuned(
+        recipe="digits",
+        search=search,
+        planned=2,
+        validation=50,
+        epsilon=1.0,
+        delta=1e-5,
+        statement=words,
+        unpublished="All 13 runs",
+        epsilon_with_tuning=None,
+        epsilon_with_training=None,
+        epsilon_composed=None,
+        runs_begun=13,
+        arms=[arm],
+        complete=True,
+        failures={"DP-KFC, trial 13": "why"},
+    ).write(path.parent)
+    return path.parent / "tune.json"

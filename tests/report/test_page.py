@@ -61,7 +61,7 @@ def render_page(tmp_path: Path, words: str = "", method: str = "dp-kfc") -> str:
         for s in range(3)
     ]
     runs.append(summary(method, warnings=[words or "NOT PRIVATE: said"]))
-    contents = Contents(runs=[*read.runs, *runs], tables=read.tables, broken=read.broken)
+    contents = Contents(runs=[*read.runs, *runs], studies=read.studies, broken=read.broken)
     return build(contents, words or "Report")
 
 
@@ -214,7 +214,7 @@ def test_the_command_names_what_it_leaves_out(tmp_path: Path, capsys: pytest.Cap
     run_folder(tmp_path / "a")
     assert _called("report", tmp_path / "a", tmp_path / "none", "--out", tmp_path / "r.html") == 0
     printed = capsys.readouterr()
-    assert "(1 runs, 0 tables)" not in printed.out and "1 run" in printed.out
+    assert "(1 run, 0 tuning reports)" in printed.out
     assert "none: there is no such file or folder" in " ".join(printed.err.split())
     assert _called("report", tmp_path / "none", "--out", tmp_path / "r2.html") == 2
     assert capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "r2.html").exists()

@@ -28,4 +28,5 @@ def report(
     for path, why in contents.broken:
         print_error(f"not shown: {plain(path)}: {why}")
     runs_read = count_text(len(contents.runs), "run")
-    print_line(f"report: {out} ({runs_read}, {count_text(len(contents.tables), 'table')})")
+    studies_read = count_text(len(contents.studies), "tuning report")
+    print_line(f"report: {out} ({runs_read}, {studies_read})")

@@ -17,16 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from dpkfc.app.datasets.unpacking import UnpackedSizeError
-from dpkfc.app.html.texts import score_text, show
 from dpkfc.app.plots import evenly_spaced
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.run_folder import Metrics, RunFolder
 from dpkfc.app.settings import MACHINE, ConfigError, ensure_text, known_settings, tomllib
+from dpkfc.app.tuning.tune import Tuned
 from dpkfc.report.card import failed_checks
 from dpkfc.report.text import ensure_mapping, number, plain
 
 CARD_FORMAT = 1
-TUNING_VERSION = 1
 _MOST_BYTES = 64 * 2**20
 _MOST_PICTURE_BYTES = 2 * 2**20
 _MOST_CONFIG = 200_000
@@ -123,28 +122,17 @@ class RunSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuningTable:
-    """What a tuning study came to."""
-
-    title: str
-    notes: Sequence[str]
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    commands: Sequence[str] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class Contents:
     """All that was read.
 
     Attributes:
         runs: in the order given.
-        tables: in the same order.
+        studies: tuning studies, in the same order.
         broken: (file or folder, why it is not shown).
     """
 
     runs: Sequence[RunSummary] = ()
-    tables: Sequence[TuningTable] = ()
+    studies: Sequence[Tuned] = ()
     broken: Sequence[tuple[str, str]] = ()
 
 
@@ -158,21 +146,21 @@ def read_all(paths: Sequence[str | os.PathLike[str]]) -> Contents:
         ValueError: nothing can be shown. Up to twelve reasons are named.
     """
     runs: list[RunSummary] = []
-    tables: list[TuningTable] = []
+    studies: list[Tuned] = []
     broken: list[tuple[str, str]] = []
     for path in _unique(paths, broken):
         try:
             if path.is_dir():
                 runs.append(_read_run_folder(path))
             else:
-                tables.append(read_tuning(read_json(path)))
+                studies.append(Tuned.read(read_json(path)))
         except ValueError as error:
             broken.append((str(path), plain(error)))
         except OSError as error:
             broken.append((str(path), plain(f"cannot be read ({error.strerror or error})")))
-    if not (runs or tables):
+    if not (runs or studies):
         raise ValueError(f"nothing to report: {_join_reasons(broken)}")
-    return Contents(runs=runs, tables=tables, broken=broken)
+    return Contents(runs=runs, studies=studies, broken=broken)
 
 
 def _join_reasons(broken: Sequence[tuple[str, str]]) -> str:
@@ -388,60 +376,3 @@ def _card_warnings(card: Mapping[str, Any]) -> list[str]:
     if failed:
         return [f"AUDIT FAILED: {', '.join(failed)}"[:300], *warnings]
     return warnings
-
-
-# --------------------------------------------------------------------------------------------------
-# Reports of `dpkfc tune`.
-
-
-def read_tuning(content: Any) -> TuningTable:
-    """Return the table of a `tune.json`, whose accuracies are of private examples.
-
-    A page may be handed on. So it does not tell the number of trials of a random search, which
-    has to stay secret.
-
-    Raises:
-        ValueError: another kind of file, or another version.
-    """
-    content = ensure_mapping(content)
-    if not isinstance(content.get("arms"), list):
-        raise ValueError(
-            "is neither a run folder nor the tune.json of a tuning study; leave it out"
-        )
-    if content.get("version") != TUNING_VERSION:
-        version = plain(content.get("version"), 20)
-        raise ValueError(
-            f"is of version {version}, this dpkfc reads {TUNING_VERSION}; use the version that"
-            " wrote it"
-        )
-    is_secret = content.get("search") == "random"
-    rows = []
-    commands = []
-    for method in filter(None, map(ensure_mapping, content["arms"])):
-        label = plain(method.get("label", method.get("name", "")), 80)
-        if method.get("control") is True:
-            label += " (control)"
-        counts = [show(method.get("trials")), show(method.get("pruned"))]
-        if is_secret:
-            counts = ["secret", "secret"]
-        accuracy = score_text(number(method.get("accuracy")))
-        rows.append((label, accuracy, *counts, show(method.get("params"))))
-        command = ensure_text(method.get("command"))
-        if command:
-            commands.append(plain(command, 2000))
-    notes = [plain(content.get("statement", ""), 2000).replace("**", "")]
-    if content.get("complete") is False:
-        notes.append("Not finished: some methods have had fewer trials than others.")
-    return TuningTable(
-        title=f"Tuning of {plain(content.get('recipe', 'unknown'), 80)}",
-        notes=[note for note in notes if note],
-        header=(
-            "method",
-            "validation accuracy, NOT PRIVATE",
-            "trials",
-            "pruned",
-            "settings that won",
-        ),
-        rows=rows,
-        commands=commands,
-    )

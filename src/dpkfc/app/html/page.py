@@ -27,8 +27,7 @@ GENERATOR = "dpkfc report"
 _MOST_ANSWERS = 24
 _MOST_FOLDERS = 60
 _MOST_WARNINGS = 40
-# Headings of a card stand below those of its run.
-_HEADINGS_BELOW = 3
+_MOST_OF_LINE = 4000
 # Markdown of a card is not trusted: markup in it stays text, and nothing is linked or shown.
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 _MARKDOWN.disable(["link", "image", "autolink", "html_block", "html_inline", "reference"])
@@ -102,6 +101,7 @@ def build(contents: Contents, title: str) -> str:
         accuracy=[plot_accuracy(panel, styles) for panel in panels],
         shows_validation=any(panel.measured_on != "test" for panel in panels),
         learning=learning,
+        studies=[render_markdown(study.markdown(for_owner=False), 2) for study in contents.studies],
         groups=sorted(groups, key=_table_order),
         folders=[(run, render_card(run.card)) for run in shown],
         folders_left_out=len(contents.runs) - len(shown),
@@ -114,12 +114,18 @@ def build(contents: Contents, title: str) -> str:
 def render_card(card: Mapping[str, Any]) -> str:
     """Return the pages of a privacy card as HTML; nothing in it is trusted."""
     try:
-        tokens = _MARKDOWN.parse(to_markdown(card))
+        return render_markdown(to_markdown(card))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
-        tokens = _MARKDOWN.parse("The card is damaged; write it anew with `dpkfc card`.")
+        return render_markdown("The card is damaged; write it anew with `dpkfc card`.")
+
+
+def render_markdown(text: str, below: int = 3) -> str:
+    """Return Markdown as HTML, its headings so many levels lower; nothing in it is trusted."""
+    lines = [plain(line, _MOST_OF_LINE) for line in text.split("\n")]
+    tokens = _MARKDOWN.parse("\n".join(lines))
     for token in tokens:
         if token.type.startswith("heading"):
-            token.tag = f"h{min(6, int(token.tag[1]) + _HEADINGS_BELOW)}"
+            token.tag = f"h{min(6, int(token.tag[1]) + below)}"
         if token.type == "th_open":
             token.attrs["scope"] = "col"
     return _MARKDOWN.renderer.render(tokens, _MARKDOWN.options, {})

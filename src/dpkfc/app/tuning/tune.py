@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from filelock import BaseFileLock
 from rich.console import Console
@@ -23,6 +24,7 @@ from dpkfc.app.tuning.pool import Fits, StudyProgress, Task, drive, end_of
 from dpkfc.app.tuning.runs import Place, Plain, Row, Run, StudyError
 from dpkfc.app.tuning.search import ADAPTIVE, SEARCHES, Search, load_optuna, repair_journal
 from dpkfc.privacy.locks import take_lock
+from dpkfc.report.text import ensure_mapping, plain
 
 # Seed of tuning runs; tests have other seeds.
 SEED = 100
@@ -30,6 +32,8 @@ SEED = 100
 BLOCK = 5
 _MOST_VALIDATION, _SHARE = 5000, 10
 JOURNAL = "trials.log"
+# Of `tune.json`.
+VERSION = 1
 RESULTS = "results.json"
 
 
@@ -101,14 +105,45 @@ class Tuned(Cost):
         Raises:
             RunFolderError: the disk cannot take them.
         """
-        content = {"version": 1, **asdict(self)}
+        content = {"version": VERSION, **asdict(self)}
         text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
         data = write_text(folder / "tune.json", text + "\n", private=True)
         page = write_text(folder / "tune.md", self.markdown(), private=True)
         return data, page
 
-    def markdown(self) -> str:
-        """Return the study for people; where the number of trials is secret, one line says so."""
+    @classmethod
+    def read(cls, content: Any) -> Tuned:
+        """Return the study of the parsed content of a `tune.json`.
+
+        Raises:
+            ValueError: another kind of file, another version, or a damaged file.
+        """
+        content = dict(ensure_mapping(content))
+        if not isinstance(content.get("arms"), list):
+            raise ValueError(
+                "is neither a run folder nor the tune.json of a tuning study; leave it out"
+            )
+        version = content.pop("version", None)
+        if version != VERSION:
+            raise ValueError(
+                f"is of version {plain(version, 20)}, this dpkfc reads {VERSION}; use the version"
+                " that wrote it"
+            )
+        try:
+            study = cls(**{**content, "arms": [ArmResult(**arm) for arm in content["arms"]]})
+            study.markdown()
+        except (TypeError, ValueError, AttributeError):
+            raise ValueError("is damaged; the same dpkfc tune writes it again") from None
+        return study
+
+    def markdown(self, *, for_owner: bool = True) -> str:
+        """Return the study for people.
+
+        Where the number of trials is secret, one line says so.
+
+        Args:
+            for_owner: with what has to stay secret, as far as it is marked.
+        """
         is_secret = self.search != ADAPTIVE
         lines = [
             f"# Tuning of {self.recipe}",
@@ -130,13 +165,14 @@ class Tuned(Cost):
                 "Not finished: some trials are still to run, of some methods perhaps more. The"
                 " same command goes on.",
             ]
-        if self.failures:
+        shows_secrets = for_owner or not is_secret
+        if self.failures and shows_secrets:
             publication = " (not to be published)" if is_secret else ""
             lines += ["", f"Trials that could not be run{publication}:", ""]
             lines += [f"- {name}: {why}" for name, why in self.failures.items()]
         lines += ["", "Train with what won, on the whole training set:", ""]
         lines += [f"    {arm.command}" for arm in self.arms if arm.accuracy is not None]
-        if self.unpublished:
+        if self.unpublished and shows_secrets:
             lines += ["", self.unpublished]
         return "\n".join(lines) + "\n"
 
