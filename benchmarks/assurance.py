@@ -55,7 +55,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 # The step from a batch to the weights.
 STEP = ("config.py", "session.py", "preconditioning.py", "release_pipeline.py")
 STEP += ("verification.py", "public_rows.py")
-STEP += ("tracking.py", "rng_state.py", "distributed", "gradients", "linalg", "curvature")
+STEP += ("tracking", "rng_state.py", "distributed", "gradients", "linalg", "curvature")
 STEP += ("postprocess", "privacy", "data")
 # Section to the files and folders of src/dpkfc that its verdict is about. When code of one of them
 # has changed since the section ran, its row of the table says so.

@@ -77,7 +77,7 @@ def tracking_seconds(case: Any, model: Any, rounds: int) -> float:
 
 def measure(case: Any, rounds: int) -> dict[str, float]:
     """Return milliseconds and ratios of one model."""
-    from dpkfc.tracking import Unknown
+    from dpkfc.tracking.states import Unknown
 
     session = session_for(case, 4 * rounds + 8)
     first, *steady = steps_of(case, session, rounds + 1)

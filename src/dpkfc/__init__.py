@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     )
     from dpkfc.privacy.ledger import BudgetExhausted
     from dpkfc.session import Session
-    from dpkfc.tracking import register_batch_rule
+    from dpkfc.tracking.batch_rules import register_batch_rule
 
 __version__ = "0.1.0"
 
@@ -96,7 +96,7 @@ _NAMES = {
     "dpkfc.postprocess": "EMA SOFIM AdamBC DiSK LowPass PostProcess PostProcessBase WeightEMA",
     "dpkfc.privacy.ledger": "BudgetExhausted",
     "dpkfc.session": "Session",
-    "dpkfc.tracking": "register_batch_rule",
+    "dpkfc.tracking.batch_rules": "register_batch_rule",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -51,7 +51,8 @@ from dpkfc.linalg.metric import NamedTensors
 from dpkfc.memory import is_out_of_memory
 from dpkfc.public_rows import Attempts, PublicRows, warn_of_padding
 from dpkfc.rng_state import host_states, preserve_generators, restarter, seed_generators
-from dpkfc.tracking import Unknown, UnknownOperation, forget_batches
+from dpkfc.tracking.states import Unknown
+from dpkfc.tracking.tracker import UnknownOperation, forget_batches
 
 # --------------------------------------------------------------------------------------------------
 # Constants in place of random numbers, so that two passes of one model can be compared.

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from dpkfc.data.augment import horizontal_flip, random_crop, reflect_pad_crop_flip
-from dpkfc.tracking import BatchAxis, Tracker
+from dpkfc.tracking.states import BatchAxis
+from dpkfc.tracking.tracker import Tracker
 
 IMAGES = torch.arange(2 * 3 * 5 * 6, dtype=torch.float32).view(2, 3, 5, 6)
 

@@ -19,7 +19,7 @@ from dpkfc.gradients.clipped_sum import AT_MODEL_PARAMETERS, Clip, EvaluationPoi
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import augmented
 from dpkfc.session import Session
-from dpkfc.tracking import Tracker
+from dpkfc.tracking.tracker import Tracker
 from tests.gradients.cases import CASES, Case, build, loss_fn
 from tests.recording import Heard
 from tests.test_session import N, data, net, plan, session, train, weights

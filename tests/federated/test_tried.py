@@ -28,7 +28,7 @@ from dpkfc.federated.flower import App, Node
 from dpkfc.federated.messages import add_prefix, select_prefix
 from dpkfc.federated.simulation import run_round
 from dpkfc.report.federated_card import build_federated_card
-from dpkfc.tracking import UnknownOperation
+from dpkfc.tracking.tracker import UnknownOperation
 from tests.federated.worlds import (
     CLASSES,
     CLIENTS,

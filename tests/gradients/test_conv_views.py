@@ -20,7 +20,7 @@ from dpkfc.linalg.blocks import (
     interleave_calls,
 )
 from dpkfc.linalg.magnitudes import bound_magnitudes
-from dpkfc.tracking import BatchAxis
+from dpkfc.tracking.states import BatchAxis
 
 CONVS = {
     "plain": lambda: nn.Conv2d(6, 8, 3, padding=1),

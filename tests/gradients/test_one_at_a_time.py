@@ -18,7 +18,7 @@ from dpkfc.gradients.clipped_sum import (
     clipped_sum,
 )
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.tracking import Unknown
+from dpkfc.tracking.states import Unknown
 from tests.recording import Heard
 
 N = 4

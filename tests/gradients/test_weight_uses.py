@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dpkfc.gradients.clipped_sum import batch_tracker, follow_pass
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.tracking import BatchAxis
+from dpkfc.tracking.states import BatchAxis
 
 N, D = 5, 4
 

@@ -25,7 +25,8 @@ from dpkfc.privacy import ledger
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.rng import SamplingStream
 from dpkfc.session import Session
-from dpkfc.tracking import BatchAxis, Tracker
+from dpkfc.tracking.states import BatchAxis
+from dpkfc.tracking.tracker import Tracker
 from tests.injected_bugs.leak import Leak, noting_batches, noting_sums, swapped
 
 # -- the metric ------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from dpkfc import tracking
 from dpkfc.integrations.opacus import BatchMemoryManager
+from dpkfc.tracking import tracker
 from tests.integrations.opacus_cases import backward, data, loader, mlp, private, train, weights
 
 TORCH_BACKWARD = Tensor.backward
@@ -223,7 +223,7 @@ def test_open_batches_of_other_engines_do_not_multiply_the_work(
         _, model, _, batches = private(verify=False)
         left.append((model, next(iter(batches))))
     calls = 0
-    run = tracking._Functions.__torch_function__
+    run = tracker._Functions.__torch_function__
 
     def count(*args: object) -> object:
         nonlocal calls
@@ -232,7 +232,7 @@ def test_open_batches_of_other_engines_do_not_multiply_the_work(
 
     _, model, optimizer, batches = private(verify=False)
     batch = next(iter(batches))
-    monkeypatch.setattr(tracking._Functions, "__torch_function__", count)
+    monkeypatch.setattr(tracker._Functions, "__torch_function__", count)
     backward(model, batch)
     optimizer.step()
     assert others < calls < 500 * (others + 1)

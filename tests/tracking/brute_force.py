@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpkfc.tracking import BatchAxis, Operation, State, Total, Tracker, Unknown, tensors_in
+from dpkfc.tracking.batch_rules import Operation, tensors_in
+from dpkfc.tracking.states import BatchAxis, State, Total, Unknown
+from dpkfc.tracking.tracker import Tracker
 
 Draw = Callable[[Sequence[int]], Tensor]
 

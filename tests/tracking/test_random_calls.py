@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dpkfc.tracking import BatchAxis
+from dpkfc.tracking.states import BatchAxis
 from tests.tracking.brute_force import Case, Draw, Operand, draw_normal, faults, whole
 
 Made = tuple[Callable[..., Any], tuple[Operand, ...]]

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpkfc.tracking import RULES, TOTAL_RULES
+from dpkfc.tracking.batch_rules import RULES, TOTAL_RULES
 from tests.tracking.brute_force import (
     Case,
     Draw,

@@ -9,16 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from dpkfc import tracking
-from dpkfc.tracking import (
-    PARAMETRIC,
-    BatchAxis,
-    Total,
-    Tracker,
-    Unknown,
-    example_first,
-    register_batch_rule,
-)
+from dpkfc.tracking import batch_rules as rule_table
+from dpkfc.tracking import tracker as tracker_module
+from dpkfc.tracking.batch_rules import register_batch_rule
+from dpkfc.tracking.states import PARAMETRIC, BatchAxis, Total, Unknown, example_first
+from dpkfc.tracking.tracker import Tracker
 
 N, T, D = 3, 4, 2
 
@@ -517,7 +512,9 @@ def test_a_rule_of_the_user_decides_and_must_name_every_output(monkeypatch):
     with torch.library._scoped_library("dpkfc_test", "FRAGMENT") as library:
         library.define("halves(Tensor x) -> (Tensor, Tensor)")
         library.impl("halves", lambda x: (x / 2, x / 2), "CompositeExplicitAutograd")
-        monkeypatch.setattr(tracking, "RULES", dict(tracking.RULES))
+        copied = dict(rule_table.RULES)
+        for module in (rule_table, tracker_module):
+            monkeypatch.setattr(module, "RULES", copied)
         rules = {
             "none": None,
             "full": lambda operation: [operation.axis(operation.args[0])] * 2,

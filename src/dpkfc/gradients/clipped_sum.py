@@ -53,7 +53,8 @@ from dpkfc.linalg.norm_bounds import LayerNorms
 from dpkfc.linalg.norms import per_example_norms
 from dpkfc.memory import is_out_of_memory
 from dpkfc.rng_state import randomize_generators, restarter
-from dpkfc.tracking import Tracker, Unknown
+from dpkfc.tracking.states import Unknown
+from dpkfc.tracking.tracker import Tracker
 
 """Clippings of a gradient that is split along a basis (GEP), each part with a clip of its own."""
 LossFn = Callable[[nn.Module, Any], Tensor]

@@ -38,7 +38,7 @@ from dpkfc.linalg.blocks import (
 from dpkfc.linalg.metric import NamedTensors
 from dpkfc.memory import is_out_of_memory
 from dpkfc.rng_state import are_states_equal, random_states
-from dpkfc.tracking import one_example_a_row
+from dpkfc.tracking.states import one_example_a_row
 
 _log = logging.getLogger(__name__)
 _CHUNK_ELEMENTS = 1 << 24  # of gradients held at once

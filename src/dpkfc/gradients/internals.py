@@ -33,7 +33,8 @@ from dpkfc.gradients.layers import (
 from dpkfc.linalg.blocks import raise_precision
 from dpkfc.linalg.metric import NamedTensors
 from dpkfc.rng_state import random_states, restore_states
-from dpkfc.tracking import BatchAxis, tensors_in
+from dpkfc.tracking.batch_rules import tensors_in
+from dpkfc.tracking.states import BatchAxis
 
 ARGUMENTS = (
     "query",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from dpkfc.linalg.metric import NamedTensors
-from dpkfc.tracking import BatchAxis
+from dpkfc.tracking.states import BatchAxis
 
 MATRICES = ("linear", "conv", "embedding", "tied")
 """Rules of layers whose weight and bias are one matrix."""

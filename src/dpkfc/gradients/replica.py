@@ -49,7 +49,7 @@ from torch import Tensor, nn
 from torch.jit._script import OrderedDictWrapper
 
 from dpkfc.distributed.fsdp import reshard
-from dpkfc.tracking import is_known_private
+from dpkfc.tracking.tracker import is_known_private
 
 LARGE = 1 << 20
 """Bytes above which a tensor outside of the model is not copied."""

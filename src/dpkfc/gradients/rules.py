@@ -27,7 +27,7 @@ from dpkfc.linalg.blocks import (
     join_uses,
     raise_precision,
 )
-from dpkfc.tracking import example_first
+from dpkfc.tracking.states import example_first
 
 
 class LayerRule(Protocol):

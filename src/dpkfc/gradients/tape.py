@@ -34,18 +34,9 @@ from dpkfc.linalg.blocks import Lookup
 from dpkfc.linalg.metric import NamedTensors
 from dpkfc.memory import is_out_of_memory
 from dpkfc.rng_state import are_states_equal, host_states, random_states
-from dpkfc.tracking import (
-    PARAMETRIC,
-    BatchAxis,
-    Parametric,
-    State,
-    Tracker,
-    Unknown,
-    are_places_equal,
-    example_first,
-    split_names,
-    tensors_in,
-)
+from dpkfc.tracking.batch_rules import are_places_equal, split_names, tensors_in
+from dpkfc.tracking.states import PARAMETRIC, BatchAxis, Parametric, State, Unknown, example_first
+from dpkfc.tracking.tracker import Tracker
 
 
 def is_in_backward() -> bool:

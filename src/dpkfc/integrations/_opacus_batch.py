@@ -47,15 +47,8 @@ from dpkfc.public_rows import (
     unwrap_containers,
     warn_of_padding,
 )
-from dpkfc.tracking import (
-    BatchAxis,
-    State,
-    Total,
-    Tracker,
-    Unknown,
-    example_first,
-    one_example_a_row,
-)
+from dpkfc.tracking.states import BatchAxis, State, Total, Unknown, example_first, one_example_a_row
+from dpkfc.tracking.tracker import Tracker
 from dpkfc.verification import Verdict, check_on_public_rows, have_equal_gradients
 
 # --------------------------------------------------------------------------------------------------

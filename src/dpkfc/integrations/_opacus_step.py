@@ -62,7 +62,8 @@ from dpkfc.privacy.mechanism import ClippedSum
 from dpkfc.release_pipeline import ReleasePipeline, set_gradients
 from dpkfc.rng_state import preserve_generators, renew
 from dpkfc.tensors import copy_tensors
-from dpkfc.tracking import Unknown, forget_batches
+from dpkfc.tracking.states import Unknown
+from dpkfc.tracking.tracker import forget_batches
 from dpkfc.weights import (
     ReleasedWeights,
     check_recorded_weights,

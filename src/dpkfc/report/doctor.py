@@ -24,7 +24,7 @@ from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.blocks import AnyBlock
 from dpkfc.linalg.norm_methods import choose_norm_method
-from dpkfc.tracking import Unknown
+from dpkfc.tracking.states import Unknown
 
 _EXAMPLES = 4
 

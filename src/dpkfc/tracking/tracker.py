@@ -1,0 +1,838 @@
+"""Follow the batch axis through every operation of a forward pass.
+
+So every gradient is proved to belong to one example. Two modes of torch apply the rules. The
+dispatch mode sees every ATen operation and keeps the state of every tensor: this is the proof. The
+function mode sees what Python code calls. It notes reads that leave torch, and it gives parameters
+that meet the examples a row for each of them (`gradients.tape`), which is no part of the proof.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from traceback import walk_stack
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from dpkfc.tracking.batch_rules import (
+    RULES,
+    TOTAL_RULES,
+    LostExamples,
+    Operation,
+    is_shared,
+    rule_name,
+    split_names,
+    tensors_in,
+)
+from dpkfc.tracking.elementwise import pointwise
+from dpkfc.tracking.lookups import is_mask
+from dpkfc.tracking.states import (
+    OF_EARLIER_BATCH,
+    OUTSIDE_OF_LAYER,
+    PARAMETRIC,
+    PRIVATE,
+    PUBLIC,
+    BatchAxis,
+    Parametric,
+    State,
+    Total,
+    Unknown,
+    names_of_shapes,
+)
+
+_READS = split_names("_local_scalar_dense is_nonzero equal item allclose")
+_LEAVES_TORCH = split_names(
+    "numpy tolist __array__ __dlpack__ untyped_storage storage data_ptr __reduce_ex__ "
+    "__deepcopy__ __repr__ __format__ apply_ map_ map2_ _typed_storage"
+)
+_WRITES_VALUES = split_names("apply_ map_ map2_")
+_CREATES = split_names("tensor as_tensor from_numpy asarray frombuffer from_dlpack new_tensor")
+# Operations in place whose result has nothing of the old values.
+_OVERWRITES = split_names(
+    "copy fill zero normal uniform random exponential bernoulli cauchy geometric "
+    "log_normal _foreach_copy _foreach_zero"
+)
+# Memory that these return holds what was there before, which is no part of the program.
+_UNFILLED = frozenset(
+    (
+        torch.ops.aten.empty.memory_format,
+        torch.ops.aten.empty_like.default,
+        torch.ops.aten.empty_permuted.default,
+        torch.ops.aten.empty_strided.default,
+        torch.ops.aten.new_empty.default,
+        torch.ops.aten.new_empty_strided.default,
+    )
+)
+# Finds names of operations whose results have private shapes, beside those that torch marks.
+_HAVE_OTHER_SHAPES = re.compile("to_sparse|_pack_padded|_pad_packed")
+# Python modules between a use of `grad_fn` and the code that asked for it.
+_PASS_ON_GRADIENTS = (__name__, "torch.autograd.graph", "torch.overrides", "torch.utils._device")
+_MEETS_RUNNING_STATISTICS = split_names("native_batch_norm cudnn_batch_norm miopen_batch_norm")
+_DRAWS = split_names(
+    "rand randn randint bernoulli uniform normal exponential random log_normal rand_like"
+    " randn_like randint_like"
+)
+# Functions whose branches on values only choose between forms with equal results, or only check
+# values.
+_HARMLESS_READS = frozenset(
+    {
+        ("transformers.masking_utils", "_ignore_causal_mask_sdpa"),
+        ("transformers.masking_utils", "_ignore_bidirectional_mask_sdpa"),
+        ("transformers.masking_utils", "find_packed_sequence_indices"),
+        ("transformers.modeling_attn_mask_utils", "_ignore_causal_mask_sdpa"),
+        ("transformers.modeling_attn_mask_utils", "_prepare_4d_attention_mask_for_sdpa"),
+        ("transformers.modeling_utils", "warn_if_padding_and_no_attention_mask"),
+        ("torch.nn.functional", "multi_head_attention_forward"),
+        (__name__, "_call_one_hot"),
+    }
+)
+
+
+class UnknownOperation(ValueError):
+    """An operation whose effect on the batch axis is not known, under `verify="strict"`."""
+
+
+class _Reference(weakref.ref[Tensor]):
+    __slots__ = ("key",)
+    key: int
+
+
+def _state_of_unseen(x: Tensor) -> State | None:
+    """Return the state of a tensor that no followed operation has made."""
+    if x.requires_grad and x.grad_fn is None:
+        return PARAMETRIC
+    if x.requires_grad:
+        return Unknown(
+            "autograd",
+            "a tensor was made where no operation is seen, as by a compiled function or a kernel",
+        )
+    if type(x) is not Tensor and not isinstance(x, torch.nn.Parameter):
+        return Unknown(type(x).__name__, "tensors of this type are not followed")
+    return None
+
+
+class Tracker:
+    """Keep the state of every tensor of one forward pass over N >= 2 examples.
+
+    Args:
+        size: examples N.
+        persistent: tensors that outlive the pass (buffers), which no example may be written into.
+        trusts_public_rows: not all of the batch is declared, so a public tensor with a row for each
+            example may be part of it.
+
+    Attributes:
+        failure: the first reason why the pass is not proved, or None.
+        altered: the first of them that is no mere read of values, or None.
+        is_opaque: the batch holds values that are not tensors.
+        call: calls a function of torch in the place of the function mode; None calls it as it is.
+        read: ids of the declared parameters that were read outside of a layer that covers them.
+    """
+
+    # The tracker of the batch before, which knows the tensors that this batch has left.
+    _of_last_batch: Tracker | None = None
+
+    def __init__(
+        self, size: int, persistent: Iterable[Tensor] = (), *, trusts_public_rows: bool = False
+    ) -> None:
+        self.size = size
+        self.trusts_public_rows = trusts_public_rows
+        self.failure: Unknown | None = None
+        self.altered: Unknown | None = None
+        self.is_opaque = False
+        self.call: Callable[[Any, Any, Any], Any] | None = None
+        self.read: set[int] = set()
+        self._parameters: set[int] = set()
+        self._states: dict[int, State] = {}
+        self._references: dict[int, _Reference] = {}
+        self.declare_persistent(persistent)
+        self._covered: set[int] = set()
+        self._interiors: list[list[int]] = []
+        self._rewritten: dict[int, Unknown] = {}
+        self._aliases: dict[int, int] = {}
+        self._paused = 0
+        self._calls = 0
+
+    # -- states ------------------------------------------------------------------------------------
+
+    def state(self, x: Any) -> State | None:
+        """Return what is known of a value, None if no example and no parameter decide it."""
+        if not isinstance(x, Tensor) or is_lazy(x):
+            return None  # a lazy one has no values yet, and no operation may look at it
+        with torch._C.DisableTorchFunction():
+            return self._state(x)
+
+    def _state(self, x: Tensor) -> State | None:
+        # None is no key of a table.
+        base_key = id(x._base)
+        if base_key in self._rewritten:
+            return self._rewritten[base_key]
+        key = id(x)
+        if key in self._covered:
+            return None
+        known = self._states.get(key)
+        if known is not None and known is not PUBLIC:
+            return known
+        # A view that was noted as public may show what was written into its base since.
+        if base_key in self._states:
+            return self._state_of_view(x)
+        return None if known is PUBLIC else _state_of_unseen(x)
+
+    def _state_of_view(self, x: Tensor) -> State | None:
+        """Return the state of a view whose base was written after it was made."""
+        base: Any = x._base
+        state = self.state(base)
+        if not isinstance(state, BatchAxis):
+            return state
+        lost = Unknown("view", "a view of a tensor that the examples were written into")
+        return _same_memory(state, base, x, self.size) or lost
+
+    def is_declared(self, x: Tensor) -> bool:
+        """Return whether a tensor is a parameter, or was seen before."""
+        return id(x) in self._states
+
+    def axis(self, x: Any) -> BatchAxis | None:
+        """Return the batch axis of a tensor, None where it has none."""
+        state = self.state(x)
+        return state if isinstance(state, BatchAxis) else None
+
+    def set_state(self, x: Tensor, state: State | None) -> None:
+        """Declare what a tensor is."""
+        key = id(x)
+        if state is None:
+            self._states.pop(key, None)
+            return
+        self._states[key] = state
+        if self._interiors:
+            self._interiors[-1].append(key)
+        self._remember(x)
+
+    def _remember(self, x: Tensor) -> None:
+        """Forget what is noted of a tensor as soon as it is freed."""
+        key = id(x)
+        if key not in self._references:
+            reference = _Reference(x, self._forget)
+            reference.key = key
+            self._references[key] = reference
+
+    def _forget(self, reference: Any) -> None:
+        for table in (self._states, self._references, self._rewritten, self._aliases):
+            table.pop(reference.key, None)
+
+    def _note_alias(self, x: Tensor) -> None:
+        """Note a tensor that shares memory with another one, of which it is no view."""
+        self._remember(x)
+        self._aliases[id(x)] = _memory(x)
+
+    def declare_batch(self, batch: Any) -> None:
+        """Declare that every tensor of a batch has its examples in front, or is unknown.
+
+        Values of other types are not followed: where a batch has them, tensors that are made of
+        values are unknown too.
+        """
+        for x in tree_leaves(batch):
+            if not isinstance(x, Tensor):
+                self.is_opaque = self.is_opaque or x is not None
+            elif x.shape[:1] == (self.size,):
+                self.set_state(x, BatchAxis(0))
+            else:
+                shape = list(x.shape)
+                why = f"a tensor {shape} of the batch does not have {self.size} examples in front"
+                self.set_state(x, Unknown("batch", why))
+
+    def declare_persistent(self, tensors: Iterable[Tensor]) -> None:
+        """Declare tensors that outlive the operations on the batch; earlier ones do not count."""
+        self._persistent = set(map(_memory, tensors))
+
+    def declare_earlier_batches(self) -> None:
+        """Declare that tensors which earlier batches have left depend on other examples."""
+        earlier = Tracker._of_last_batch
+        Tracker._of_last_batch = self
+        if earlier is None:
+            return
+        for key, reference in [*earlier._references.items()]:
+            x = reference()
+            state = earlier._states.get(key)
+            if x is None or not isinstance(state, PRIVATE):
+                continue
+            if _memory(x) not in self._persistent:
+                self.set_state(x, OF_EARLIER_BATCH)
+
+    def declare_parameters(self, parameters: Iterable[Tensor]) -> None:
+        """Declare the trainable parameters."""
+        for p in parameters:
+            self.set_state(p, PARAMETRIC)
+            self._parameters.add(id(p))
+
+    def fail(self, operation: Any, reason: str, *, is_read: bool = False) -> Unknown:
+        """Note that the pass is not proved, and return why; the first reason stays.
+
+        Args:
+            operation: what was called.
+            reason: what it did.
+            is_read: values were shown to Python code, and no tensor or gradient was changed.
+        """
+        failure = Unknown(str(operation), reason, is_read)
+        self.failure = self.failure or failure
+        if not is_read:
+            self.altered = self.altered or failure
+        return failure
+
+    # -- what a layer reads itself -----------------------------------------------------------------
+
+    def cover(self, parameters: Iterable[Tensor]) -> None:
+        """Begin to treat parameters as public; the call of their layer gives their gradients."""
+        self._covered.update(map(id, parameters))
+        self._interiors.append([])
+
+    def uncover(self, parameters: Iterable[Tensor], outputs: Sequence[Tensor]) -> None:
+        """End to treat parameters as public.
+
+        Args:
+            parameters: as of `cover`.
+            outputs: of the call. What else was computed in it depends on the parameters in a way
+                that the call does not show.
+        """
+        self._covered.difference_update(map(id, parameters))
+        interior = self._states.keys() & self._interiors.pop()
+        for key in interior.difference(map(id, outputs)):
+            # A tensor may be freed meanwhile.
+            state = self._states.get(key)
+            if state is not None:
+                self._states[key] = OUTSIDE_OF_LAYER.get(type(state), state)
+
+    def pause(self) -> None:
+        """Stop following operations, inside a module whose outputs the caller declares."""
+        self._paused += 1
+
+    def resume(self) -> None:
+        """Follow operations again."""
+        self._paused -= 1
+
+    # -- modes -------------------------------------------------------------------------------------
+
+    def modes(self) -> tuple[Any, Any]:
+        """Return the two modes that follow operations, for a caller who enters and leaves them."""
+        return _Dispatch(self), _Functions(self)
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Follow all operations of the body."""
+        with _Dispatch(self), _Functions(self):
+            yield
+
+    def values_before(
+        self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Mapping[int, Tensor]:
+        """Return copies of public tensors whose memory an operation is about to write.
+
+        Old values can be part of the result: `table[:N].clone().add_(x)` adds the row of the place
+        that an example has in the batch.
+        """
+        if self._paused or not _written_arguments(function):
+            return {}
+        read = [*tensors_in(args)]
+        operands = [*read, *tensors_in((*kwargs.values(),))]
+        if not self._is_any_private(operands):
+            return {}
+        targets = [*tensors_in((kwargs.get("out"),))]
+        if str(function.overloadpacket.__name__).endswith("_"):
+            targets += tensors_in(args[:1])
+        # The rest of a base stays where a view is written over.
+        bases = [x._base for x in targets if x._base is not None]
+        if rule_name(function) in _OVERWRITES:
+            read = operands[1:]
+        memories = set(map(_memory, targets))
+        copies = {}
+        for x in [*bases, *read]:
+            if _memory(x) in memories and self.state(x) is None:
+                copies[id(x)] = torch.ops.aten.clone.default(x)
+        return copies
+
+    def follow(
+        self,
+        function: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        output: Any,
+        before: Mapping[int, Tensor],
+    ) -> None:
+        """Take note of one ATen operation that was made, and of what it has changed in place."""
+        if self._paused:
+            return
+        if function is torch.ops.aten.detach.default:
+            self._note_alias(output)
+        if function is torch.ops.aten.lift_fresh.default and not self._calls:
+            why = "a tensor was made of values where no function of torch was called"
+            self.set_state(output, Unknown(str(function), why))
+            return
+        states = self._states_of_operands(args, kwargs)
+        if states:
+            operation = Operation(
+                function,
+                rule_name(function),
+                args,
+                kwargs,
+                output,
+                self.size,
+                self.state,
+                self.axis,
+                self.trusts_public_rows,
+                before,
+            )
+            self._note(operation, states)
+        elif rule_name(function) in _DRAWS and kwargs.get("generator") is None:
+            self._note_draw(function, _operands(args, kwargs), output)
+
+    def _states_of_operands(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> dict[type, State]:
+        """Return the first state of each kind that the operands have.
+
+        A public operand counts where it has a history of its own.
+        """
+        states: dict[type, State] = {}
+        with torch._C.DisableTorchFunction():
+            for x in _operands(args, kwargs):
+                state = None if is_lazy(x) else self._state(x)
+                if state is None:
+                    if type(x) is Tensor and not (x.requires_grad or x._is_view()):
+                        continue
+                    state = PUBLIC
+                states.setdefault(type(state), state)
+                if state is PARAMETRIC and id(x) in self._parameters:
+                    self.read.add(id(x))
+        return states
+
+    def _note_draw(self, function: Any, operands: Iterable[Tensor], x: Tensor) -> None:
+        """Give random numbers of the length of the batch to the examples.
+
+        A batch of one draws them too. The numbers must have one distribution, so operands that hold
+        means or probabilities may have one value only.
+        """
+        if not function._schema.name.endswith("_like"):
+            for y in operands:
+                first = y.flatten()[:1]
+                if y is not x and not torch.equal(y, first.expand_as(y)):
+                    return
+        is_kept = x._is_view() or _memory(x) in self._persistent
+        has_place = x.shape[:1] == (self.size,) or x.shape.count(self.size) == 1
+        if has_place and not is_kept:
+            self.set_state(x, BatchAxis(x.shape.index(self.size)))
+
+    def _note(self, operation: Operation, states: Mapping[type, State]) -> None:
+        """Take note of the outputs of an operation, of what it reads and of what it writes."""
+        is_private = not states.keys().isdisjoint(PRIVATE)
+        answer = self._states_of_outputs(operation, states)
+        if is_private:
+            self._note_reads(operation)
+        # An operation of several forms may have fewer outputs than its rule has answers.
+        for x, state in zip(operation.outputs, answer, strict=False):
+            if state is None:
+                continue
+            if _written_arguments(operation.function):
+                self._write(operation, x, state)
+            else:
+                self.set_state(x, state)
+        if is_private:
+            self._write_into_operands(operation)
+        elif not operation.outputs:
+            # FSDP2 gathers parameters into keyword arguments, which stay parameters.
+            self._write_into_operands(replace(operation, kwargs={}))
+
+    def _states_of_outputs(
+        self, operation: Operation, states: Mapping[type, State]
+    ) -> Sequence[State | None]:
+        """Return the states of the outputs, from the first state of each kind of the operands."""
+        function = operation.function
+        if Unknown in states:
+            answer: Any = states[Unknown]
+        elif states.keys().isdisjoint((BatchAxis, Total)):
+            answer = states.get(Parametric, PUBLIC)
+        elif Parametric in states:
+            shapes = names_of_shapes(operation.tensors)
+            why = f"a trainable parameter is used outside its layer (shapes {shapes})"
+            answer = Unknown(str(function), why)
+        else:
+            answer = self._apply(operation, Total in states)
+        count = len(operation.outputs)
+        if not isinstance(answer, (list, tuple)):
+            return [answer] * count
+        if len(answer) < count:
+            return [Unknown(str(function), "its batch rule gives too few states")] * count
+        return answer
+
+    def _note_reads(self, operation: Operation) -> None:
+        """Note an operation on the examples that shows values of them to the program."""
+        function, name = operation.function, operation.name
+        is_dynamic = torch.Tag.dynamic_output_shape in function.tags
+        has_private_shape = is_dynamic or _HAVE_OTHER_SHAPES.search(name) is not None
+        if name == "index":
+            has_private_shape = self._is_any_private(filter(is_mask, tensors_in(operation.args[1])))
+        if has_private_shape:
+            self.fail(function, "the shape of a tensor depends on the examples", is_read=True)
+        if name in _READS and not _is_harmless():
+            why = "the program reads a value that depends on the examples"
+            self.fail(function, why, is_read=True)
+
+    def _is_any_private(self, values: Iterable[Any]) -> bool:
+        """Return whether a tensor among some values depends on the examples."""
+        states = map(self.state, tensors_in(values))
+        return any(isinstance(state, PRIVATE) for state in states)
+
+    def _has_numbers(self, values: Sequence[Any]) -> bool:
+        """Return whether tensors of the examples lie inside lists from which a tensor is made."""
+        return self._is_any_private(x for x in values if not isinstance(x, Tensor))
+
+    def _write_into_operands(self, operation: Operation) -> None:
+        """Take note of operands that an operation writes into without returning them."""
+        names = _written_arguments(operation.function)
+        if operation.name in _MEETS_RUNNING_STATISTICS and operation.argument("training"):
+            names = ["running_mean", "running_var"]
+        if not names:
+            return
+        returned = set(map(id, operation.outputs))
+        written = Unknown(str(operation.function), "it writes into its operands")
+        for x in tensors_in(map(operation.argument, names)):
+            if id(x) not in returned:
+                self._write(operation, x, written)
+
+    def _apply(self, operation: Operation, has_total: bool) -> Any:
+        name = operation.name
+        rule = TOTAL_RULES.get(name)
+        why = "a sum over the examples is used here"
+        if not has_total:
+            rule = RULES.get(name)
+            why = "no batch rule is registered for it"
+            if torch.Tag.pointwise in operation.function.tags:
+                rule = pointwise
+        if operation.kwargs.get("generator") is not None:
+            # Numbers of a known seed belong to places. The system seeds the generators of torch.
+            rule = None
+            why = "it draws from a generator of the program, whose numbers may be known"
+        if rule is None:
+            return operation.lost(why)
+        try:
+            return rule(operation)
+        except LostExamples as error:
+            return error.state
+        # A run must not stop where a rule meets operands that it does not expect.
+        except Exception as error:
+            return operation.lost(f"its batch rule failed: {error!r:.60}")
+
+    def _write(self, operation: Operation, x: Tensor, state: State) -> None:
+        """Set the state of a tensor that was written into, and of the tensor that it views."""
+        if isinstance(state, PRIVATE):
+            state = self._check_target(operation.function, x, state)
+        whole, state_of_whole = x, state
+        if x._base is not None:
+            whole, state_of_whole = x._base, self._state_of_base(operation, x, state)
+        if isinstance(state_of_whole, Unknown):
+            # Other views of it show the same memory.
+            self._rewritten[id(whole)] = state_of_whole
+        self.set_state(whole, state_of_whole)
+        self.set_state(x, state)
+
+    def _check_target(self, function: Any, x: Tensor, state: State) -> State:
+        """Note where more than x shows the examples that were written into it.
+
+        Returns:
+            The state of x, which is unknown where it outlives the pass.
+        """
+        memory = _memory(x)
+        if memory in self._persistent:
+            why = "the examples are written into a tensor that outlives the pass"
+            state = self.fail(function, why)
+        is_of_batch = x.layout is not torch.strided or self.axis(x) is not None
+        checks = (
+            (
+                not is_of_batch and not x.untyped_storage().resizable(),
+                "the examples are written into memory that an array may share",
+            ),
+            (
+                memory in self._aliases.values(),
+                "the examples are written into memory that .data or .detach() shares",
+            ),
+            (
+                x.is_inference(),
+                "the examples are written in inference mode, in which views are not known",
+            ),
+        )
+        for applies, why in checks:
+            if applies:
+                self.fail(function, why)
+        return state
+
+    def _state_of_base(self, operation: Operation, view: Tensor, state: State) -> State:
+        """Return the state of a tensor after a view of it was written.
+
+        Args:
+            operation: what wrote.
+            view: the view.
+            state: of the view.
+        """
+        base: Any = view._base
+        known = self._states.get(id(base))
+        if isinstance(known, Unknown):
+            return known
+        if not isinstance(state, BatchAxis):
+            return state
+        moved = _same_memory(state, view, base, self.size)
+        if moved is None or known not in (None, PUBLIC, moved):
+            why = "the examples are written into a part of a tensor that cannot be followed"
+            return Unknown(str(operation.function), why)
+        was_public = id(base) in operation.before
+        if was_public and not is_shared(operation, base, moved):
+            why = "the examples are written beside entries of their places"
+            return Unknown(str(operation.function), why)
+        return moved
+
+
+def is_known_private(x: Tensor) -> bool:
+    """Return whether the tracker of the last batch has seen a tensor that depends on examples."""
+    tracker = Tracker._of_last_batch
+    return tracker is not None and isinstance(tracker.state(x), PRIVATE)
+
+
+@contextmanager
+def forget_batches() -> Iterator[None]:
+    """Forget after the body which tensors its batches have left: they hold public rows."""
+    before = Tracker._of_last_batch
+    try:
+        yield
+    finally:
+        Tracker._of_last_batch = before
+
+
+@cache
+def _written_arguments(function: Any) -> list[str]:
+    """Return the names of the arguments that an operation writes into."""
+    arguments = function._schema.arguments
+    return [x.name for x in arguments if getattr(x.alias_info, "is_write", False)]
+
+
+class _Mode:
+    """What the two modes of a tracker hold; one that is off shows nothing."""
+
+    is_on = True
+
+    def __init__(self, tracker: Tracker) -> None:
+        super().__init__()
+        self._tracker = tracker
+
+    def _note_error(self, function: Any, args: Any, kwargs: Any) -> None:
+        """Note an error: the program may catch it, and go on in another way for all examples."""
+        tracker = self._tracker
+        if self.is_on and tracker._is_any_private((*args, *kwargs.values())):
+            name = getattr(function, "__name__", function)
+            why = "it raises an error, which the values of an example may decide"
+            tracker.fail(name, why, is_read=True)
+
+
+class _Dispatch(_Mode, TorchDispatchMode):
+    """Show every ATen operation to a tracker."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one operation and follow it."""
+        kwargs = kwargs or {}
+        if not self.is_on:
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            before = self._tracker.values_before(func, args, kwargs)
+        try:
+            output = func(*args, **kwargs)
+        except Exception:
+            self._note_error(func, args, kwargs)
+            raise
+        if func in _UNFILLED:
+            torch.ops.aten.zero_.default(output)
+        with torch._C.DisableTorchFunction():
+            self._tracker.follow(func, args, kwargs, output, before)
+        return output
+
+
+class _Functions(_Mode, TorchFunctionMode):
+    """Show what Python code calls to a tracker."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one function of torch."""
+        kwargs = kwargs or {}
+        self._tracker._calls += 1
+        try:
+            return self._call(func, args, kwargs)
+        except Exception:
+            self._note_error(func, args, kwargs)
+            raise
+        finally:
+            self._tracker._calls -= 1
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tracker = self._tracker
+        if tracker._paused or not self.is_on:
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name in ("__get__", "__set__"):
+            attribute = getattr(getattr(func, "__self__", None), "__name__", "")
+            name = f"{attribute}.{name}"
+        self._check(name, args, kwargs)
+        if name == "one_hot" and _number_of_classes(args, kwargs) > 0:
+            return _call_one_hot(func, args, kwargs)
+        call = tracker.call
+        if call is None or not torch.is_grad_enabled():
+            result = func(*args, **kwargs)
+        else:
+            result = call(func, args, kwargs)
+        note = _NOTES_OF_RESULTS.get(name)
+        if note is not None:
+            note(tracker, name, [*args, *kwargs.values()], result)
+        return result
+
+    def _check(self, name: str, args: Any, kwargs: Any) -> None:
+        """Note a call that moves values, or changes gradients, where no operation is seen."""
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if hooks is not None and not _is_of_torch(getattr(hooks[0], "__module__", "")):
+            why = "a hook may change what the backward pass reads"
+            self._tracker.fail("saved_tensors_hooks", why)
+        check = _CHECKS_OF_CALLS.get(name)
+        if check is not None:
+            check(self._tracker, name, [*args, *kwargs.values()])
+
+
+def _check_values(tracker: Tracker, name: str, values: Sequence[Any]) -> None:
+    if tracker._is_any_private(values) and not _is_harmless():
+        why = "values that depend on the examples leave torch"
+        tracker.fail(f"Tensor.{name}", why, is_read=name not in _WRITES_VALUES)
+
+
+def _check_lists(tracker: Tracker, name: str, values: Sequence[Any]) -> None:
+    given = values[1:]
+    # A tuple of indices holds tensors, which are followed; a tuple of numbers becomes a tensor.
+    if name != "new" and type(values[1]) is tuple:
+        given = values[1]
+    if tracker._has_numbers(given):
+        why = "a list of values that depend on the examples becomes a tensor"
+        tracker.fail(f"Tensor.{name}", why)
+
+
+def _check_hook(tracker: Tracker, name: str, values: Sequence[Any]) -> None:
+    # The hooks of FSDP2 gather parameters and return the gradient as it is.
+    if tracker._is_any_private(values):
+        if not str(values[1].__module__).startswith("torch.distributed.fsdp."):
+            why = "a hook may change the gradients of the examples"
+            tracker.fail("Tensor.register_hook", why)
+
+
+def _check_graph(tracker: Tracker, name: str, values: Sequence[Any]) -> None:
+    if tracker._is_any_private(values):
+        frames = walk_stack(sys._getframe(1))
+        callers = (frame.f_globals.get("__name__", "") for frame, _ in frames)
+        if not _is_of_torch(next(x for x in callers if x not in _PASS_ON_GRADIENTS)):
+            why = "a hook may change the gradients of the examples"
+            tracker.fail("Tensor.grad_fn", why)
+
+
+def _check_data(tracker: Tracker, name: str, values: Sequence[Any]) -> None:
+    if tracker._is_any_private(values[1:]):
+        tracker.fail("Tensor.data", "the examples are written into a tensor by .data")
+
+
+def _note_data(tracker: Tracker, name: str, values: Sequence[Any], result: Tensor) -> None:
+    tracker.set_state(result, tracker.state(values[0]))
+    tracker._note_alias(result)
+
+
+def _note_created(tracker: Tracker, name: str, values: Sequence[Any], result: Tensor) -> None:
+    if tracker.is_opaque or tracker._has_numbers(values):
+        tracker.set_state(result, Unknown(f"torch.{name}", "a tensor was made of single values"))
+
+
+_NOTES_OF_RESULTS = {"data.__get__": _note_data, **dict.fromkeys(_CREATES, _note_created)}
+# By name, a call that is checked before it is made.
+_CHECKS_OF_CALLS: dict[str, Callable[[Tracker, str, Sequence[Any]], None]] = {
+    **dict.fromkeys(_LEAVES_TORCH, _check_values),
+    **dict.fromkeys(("__getitem__", "__setitem__", "new"), _check_lists),
+    "register_hook": _check_hook,
+    "grad_fn.__get__": _check_graph,
+    "data.__set__": _check_data,
+}
+
+
+def _is_of_torch(module: str) -> bool:
+    """Return whether a Python module belongs to torch, or to this library."""
+    return module.partition(".")[0] in ("torch", "dpkfc")
+
+
+def _call_one_hot(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call `one_hot` with a number of classes; it reads values only to check them."""
+    return func(*args, **kwargs)
+
+
+def _number_of_classes(args: Any, kwargs: Any) -> int:
+    if len(args) > 1:
+        return int(args[1])
+    return int(kwargs.get("num_classes", -1))
+
+
+def _memory(x: Tensor) -> int:
+    """Return a number that is the same for all tensors that share their memory."""
+    if x.layout is torch.strided:
+        return int(x.untyped_storage()._cdata)
+    return id(x)
+
+
+def _is_harmless() -> bool:
+    """Return whether a listed function reads the value; its branches give one result."""
+    for frame, _ in walk_stack(sys._getframe(1)):
+        module = frame.f_globals.get("__name__", "")
+        if (module, frame.f_code.co_name) in _HARMLESS_READS:
+            return True
+        # a user's function reads what it wants
+        if not (_is_of_torch(module) or module.startswith("transformers.")):
+            return False
+    return False
+
+
+def _operands(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    """Yield the tensors among some arguments, but for those in lists of keyword arguments."""
+    yield from tensors_in(args)
+    for x in kwargs.values():
+        if isinstance(x, Tensor):
+            yield x
+
+
+def _same_memory(axis: BatchAxis, one: Tensor, other: Tensor, size: int) -> BatchAxis | None:
+    """Return where the axis of a tensor lies in another that shares its memory, else None."""
+    begin = min(one.storage_offset(), other.storage_offset())
+    step = one.stride(axis.dim) * axis.post
+    for dim, length in enumerate(other.shape):
+        stride = other.stride(dim)
+        if stride == 0:
+            continue
+        post, rest = divmod(step, stride)
+        if rest == 0 and post >= 1 and length % (size * post) == 0:
+            found = BatchAxis(dim, length // (size * post), post)
+            blocks = (one, axis), (other, found)
+            if all(_has_own_blocks(x, own, size, int(begin)) for x, own in blocks):
+                return found
+    return None
+
+
+def _has_own_blocks(x: Tensor, axis: BatchAxis, size: int, begin: int) -> bool:
+    """Return whether example i lies in every N-th block of the memory from `begin` on, from i."""
+    stride = x.stride(axis.dim)
+    block = stride * axis.post
+    last = (x.storage_offset() - begin) % (size * block) + block - stride
+    for dim, length in enumerate(x.shape):
+        if dim != axis.dim and x.stride(dim) % (size * block):
+            last += (length - 1) * x.stride(dim)
+    return last < block
