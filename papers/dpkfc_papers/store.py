@@ -237,15 +237,17 @@ class Listed(Source):
 
 # Recipe and name of the method in the study.
 Key = tuple[str, str]
+# A row that nobody changes.
+Entry = Mapping[str, Any]
 
 
-def best_trials(rows: Iterable[Row]) -> dict[Key, Row]:
+def best_trials(rows: Iterable[Entry]) -> dict[Key, Entry]:
     """Return the full trial with the highest validation accuracy, by recipe and method.
 
     Among equals, return the trial with most tests.
     """
     tested = []
-    trials: dict[Key, list[Row]] = defaultdict(list)
+    trials: dict[Key, list[Entry]] = defaultdict(list)
     for row in rows:
         tag = row.get("tag", {})
         if _is_test(row):
@@ -254,13 +256,13 @@ def best_trials(rows: Iterable[Row]) -> dict[Key, Row]:
         if is_trial and not tag.get("pruned"):
             trials[_key(row)].append(row)
 
-    def rank(row: Row) -> tuple[float, int]:
+    def rank(row: Entry) -> tuple[float, int]:
         return row["accuracy"], tested.count((_key(row), row["tag"]["params"]))
 
     return {key: max(members, key=rank) for key, members in trials.items()}
 
 
-def winners_tests(rows: Iterable[Row]) -> list[Row]:
+def winners_tests(rows: Iterable[Entry]) -> list[Entry]:
     """Return runs on the test set with the settings of their method's best trial.
 
     Tests of a method without trials are returned as they are.
@@ -275,9 +277,9 @@ def winners_tests(rows: Iterable[Row]) -> list[Row]:
     return tests
 
 
-def _is_test(row: Row) -> bool:
+def _is_test(row: Entry) -> bool:
     return bool(row["measured_on"] == "test" and "arm" in row.get("tag", {}))
 
 
-def _key(row: Row) -> Key:
+def _key(row: Entry) -> Key:
     return row["run"]["recipe"], row["tag"].get("arm", "")

@@ -163,17 +163,17 @@ def _plot_budgets(
     known.sort(key=lambda pair: (pair[0], pair[1].differs))
     if len({budget for budget, _ in known}) == len(known) and not members[0].first.warnings:
         x = [budget * shift for budget, _ in known]
-        y = [group.mean for _, group in known]
+        y = [group.sort_score for _, group in known]
         line = canvas.axes.plot(x, y, color=style.colour)
         canvas.mark(line, style, style.name)
     for budget, group in known:
-        _plot_point(canvas, budget * shift, group.mean, group, style, score)
+        _plot_point(canvas, budget * shift, group.sort_score, group, style, score)
 
 
 def _plot_point(
     canvas: _Canvas,
     x: float,
-    y: float | None,
+    y: float,
     group: RunGroup,
     style: MethodStyle,
     score: str,
@@ -181,9 +181,8 @@ def _plot_point(
 ) -> None:
     """Plot a mean with its interval along an axis."""
     width = interval(scores_of(group))
-    errors = {} if width is None else {f"{along}err": width}
-    look = {**_look(style, group), "linestyle": "none"}
-    drawn = canvas.axes.errorbar(x, y, capsize=2.5, **errors, **look)
+    look = {**_look(style, group), "linestyle": "none", "capsize": 2.5, f"{along}err": width}
+    drawn = canvas.axes.errorbar(x, y, **look)
     canvas.mark(drawn.get_children(), style, _describe(group, score))
 
 
@@ -198,7 +197,7 @@ def _plot_rows(panel: Panel, styles: Styles, budgets: Sequence[float]) -> Plot:
     for place, method in enumerate(ordered):
         for group in members[method]:
             _plot_point(
-                canvas, group.mean or 0.0, place, group, styles[method], panel.score, along="x"
+                canvas, group.sort_score, place, group, styles[method], panel.score, along="x"
             )
     names = ["\n".join(textwrap.wrap(plain(name, 80), 20, max_lines=2)) for name in ordered]
     canvas.axes.set_yticks(range(len(ordered)), names)
