@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
-from scipy import special, stats
 
 from dpkfc import NGD, DiSK, WhiteNoise
 from dpkfc.federated import (
@@ -21,8 +19,7 @@ from dpkfc.federated import (
     TrustedServer,
 )
 from dpkfc.federated.plan import PartyMechanism, default_survivors
-from dpkfc.postprocess import EMA, AdamBC
-from dpkfc.privacy.accounting import EpsilonCurve
+from dpkfc.postprocess import AdamBC
 
 N, T, DELTA = 20, 70, 1e-5
 # ε → (total μ, noise over C of each client's upload, and under secure aggregation), replace-one:
@@ -43,13 +40,6 @@ ADD_OR_REMOVE = {
     5.0: (7.46, 5.32, 5.92, 7.54, 33.2, 11.5),
     10.0: (4.18, 10.7, 12.0, 15.5, 77.4, 24.4),
 }
-
-
-def hockey_stick(epsilon: float, mu: float) -> float:
-    """δ of Gaussian DP at μ."""
-    return stats.norm.cdf(-epsilon / mu + mu / 2) - math.exp(
-        epsilon + special.log_ndtr(-epsilon / mu - mu / 2)
-    )
 
 
 def config(**options) -> FederatedConfig:
@@ -84,42 +74,22 @@ def test_noise_of_the_papers_setting(epsilon: float):
 def test_what_other_noise_would_be_worth(epsilon: float):
     sigma, *dropped, single, replaced = ADD_OR_REMOVE[epsilon]
     plan = config().calibrate(epsilon, DELTA)
-    assert plan.stddev == pytest.approx(sigma, rel=4e-3)
+    assert plan.stddev == pytest.approx(sigma, rel=4e-3) and plan.epsilon() <= epsilon
+    near = {"rel": 6e-3, "abs": 6e-3}
     for share, expected in zip((0.1, 0.25, 0.5), dropped, strict=True):
         left = plan.hiding_stddev(round(N * (1 - share)))
-        assert plan.epsilon_at(left) == pytest.approx(expected, rel=6e-3, abs=6e-3)
-    assert plan.views()["a server that sees every message"] == pytest.approx(
-        single, rel=6e-3, abs=6e-3
-    )
-    assert plan.epsilon_at(plan.stddev / 2) == pytest.approx(replaced, rel=6e-3, abs=6e-3)
-
-
-@pytest.mark.parametrize("epsilon", ADD_OR_REMOVE)
-def test_the_safe_end_of_the_bracket_is_taken(epsilon: float):
-    plan = config().calibrate(epsilon, DELTA)
-    mu = math.sqrt(T) / plan.noise_multiplier
-    assert hockey_stick(epsilon, mu) <= DELTA
-    assert hockey_stick(epsilon, mu * 1.002) > DELTA
-    assert plan.epsilon() <= epsilon
-
-
-@pytest.mark.parametrize("survivors", range(N + 1))
-@pytest.mark.parametrize(
-    "privacy", [SecureAggregation(), TrustedServer("clients"), PerUpload(), TrustedServer()]
-)
-def test_every_number_of_survivors_has_the_noise_or_is_dropped(privacy, survivors: int):
-    plan = config(privacy=privacy, min_survivors=None).with_noise(3.0, DELTA)
-    assert plan.config.survivors == default_survivors(N) == 16
-    if survivors >= plan.config.survivors:
-        assert plan.hiding_stddev(survivors) >= plan.stddev * (1 - 1e-12)
+        assert plan.epsilon_at(left) == pytest.approx(expected, **near)
+    seen = plan.views()["a server that sees every message"]
+    assert seen == pytest.approx(single, **near)
+    assert plan.epsilon_at(plan.stddev / 2) == pytest.approx(replaced, **near)
 
 
 def test_colluding_clients_are_made_up_for():
-    plan = config(min_survivors=16, colluding=4).with_noise(3.0, DELTA)
+    plan = config(min_survivors=None, colluding=4).with_noise(3.0, DELTA)
+    assert plan.config.survivors == default_survivors(N) == 16
     assert plan.hiding_stddev(16, colluding=4) == pytest.approx(plan.stddev)
-    assert (
-        config(min_survivors=16).with_noise(3.0, DELTA).hiding_stddev(16, colluding=4) < plan.stddev
-    )
+    alone = config(min_survivors=16).with_noise(3.0, DELTA)
+    assert alone.hiding_stddev(16, colluding=4) < plan.stddev
 
 
 SHARED = [
@@ -132,52 +102,22 @@ ANOTHER = "another client, which knows its own noise"
 
 
 @pytest.mark.parametrize("privacy", SHARED, ids=lambda p: p.name)
-@pytest.mark.parametrize("clients", [2, 3, 5, 20])
+@pytest.mark.parametrize("clients", [2, 5])
 def test_shared_noise_hides_from_any_other_client_too(privacy, clients: int):
     common = {"clients": clients, "rounds": 30, "expected_records": 600, "privacy": privacy}
     plan = FederatedConfig(**common).calibrate(3.0, 1e-4)
     t = plan.config.survivors
-    # of t − 1 shares: the own one is known
+    # Of t − 1 shares: a client knows its own.
     assert plan.hiding_stddev(t, 1) == pytest.approx(plan.stddev, rel=1e-12)
-    assert (
-        plan.epsilon_at(plan.hiding_stddev(t, 1)) == pytest.approx(plan.epsilon(), rel=1e-6)
-        and ANOTHER not in plan.views()
-    )
-    assert (
-        "any single other client" in plan.config.adversaries and plan.describe()["colluding"] == 1
-    )
+    assert ANOTHER not in plan.views()
+    assert "any single other client" in plan.config.adversaries
     bare = FederatedConfig(**common, colluding=0).calibrate(3.0, 1e-4)
-    assert bare.stddev == plan.stddev and bare.client_stddev == pytest.approx(
-        plan.client_stddev * math.sqrt((t - 1) / t)
-    )
-    assert (
-        3.0
-        < bare.views()[ANOTHER]
-        == pytest.approx(bare.epsilon_at(bare.client_stddev * math.sqrt(t - 1)))
-    )
-    assert (
-        "except for the other clients" in bare.config.adversaries
-        and "the released models alone" not in bare.views()
-    )
-
-
-@pytest.mark.parametrize(
-    "privacy",
-    [TrustedServer(), PerUpload(), ClientLevel(), ClientLevel(PerUpload())],
-    ids=lambda p: p.name,
-)
-def test_noise_that_nobody_shares_is_as_it_was(privacy):
-    plan = FederatedConfig(clients=5, rounds=3, expected_records=600, privacy=privacy).with_noise(
-        2.0, 1e-4
-    )
-    bare = FederatedConfig(
-        clients=5, rounds=3, expected_records=600, privacy=privacy, colluding=0
-    ).with_noise(2.0, 1e-4)
-    assert (
-        plan.hash == bare.hash
-        and ANOTHER not in plan.views()
-        and "other client" not in plan.config.adversaries
-    )
+    assert bare.stddev == plan.stddev
+    assert bare.client_stddev == pytest.approx(plan.client_stddev * math.sqrt((t - 1) / t))
+    known = bare.epsilon_at(bare.client_stddev * math.sqrt(t - 1))
+    assert 3.0 < bare.views()[ANOTHER] == pytest.approx(known)
+    assert "except for the other clients" in bare.config.adversaries
+    assert "the released models alone" not in bare.views()
 
 
 def test_noise_of_nobody_else_is_refused_with_its_fix():
@@ -248,39 +188,6 @@ def test_sampled_examples_are_amplified_and_sampled_clients_only_where_it_is_pro
         config(privacy=ClientLevel(), client_rate=0.5, min_survivors=3)
 
 
-def test_the_product_of_both_rates_is_no_bound():
-    """Other examples of a client show whether it was there: the true δ exceeds the one that rate
-    q_client · q_example claims.
-    """
-    noise, rate_client, rate_example, delta = 1.0, 0.5, 0.1, 1e-5
-    claimed = EpsilonCurve(
-        FederatedConfig(
-            clients=9, rounds=1, expected_records=100, example_rate=rate_client * rate_example
-        ).event(noise),
-        delta,
-        "add_or_remove_one",
-        "pld",
-    ).epsilon(1)
-    x = np.linspace(-40, 1100, 600_001)
-    step = x[1] - x[0]
-    away, others, with_it = (stats.norm.pdf(x, mean, noise) for mean in (0.0, 1000.0, 1001.0))
-    without = (1 - rate_client) * away + rate_client * others
-    inside = (1 - rate_client) * away + rate_client * (
-        (1 - rate_example) * others + rate_example * with_it
-    )
-    true = np.maximum(inside - math.exp(claimed) * without, 0).sum() * step
-    assert true > 2 * delta
-    safe = EpsilonCurve(
-        FederatedConfig(clients=9, rounds=1, expected_records=100, example_rate=rate_example).event(
-            noise
-        ),
-        delta,
-        "add_or_remove_one",
-        "pld",
-    ).epsilon(1)
-    assert np.maximum(inside - math.exp(safe) * without, 0).sum() * step <= delta
-
-
 WALK = {"privacy": PerUpload(), "local": LocalSteps(3, 0.2), "rule": FedAvg()}
 
 
@@ -317,8 +224,3 @@ def test_every_party_rounds_what_it_masks_and_knows_the_sensitivity_of_the_round
     assert silent.noise == ("rounded" if privacy.masked else "gaussian")
     assert PartyMechanism(plan, plan.stddev).noise == "rounded"
     assert silent.sensitivity == config.sensitivity > config.max_grad_norm
-
-
-def test_one_filter_needs_no_tuple():
-    settings = {"clients": 4, "rounds": 2, "expected_records": 40}
-    assert FederatedConfig(**settings, postprocess=EMA(0.5)).postprocess == (EMA(0.5),)

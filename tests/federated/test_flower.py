@@ -119,10 +119,7 @@ def wrong_records():
     array = flwr.Array(np.zeros(3, np.float32))
     arrays = {
         "another format": flwr.Array("float32", (3,), "pickle", array.data),
-        "no header": flwr.Array("float32", (3,), "numpy.ndarray", b"abc"),
         "cut": flwr.Array("float32", (3,), "numpy.ndarray", array.data[:-1]),
-        "longer": flwr.Array("float32", (3,), "numpy.ndarray", array.data + b"x"),
-        "text": flwr.Array(np.array(["a"])),
         "complex": flwr.Array(np.zeros(2, np.complex64)),
         "columns first": flwr.Array(np.asfortranarray(np.zeros((2, 3)))),
         "objects": flwr.Array(
@@ -140,9 +137,7 @@ def wrong_records():
     }
     yield "metrics", flwr.RecordDict({**good, "metrics": flwr.MetricRecord({"loss": 0.5})})
     yield "nothing", flwr.RecordDict({})
-    yield "metrics as plain", flwr.RecordDict({**good, "plain": flwr.MetricRecord({"loss": 0.5})})
     yield "float", flwr.RecordDict({**good, "plain": flwr.ConfigRecord({"loss": 0.5})})
-    yield "list", flwr.RecordDict({**good, "plain": flwr.ConfigRecord({"losses": [1, 2]})})
     yield "truth", flwr.RecordDict({**good, "plain": flwr.ConfigRecord({"ill": True})})
     yield "long", flwr.RecordDict({**good, "plain": flwr.ConfigRecord({"reason": "x" * 257})})
     yield "twice", flwr.RecordDict({**good, "tensors": flwr.ArrayRecord({"kind": array})})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 
 import pytest
@@ -16,11 +15,10 @@ from dpkfc.federated import (
     PerUpload,
     federate,
 )
-from dpkfc.federated.local_model import ClientRecords, LocalModel
 from dpkfc.federated.secure_aggregation import encode
 from dpkfc.federated.simulation import run_round
 from dpkfc.postprocess.pipeline import PostProcessBase
-from tests.federated.test_equality import plain_clipped_sum
+from tests.federated.test_equality import plain_clipped_sum, set_weights
 from tests.federated.worlds import CLIENTS, RECORDS, datasets, head, loss_fn, plan_of, vector, world
 
 
@@ -29,16 +27,8 @@ def gradient(model: nn.Module, data) -> torch.Tensor:
     return torch.cat([x.flatten() for x in found])
 
 
-def placed(model: nn.Module, values: torch.Tensor) -> None:
-    with torch.no_grad():
-        sizes = [p.numel() for p in model.parameters()]
-        for p, piece in zip(model.parameters(), values.split(sizes), strict=True):
-            p.copy_(piece.view(p.shape))
-
-
 def at(values: torch.Tensor) -> nn.Module:
-    placed(model := head(), values)
-    return model
+    return set_weights(head(), values)
 
 
 def test_federated_averaging_of_clipped_changes():
@@ -125,14 +115,6 @@ def test_filters_are_told_the_variance_of_the_noise_where_it_is_known(options, k
     assert (known_variance is not None) == known and (
         known_variance is None or 0.85 < found / known_variance < 1.15
     )
-
-
-def test_whole_batches_are_moved_to_the_models_device(monkeypatch):
-    """A device without numbers, and so without autocast, stands for one that is not here."""
-    monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
-    plan = plan_of(privacy=ClientLevel(), local=LocalSteps(), rule=FedAvg())
-    local, held = LocalModel(plan, head().to("meta"), loss_fn), ClientRecords(datasets()[0])
-    assert {g.device.type for g in local.mean_gradient(held).values()} == {"meta"}
 
 
 def test_a_number_off_the_grid_is_refused():

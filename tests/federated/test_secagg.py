@@ -5,12 +5,11 @@ cannot open.
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
 import torch
 
-from dpkfc.federated import SecureAggregation, TooFewKeys, TrustedServer, federate
+from dpkfc.federated import SecureAggregation, TrustedServer, federate
 from dpkfc.federated.messages import select_prefix, split_rows, stack_rows, to_bytes, to_tensor
 from dpkfc.federated.secure_aggregation import (
     PrivateKey,
@@ -113,20 +112,9 @@ def minus(one, *others):
     }
 
 
-def test_pair_masks_cancel_in_the_sum_over_the_cohort():
-    cohort = Cohort(5, 3)
-    summed = minus(total(cohort.sent.values()), *[cohort.own(i) for i in cohort.members])
-    assert all(torch.equal(x, total(cohort.plain.values())[name]) for name, x in summed.items())
-    for one, other in itertools.combinations(cohort.members, 2):
-        assert all(
-            not x.any() for x in total([cohort.pair(one, other), cohort.pair(other, one)]).values()
-        )
-        assert mean_size(cohort.pair(one, other)) > 2.0**60
-
-
 @pytest.mark.parametrize(
     ("missing", "silent"),
-    [((), ()), ((1,), ()), ((), (2,)), ((0, 4), ()), ((5,), (1,)), ((), (0, 3))],
+    [((), ()), ((0, 4), ()), ((5,), (1,)), ((), (0, 3))],
 )
 def test_dropouts_leave_exactly_the_sum_of_the_survivors(missing, silent):
     """Clients that are missing send keys and no sum; silent ones send a sum and reveal no
@@ -143,7 +131,7 @@ def test_dropouts_leave_exactly_the_sum_of_the_survivors(missing, silent):
     assert all(torch.equal(x, expected[name]) for name, x in encode(numbers, grid).items())
 
 
-@pytest.mark.parametrize("colluding", [(), (5,), (0, 5), (0, 2, 5)])
+@pytest.mark.parametrize("colluding", [(), (0, 2, 5)])
 def test_a_server_with_colluding_clients_sees_only_the_sum_of_the_others(colluding):
     """Subtract all masks that are known to them from every sum of messages: only that of all others
     is small.
@@ -169,29 +157,7 @@ def test_a_server_with_colluding_clients_sees_only_the_sum_of_the_others(colludi
                 assert mean_size(opened) > FEW_STEPS
 
 
-def test_no_key_that_is_known_to_server_and_colluding_clients_gives_a_pair_mask_of_two_others():
-    """The shared secret of before gave every pair mask to every client."""
-    cohort, colluding = Cohort(5, 3), (3, 4)
-    known_private = [cohort.channel[i] for i in colluding]
-    secret_texts = [
-        text for i in colluding for text in (cohort.keys[i].mask_key, cohort.keys[i].self_seed)
-    ]
-    known_private += [PrivateKey(bytes.fromhex(text)) for text in secret_texts]
-    public = [*cohort.public.values(), *(key.public for key in cohort.channel.values())]
-    target = cohort.pair(0, 1)
-    for private, key in itertools.product(known_private, public):
-        for one, other in ((0, 1), (1, 0)):
-            guess = _pair_mask(_pair_key(SCOPE, one, private, other, key), one, other, SIZES)
-            assert not torch.equal(guess["w"], target["w"]) and not torch.equal(
-                guess["w"], -target["w"]
-            )
-    shares = {i + 1: [bytes.fromhex(cohort.held[i].key_shares[0])] for i in colluding}
-    with pytest.raises(ValueError, match="2 clients gave shares and a secret needs 3"):
-        join(shares, cohort.threshold)
-    assert join(shares, 2)[0].hex() not in (cohort.keys[0].mask_key, cohort.keys[0].self_seed)
-
-
-@pytest.mark.parametrize("colluding", [(), (4,), (0, 2, 4)])
+@pytest.mark.parametrize("colluding", [(), (0, 2, 4)])
 def test_without_recovery_a_server_with_colluding_clients_sees_only_the_sum_of_the_others(
     colluding,
 ):
@@ -235,17 +201,6 @@ def test_a_late_message_stays_masked_when_all_its_pair_masks_are_known():
     assert all(
         torch.equal(x, cohort.plain[late][n]) for n, x in minus(opened, cohort.own(late)).items()
     )
-
-
-def test_a_client_reveals_one_kind_of_share_of_each_client():
-    cohort = Cohort(4, 3)
-    shares = reveal(cohort.held[0], (0, 1, 3))
-    for other in cohort.members:
-        kinds = (cohort.held[0].seed_shares, cohort.held[0].key_shares)
-        seed_share, key_share = (bytes.fromhex(kind[other]) for kind in kinds)
-        assert (
-            shares[other] == (key_share if other == 2 else seed_share) and seed_share != key_share
-        )
 
 
 def test_wrong_shares_and_too_few_are_one_clear_error():
@@ -346,6 +301,7 @@ def test_keys_are_new_in_every_round_and_forgotten_with_the_message():
         for number, message in sent.items():
             answer = clients[number].answer(message)
             assert server.receive(answer) and clients[number]._keys is None
+            assert clients[number].answer(message)["reason"] == "repeated-round"
             words = torch.cat([x.flatten() for x in select_prefix(answer, "sum").values()])
             assert words.dtype == torch.int64 and float(words.double().abs().mean()) > 2.0**60
         for number, message in server.fix_survivors().items():
@@ -415,18 +371,6 @@ def test_without_recovery_a_changed_cohort_or_channel_key_is_refused_before_the_
     assert clients[0].answer(message)["kind"] == "sum"
 
 
-def test_a_client_that_is_lost_after_its_message_does_not_end_the_round():
-    moved = []
-    for lost in (set(), {1}):
-        plan = plan_of(privacy=SecureAggregation(), min_survivors=3, rounds=1)
-        server, clients = world(plan)
-        before = vector(server.parameters)
-        record = run_round(server, clients, lambda s, n, c, lost=lost: s == "unmask" and c in lost)
-        assert (record.survivors, record.dropped) == (CLIENTS, False)
-        moved.append(before - vector(server.parameters))
-    assert torch.equal(*moved) and float(moved[0].norm()) > 0
-
-
 def test_too_few_shares_end_the_round_without_a_release():
     plan = plan_of(privacy=SecureAggregation(), min_survivors=3, rounds=1)
     server, clients = world(plan)
@@ -434,20 +378,6 @@ def test_too_few_shares_end_the_round_without_a_release():
     record = run_round(server, clients, lambda s, n, c: s == "unmask" and c in (1, 2))
     assert record.dropped and record.rejected == {"wrong-shares": 1} and server.ledger.count == 1
     assert torch.equal(before, vector(server.parameters))
-
-
-def test_too_few_keys_are_one_clear_error_and_cost_nothing():
-    plan = plan_of(privacy=SecureAggregation(), min_survivors=3)
-    server, clients = world(plan)
-    with pytest.raises(
-        TooFewKeys, match="2 of 4 clients sent keys and round 0 needs 3; nothing was charged"
-    ) as caught:
-        run_round(server, clients, lambda s, n, c: s == "keys" and c in (0, 3))
-    assert len(str(caught.value)) <= 160
-    assert server.ledger.count == 0 and all(client.ledger.count == 0 for client in clients.values())
-    record = run_round(server, clients, lambda s, n, c: s == "keys" and c == 0)
-    assert (record.cohort, record.survivors, record.dropped) == (3, 3, False)
-    assert run_round(server, clients).survivors == CLIENTS
 
 
 def test_a_tampered_share_is_refused_before_the_client_is_charged():
@@ -497,15 +427,6 @@ def test_a_mask_key_of_low_order_is_refused_before_the_client_is_charged():
     assert clients[0].answer(sent[0])["reason"] == "client-failed" and clients[0].ledger.count == 0
 
 
-def test_a_round_that_was_answered_gets_no_new_keys():
-    server, clients = world(plan_of(privacy=SecureAggregation()))
-    request = server.request_keys()[0]
-    sent = open_round(server, clients)
-    assert clients[0].answer(sent[0])["kind"] == "sum"
-    assert clients[0].answer(request)["reason"] == "repeated-round"
-    assert clients[0].answer(sent[0])["reason"] == "repeated-round"
-
-
 @pytest.mark.parametrize("missing", [True, False])
 def test_a_wrong_share_is_counted_and_changes_no_weight(missing: bool):
     server, clients, messages = masked_round()
@@ -527,8 +448,6 @@ def test_a_wrong_share_is_counted_and_changes_no_weight(missing: bool):
     [
         (lambda m: {**m, "key": m["key"][:31]}, "wrong-shape"),
         (lambda m: {**m, "key": m["key"].long()}, "wrong-type"),
-        (lambda m: {**m, "key": "00"}, "wrong-type"),
-        (lambda m: {**m, "sealed": m["sealed"][:3]}, "wrong-shape"),
         (lambda m: {k: v for k, v in m.items() if k != "sealed"}, "other-fields"),
         (lambda m: {**m, "round": 4}, "stale"),
         (lambda m: {**m, "client": 9}, "unknown-client"),
@@ -563,26 +482,6 @@ def test_a_drawn_cohort_that_is_too_small_is_charged_and_dropped():
     assert all(r.dropped == (r.survivors < 3) for r in run.records) and not run.server.rejected
 
 
-def test_a_server_that_replaces_keys_is_not_covered():
-    """The documents say so: public keys travel through the server, and nothing proves whose they
-    are.
-    """
-    plan = plan_of(privacy=SecureAggregation(), min_survivors=2, clients=2, colluding=1)
-    server, clients = world(plan)
-    own = PrivateKey(new_key())
-    request = server.request_keys()[0]
-    channels = request["channels"].clone()
-    channels[1] = to_tensor(own.public)  # the server stands in for client 1
-    answer = clients[0].answer({**request, "channels": channels})
-    context = (
-        f"shares of client 0: for client 1 in {round_scope(server.contract, 0)}, mask key"
-        f" {to_bytes(answer['key']).hex()}"
-    )
-    key = own.agree(to_bytes(clients[0].hello()["key"]), context)
-    assert len(unseal(key, to_bytes(answer["sealed"][1]), context)) == 66
-    assert "follows the protocol" in plan.config.adversaries
-
-
 def test_epsilon_is_that_of_the_collusion_that_the_plan_names():
     """Noise of t - k clients is left where k tell theirs; a server that opens messages meets the
     noise of one.
@@ -603,21 +502,4 @@ def test_epsilon_is_that_of_the_collusion_that_the_plan_names():
     )
     assert (
         text in to_markdown(card) and "any 2 other clients together" in card["guarantee"]["against"]
-    )
-
-
-def test_state_of_a_client_outlives_a_process():
-    server, clients = world(plan_of(privacy=SecureAggregation(), min_survivors=3))
-    sent = open_round(server, clients)
-    state = clients[0].state_dict()
-    clients[0]._keys = None
-    assert clients[0].answer(sent[0])["reason"] == "client-failed" and clients[0].ledger.count == 0
-    clients[0].load_state_dict(state)
-    assert clients[0].answer(sent[0])["kind"] == "sum"
-    held = clients[0].state_dict()["shares"]
-    assert replace(clients[0]._shares, survivors=()) == clients[0]._shares and held["cohort"] == (
-        0,
-        1,
-        2,
-        3,
     )

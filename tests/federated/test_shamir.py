@@ -54,23 +54,10 @@ def test_fewer_shares_fit_every_secret(secret: bytes, threshold: int):
     assert join(forged, threshold) == [other]
 
 
-def test_shares_of_a_secret_are_new_every_time():
-    secret = secrets.token_bytes(32)
-    one, other = (split(secret, range(1, 6), 3) for _ in range(2))
-    assert not set(one.values()) & set(other.values())
-
-
 def test_several_secrets_are_joined_at_once():
     values = [secrets.token_bytes(32) for _ in range(5)]
     shares = [split(value, (3, 5, 9, 11), 3) for value in values]
     assert join({x: [share[x] for share in shares] for x in (3, 9, 11)}, 3) == values
-
-
-def test_the_modulus_is_the_smallest_prime_above_the_secrets():
-    def is_prime(n: int) -> bool:
-        return all(pow(base, n - 1, n) == 1 for base in (2, 3, 5, 7, 11, 13, 17))
-
-    assert is_prime(PRIME) and not any(is_prime(n) for n in range(2**256, PRIME))
 
 
 @pytest.mark.parametrize(
