@@ -100,12 +100,6 @@ def test_one_part_without_a_bound():
         assert len(list(micro(range(20)))) == 1
 
 
-def test_collate_is_the_same_for_both_kinds():
-    source = [(X[i], Y[i]) for i in range(20)]
-    one, two = (MicroBatches(x).batch(np.array([3, 1])) for x in ((X, Y), source))
-    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
-
-
 def test_bad_input():
     with pytest.raises(ValueError, match="max_physical_batch_size must be >= 1, got 0"):
         split([1], 0)

@@ -31,18 +31,6 @@ def test_records_of_every_unit(ids, limit):
     assert table.shape[1] == min(limit, max(ids.count(x) for x in ids))
 
 
-def test_which_records_count_is_drawn_anew_and_evenly():
-    units = Units.from_ids(["a"] * 6 + ["b"], 2)
-    counts = np.zeros(7)
-    draws = 3000
-    generator = rng(1)
-    for _ in range(draws):
-        rows = units.draw(np.array([0]), generator)[0]
-        counts[rows] += 1
-    assert counts[6] == 0
-    assert np.all(np.abs(counts[:6] / draws - 1 / 3) < 5 * np.sqrt(2 / 9 / draws))
-
-
 def test_no_units_no_records():
     units = Units.from_ids([3, 3, 1], 2)
     assert units.draw(np.array([], dtype=np.int64), rng()).shape == (0, 1)

@@ -5,7 +5,6 @@ budget.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -98,44 +97,6 @@ def test_two_processes_make_the_run_of_one(tmp_path: Path, alone: dict[str, torc
     assert {"privacy_card.md", "metrics.parquet", "plots"} <= {
         path.name for path in (tmp_path / "run").iterdir()
     }
-
-
-@pytest.mark.slow
-def test_a_signal_to_one_process_stops_all_and_a_restart_goes_on(
-    tmp_path: Path, alone: dict[str, torch.Tensor]
-) -> None:
-    found = _run(tmp_path, *SETTINGS, "--out", "run", interrupted=1)
-    assert [one["code"] for one in found] == [130, 130], found
-    assert "stopped after step 3; continue with: the same command" in found[0]["err"]
-    assert len(verify(tmp_path / "run" / "ledger.jsonl").releases) == 3
-    alone_again = call("train", "--resume", str(tmp_path / "run"))
-    assert alone_again.exit_code == 2 and "written by 2 processes" in alone_again.stderr
-    assert "--any-world-size" in alone_again.stderr
-    for one in _run(tmp_path, *SETTINGS, "--out", "run", "--lr", "0.5"):
-        assert one["code"] == 2 and "run folder run holds a run of other settings" in one["err"]
-    found = _run(tmp_path, *SETTINGS, "--out", "run")
-    assert [one["code"] for one in found] == [0, 0], found
-    _same(tmp_path / "run", alone)
-
-
-@pytest.mark.slow
-def test_a_run_that_was_cut_off_before_its_first_checkpoint_begins_anew(
-    tmp_path: Path, alone: dict[str, torch.Tensor]
-) -> None:
-    assert [one["code"] for one in _run(tmp_path, *SETTINGS, "--out", "run", interrupted=1)] == [
-        130,
-        130,
-    ]
-    held = tmp_path / "run"
-    shutil.rmtree(held / "checkpoint")
-    for one in _run(tmp_path, *SETTINGS, "--out", "run"):
-        # three releases are spent
-        assert one["code"] == 2 and "holds no checkpoint to resume" in one["err"]
-    header = (held / "ledger.jsonl").read_text().splitlines(keepends=True)[0]
-    (held / "ledger.jsonl").write_text(header)
-    found = _run(tmp_path, *SETTINGS, "--out", "run")
-    assert [one["code"] for one in found] == [0, 0], found
-    _same(held, alone)
 
 
 def test_a_restart_must_find_its_run(tmp_path: Path) -> None:

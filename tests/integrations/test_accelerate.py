@@ -76,48 +76,6 @@ def test_a_prepared_model_trains_privately_and_only_so(precision: str) -> None:
         assert not torch.equal(weights(model), before)
 
 
-class Centralised(torch.optim.SGD):
-    """Changes the release before the step of its base class."""
-
-    def step(self, closure: None = None) -> None:
-        for p in self.param_groups[0]["params"]:
-            p.grad.sub_(p.grad.mean())
-        super().step(closure)
-
-
-def test_an_optimizer_may_call_the_step_of_its_base_class() -> None:
-    torch.optim.SGD(mlp().parameters())  # torch then runs hooks for the base class too
-    model = mlp()
-    with make_session(model, Centralised(model.parameters(), 0.1)) as session:
-        guard(Accelerator(cpu=True), session)
-        for batch in session.batches():
-            session.step(batch, losses)
-        assert session.steps_done == 4
-        model(torch.ones(1, 6)).sum().backward()
-        with pytest.raises(RuntimeError, match="without a release of the session"):
-            session.optimizer.step()
-
-
-def test_a_gradient_left_by_accelerate_reaches_no_release() -> None:
-    accelerator = Accelerator(cpu=True)
-    ends = []
-    for stray in (False, True):
-        torch.manual_seed(0)
-        model = accelerator.prepare(nn.Linear(6, 3))
-        rows = data()
-        plan = PrivacyConfig(
-            expected_batch_size=8, steps=3, accountant="rdp", test_mode_seed=1
-        ).with_noise(0.5, 1e-3, N)
-        with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), rows) as session:
-            guard(accelerator, session)
-            for batch in session.batches():
-                if stray:
-                    accelerator.backward(losses(model, rows[:8]).sum())
-                session.step(batch, losses)
-        ends.append(weights(model))
-    assert torch.equal(*ends)
-
-
 def test_a_prepared_optimizer_is_refused() -> None:
     accelerator = Accelerator(cpu=True)
     model = mlp()

@@ -47,8 +47,3 @@ def test_norms_in_eval_mode_stay_in_it_and_dropout_does_not(tmp_path) -> None:
     assert private.train().metrics["releases"] == 3
     assert torch.equal(model.norm.running_mean, mean) and not torch.equal(model.a.weight, before)
     assert not model.norm.training and model.drop.training
-
-
-def test_a_norm_in_training_mode_is_still_refused(tmp_path) -> None:
-    with pytest.raises(ValueError, match="norm"):
-        trainer(Net().train(), tmp_path).train()

@@ -23,9 +23,7 @@ from transformers import (
 )
 
 from dpkfc.integrations.huggingface import (
-    AsDict,
     PrivateTrainer,
-    _verify_default_loss,
     check_own_settings,
     per_example_cross_entropy,
 )
@@ -107,13 +105,6 @@ def test_the_updates_are_the_releases_of_a_session(task: str, tmp_path) -> None:
     assert len(verify(tmp_path / "ledger.jsonl").releases) == 3
 
 
-def test_enormous_noise_destroys_the_model(tmp_path) -> None:
-    """A run without noise would leave the weights where they were."""
-    trainer = trainer_of(tmp_path, plan=plan_of(1e6))
-    trainer.train()
-    assert weights(trainer.model).norm() > 1e3
-
-
 def test_nothing_but_a_release_can_step_the_optimizer(tmp_path) -> None:
     class Intruder(TrainerCallback):
         def on_step_end(self, args, state, control, model=None, optimizer=None, **_):
@@ -166,21 +157,6 @@ def test_a_model_with_another_loss_of_its_own_is_found_before_anything_is_spent(
     assert trainer_of(tmp_path, model=model, per_example_loss=doubled).train().global_step == 3
 
 
-def test_the_loss_of_a_model_is_compared_on_public_rows(tmp_path) -> None:
-    """Of the training data a few records are read, for their types and shapes."""
-
-    class Read(list):
-        def __getitem__(self, i):
-            read.add(i)
-            return super().__getitem__(i)
-
-    read, rows = set(), Read(examples("causal"))
-    trainer = trainer_of(tmp_path, "causal")
-    _verify_default_loss(trainer, rows, AsDict(pad))
-    assert 1 < len(read) <= 16
-    assert trainer.default_loss._shifted
-
-
 def test_a_loss_that_mixes_examples_is_found(tmp_path) -> None:
     def over_the_batch(model, inputs):
         logits = model(
@@ -205,23 +181,6 @@ def masking(rows):
     }
 
 
-@pytest.mark.slow
-def test_collators_that_draw_random_numbers_are_taken(tmp_path) -> None:
-    trainer = trainer_of(tmp_path, "masked", data_collator=masking, dropout=0.1)
-    assert trainer.train().global_step == 3
-    assert trainer.session is not None
-
-    def mixing(model, inputs):
-        logits = model(
-            input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]
-        ).logits
-        return per_example_cross_entropy(logits, inputs["labels"]) * logits.std()
-
-    other = trainer_of(tmp_path / "other", "masked", data_collator=masking, per_example_loss=mixing)
-    with pytest.raises(ValueError, match="has another loss than alone"):
-        other.train()
-
-
 def test_settings_that_another_trainer_would_read_are_named(tmp_path, caplog) -> None:
     args = Seq2SeqTrainingArguments(str(tmp_path), use_cpu=True, predict_with_generate=True)
     with pytest.raises(ValueError, match="sets predict_with_generate, which PrivateTrainer would"):
@@ -238,16 +197,6 @@ def test_settings_that_another_trainer_would_read_are_named(tmp_path, caplog) ->
     assert "OwnArguments adds to TrainingArguments: packing;" in caplog.text
 
 
-@pytest.mark.quick("3-True")
-@pytest.mark.parametrize(("epochs", "told"), [(3, True), (1, False)])
-def test_epochs_that_play_no_part_are_told(epochs: int, told: bool, tmp_path, caplog) -> None:
-    """Three are the default of TrainingArguments, so that they cannot be told from a wish."""
-    trainer_of(tmp_path, num_train_epochs=epochs).train()
-    assert (
-        "the plan makes 3 releases, about 1 passes over the data; num_train_epochs=3" in caplog.text
-    ) == told
-
-
 def test_a_collator_that_mixes_at_random_is_refused(tmp_path) -> None:
     def mixup(rows):
         batch = masking(rows)
@@ -255,37 +204,6 @@ def test_a_collator_that_mixes_at_random_is_refused(tmp_path) -> None:
 
     with pytest.raises(ValueError, match="collate_fn mixes the rows of a batch"):
         trainer_of(tmp_path, "masked", data_collator=mixup).train()
-
-
-def test_a_dataset_that_augments_is_checked_as_any_other(tmp_path) -> None:
-    """Class weights divided by their mean over the batch show on two labels, which a first pair
-    need not have.
-
-    Any 32 of these 48 rows have them.
-    """
-
-    class Augmented(list):
-        def __getitem__(self, i):
-            row = super().__getitem__(i)
-            return {
-                **row,
-                "input_ids": [x if torch.rand(()) < 0.9 else 1 for x in row["input_ids"]],
-            }
-
-    def weighted(model, inputs):
-        logits = model(
-            input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]
-        ).logits
-        weight = 0.1 + inputs["labels"].float()
-        return per_example_cross_entropy(logits, inputs["labels"]) * weight / weight.mean()
-
-    rows = sorted(examples("sequence"), key=lambda row: row["labels"])
-    plan = plan_of(sampler="fixed", expected_batch_size=32)
-    for name, dataset in (("plain", rows), ("augmented", Augmented(rows))):
-        trainer = trainer_of(tmp_path / name, "sequence", plan, per_example_loss=weighted)
-        trainer.train_dataset = dataset
-        with pytest.raises(ValueError, match="has another loss than alone"):
-            trainer.train()
 
 
 # -- what else a Trainer does ----------------------------------------------------------------------
@@ -352,16 +270,6 @@ def test_callbacks_see_the_release_around_the_step(tmp_path) -> None:
 
     trainer_of(tmp_path, plan=plan_of(noise=1e4), callbacks=[Watch()]).train()
     assert Watch.calls == ["before", "after"] * 3
-
-
-def test_a_private_loss_of_an_earlier_part_of_the_run_stays_marked(tmp_path) -> None:
-    how = {"save_strategy": "steps", "save_steps": 1}
-    with pytest.raises(ZeroDivisionError):
-        trainer_of(tmp_path, log_private_loss=True, callbacks=[CutOff()], **how).train()
-    later = trainer_of(tmp_path, **how)
-    later.train(resume_from_checkpoint=True)
-    assert ["loss (NOT private)" in row for row in later.state.log_history] == [True, False, False]
-    assert "NOT private" in json.loads((tmp_path / "privacy.json").read_text())["not_private"][0]
 
 
 def test_a_hook_that_would_be_shown_private_gradients_is_refused(tmp_path) -> None:
@@ -445,25 +353,6 @@ def test_the_best_model_is_loaded_and_early_stopping_leaves_whole_batches(tmp_pa
     assert trainer.evaluate()["eval_accuracy"] == trainer.state.best_metric
 
 
-def test_a_saved_model_is_an_ordinary_one(tmp_path) -> None:
-    model = model_of("causal")
-    names = list(model.state_dict())
-    trainer = trainer_of(tmp_path, "causal", model=model)
-    trainer.train()
-    trainer.save_model()
-    assert list(model.state_dict()) == names
-    for module in model.modules():
-        assert not module._forward_hooks
-        assert not module._forward_pre_hooks
-        assert "forward" not in vars(module)
-    again = type(model).from_pretrained(tmp_path)
-    assert torch.equal(weights(again), weights(model))
-    ids = torch.tensor([[5, 6, 7]])
-    made = [m.eval().generate(ids, max_new_tokens=3, do_sample=False) for m in (model, again)]
-    assert torch.equal(*made)
-    assert json.loads((tmp_path / "privacy.json").read_text())["plan"]["noise_multiplier"] == 1.0
-
-
 def test_adapters_train_and_the_rest_stays(tmp_path) -> None:
     peft = pytest.importorskip("peft")
     base = model_of("causal", 0.1)
@@ -501,19 +390,6 @@ def test_bfloat16_is_autocast_and_nothing_of_the_model_is_replaced(tmp_path) -> 
     assert (True, torch.bfloat16) in dtypes
     assert "forward" not in vars(trainer.model)
     assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
-
-
-@pytest.mark.slow
-def test_activation_checkpointing_changes_no_release(tmp_path) -> None:
-    ends = []
-    for enabled in (False, True):
-        torch.manual_seed(1)  # of dropout
-        plan, folder = plan_of(0.1, test_mode_seed=2), tmp_path / str(enabled)
-        trainer = trainer_of(folder, plan=plan, dropout=0.2, activation_checkpointing=enabled)
-        trainer.train()
-        assert trainer.model.is_activation_checkpointing == enabled
-        ends.append(weights(trainer.model))
-    assert torch.equal(*ends)
 
 
 def test_unused_columns_are_removed(tmp_path) -> None:

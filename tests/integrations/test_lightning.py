@@ -61,11 +61,6 @@ def test_the_updates_are_the_releases_of_a_session(preconditioner, tmp_path) -> 
     assert max(n for training, n in mine.seen if training) <= 5
 
 
-def test_enormous_noise_destroys_the_model(tmp_path) -> None:
-    _, module, _ = fit(tmp_path, plan=plan_of(1e6))
-    assert weights(module).norm() > 1e4
-
-
 def test_epsilon_is_logged_and_the_module_is_left_as_it_was(tmp_path) -> None:
     names = list(Net().state_dict())
     trainer, module, private = fit(tmp_path, log_every_n_steps=3)
@@ -155,15 +150,6 @@ def test_what_hooks_of_the_training_log_is_marked(tmp_path) -> None:
         assert (
             name in json.loads((tmp_path / name / "privacy.json").read_text())["not_private"]
         ) == is_private
-
-
-@pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
-def test_batches_take_the_precision_of_the_module(precision: str, tmp_path) -> None:
-    trainer, module, _ = fit(tmp_path, precision=precision)
-    assert trainer.global_step == 7
-    assert {p.dtype for p in module.parameters()} == {
-        torch.float64 if precision == "64-true" else torch.bfloat16
-    }
 
 
 # -- what ends a fit -------------------------------------------------------------------------------
@@ -273,14 +259,3 @@ def test_only_the_checkpoint_of_a_private_fit_is_continued(tmp_path) -> None:
     trainer.validate(module, DataLoader(data(12), 6), ckpt_path=tmp_path / "a.ckpt")
     trainer.fit(module)
     assert releases(tmp_path) == 7
-
-
-def test_releases_that_a_checkpoint_does_not_know_stay_charged(tmp_path) -> None:
-    saved = L.callbacks.ModelCheckpoint(
-        tmp_path, every_n_train_steps=2, filename="{step}", save_top_k=-1
-    )
-    with pytest.raises(ZeroDivisionError):
-        fit(tmp_path, callbacks=[saved, Fails(at=3)], enable_checkpointing=True)
-    trainer, _, _ = fit(tmp_path, ckpt_path=tmp_path / "step=2.ckpt")
-    assert releases(tmp_path) == 7
-    assert trainer.global_step == 6

@@ -166,13 +166,6 @@ def test_what_would_train_otherwise_is_refused_before_anything_is_spent(
     assert before is None or torch.equal(weights(module), before)
 
 
-def test_a_metric_of_validation_data_may_be_watched(tmp_path) -> None:
-    stopping = L.callbacks.EarlyStopping("val_loss", patience=50)
-    best = L.callbacks.ModelCheckpoint(tmp_path, monitor="val_loss")
-    fit(tmp_path, Logging(), callbacks=[stopping, best], enable_checkpointing=True)
-    assert releases(tmp_path) == 7 and best.best_model_path
-
-
 def test_automatic_optimization_switched_on_later_steps_nothing(tmp_path) -> None:
     """Whatever the module does, the optimizer does not move without a release."""
     module = Automatic()

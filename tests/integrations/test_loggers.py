@@ -10,7 +10,6 @@ import pytest
 
 from dpkfc import Callback
 from dpkfc.app.settings import ConfigError, RunConfig
-from dpkfc.app.train import run
 from dpkfc.integrations import loggers
 from dpkfc.integrations.loggers import (
     LOGGERS,
@@ -21,9 +20,7 @@ from dpkfc.integrations.loggers import (
     describe_plan,
     make_logger,
 )
-from dpkfc.report.verify import verify_ledger
 from dpkfc.session import PRIVATE_FIGURES
-from tests.app.accounting import remembered
 from tests.app.finished import call
 from tests.test_session import kfac, net, plan, session, train
 
@@ -149,46 +146,6 @@ def test_a_folder_that_gets_private_numbers_is_closed_to_others(tmp_path, monkey
         loggers._make_folder(folder, private=True)
 
 
-def test_tensorboard_in_a_run_folder(tmp_path) -> None:
-    pytest.importorskip("tensorboard")
-    settings = {"recipe": "digits", "method": "dp-sgd", "accountant": "rdp", "epsilon": 3.0}
-    for private in (False, True):
-        folder = tmp_path / f"run-{private}"
-        with remembered():
-            result = run(
-                RunConfig(
-                    **settings,
-                    steps=3,
-                    expected_batch_size=48,
-                    log="tensorboard",
-                    log_private=private,
-                    out=str(folder),
-                )
-            )
-        events = read_events(folder / "log")
-        assert set(events.Tags()["scalars"]) == PUBLIC | (PRIVATE if private else set())
-        assert len(events.Scalars("epsilon")) == result.steps == 3
-        card = (folder / "privacy_card.json").read_text("utf-8")
-        assert ("callbacks: batch_size, clipped_fraction" in card) is private
-        verify_ledger(folder / "ledger.jsonl")
-
-
-def test_mlflow(tmp_path) -> None:
-    mlflow = pytest.importorskip("mlflow")
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    for _ in range(2):
-        s = trained(Logger(MLflow("digits", uri, name="first")))
-    client = mlflow.MlflowClient(tracking_uri=uri)
-    experiment = client.get_experiment_by_name("digits").experiment_id
-    first, second = client.search_runs([experiment])
-    assert first.info.status == "FINISHED" and first.info.run_name == "first"
-    assert set(first.data.metrics) == PUBLIC
-    assert first.data.params["plan_hash"] == s.plan.hash
-    history = client.get_metric_history(first.info.run_id, "epsilon")
-    assert [metric.step for metric in history] == [1, 2, 3, 4, 5, 6]
-    assert len({metric.timestamp for metric in history}) == 1
-
-
 def test_mlflow_gets_the_begin_for_the_end(monkeypatch) -> None:
     times = []
     info = SimpleNamespace(run_id="run")
@@ -213,17 +170,6 @@ def test_mlflow_gets_the_begin_for_the_end(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=Client))
     trained(Logger(MLflow()))
     assert len(set(times)) == 1 and times[0] > 0
-
-
-def test_wandb_records_neither_console_nor_machine(tmp_path, monkeypatch) -> None:
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    trained(Logger(WandB(tmp_path / "log", name="first")))
-    (folder,) = (tmp_path / "log" / "wandb").glob("offline-run-*")
-    records = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
-    assert b"epsilon" in records and b"learning_rate" in records
-    assert b"not_private" not in records and b"clipped_fraction" not in records
-    assert not list(folder.rglob("output.log"))
 
 
 def test_wandb_gets_one_time_and_settings_that_record_nothing_else(monkeypatch, tmp_path) -> None:

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from dpkfc.integrations.opacus import BatchMemoryManager
-from tests.integrations import opacus_cases
 from tests.integrations.opacus_cases import (
     B,
     N,
@@ -72,22 +71,6 @@ def test_an_empty_batch_has_the_structure_of_any_other(wrap, x_of) -> None:
         assert empty["meta"]["name"] == []
         assert empty["meta"]["weight"].shape == (0,)
         assert [x.shape[1:] for x in empty["y"]] == [x.shape[1:] for x in full["y"]]
-
-
-def test_batches_are_poisson() -> None:
-    """Sizes vary as a binomial of the stated rate, and inclusion is independent of the batch
-    before.
-    """
-    _, model, _, batches = private(
-        data_loader=loader(400, batch_size=40, drop_last=True), test_mode_seed=None
-    )
-    model.eval()
-    sizes = torch.tensor([float(len(x)) for _ in range(30) for x, _ in batches])
-    assert len(sizes) == 300
-    expected, deviation = 40, (400 * 0.1 * 0.9) ** 0.5
-    # the order is secret: bounds that hold by far
-    assert abs(sizes.mean() - expected) < 7 * deviation / 300**0.5
-    assert 0.7 < sizes.std() / deviation < 1.3
 
 
 def test_a_pass_is_as_long_as_that_of_the_scripts_loader() -> None:
@@ -151,21 +134,6 @@ def test_a_resumed_snapshot_repeats_augmentation_in_test_mode_alone(
     assert torch.equal(first[:6], second[:6]) == (test_mode_seed is not None)
     if test_mode_seed is None:
         assert torch.isin(first, second).sum() < 10  # float32 numbers meet by chance
-
-
-def test_a_worker_draws_each_batch_from_new_numbers() -> None:
-    """A worker that lives for many passes has one seed of its own; its state after a batch must not
-    decide the next batch.
-    """
-    drawn = []
-    *_, batches = private(
-        data_loader=DataLoader(Augmented(), batch_size=B), test_mode_seed=None, verify=False
-    )
-    for _ in range(2):
-        torch.manual_seed(0)
-        batches.collate_fn([(torch.zeros(6), 0)])
-        drawn.append(torch.rand(3))
-    assert not torch.equal(*drawn)
 
 
 # -- the memory manager ----------------------------------------------------------------------------
@@ -264,28 +232,6 @@ def test_an_unfinished_logical_batch_never_leaks(way: str) -> None:
         )
     expected = sum(row * 1e-3 / row.norm() for row in rows) / B
     torch.testing.assert_close(before - weights(model), 0.1 * expected, rtol=1e-6, atol=1e-12)
-
-
-def test_a_warning_about_a_used_loader_points_at_the_call_of_make_private() -> None:
-    *_, batches = private()
-    with pytest.warns(UserWarning, match="has served another private run") as caught:
-        private(data_loader=batches)
-    files = [x.filename for x in caught if "has served another" in str(x.message)]
-    assert files == [opacus_cases.__file__]
-
-
-def test_a_loop_that_goes_on_after_an_error_is_stopped() -> None:
-    engine, model, optimizer, batches = private()
-    with BatchMemoryManager(
-        data_loader=batches, max_physical_batch_size=2, optimizer=optimizer
-    ) as physical:
-        stream = iter(physical)
-        next(stream)
-        with pytest.raises(RuntimeError, match="without a backward pass"):
-            optimizer.step()
-        with pytest.raises(RuntimeError, match="not followed by optimizer.step.*new loop"):
-            next(stream)
-    assert engine.ledger.count == 0
 
 
 def test_empty_logical_batches_pass_through_the_manager() -> None:

@@ -4,7 +4,6 @@ what else it does to them.
 
 from __future__ import annotations
 
-import copy
 import gc
 import weakref
 from contextlib import suppress
@@ -17,8 +16,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from dpkfc.integrations.opacus import BatchMemoryManager
-from dpkfc.tracking import tracker
-from tests.integrations.opacus_cases import backward, data, loader, mlp, private, train, weights
+from tests.integrations.opacus_cases import backward, loader, mlp, private, train, weights
 
 TORCH_BACKWARD = Tensor.backward
 
@@ -213,31 +211,6 @@ def test_a_refused_model_leaves_torch_as_it_was() -> None:
     check_torch_is_as_before()
 
 
-@pytest.mark.parametrize("others", [3, 6])
-def test_open_batches_of_other_engines_do_not_multiply_the_work(
-    others: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A notebook whose cells were interrupted keeps their engines alive."""
-    left = []
-    for _ in range(others):
-        _, model, _, batches = private(verify=False)
-        left.append((model, next(iter(batches))))
-    calls = 0
-    run = tracker._Functions.__torch_function__
-
-    def count(*args: object) -> object:
-        nonlocal calls
-        calls += 1
-        return run(*args)
-
-    _, model, optimizer, batches = private(verify=False)
-    batch = next(iter(batches))
-    monkeypatch.setattr(tracker._Functions, "__torch_function__", count)
-    backward(model, batch)
-    optimizer.step()
-    assert others < calls < 500 * (others + 1)
-
-
 def leave_batch(loss) -> weakref.ref[nn.Module]:
     _, model, _, batches = private(data_loader=loader(batch_size=20), verify=False)
     x, y = next(iter(batches))
@@ -285,20 +258,6 @@ def test_a_loss_with_another_factor_than_before_is_refused(declared: str, loss) 
     assert engine.ledger.count >= 1
 
 
-def test_a_sum_may_be_divided_by_a_constant() -> None:
-    """Batches of 1, 2, 4 and 8 divide it too, and are no means."""
-    engine, model, optimizer, batches = private(
-        loss_reduction="sum", verify=False, data_loader=loader(batch_size=3)
-    )
-    done = train(
-        model,
-        optimizer,
-        batches,
-        criterion=lambda out, y: F.cross_entropy(out, y, reduction="sum") / 8,
-    )
-    assert engine.ledger.count == done == 14
-
-
 def test_ignored_labels_count_in_the_divisor() -> None:
     """How many labels of a batch are left out is private: the mean divides by the number of all."""
     _, model, optimizer, batches = private(max_grad_norm=1e6)
@@ -311,50 +270,6 @@ def test_ignored_labels_count_in_the_divisor() -> None:
     F.cross_entropy(reference(x), y, reduction="sum").backward()
     moved = torch.cat([p.grad.flatten() for p in reference.parameters()]) / 8
     torch.testing.assert_close(before - weights(model), 0.1 * moved, rtol=1e-6, atol=1e-9)
-
-
-def test_losses_of_other_models_keep_their_divisor() -> None:
-    """Between the loader and the step of a batch, a script may evaluate."""
-    _, model, _, batches = private(verify=False)
-    next(iter(batches))
-    out, y = torch.randn(4, 3, requires_grad=True), torch.tensor([0, -100, 2, 1])
-    assert F.cross_entropy(out, y) == F.cross_entropy(out, y, reduction="sum") / 3
-    x = data().tensors[0][:4]
-    with torch.no_grad():
-        assert F.cross_entropy(model(x), y) == F.cross_entropy(model(x), y, reduction="sum") / 3
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [
-        lambda out, y: F.binary_cross_entropy_with_logits(out, F.one_hot(y, 3).to(out.dtype)),
-        lambda out, y: F.multi_margin_loss(out, y),
-        lambda out, y: F.multilabel_margin_loss(out, F.one_hot(y, 3)),
-    ],
-    ids=["logits", "margin", "several margins"],
-)
-def test_a_loss_of_logits_or_margins_equals_a_loop(loss) -> None:
-    model, bound = mlp(), 0.05
-    reference = copy.deepcopy(model)
-    settings = {
-        "data_loader": loader(batch_size=20),
-        "noise_multiplier": 0.0,
-        "max_grad_norm": bound,
-    }
-    engine, model, optimizer, batches = private(model, **settings)
-    before = weights(model)
-    rate = optimizer.param_groups[0]["lr"]
-    x, y = next(iter(batches))
-    loss(model(x), y).backward()
-    optimizer.step()
-    clipped = torch.zeros_like(before)
-    for i in range(len(x)):
-        value = loss(reference(x[i : i + 1]), y[i : i + 1])
-        gradients = torch.autograd.grad(value, list(reference.parameters()))
-        flat = torch.cat([g.flatten() for g in gradients])
-        clipped += flat * min(1.0, bound / max(float(flat.norm()), 1e-300))
-    torch.testing.assert_close(before - weights(model), rate * clipped / 20, rtol=1e-10, atol=1e-12)
-    engine.close()
 
 
 @pytest.mark.parametrize("where", ["input", "loss"])

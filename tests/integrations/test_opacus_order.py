@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import (
     DataLoader,
-    Subset,
 )
 
 from dpkfc.integrations.opacus import BatchMemoryManager
@@ -61,18 +60,6 @@ def test_leaving_the_loop_or_an_exception_never_leaks_into_the_next_release() ->
     torch.testing.assert_close(
         before - weights(model), 0.1 * clipped.sum(0) / B, rtol=1e-6, atol=1e-9
     )
-
-
-def test_a_lazy_layer_can_be_made_after_a_loop_was_left() -> None:
-    """The modes of the last batch are still on then, and no operation of torch may look at a
-    parameter without values.
-    """
-    _, model, _, batches = private()
-    for batch in batches:
-        backward(model, batch)
-        break
-    lazy = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d())
-    assert lazy(torch.ones(4, 5)).shape == (4, 3)
 
 
 def misuse_no_backward(model, optimizer, batches):
@@ -231,14 +218,6 @@ def test_misuse_is_one_error_and_releases_nothing_more(misuse, match: str) -> No
         assert torch.equal(weights(model), start)
 
 
-def test_after_an_error_the_next_loop_is_clean() -> None:
-    engine, model, optimizer, batches = private()
-    with pytest.raises(RuntimeError):
-        misuse_no_backward(model, optimizer, batches)
-    assert train(model, optimizer, batches) == N // B
-    assert engine.ledger.count == N // B
-
-
 def test_what_is_not_training_is_not_recorded() -> None:
     """Evaluation passes, attacks in eval mode and a look at one batch go unnoticed."""
     engine, model, optimizer, batches = private()
@@ -322,26 +301,6 @@ def test_a_loss_with_another_reduction_is_found_before_a_release(
     assert engine.ledger.count == 0
 
 
-def mean_square(out, y):
-    return F.mse_loss(out[:, 0], y.double())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "criterion",
-    [
-        nn.CrossEntropyLoss(),
-        nn.CrossEntropyLoss(label_smoothing=0.1),
-        mean_square,
-        lambda out, y: 0.5 * F.cross_entropy(out, y),
-        lambda out, y: (F.cross_entropy(out, y, reduction="none") * (1.0 + y)).mean(),
-    ],
-)
-def test_honest_losses_pass(criterion) -> None:
-    _, model, optimizer, batches = private()
-    assert train(model, optimizer, batches, criterion=criterion) == N // B
-
-
 def test_shuffled_batches_are_uncertified_and_cover_the_dataset() -> None:
     source = data()
     source.tensors[1][:] = torch.arange(N) % 3
@@ -361,14 +320,6 @@ def test_shuffled_batches_are_uncertified_and_cover_the_dataset() -> None:
             optimizer.step()
         assert len(torch.unique(torch.cat(seen), dim=0)) == N
         train(model, optimizer, batches, 2)  # a pass that is broken off does not shift the next one
-
-
-def test_a_subset_is_a_dataset_of_its_own() -> None:
-    engine, model, optimizer, batches = private(
-        data_loader=DataLoader(Subset(data(), range(20)), batch_size=5)
-    )
-    assert engine.plan.dataset_size == 20
-    assert train(model, optimizer, batches) == 4
 
 
 def test_manager_refusals() -> None:

@@ -173,25 +173,6 @@ def test_a_look_at_the_data_costs_no_batch_of_the_plan() -> None:
     assert not any(torch.equal(x, first[0]) for x, _ in batches)
 
 
-def test_a_model_set_to_training_inside_the_loop_trains() -> None:
-    """As of scripts that evaluate now and then, and leave the model in evaluation mode when the
-    next batch is drawn.
-    """
-    engine, model, optimizer, batches = private()
-    for _ in range(2):
-        for i, batch in enumerate(batches):
-            model.train()
-            backward(model, batch)
-            optimizer.step()
-            if i % 2:
-                model.eval()
-                model(data().tensors[0])
-        model.eval()
-        for _batch in batches:
-            pass
-    assert engine.ledger.count == 2 * (N // B)
-
-
 def test_a_step_beside_the_missing_batch_is_refused() -> None:
     engine, model, optimizer, batches = private()
     next(iter(batches))

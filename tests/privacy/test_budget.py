@@ -69,13 +69,6 @@ def test_the_total_of_two_plans_lies_between_the_larger_and_the_sum() -> None:
     assert total_epsilon(parts, DELTA) == total_epsilon(parts[::-1], DELTA)
 
 
-def test_full_batches_compose_as_gaussians_do() -> None:
-    parts = [(dp_accounting.GaussianDpEvent(4.0), 3), (dp_accounting.GaussianDpEvent(6.0), 5)]
-    both = dp_accounting.GaussianDpEvent((3 / 16 + 5 / 36) ** -0.5)
-    exact = epsilon(both, 1, DELTA)
-    assert exact <= total_epsilon(parts, DELTA) * (1 + 1e-12) <= exact * (1 + 1e-9)
-
-
 def test_relations_are_not_mixed_and_missing_noise_is_infinite() -> None:
     fixed = dp_accounting.SampledWithoutReplacementDpEvent(
         100, 10, dp_accounting.GaussianDpEvent(2.0)
@@ -199,17 +192,6 @@ def test_an_earlier_state_of_a_ledger_is_charged_again(tmp_path: Path, caplog) -
     assert "does not know the end" in caplog.text
 
 
-def test_charges_of_an_older_version_pay_for_their_path(tmp_path: Path) -> None:
-    ward = budget(tmp_path, 9.0)
-    path = tmp_path / "run.jsonl"
-    reopen(ward, path, releases=1)
-    lines = ward.path.read_text("utf-8").splitlines(keepends=True)
-    older = [line for line in lines if not line.startswith(("released", "head"))]
-    ward.path.write_text("".join([*older, "# the pilot\n"]), "utf-8")
-    assert reopen(ward, path) == 1
-    assert ward.charges[0].released == 1 and "# the pilot" in ward.path.read_text("utf-8")
-
-
 def test_a_copy_of_a_ledger_and_a_second_ledger_are_charged(tmp_path: Path) -> None:
     ward = budget(tmp_path, 9.0)
     with ledger(tmp_path / "run.jsonl") as opened:
@@ -219,16 +201,6 @@ def test_a_copy_of_a_ledger_and_a_second_ledger_are_charged(tmp_path: Path) -> N
         with ledger(path) as opened:
             ward.charge(RUN, opened)
     assert len(ward.charges) == 4
-
-
-def test_a_ledger_that_was_begun_before_ledgers_had_names_is_charged_once(tmp_path: Path) -> None:
-    old = Ledger.in_memory("plan", max_releases=4)
-    del old._state.header["id"]
-    assert old.id == old.head
-    ward = budget(tmp_path)
-    for _ in range(2):
-        ward.charge(RUN, old)
-    assert len(ward.charges) == 1
 
 
 # -- what is refused ----

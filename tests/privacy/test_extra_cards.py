@@ -72,9 +72,3 @@ def test_a_release_without_noise_takes_the_guarantee_away() -> None:
     config = PrivacyConfig(expected_batch_size=20, steps=2, extra_releases=(kind,))
     plan = config.with_noise(1.0, 1e-3, 200)
     assert not plan.certified and "NOT PRIVATE" in plan.caveats[0]
-
-
-def test_a_value_that_is_no_number_counts_as_nothing(tmp_path: Path) -> None:
-    with open_session(tmp_path, noise=1.0, count=1) as session:
-        found = session.release_vector("evaluation", np.array([np.nan]), 1.0)
-    assert np.isfinite(found).all()

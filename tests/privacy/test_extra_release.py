@@ -11,7 +11,7 @@ import pytest
 
 from dpkfc import PrivacyConfig
 from dpkfc.config import Plan
-from dpkfc.privacy.accounting import describe_extra, total_epsilon
+from dpkfc.privacy.accounting import total_epsilon
 from dpkfc.privacy.budget import Budget
 from dpkfc.privacy.calibration import share_noise
 from dpkfc.privacy.extra_releases import ExtraRelease
@@ -193,14 +193,3 @@ def test_a_share_is_what_the_release_costs_alone():
     noise = share_noise(0.25, 2.0, 1e-5)
     event = dp_accounting.GaussianDpEvent(noise)
     assert 0.499 < total_epsilon([(event, 1)], 1e-5) <= 0.5
-
-
-def test_the_description_of_a_ledger_leaves_out_steps():
-    plan = _plan(BOUNDS, LOOKS)
-    ledger = plan.open_ledger(None)
-    release_vector(np.zeros(2), LOOKS, plan, ledger, 0)
-    ledger.charge(0, plan.event, 1.0, 1.0, 1.0)
-    release_vector(np.zeros(2), LOOKS, plan, ledger, 0)
-    (row,) = describe_extra(ledger.releases, 1e-5)
-    assert (row["purpose"], row["releases"]) == ("looks", 2)
-    assert row["epsilon_alone"] == pytest.approx(total_epsilon([(LOOKS.event, 2)], 1e-5))

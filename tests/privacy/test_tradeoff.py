@@ -111,18 +111,6 @@ def test_several_records_in_one_poisson_batch(size):
     assert by == "exact" and exact <= value <= 1.01 * exact + 0.02
 
 
-def test_one_record_costs_what_the_accountant_says():
-    event = Poisson(0.02, Gaussian(0.9))
-    value, _ = group_epsilon(event, 100, DELTA, 1)
-    spent = epsilon(event, 100, DELTA)
-    assert spent <= value <= 1.011 * spent + 0.011
-
-
-def test_several_records_of_full_batches_have_a_closed_form():
-    value, by = group_epsilon(Gaussian(6.0), 4, DELTA, 3)
-    assert by == "exact" and value == pytest.approx(epsilon(Gaussian(1.0), 1, DELTA), rel=1e-6)
-
-
 @pytest.mark.parametrize(
     ("event", "relation"),
     [
