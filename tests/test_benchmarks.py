@@ -107,43 +107,6 @@ def test_the_models_for_a_card_step_at_a_size_for_a_cpu(tmp_path: Path):
 
 
 @pytest.mark.bench
-def test_times_and_memory_are_dated_apart(tmp_path: Path):
-    path = tmp_path / "speed.json"
-    given = (
-        "--smoke",
-        "--only",
-        "smoke-mlp",
-        "--contenders",
-        "plain",
-        "dp_kfc_inputs",
-        "--threads",
-        1,
-        "--output",
-        path,
-    )
-    printed = speed(*given, "--memory-only").stdout
-    first = json.loads(path.read_text("utf-8"))["models"]["smoke-mlp"]
-    assert (
-        first["contenders"] == {}
-        and "date" not in first
-        and first["memory"]["plain"]["step_mib"] >= 0
-    )
-    assert "Peak memory" in printed and "commit " in printed.splitlines()[-1]
-    speed(*given, "--no-memory")
-    both = json.loads(path.read_text("utf-8"))["models"]["smoke-mlp"]
-    assert (both["memory"], both["memory_taken"]) == (first["memory"], first["memory_taken"])
-    assert (
-        both["date"] >= both["memory_taken"]["date"] and "median_ms" in both["contenders"]["plain"]
-    )
-    speed(*given[:4], "plain", *given[6:], "--memory-only")
-    again = json.loads(path.read_text("utf-8"))["models"]["smoke-mlp"]
-    assert again["contenders"] == both["contenders"] and again["date"] == both["date"]
-    assert again["memory_taken"]["date"] >= both["memory_taken"]["date"]
-    done = speed("--smoke", "--memory-only", "--no-memory", check=False)
-    assert done.returncode == 2 and "--memory-only" in done.stderr
-
-
-@pytest.mark.bench
 def test_the_growth_of_a_step_is_measured_along_every_axis():
     times, memory = scale("--no-memory")
     assert (
@@ -162,38 +125,6 @@ def test_the_growth_of_a_step_is_measured_along_every_axis():
     ]
 
 
-@pytest.mark.bench
-def test_the_growth_of_memory_is_that_of_the_process_that_takes_most():
-    _, memory = scale("--axis", "processes")
-    assert (
-        memory["width"]["from … to"]
-        == memory["rank"]["from … to"]
-        == "–"
-        != memory["processes"]["from … to"]
-    )
-    # without privacy
-    assert sum(cell.startswith("– (") for cell in memory["processes"].values()) == 1
-
-
-@pytest.mark.slow
-def test_the_phases_of_a_step_add_up_to_it():
-    options = ("--smoke", "--only", "smoke-cnn", "--rounds", 2, "--threads", 1)
-    done = forked.script(ROOT / "benchmarks" / "phases.py", *options, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-2000:]
-    rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in done.stdout.splitlines()[2:]
-        if line.startswith("|")
-    ]
-    for _, contender, step, *parts in rows:
-        assert sum(float(x.replace(",", "")) for x in parts) <= 2 * float(step.replace(",", ""))
-        forward, backward, norms, sums, noise, ledger = (
-            float(x.replace(",", "")) for x in parts[:6]
-        )
-        assert forward > 0 and backward > 0
-        assert (norms > 0 and sums > 0 and noise > 0 and ledger > 0) == (contender != "plain SGD")
-
-
 def test_an_unknown_model_is_named():
     done = speed("--only", "resnet", check=False)
     assert done.returncode == 2 and "resnet" in done.stderr and "mnist-cnn" in done.stderr
@@ -204,12 +135,3 @@ def test_a_card_that_is_not_there_is_named():
     assert done.returncode == 2 and "no card" in done.stderr and "--device" in done.stderr
     done = speed("--smoke", "--device", "cuda", "--kept", check=False)
     assert done.returncode == 2 and "--kept" in done.stderr
-
-
-@pytest.mark.slow
-def test_dp_ngd_is_timed_with_several_views_of_each_example():
-    options = ("--smoke", "--views", "--threads", 1)
-    done = forked.script(ROOT / "benchmarks" / "method_speed.py", *options, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-2000:]
-    *_, row = (line for line in done.stdout.splitlines() if line.startswith("|"))
-    assert "DP-NGD, 2 views" in row and "DP-SGD, 2 views" in row and "[" in row

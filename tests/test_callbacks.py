@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
 
 import pytest
 import torch
 
-import dpkfc
 from dpkfc import checkpoint
 from dpkfc.callbacks import _REASON, Callback, StepReport
 from dpkfc.privacy.ledger import verify
-from dpkfc.report.card import session_card, to_markdown
 from dpkfc.session import PRIVATE_FIGURES
 from tests.test_session import kfac, loss_fn, net, plan, session, train, weights
 
@@ -120,16 +117,6 @@ def test_public_reports_do_not_depend_on_the_data() -> None:
     assert seen[0] == seen[1]
 
 
-def test_a_session_with_callbacks_computes_the_same() -> None:
-    models = []
-    for callbacks in ((), (Recorder(), Recorder(private=True))):
-        model = net()
-        with session(plan(1.0), model, callbacks=callbacks) as s:
-            train(s)
-        models.append(weights(model))
-    assert torch.equal(*models)
-
-
 @pytest.mark.parametrize("where", ["step", "refresh", "end"])
 def test_a_callback_that_fails_is_left_out_and_the_run_goes_on(where, caplog, tmp_path) -> None:
     bad, good = Recorder(fails_in=where), Recorder()
@@ -194,21 +181,3 @@ def test_what_is_no_callback_is_refused(wrong) -> None:
     with pytest.raises(ValueError, match="derive it from dpkfc.Callback") as caught:
         session(plan(1.0), net(), callbacks=[wrong])
     assert len(str(caught.value)) <= 160
-
-
-def test_the_card_names_the_numbers_that_a_callback_was_given() -> None:
-    for callbacks, is_named in (([Recorder()], False), ([Recorder(private=True)], True)):
-        with session(plan(1.0, test_mode_seed=None), net(), callbacks=callbacks) as s:
-            train(s)
-        card = session_card(s, title="a net", chosen_by="nobody", not_private={"mine": "a reason"})
-        names = [name for name in card["not_private"] if name.startswith("callbacks: ")]
-        assert len(names) == is_named and "mine" in card["not_private"]
-        if is_named:
-            assert "median_norm" in names[0] and "Recorder" in card["not_private"][names[0]]
-            assert "median_norm" in to_markdown(card)
-
-
-def test_the_public_names() -> None:
-    assert dpkfc.Callback is Callback
-    assert isinstance(Recorder(), Callback)
-    assert not math.isnan(StepReport(0, 1, 1.0, 0.1, 1.0).epsilon)

@@ -5,7 +5,6 @@ run that goes on.
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import dp_accounting
 import pytest
@@ -20,11 +19,10 @@ from dpkfc.gradients.clipped_sum import spread
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.metric import EMBEDDING, Subspace
 from dpkfc.postprocess.pipeline import read_out
-from dpkfc.postprocess.steps import AdamBC
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released, release
 from dpkfc.session import Session
-from tests.test_session import N, data, loss_fn, net, plan, train, weights
+from tests.test_session import data, loss_fn, net, plan, train, weights
 
 S1, S2 = 0.6, 0.4
 
@@ -87,18 +85,6 @@ def test_without_a_residual_a_step_costs_what_one_of_dp_sgd_costs() -> None:
     )
     other = PrivacyConfig(**settings).with_noise(1.0, 1e-5, 10_000)
     assert p.sensitivity == 1.0 and p.epsilon() == other.epsilon() and p.hash != other.hash
-
-
-@pytest.mark.parametrize("share", [0.5, 0.2])
-def test_shares_divide_one_and_the_same_noise(share: float) -> None:
-    """1 / σ₁² + 1 / σ₂² = 1 / σ² for the noise σ₁ on w / S₁ and σ₂ on r / S₂."""
-    p = split(1.3, gep(share=share))
-    basis = Subspace({}, S1, S2, share)
-    parts = [p.stddev / (basis.embedding_scale * S1), p.stddev / (basis.residual_scale * S2)]
-    assert sum(part**-2 for part in parts) == pytest.approx(p.noise_multiplier**-2)
-    assert p.sensitivity == pytest.approx(
-        math.hypot(basis.embedding_scale * S1, basis.residual_scale * S2)
-    )
 
 
 def test_replacing_one_example_costs_twice_as_much() -> None:
@@ -239,72 +225,4 @@ def test_the_noise_of_every_entry_is_known(share: float, residual_norm: float | 
         read_out(found, basis, layers, "whitened")
 
 
-@pytest.mark.slow
-def test_noise_reaches_the_parameters_with_the_variance_of_the_plan() -> None:
-    """A session on an empty loss is pure noise: two-sided against S₁² diag(L Lᵀ) + S₂²."""
-    model = net()
-    p = split(1.0, gep(every=1000), steps=150)
-    moved = []
-    with Session(p, model, torch.optim.SGD(model.parameters(), 1.0), data(), verify=False) as s:
-        for batch in s.batches():
-            before = weights(model)
-            s.step(batch, lambda m, b: loss_fn(m, b) * 0)
-            moved.append(weights(model) - before)
-        matrix = dense(model, s.preconditioner.metric)
-    found = torch.stack(moved).square().mean(0)
-    expected = (p.stddev / 8) ** 2 * (S1**2 * matrix.square().sum(1) + S2**2)
-    assert float((found / expected).mean()) == pytest.approx(1.0, abs=0.08)
-
-
-def test_adam_bc_is_handed_the_variance() -> None:
-    model = net()
-    p = split(1.0, steps=3, postprocess=(AdamBC(),))
-    with Session(p, model, torch.optim.SGD(model.parameters(), 0.01), data()) as s:
-        train(s)
-    assert bool(torch.isfinite(weights(model)).all())
-
-
-def test_an_empty_batch_is_pure_noise_and_is_charged() -> None:
-    model = net()
-    p = split(1.0, expected_batch_size=1, steps=30)
-    sizes = []
-    with Session(p, model, torch.optim.SGD(model.parameters(), 0.1), data(), verify=False) as s:
-        for batch in s.batches():
-            before = weights(model)
-            sizes.append(s.step(batch, loss_fn).batch_size)
-            assert not bool((weights(model) == before).any())
-        assert s.steps_done == 30
-    assert 0 in sizes
-
-
 # -- going on --------------------------------------------------------------------------------------
-
-
-@pytest.mark.quick("None-4")
-@pytest.mark.parametrize("every", [1, 4])
-@pytest.mark.parametrize("residual_norm", [S2, None])
-def test_a_run_goes_on_from_a_checkpoint_to_the_bit(
-    tmp_path: Path, every: int, residual_norm: float | None
-) -> None:
-    p = split(1.0, gep(every=every, residual_norm=residual_norm), steps=6)
-    whole, parts = net(), net()
-    with Session(p, whole, torch.optim.SGD(whole.parameters(), 0.1, momentum=0.9), data()) as s:
-        train(s)
-    ledger = tmp_path / "ledger.jsonl"
-    with Session(
-        p, parts, torch.optim.SGD(parts.parameters(), 0.1, momentum=0.9), data(), ledger_path=ledger
-    ) as s:
-        train(s, 3)
-        s.save(tmp_path / "checkpoint")
-    again = net()
-    with Session(
-        p, again, torch.optim.SGD(again.parameters(), 0.1, momentum=0.9), data(), ledger_path=ledger
-    ) as s:
-        s.restore(tmp_path / "checkpoint")
-        assert s.preconditioner.step == (2 if every == 1 else 0)
-        train(s)
-    assert torch.equal(weights(again), weights(whole))
-
-
-def test_the_data_set_is_that_of_the_plan() -> None:
-    assert split().dataset_size == N

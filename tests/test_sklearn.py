@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import pickle
 import warnings
@@ -89,12 +88,6 @@ def test_initial_weights_follow_from_random_state():
     assert np.allclose(first, second, atol=1e-5)
 
 
-def test_coefficients_are_those_of_the_features(fitted, blobs):
-    rows = blobs[0]
-    expected = rows @ fitted.coef_.T + fitted.intercept_
-    assert np.allclose(fitted.decision_function(rows), expected)
-
-
 def test_what_lies_outside_counts_as_the_bound_and_nan_as_the_middle(fitted):
     rows = np.array([[np.inf, -1e9], [10, -10], [np.nan, 2.0], [0.0, 2.0]])
     scores = fitted.decision_function(rows)
@@ -120,16 +113,6 @@ def test_the_clip_norm_follows_from_public_numbers(blobs):
     assert estimator.plan_.config.max_grad_norm == choose_clip(200, 2, 2.0)
     again = DPLogisticRegression(**settings).fit(-blobs[0], 2 - blobs[1])
     assert again.plan_.hash == estimator.plan_.hash
-
-
-@pytest.mark.slow
-def test_the_defaults_beat_the_majority_on_indicators_and_a_heavy_tail():
-    """With C = 1 the classifier was the majority guess."""
-    table = importlib.import_module("dpkfc_papers.studies.sklearn_estimators").adult_like()
-    estimator = DPLogisticRegression(epsilon=1, bounds=table.bounds, classes=[0, 1])
-    estimator.fit(table.rows[:7500], table.targets[:7500])
-    share = table.targets[7500:].mean()
-    assert estimator.score(table.rows[7500:], table.targets[7500:]) > max(share, 1 - share) + 0.01
 
 
 def test_private_values_raise_no_error(blobs):
@@ -192,42 +175,6 @@ def test_a_label_outside_the_classes_contributes_nothing(blobs):
     assert np.abs(estimator.decision_function(rows)).max() < 0.05
 
 
-def test_numbers_are_no_texts(blobs):
-    """A fit whose labels were no classes spent its ε on nothing."""
-    with pytest.raises(ValueError, match="give both as texts or both as numbers") as caught:
-        DPLogisticRegression(**{**QUIET, "classes": ["0", "1", "2"]}).fit(*blobs)
-    assert len(str(caught.value)) <= 160
-
-
-def test_one_text_among_numbers_makes_no_other_label_unknown(blobs):
-    labels = np.array([*blobs[1][:-1].tolist(), "?"])
-    assert labels.dtype.kind == "U"
-    estimator = DPLogisticRegression(**QUIET, epsilon=100.0).fit(blobs[0], labels)
-    assert estimator.score(*blobs) > 0.9
-
-
-def test_a_fit_that_fails_leaves_no_module_behind_other_scales(blobs):
-    """Rows in the new bounds went into the weights of the old ones."""
-    estimator = DPLogisticRegression(**{**QUIET, "steps": 2}).fit(*blobs)
-    with pytest.raises(ValueError, match="steps"):
-        estimator.set_params(bounds=(-30, 30), steps=0).fit(*blobs)
-    with pytest.raises(NotFittedError):
-        estimator.predict(blobs[0])
-
-
-@pytest.mark.slow
-def test_class_weights_are_public_numbers(blobs):
-    rows = blobs[0]
-    labels = np.where(blobs[1] == 2, 1, 0)
-    settings = {"bounds": (-10, 10), "classes": [0, 1], "epsilon": 100, "max_grad_norm": 10}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        plain = DPLogisticRegression(**settings).fit(rows, labels)
-        weighted = DPLogisticRegression(class_weights={0: 0.1}, **settings).fit(rows, labels)
-    assert weighted.predict(rows).mean() >= plain.predict(rows).mean()
-    assert weighted.predict_proba(rows)[:, 1].mean() > plain.predict_proba(rows)[:, 1].mean()
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -274,23 +221,6 @@ def test_an_error_shows_no_row(rows):
     assert "7.25" not in str(caught.value) and len(str(caught.value)) <= 160
 
 
-@pytest.mark.slow
-def test_a_frame_may_mix_all_types_of_columns(blobs):
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame(blobs[0], columns=["a", "b"])
-    count = len(frame)
-    frame["text"] = pandas.Series(["u", None] * count, dtype="string")[:count]
-    frame["kind"] = pandas.Categorical(["x", "y"] * (count // 2))
-    frame["whole"] = pandas.Series([pandas.NA, 1] * count, dtype="Int64")[:count]
-    frame["day"] = pandas.date_range("2020", periods=count)
-    estimator = DPLogisticRegression(**QUIET)
-    # Texts count as missing, so the columns are constants: the owner is told, and no one else.
-    with pytest.warns(UserWarning, match=r"PRIVATE\): 'text', 'kind' and 1 more of X hold hardly"):
-        estimator.fit(frame, blobs[1])
-    assert np.isfinite(estimator.predict_proba(frame)).all()
-    assert estimator.feature_names_in_.tolist() == list(frame)
-
-
 def test_what_is_taken_as_public_is_said(blobs):
     with pytest.warns(UserWarning, match="labels in y is taken as public"):
         DPLogisticRegression(bounds=(-10, 10), steps=1).fit(*blobs)
@@ -322,13 +252,6 @@ def test_a_fit_that_is_cut_off_counts(blobs, monkeypatch):
             estimator.fit(*blobs)
     with pytest.warns(UserWarning, match="fit number 2 of this estimator"):
         estimator.fit(*blobs)
-
-
-def test_equal_rows_are_no_news(blobs):
-    rows = np.repeat(blobs[0][:50], 4, axis=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        DPLogisticRegression(steps=1, **QUIET).fit(rows, np.repeat(blobs[1][:50], 4))
 
 
 def test_a_search_counts_every_fit(blobs):

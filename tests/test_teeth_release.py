@@ -121,12 +121,6 @@ def test_noise_has_the_planned_law_in_every_step_and_every_parameter(
     assert float(correlation.abs().max()) < 7 / WIDE
 
 
-def test_noise_of_two_sessions_shares_nothing() -> None:
-    (first, *_), (second, *_) = (noise_of_a_run(1.0, steps=1)[0] for _ in range(2))
-    # by chance, of 120,600 numbers each
-    assert np.intersect1d(flat(first.values()), flat(second.values())).size <= 1
-
-
 def test_every_parameter_gets_noise_of_its_own_type_and_place() -> None:
     """Half precision, one number alone, a frozen neighbour and an embedding of which one row is
     read.
@@ -158,24 +152,6 @@ def test_every_parameter_gets_noise_of_its_own_type_and_place() -> None:
         assert all(g.dtype == model.get_parameter(name).dtype for name, g in handed.items())
     # in float32 two may be equal by chance
     assert len({float(handed["gain"]) for handed in optimizer.handed}) >= 19
-
-
-@pytest.mark.parametrize("preconditioner", [None, kfac()], ids=["sgd", "kfac"])
-def test_a_scalar_parameter_can_be_trained(preconditioner: KFAC | None) -> None:
-    class Gain(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.value = nn.Parameter(torch.tensor(1.5, dtype=torch.float64))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x * self.value
-
-    model = net(Gain())
-    optimizer = Handed(model)
-    with session(plan(preconditioner=preconditioner), model, optimizer) as s:
-        for batch in s.batches():
-            s.step(batch, loss_fn)
-    assert all(handed["3.value"].shape == () for handed in optimizer.handed)
 
 
 # -- an empty batch --------------------------------------------------------------------------------
@@ -218,16 +194,6 @@ def test_batches_are_used_as_they_are_drawn_and_an_empty_one_is_released() -> No
             same = [torch.equal(optimizer.handed[step][name], noise[name]) for name in noise]
             assert all(same) if len(drawn[step]) == 0 else not any(same)
     assert step == 11
-
-
-def test_sizes_of_secure_batches_have_the_binomial_law_down_to_zero() -> None:
-    p = PrivacyConfig(expected_batch_size=1, steps=200).with_noise(1.0, 1e-3, 2)
-    model = net()
-    x, y = data()
-    with session(p, model, dataset=(x[:2], y[:2])) as s:
-        sizes = [s.step(batch, loss_fn).batch_size for batch in s.batches()]
-    assert stats.chisquare(np.bincount(sizes, minlength=3), [50, 100, 50]).pvalue > 1e-9
-    assert s.ledger.count == 200
 
 
 # -- what lies in .grad ----------------------------------------------------------------------------

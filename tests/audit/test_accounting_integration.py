@@ -10,16 +10,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import dp_accounting
 import numpy as np
 import pytest
 import torch
-from dp_accounting import pld
 from torch import nn
 
 from dpkfc import PrivacyConfig, Session
 from dpkfc.curvature.gep import GEP
-from dpkfc.data.sampling import FixedSize, Poisson, TruncatedPoisson
+from dpkfc.data.sampling import FixedSize, TruncatedPoisson
 from dpkfc.postprocess import DiSK
 from dpkfc.privacy import accounting
 from dpkfc.privacy.integration import (
@@ -28,7 +26,6 @@ from dpkfc.privacy.integration import (
     gaussian_epsilon,
     integrated_epsilon,
     sampled_losses,
-    two_parts,
 )
 from tests.audit import integration as by_hand
 from tests.audit.sizes import FULL, size
@@ -59,17 +56,6 @@ def test_full_batches_have_the_closed_form_of_the_gaussian(noise: float, count: 
         )
 
 
-def test_the_closed_form_has_the_published_values() -> None:
-    """dp_accounting's own root of the same equation, and the noise of ε = 1, δ = 1e-5 in Balle and
-    Wang (2018).
-    """
-    for noise, eps in ((0.5, 9.997), (1.0, 4.377), (2.0, 1.993), (4.0, 0.926)):
-        assert gaussian_epsilon(noise, DELTA) == pytest.approx(eps, abs=1e-3)
-        theirs = dp_accounting.gaussian_mechanism.get_epsilon_gaussian(noise, DELTA)
-        assert gaussian_epsilon(noise, DELTA) == pytest.approx(theirs, rel=1e-9)
-    assert gaussian_epsilon(3.7306, DELTA) == pytest.approx(1.0, abs=1e-4)
-
-
 CONTOUR = [(0.1, 2.0, 500, 1e-10)]
 if FULL:
     CONTOUR += [(0.01, 0.8, 2000, 1e-5), (0.5, 4.0, 100, 1e-6), (0.001, 0.45, 100_000, 1e-10)]
@@ -87,14 +73,6 @@ def test_the_second_integration_agrees(
     assert by_contour == pytest.approx(delta, rel=5e-3)
     row = f"two integrations, q {q}, sigma {noise}, T {count}, delta {delta}"
     evidence("accounting", row, epsilon=found, relative_difference_in_delta=by_contour / delta - 1)
-
-
-def test_the_line_of_the_library_is_the_pair_of_the_definition() -> None:
-    for q, noise, count in ((0.05, 1.1, 50), (1.0, 3.0, 4)):
-        remove, add = by_hand.poisson(q, noise)
-        mine = epsilon_of(sampled_losses(q, noise), count, DELTA)
-        assert epsilon_of(remove, count, DELTA) == pytest.approx(mine, abs=1e-5)
-        assert epsilon_of(add, count, DELTA) <= mine + 1e-5
 
 
 # -- fixed size ------------------------------------------------------------------------------------
@@ -167,38 +145,6 @@ def test_truncated_poisson_claims_no_less_than_its_neighbours_cost(
         rdp=by_rdp,
         integrated=bound,
     )
-
-
-def test_a_full_batch_costs_what_the_pair_of_a_replacement_costs() -> None:
-    """Always full: the example stands where another one would, 2C away; the mixture has one
-    part.
-    """
-    event = TruncatedPoisson(1.0, 20, 5).event(8.0)
-    full, _, replacing = two_parts(event)
-    assert full == 1
-    assert replacing.sampling_probability == pytest.approx(5 / 20)
-    pair = by_hand.pair([(0.75, 0.0), (0.25, 2.0)], [(1.0, 0.0)], 8.0)
-    true = by_hand.epsilon_of_pair(pair, 30, DELTA)
-    assert accounting.epsilon(event, 30, DELTA) == pytest.approx(true, abs=2e-3)
-
-
-def test_truncation_that_never_happens_costs_nothing() -> None:
-    q, n, noise, count = 0.02, 1000, 6.0, 100
-    plain = accounting.epsilon(Poisson(q, n).event(noise), count, DELTA)
-    assert accounting.epsilon(
-        TruncatedPoisson(q, n, 75).event(noise), count, DELTA
-    ) == pytest.approx(plain, abs=1e-5)
-    assert accounting.epsilon(TruncatedPoisson(q, n, 20).event(noise), count, DELTA) > 1.1 * plain
-
-
-@pytest.mark.skipif(not FULL, reason="dp-accounting takes long for a replacement")
-def test_dp_accountings_own_value_is_larger() -> None:
-    for n, q, most, noise, count in ((50, 0.1, 6, 8.0, 20), (50, 0.1, 9, 8.0, 100)):
-        event = TruncatedPoisson(q, n, most).event(noise)
-        theirs = pld.PLDAccountant().compose(event, count).get_epsilon(DELTA)
-        alone = accounting.EpsilonCurve(event, DELTA)
-        # ours also covers the data set with one example more
-        assert alone.epsilon(count) <= theirs + 0.02 * theirs
 
 
 # -- units, joint releases, filters ----------------------------------------------------------------

@@ -7,12 +7,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-import dp_accounting
 import pytest
 import torch
 
 from dpkfc.audit import step as module
-from dpkfc.audit.charges import accounted_noise, check_accounting, check_charges
+from dpkfc.audit.charges import check_accounting, check_charges
 from dpkfc.audit.checkpoints import check_checkpoints
 from dpkfc.audit.findings import select_failed, tabulate_findings
 from dpkfc.audit.harness import Subject
@@ -166,16 +165,6 @@ def test_a_sampler_without_a_proved_event_fails_by_its_name() -> None:
 
 
 # -- accounting ------------------------------------------------------------------------------------
-
-
-def test_the_noise_of_an_event() -> None:
-    gaussian = dp_accounting.GaussianDpEvent(1.3)
-    assert accounted_noise(gaussian) == 1.3
-    assert accounted_noise(dp_accounting.PoissonSampledDpEvent(0.1, gaussian)) == 1.3
-    assert accounted_noise(dp_accounting.SampledWithoutReplacementDpEvent(9, 3, gaussian)) == 1.3
-    assert accounted_noise(dp_accounting.TruncatedSubsampledGaussianDpEvent(9, 0.1, 3, 1.3)) == 1.3
-    for other in (dp_accounting.ComposedDpEvent([gaussian] * 2), dp_accounting.LaplaceDpEvent(1.0)):
-        assert accounted_noise(other) is None
 
 
 def test_a_budget_that_is_exceeded_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ processes in one run folder.
 from __future__ import annotations
 
 import datetime as clock
-import errno
 import json
 import os
 import shutil
@@ -337,64 +336,6 @@ def test_a_ledger_that_changes_under_a_run_ends_it(
             ):
                 charge(ledger)
         assert ledger.count == 1
-
-
-def test_a_run_may_change_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.privacy.test_ledger import PLAN, charge
-
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path)
-    with Ledger.open("ledger.jsonl", PLAN) as ledger:
-        monkeypatch.chdir(tmp_path / "elsewhere")
-        assert charge(ledger) == 1
-
-
-def test_a_read_only_ledger_is_one_clear_error(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As if rights were missing: tests may run as a user whom no file refuses."""
-    real = os.open
-
-    def refuses(path, flags, *args, **kwargs):
-        if str(path).endswith("ledger.jsonl") and flags & os.O_RDWR:
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return real(path, flags, *args, **kwargs)
-
-    monkeypatch.setattr(os, "open", refuses)
-    with pytest.raises(
-        LedgerError, match=r"cannot be written .*Permission denied.* nothing may be released"
-    ):
-        resume(folder)
-
-
-@pytest.mark.parametrize(
-    "file",
-    size(["metrics", "spectra"], ["metrics", "model", "privacy_card", "spectra", "accuracy"]),
-)
-def test_a_disk_that_fills_up_loses_nothing(
-    tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whichever file does not fit is named; the run is finished when there is room."""
-    sync = os.fsync
-
-    def full(descriptor: int) -> None:
-        if file in os.readlink(f"/proc/self/fd/{descriptor}") and ".part" in os.readlink(
-            f"/proc/self/fd/{descriptor}"
-        ):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        sync(descriptor)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", full)
-        with pytest.raises(
-            RunFolderError, match=rf"file .*{file}.* cannot be written \(No space left on device\)"
-        ):
-            run(run_config({**QUICK, "out": str(tmp_path / "run")}))
-    assert not list((tmp_path / "run").rglob("*.part"))
-    assert resume(tmp_path / "run").steps == 6
-    assert RunFolder(tmp_path / "run").is_complete
-    with pytest.raises(ConfigError, match="is complete"):
-        resume(tmp_path / "run")
 
 
 def test_a_run_that_died_between_two_renames_is_resumed(folder: Path) -> None:

@@ -16,7 +16,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dpkfc import checkpoint
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature.kfac import KFAC
@@ -244,18 +243,3 @@ def test_the_state_of_another_optimizer_is_refused_before_a_release(
         assert all(
             weights[name].equal(tensor) for name, tensor in session.model.state_dict().items()
         )
-
-
-def test_an_older_format_is_read(saved: Path, tmp_path: Path) -> None:
-    """Format 2 had no digest of its manifest."""
-    shutil.copytree(saved / "checkpoint", tmp_path / "c")
-    path = tmp_path / "c" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest["digest"]
-    path.write_text(json.dumps(manifest | {"format": 2}))
-    assert checkpoint.read(tmp_path / "c")[1]["step"] == 2
-    path.write_text(json.dumps(manifest))
-    with pytest.raises(
-        CheckpointError, match=r"manifest\.json is damaged \(its hash does not fit\)"
-    ):
-        checkpoint.read(tmp_path / "c")

@@ -138,10 +138,3 @@ def test_of_a_large_model_the_beginning_of_every_parameter_is_looked_at() -> Non
         2.0,
     ]
     assert standardize(released, 1.0).size == 101
-
-
-def test_the_global_generators_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    states = law.all_states()
-    first = torch.rand(3), np.random.rand(3)
-    law.restore_all_states(states)
-    assert torch.equal(first[0], torch.rand(3)) and np.array_equal(first[1], np.random.rand(3))

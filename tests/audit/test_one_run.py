@@ -22,7 +22,6 @@ from dpkfc.audit.run_canaries import Listener, PlantedCanaries
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature import KFAC, NGD, AdaDPS, WhiteNoise
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.linalg.metric import Dense, Diagonal, Eigenbasis, Elementwise, Kronecker
 from dpkfc.privacy.mechanism import Released
 from dpkfc.session import Session
 from tests.audit.sizes import FULL, size
@@ -162,30 +161,6 @@ def test_mislabelled_canaries_catch_a_run_that_learns_by_heart(evidence):
 # -- the training is the user's --------------------------------------------------------------------
 
 
-def test_with_all_coins_out_the_training_is_the_ordinary_one():
-    """Canaries that are out leave no trace: the weights are those of a plain session on the same
-    rows.
-    """
-    m, plan = 40, settings(steps=6, expected_batch_size=30).with_noise(1.0, DELTA, 100 + 40)
-    x, y = examples(100)
-    mine, plain = network(), network()
-    rng, coins = np.random.default_rng(0), np.zeros(m, bool)
-    planted = PlantedCanaries(plan, mine, (x, y), loss, coins, rng)
-    run(
-        Session(plan, mine, torch.optim.SGD(mine.parameters(), lr=0.3), planted.dataset),
-        planted.loss,
-    )
-
-    rows = torch.cat([torch.ones(100), torch.zeros(m)])
-    dataset = (torch.cat([x, x[:m]]), torch.cat([y, y[:m]]), rows)
-    run(
-        Session(plan, plain, torch.optim.SGD(plain.parameters(), lr=0.3), dataset),
-        lambda model, batch: loss(model, batch[:2]) * batch[2],
-    )
-    for a, b in zip(mine.parameters(), plain.parameters(), strict=True):
-        assert torch.allclose(a, b, atol=1e-6)
-
-
 def run(session: Session, loss_fn: Any) -> None:
     with session:
         for batch in session.batches():
@@ -312,65 +287,6 @@ def test_a_planted_gradient_is_the_matrix_that_was_chosen(case: str):
             assert torch.allclose(weight.flatten(1), chosen)
             assert all(g.abs().max() == 0 for g in found.values())
             assert coins[i] == (weight.norm() > 100 * 1.0)
-
-
-def random_entries() -> dict[str, Any]:
-    torch.manual_seed(4)
-    out, into = torch.randn(8, 8).double(), torch.randn(7, 7).double()
-    basis_in, basis_out = torch.linalg.qr(into)[0], torch.linalg.qr(out)[0]
-    square = out @ out.T + torch.eye(8)
-    return {
-        "none": None,
-        "kronecker": Kronecker(
-            Diagonal(torch.rand(7).double() + 0.2),
-            Dense(square, float(torch.linalg.norm(square, 2))),
-        ),
-        "eigenbasis": Eigenbasis(torch.rand(8, 7).double() + 0.1, basis_in, basis_out),
-        "elementwise": Elementwise(
-            {"weight": torch.rand(8, 6).double() + 0.1, "bias": torch.rand(8).double() + 0.1}
-        ),
-    }
-
-
-@pytest.mark.parametrize("kind", ["none", "kronecker", "eigenbasis", "elementwise"])
-def test_the_score_is_the_inner_product_with_the_whitened_gradient(kind: str):
-    """Against a loop: every canary's gradient whitened and normed on its own, every release on its
-    own.
-    """
-    entry = random_entries()[kind]
-    torch.manual_seed(5)
-    layer = find_layers(nn.Sequential(nn.Linear(6, 8)).double())[0]
-    u, a = (
-        torch.randn(9, 8).double(),
-        torch.cat([torch.randn(9, 6).double(), torch.ones(9, 1).double()], 1),
-    )
-    listener, expected = Listener(layer, u, a, 3), torch.zeros(9).double()
-    scale = (
-        torch.cat([entry.scale["weight"], entry.scale["bias"][:, None]], 1)
-        if kind == "elementwise"
-        else None
-    )
-    whitened = []
-    for i in range(9):
-        g = torch.outer(u[i], a[i])
-        whitened.append(g if entry is None else g * scale if scale is not None else entry.apply(g))
-    for step in range(3):
-        z = torch.randn(8, 7).double()
-        gradients = {layer.parameters["weight"]: z[:, :-1], layer.parameters["bias"]: z[:, -1]}
-        released = Released(gradients=gradients, noise_variance=1.0, step=step, release=step + 1)
-        listener.observe(released, {} if entry is None else {layer.name: entry})
-        expected += torch.stack([(w * z).sum() / w.norm() for w in whitened]) * (1 - 2 * (step % 2))
-    plan = settings(steps=3, expected_batch_size=10).with_noise(1.0, DELTA, 20)
-    # the score itself, before canaries are distinguished
-    listener._is_solvable = lambda is_materialised: False
-    assert np.allclose(listener.scores(plan), 10 * expected.numpy())
-
-    kept = Listener(layer, u, a, 3)
-    kept._pending, kept._entry = torch.zeros(8, 7).double(), entry
-    kept._measure_canaries()
-    flat = torch.stack(whitened).flatten(1)
-    assert torch.allclose(kept._squared_norms[0], flat.square().sum(1))
-    assert torch.allclose(torch.as_tensor(kept._overlaps), flat @ flat.T)
 
 
 def test_canaries_that_overlap_are_told_apart():

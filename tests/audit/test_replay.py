@@ -8,12 +8,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpkfc.audit.contributions import check_contributions
 from dpkfc.audit.findings import select_failed
-from dpkfc.audit.harness import RandomWalk, Subject, open_session, script_plan
+from dpkfc.audit.harness import RandomWalk, open_session, script_plan
 from dpkfc.audit.replay import Replay, World, prepare_canaries, replay
 from dpkfc.audit.step_canaries import Canaries
 from dpkfc.session import Session
@@ -79,20 +78,6 @@ def test_neighbours_differ_by_the_canary_alone() -> None:
     scale = float(moved["3.bias"] @ u.double()) / float(u.double() @ u.double())
     assert torch.allclose(moved["3.weight"], scale * torch.outer(u, a).double()) and scale > 0
     assert all(float(x.abs().max()) < 1e-15 for n, x in moved.items() if not n.startswith("3."))
-
-
-def test_only_keeps_the_wanted_canaries_with_what_belongs_to_them() -> None:
-    every = canaries_of("DP-KFC")
-    some = select(every, "stretched most")
-    assert some.names[some.zero or 0] == "loss × 0"
-    assert {name for name in some.names} == {n for n in every.names if "stretched most" in n} | {
-        "loss × 0"
-    }
-    for layer, several in some.plants.items():
-        for number, a, u in several:
-            before = every.names.index(some.names[number])
-            [(_, a_before, u_before)] = [x for x in every.plants[layer] if x[0] == before]
-            assert torch.equal(a, a_before) and torch.equal(u, u_before)
 
 
 def test_canaries_come_for_every_layer_and_every_kind_of_input() -> None:
@@ -232,13 +217,3 @@ def test_what_two_sessions_leave_behind_is_compared() -> None:
         assert one.session.remaining_gradient == ""
         one.session.model[0].weight.grad = torch.zeros(8, 6, dtype=torch.float64)
         assert one.session.remaining_gradient == "0.weight"
-
-
-def test_examples_are_put_together_as_the_session_does_it() -> None:
-    subject = subject_of("cancelling sequences")
-    x, weights, lengths = subject.batch(3)
-    assert x.shape == (3, 16, 64) and weights.shape == (3, 16, 48) and lengths.tolist() == [16] * 3
-    whole: Subject = vectors()
-    assert torch.equal(whole.batch(2)[0], whole.dataset[0][:2])
-    padded = F.pad(x, (0, 0, 0, 48))
-    assert torch.equal(padded, subject.dataset[0][:3])

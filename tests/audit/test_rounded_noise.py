@@ -4,7 +4,6 @@ away, and whole runs.
 
 from __future__ import annotations
 
-import json
 import math
 from fractions import Fraction
 from pathlib import Path
@@ -31,10 +30,8 @@ from dpkfc.privacy.mechanism import (
     rounded_release,
 )
 from dpkfc.privacy.rng import NoiseStream
-from dpkfc.report.card import CardFacts, build_card, to_markdown
 from tests.audit.sizes import size
-from tests.command_line import call
-from tests.mutation_cases import WIDTH, B, Handed, N, data, kfac, loss_fn, net, session, weights
+from tests.mutation_cases import WIDTH, B, N, kfac, loss_fn, net, session
 
 FLOATS = [torch.float32, torch.float64]
 
@@ -163,14 +160,6 @@ def test_zero_has_one_sign_whatever_the_sum_was() -> None:
         assert not bool(torch.signbit(y).any()) and not bool(y.any())
 
 
-@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
-def test_a_bad_scale_or_divisor_is_refused(value: float) -> None:
-    with pytest.raises(ValueError, match="stddev must be finite and >= 0, got"):
-        rounded_release({"w": torch.zeros(2)}, value, 1.0, normal_of(0), 0.5)
-    with pytest.raises(ValueError, match="divisor must be positive and finite, got"):
-        rounded_release({"w": torch.zeros(2)}, 1.0, value, normal_of(0), 0.5)
-
-
 # -- its law ---------------------------------------------------------------------------------------
 
 
@@ -212,23 +201,6 @@ def test_the_law_is_the_gaussian_of_the_plan(dtype: torch.dtype, evidence) -> No
             last_four_bits_p=fair,
             variance_p=two_sided(z, p.stddev),
             step_over_stddev=grid / p.stddev,
-        )
-
-
-def test_far_radii_of_float64_numbers_have_more_bits() -> None:
-    """Between 3.3 and the end of the tail a radius would otherwise take ever fewer values than the
-    grid has steps.
-    """
-    from dpkfc.privacy import rng
-
-    low = {"<u8": np.zeros(8, "<u8")}
-    out = np.empty(8, np.float64)
-    rng._fill_normal(out, lambda count, dtype: low[dtype][:count])
-    assert 12.17 < out.max() < 12.19  # sqrt(2 · 107 · ln 2)
-    z = np.abs(NoiseStream.repeatable(3).normal(size(2_000_000, 8_000_000), 0, np.float64))
-    for bound in (3.0, 3.33, 4.0, 4.5):
-        assert (
-            stats.binomtest(int((z > bound).sum()), z.size, 2 * stats.norm.sf(bound)).pvalue > 1e-6
         )
 
 
@@ -361,27 +333,6 @@ def test_unknown_noise_is_refused() -> None:
         PrivacyConfig(expected_batch_size=8, steps=4, noise="discrete")
 
 
-def test_the_card_says_which_noise_it_was() -> None:
-    kept = {"releases": 4}
-    facts = CardFacts(
-        title="t",
-        releases=4,
-        ledger=kept,
-        assumed_public={},
-        chosen_by="hand",
-        not_private={},
-        device="cpu",
-    )
-    texts = {}
-    texts["rounded"] = to_markdown(build_card(rounded(), facts))
-    plain = PrivacyConfig(expected_batch_size=8, steps=4).with_noise(1.0, 1e-5, 1000)
-    texts["gaussian"] = to_markdown(build_card(plain, facts))
-    assert (
-        "rounded to one grid" in texts["rounded"] and "rounded to one grid" not in texts["gaussian"]
-    )
-    assert "whose rounding is not accounted for" in texts["gaussian"]
-
-
 # -- whole runs ------------------------------------------------------------------------------------
 
 GEP_SETTINGS = {
@@ -432,88 +383,3 @@ def test_a_run_releases_grid_points_and_charges_what_it_adds(
     )
     lines = verify(tmp_path / "ledger.jsonl").releases
     assert {(line["stddev"], line["sensitivity"]) for line in lines} == {(p.stddev, p.sensitivity)}
-
-
-def train(p: Plan, folder: Path, stop: int | None = None) -> Tensor:
-    model = net()
-    with session(p, model, Handed(model, momentum=0.9), ledger_path=folder / "ledger.jsonl") as s:
-        if (folder / "checkpoint").exists():
-            s.restore(folder / "checkpoint")
-        for batch in s.batches():
-            s.step(batch, loss_fn)
-            if s.steps_done == stop:
-                s.save(folder / "checkpoint")
-                return weights(model)
-    return weights(model)
-
-
-@pytest.mark.quick("kfac")
-@pytest.mark.parametrize("settings", [RUNS["kfac"], GEP_SETTINGS], ids=["kfac", "gep"])
-def test_test_mode_repeats_and_resumes_bit_for_bit(
-    settings: dict[str, object], tmp_path: Path
-) -> None:
-    p = small(**settings)
-    folders = [tmp_path / name for name in ("whole", "again", "cut")]
-    for folder in folders:
-        folder.mkdir()
-    whole, again = (train(p, folder) for folder in folders[:2])
-    train(p, folders[2], stop=3)
-    assert torch.equal(whole, again) and torch.equal(whole, train(p, folders[2]))
-
-
-def test_noise_does_not_change_what_is_learnt() -> None:
-    """The two kinds differ by a step of the grid and by the share 2⁻²⁰, in every weight of a run
-    with the same numbers.
-    """
-    found = []
-    for kind in ("gaussian", "rounded"):
-        model = net()
-        with session(small(kind), model, dataset=data()) as s:
-            for batch in s.batches():
-                s.step(batch, loss_fn)
-        found.append(weights(model))
-    assert not torch.equal(*found)
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.gpu
-def test_rounded_noise_on_a_device() -> None:
-    p = rounded()
-    tensors = {"w": torch.zeros(1_000_000, device="cuda")}
-    z = release(
-        ClippedSum(tensors, 1.0), p, p.noise_stream(), Ledger.in_memory(p.hash), 0
-    ).gradients["w"]
-    assert z.device.type == "cuda" and z.dtype == torch.float32
-    assert two_sided(z.cpu() * p.expected_batch_size, p.stddev) > 1e-9
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("blank_figures")
-def test_the_command_line_trains_with_rounded_noise(tmp_path: Path) -> None:
-    quick = [
-        "--steps",
-        "2",
-        "--expected-batch-size",
-        "16",
-        "--accountant",
-        "rdp",
-        "--epsilon",
-        "4",
-        "--probe-size",
-        "8",
-    ]
-    called = [
-        "train",
-        "--recipe",
-        "digits",
-        "--noise",
-        "rounded",
-        "--out",
-        str(tmp_path / "run"),
-        *quick,
-    ]
-    result = call(*called)
-    assert result.exit_code == 0, result.output
-    card = json.loads((tmp_path / "run" / "privacy_card.json").read_text("utf-8"))
-    assert "one grid" in card["mechanism"]["noise"] and card["guarantee"]["epsilon"] <= 4
-    assert 'noise = "rounded"' in (tmp_path / "run" / "config.toml").read_text("utf-8")

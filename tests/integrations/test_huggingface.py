@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -40,7 +39,6 @@ from tests.integrations.hf_cases import (
     trainer_of,
     weights,
 )
-from tests.recording import Heard
 
 
 class Calls(TrainerCallback):
@@ -157,18 +155,6 @@ def test_a_model_with_another_loss_of_its_own_is_found_before_anything_is_spent(
     assert trainer_of(tmp_path, model=model, per_example_loss=doubled).train().global_step == 3
 
 
-def test_a_loss_that_mixes_examples_is_found(tmp_path) -> None:
-    def over_the_batch(model, inputs):
-        logits = model(
-            input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]
-        ).logits
-        losses = F.cross_entropy(logits.flatten(0, 1), inputs["labels"].flatten(), reduction="none")
-        return losses.view(len(logits), -1).sum(1) / (inputs["labels"] != -100).sum()
-
-    with pytest.raises(ValueError, match="has another loss than alone"):
-        trainer_of(tmp_path, "token", per_example_loss=over_the_batch).train()
-
-
 def masking(rows):
     """Draws the labelled positions anew at every call, as the collators for masked language models
     do.
@@ -251,25 +237,6 @@ def test_the_private_loss_is_logged_only_when_asked_for(tmp_path) -> None:
     assert len(rows) == 3
     assert all(0.5 < x < 2 for x in rows)
     assert "NOT private" in json.loads((tmp_path / "privacy.json").read_text())["not_private"][0]
-
-
-def test_callbacks_see_the_release_around_the_step(tmp_path) -> None:
-    """They were left out without a word."""
-
-    class Watch(TrainerCallback):
-        calls: ClassVar[list[str]] = []
-
-        def on_pre_optimizer_step(self, args, state, control, model, **_):
-            self.calls.append("before")
-            self.before = weights(model)
-            assert torch.cat([p.grad.flatten() for p in model.parameters()]).norm() > 1e3
-
-        def on_optimizer_step(self, args, state, control, model, **_):
-            self.calls.append("after")
-            assert not torch.equal(weights(model), self.before)
-
-    trainer_of(tmp_path, plan=plan_of(noise=1e4), callbacks=[Watch()]).train()
-    assert Watch.calls == ["before", "after"] * 3
 
 
 def test_a_hook_that_would_be_shown_private_gradients_is_refused(tmp_path) -> None:
@@ -371,25 +338,6 @@ def test_adapters_train_and_the_rest_stays(tmp_path) -> None:
     assert not torch.equal(weights(model), start)
     again = peft.PeftModel.from_pretrained(model_of("causal"), tmp_path)
     assert torch.equal(weights(again), weights(model))
-
-
-def test_bfloat16_is_autocast_and_nothing_of_the_model_is_replaced(tmp_path) -> None:
-    dtypes = Heard()
-
-    def losses(model, inputs):
-        logits = model(
-            input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]
-        ).logits
-        dtypes.append((model.training, logits.dtype))
-        return per_example_cross_entropy(logits, inputs["labels"])
-
-    trainer = trainer_of(
-        tmp_path, per_example_loss=losses, bf16=True, eval_strategy="steps", eval_steps=1
-    )
-    trainer.train()
-    assert (True, torch.bfloat16) in dtypes
-    assert "forward" not in vars(trainer.model)
-    assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
 
 
 def test_unused_columns_are_removed(tmp_path) -> None:

@@ -229,21 +229,6 @@ def test_gradients_from_before_make_private_are_dropped() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_schedulers_and_other_optimizers_work_on_what_is_returned() -> None:
-    model = mlp()
-    _, model, optimizer, batches = private(
-        model, optimizer=torch.optim.AdamW(model.parameters(), 0.1, weight_decay=0.1)
-    )
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-    for batch in batches:
-        before = weights(model)
-        backward(model, batch)
-        optimizer.step()
-        scheduler.step()
-        assert not torch.equal(weights(model), before)
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 6)
-
-
 def test_zero_grad_may_stand_anywhere() -> None:
     results = []
     for place in (

@@ -33,25 +33,6 @@ from tests.integrations.opacus_cases import (
 # -- the model -------------------------------------------------------------------------------------
 
 
-def test_the_model_is_its_own_module_and_standard_module() -> None:
-    engine, model, optimizer, batches = private()
-    names = list(model.state_dict())
-    train(model, optimizer, batches, 2)
-    assert model._module is model
-    assert model._module._module is model
-    assert list(model._module.state_dict()) == names == list(mlp().state_dict())
-    assert [name for name, _ in model.named_modules()] == ["", "0", "1", "2"]
-    standard = model.to_standard_module()
-    assert standard is model and not model._forward_pre_hooks
-    assert optimizer.noise_multiplier == 0.0 and model._module is model
-    torch.jit.script(standard)
-    with pytest.raises(RuntimeError, match="closed; make the model private again"):
-        next(iter(batches))
-    assert engine.get_epsilon(1e-3) == math.inf and engine.ledger.count == 2
-    engine.close()
-    assert not hasattr(model, "_module") and not hasattr(optimizer, "original_optimizer")
-
-
 def test_copies_and_pickles_of_a_private_model_are_their_own_modules(tmp_path) -> None:
     engine, model, optimizer, batches = private()
     train(model, optimizer, batches, 1)
@@ -142,21 +123,6 @@ def test_a_step_hook_sees_each_release_once_and_before_the_step() -> None:
     torch.testing.assert_close(start - 0.1 * release, weights(model))
 
 
-def test_a_step_hook_that_fails_leaves_a_run_that_goes_on() -> None:
-    engine, model, optimizer, batches = private()
-
-    def fail(given) -> None:
-        raise OSError("no space")
-
-    optimizer.attach_step_hook(fail)
-    with pytest.raises(OSError, match="no space"):
-        train(model, optimizer, batches, 1)
-    assert engine.ledger.count == 1
-    optimizer.attach_step_hook(None)
-    train(model, optimizer, batches, 2)
-    assert engine.ledger.count == 3
-
-
 def test_a_step_hook_cannot_change_what_the_optimizer_sees() -> None:
     """A backward pass inside the hook would add raw gradients to the release."""
     engine, model, optimizer, batches = private(noise_multiplier=1.0)
@@ -181,23 +147,6 @@ def test_a_step_hook_cannot_change_what_the_optimizer_sees() -> None:
         assert all(p.grad is None for p in model.parameters())
     optimizer.attach_step_hook(None)
     train(model, optimizer, batches, 1)
-
-
-def test_gradients_after_a_step_are_the_release_until_the_next_batch() -> None:
-    _, model, optimizer, batches = private(noise_multiplier=1.0)
-    start = weights(model)
-    stream = iter(batches)
-    backward(model, next(stream))
-    assert all(p.grad is None for p in model.parameters())
-    optimizer.step()
-    release = torch.cat([p.grad.flatten() for p in model.parameters()])
-    torch.testing.assert_close(start - 0.1 * release, weights(model))
-    optimizer.zero_grad(set_to_none=False)
-    assert not any(p.grad.any() for p in model.parameters())
-    batch = next(stream)
-    assert all(p.grad is None for p in model.parameters())
-    backward(model, batch)
-    optimizer.step()
 
 
 def test_a_gradient_that_is_added_to_a_release_reaches_no_step() -> None:

@@ -9,7 +9,7 @@ from collections import namedtuple
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset
 
 from dpkfc.integrations.opacus import BatchMemoryManager
 from tests.integrations.opacus_cases import (
@@ -18,7 +18,6 @@ from tests.integrations.opacus_cases import (
     cnn,
     data,
     kfac,
-    loader,
     mlp,
     private,
     scaled,
@@ -71,36 +70,6 @@ def test_an_empty_batch_has_the_structure_of_any_other(wrap, x_of) -> None:
         assert empty["meta"]["name"] == []
         assert empty["meta"]["weight"].shape == (0,)
         assert [x.shape[1:] for x in empty["y"]] == [x.shape[1:] for x in full["y"]]
-
-
-def test_a_pass_is_as_long_as_that_of_the_scripts_loader() -> None:
-    for drop_last, length in ((False, 6), (True, 5)):
-        source = loader(43, drop_last=drop_last)
-        engine, model, optimizer, batches = private(data_loader=source)
-        assert len(batches) == len(source) == length
-        assert train(model, optimizer, batches) == length
-        assert engine.plan.event.sampling_probability == B / 43
-
-
-def double_collate(rows):
-    x, y = default_collate(rows)
-    return 2 * x, y
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_workers_load_the_same_batches_and_a_break_keeps_them_in_step(persistent: bool) -> None:
-    """Workers run ahead of the loop; sizes still belong to the batch that is handed out."""
-    results = []
-    for workers in (0, 2):
-        settings = {"persistent_workers": persistent, "prefetch_factor": 3} if workers else {}
-        source = loader(num_workers=workers, collate_fn=double_collate, **settings)
-        engine, model, optimizer, batches = private(data_loader=source)
-        assert train(model, optimizer, batches) == N // B
-        results.append(weights(model))
-        train(model, optimizer, batches, 2)
-        assert train(model, optimizer, batches) == N // B
-        assert engine.ledger.count == 2 * (N // B) + 2
-    assert torch.equal(results[0], results[1])
 
 
 class Augmented(Dataset):
@@ -232,22 +201,6 @@ def test_an_unfinished_logical_batch_never_leaks(way: str) -> None:
         )
     expected = sum(row * 1e-3 / row.norm() for row in rows) / B
     torch.testing.assert_close(before - weights(model), 0.1 * expected, rtol=1e-6, atol=1e-12)
-
-
-def test_empty_logical_batches_pass_through_the_manager() -> None:
-    engine, model, optimizer, batches = private(
-        data_loader=DataLoader(data(), batch_size=1), noise_multiplier=1.0
-    )
-    with BatchMemoryManager(
-        data_loader=batches, max_physical_batch_size=1, optimizer=optimizer
-    ) as physical:
-        empty = 0
-        for x, y in physical:
-            empty += len(x) == 0
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-    assert empty > 3
-    assert engine.ledger.count == N
 
 
 def test_a_batch_left_behind_by_the_manager_cannot_be_stepped_outside() -> None:

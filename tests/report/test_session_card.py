@@ -184,12 +184,3 @@ def test_a_script_that_is_started_again_after_a_crash_is_told(tmp_path: Path) ->
     with pytest.warns(UserWarning, match=message) as seen:
         trained(plan_of(), path, steps=2, resume=True)
     assert len(seen) == 1 and seen[0].filename == __file__
-
-
-def test_a_session_that_goes_on_is_told_nothing(
-    tmp_path: Path, recwarn: pytest.WarningsRecorder
-) -> None:
-    path = tmp_path / "ledger.jsonl"
-    trained(plan_of(), path, steps=2, save=tmp_path / "checkpoint")
-    trained(plan_of(), path, steps=2, restore=tmp_path / "checkpoint")
-    assert not [w for w in recwarn if "from before" in str(w.message)]
