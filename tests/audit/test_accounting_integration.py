@@ -23,7 +23,6 @@ from dpkfc.privacy import accounting
 from dpkfc.privacy.integration import (
     _tilt,
     epsilon_of,
-    gaussian_epsilon,
     integrated_epsilon,
     sampled_losses,
 )
@@ -45,15 +44,6 @@ def test_one_release_has_its_closed_form(q: float, noise: float, delta: float) -
         assert by_hand.one_release_delta(q, noise, 0.0) <= delta
     else:
         assert by_hand.one_release_delta(q, noise, found) == pytest.approx(delta, rel=5e-3)
-
-
-@pytest.mark.parametrize(("noise", "count"), [(5.0, 100), (2.0, 3), (40.0, 2000)])
-def test_full_batches_have_the_closed_form_of_the_gaussian(noise: float, count: int) -> None:
-    for delta in (1e-2, 1e-5, 1e-10):
-        exact = gaussian_epsilon(noise / math.sqrt(count), delta)
-        assert epsilon_of(sampled_losses(1.0, noise), count, delta) == pytest.approx(
-            exact, abs=5e-4
-        )
 
 
 CONTOUR = [(0.1, 2.0, 500, 1e-10)]

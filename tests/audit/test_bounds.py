@@ -72,16 +72,6 @@ def test_clopper_pearson_is_not_loose(evidence):
     )
 
 
-def test_clopper_pearson_at_the_ends():
-    assert clopper_pearson_upper(10, 10, ALPHA) == 1.0
-    assert clopper_pearson_lower(0, 10, ALPHA) == 0.0
-    assert clopper_pearson_upper(0, 100, ALPHA) == pytest.approx(1 - ALPHA ** (1 / 100))
-    assert clopper_pearson_lower(100, 100, ALPHA) == pytest.approx(ALPHA ** (1 / 100))
-    assert clopper_pearson_upper([0, 5], 10, ALPHA) == pytest.approx(
-        1 - clopper_pearson_lower([10, 5], 10, ALPHA)
-    )
-
-
 @pytest.mark.parametrize(
     ("k", "n", "alpha"), [(3, 2, 0.1), (-1, 2, 0.1), (0, 0, 0.1), (1, 2, 0.0), (1, 2, 1.0)]
 )

@@ -7,12 +7,10 @@ processes in one run folder.
 
 from __future__ import annotations
 
-import datetime as clock
 import json
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,7 +24,6 @@ from dpkfc.app.run_folder import LAST_PLOT, Metrics, RunFolder, RunFolderError, 
 from dpkfc.app.settings import ConfigError
 from dpkfc.app.train import resume, run
 from dpkfc.checkpoint import CheckpointError, read
-from dpkfc.privacy import ledger as chain
 from dpkfc.privacy.ledger import Ledger, LedgerError, verify
 from tests import forked
 from tests.app.accounting import remembered
@@ -378,32 +375,3 @@ def test_the_card_of_a_run_that_died_after_its_last_release_judges_what_is_deliv
 
 
 # -- a clock that jumps ----------------------------------------------------------------------------
-
-
-class Jumping(clock.datetime):
-    """A wall clock that goes back a year each time it is asked."""
-
-    asked = 0
-
-    @classmethod
-    def now(cls, tz: clock.tzinfo | None = None) -> clock.datetime:
-        cls.asked += 1
-        return clock.datetime(2100 - cls.asked, 1, 1, tzinfo=tz)
-
-
-def test_a_clock_that_jumps_changes_nothing(
-    tmp_path: Path, expected: list[dict], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = time.time()
-    jumps = iter(range(10**9))
-    monkeypatch.setattr(time, "time", lambda: now + (-1) ** next(jumps) * 3e8)
-    monkeypatch.setattr(chain.datetime, "datetime", Jumping)
-    monkeypatch.setattr("dpkfc.app.run_folder.datetime", Jumping)
-    folder = _run_until(tmp_path / "run", 3)
-    for file in folder.rglob("*"):
-        os.utime(file, (0, 0) if file.suffix == ".jsonl" else (4e9, 4e9))
-    result = resume(folder)
-    assert Jumping.asked >= 2 and result.steps == 6
-    releases = verify(folder / "ledger.jsonl").releases
-    assert [row["release"] for row in releases] == list(range(1, 7))
-    _same(load_file(folder / "model.safetensors"), expected[4])

@@ -447,35 +447,6 @@ def test_no_example_of_a_model_counts_more_than_the_clip(name: str, kind: str, e
     )
 
 
-@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
-def test_embedding_and_residual_of_gep_are_clipped_apart(scale: float) -> None:
-    """Both parts together, in the coordinates of the one Gaussian that covers them."""
-    from dpkfc.curvature.gep import GEP
-
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 3))
-    layers = find_layers(model)
-    gep = GEP(
-        probe=FeatureNoise(6),
-        rank=4,
-        groups=2,
-        probe_size=32,
-        embedding_norm=0.6,
-        residual_norm=0.4,
-    )
-    found = gep.build(
-        model, lambda m, f: capture(m, layers, f), 0, rules={x.name: x.rule for x in layers}
-    )
-    x = torch.randn(12, 6) * 10.0 ** torch.linspace(-30, 30, 12).view(-1, 1)
-    x[5:8] = scale * torch.randn(3, 6)
-    batch = (x, torch.randint(0, 3, (12,)))
-    shares, finite = shares_of(
-        model, batch, cases.loss_fn, found.metric, Clip(1.0, "embedding_residual")
-    )
-    assert finite and float(shares.max()) <= math.sqrt(2) * SHARE
-    assert float(shares.max()) > 1.2, "some example uses its whole clip"
-
-
 # -- sums of neighbours ----------------------------------------------------------------------------
 
 

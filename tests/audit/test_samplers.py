@@ -85,20 +85,6 @@ def test_a_shipped_sampler_passes_on_its_secret_stream(name: str, evidence) -> N
     evidence("samplers", f"{name}, secret stream", batches=2 * STEPS, examples=N, tests=len(found))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("n", "b"), [(20, 2), (2, 1), (3, 2), (5, 5), (100, 99), (30_000, 3)])
-@pytest.mark.parametrize("name", SHIPPED)
-def test_small_and_extreme_data_sets_pass_too(name: str, n: int, b: int) -> None:
-    settings = dict(SHIPPED[name])
-    if name == "truncated_poisson":
-        settings["max_batch_size"] = b + 1
-    p = plan(n, b, **settings)
-    values = compute_p_values(
-        draw_batches(p, 1000, SamplingStream.repeatable(0)), SizeDistribution.from_event(p.event, n)
-    )
-    assert min(values.values()) > 1e-6, values
-
-
 def test_a_session_draws_by_the_law_of_its_plan(evidence) -> None:
     """`session.batches()`, with every step taken: nothing of the loop changes which examples
     come.

@@ -240,37 +240,3 @@ def test_the_app_of_the_demo_runs_between_processes_with_tls(tmp_path):
         (ledger,) = (tmp_path / "clients" / f"client-{number}").glob("*/ledger.jsonl")
         assert len(verify(ledger).releases) == ROUNDS
     assert not list((tmp_path / "clients").glob("*/last_error.txt"))
-
-
-def test_a_run_goes_on_when_a_client_is_killed_in_the_middle_of_a_round(tmp_path):
-    clients, killed, folder = 5, 4, tmp_path / "server"  # four are enough: ⌈0.8 · 5⌉
-    federation = Federation(tmp_path, clients)
-    try:
-        federation.superlink()
-        nodes = [federation.supernode(number) for number in range(clients)]
-        settings = {
-            "method": "dp-fedgd",
-            "clients": clients,
-            "rounds": ROUNDS,
-            "wait": 180.0,
-            "timeout": 90.0,
-        }
-        run = federation.start(
-            "run", "flwr", *federation.command({**settings, "folder": str(folder)})
-        )
-        ledger = folder / "ledger.jsonl"
-        for _ in range(1000):  # the charge is on the disk before a round is sent
-            if ledger.exists() and len(verify(ledger).releases) == 1:
-                break
-            time.sleep(0.3)
-        os.killpg(nodes[killed].pid, signal.SIGKILL)
-        assert run.wait(480) == 0 and (folder / "rounds.json").exists(), federation.logs()
-    finally:
-        federation.end()
-    rounds = json.loads((folder / "rounds.json").read_text("utf-8"))["rounds"]
-    assert len(rounds) == ROUNDS and not any(record["dropped"] for record in rounds)
-    assert (
-        all(record["survivors"] >= clients - 1 for record in rounds)
-        and rounds[-1]["survivors"] == clients - 1
-    )
-    assert len(verify(ledger).releases) == ROUNDS

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from dpkfc.app import plots
-from dpkfc.app import plots as report_plots
 from dpkfc.federated.simulation import dirichlet, iid, parts
 
 LABELS = np.random.default_rng(0).integers(0, 10, 2000)
@@ -42,15 +41,6 @@ def test_skew_follows_alpha():
     assert max(sizes) - min(sizes) == 1
 
 
-def test_shares_of_a_label_are_those_of_the_draw():
-    generator = np.random.default_rng(5)
-    labels = np.zeros(1000, dtype=int)
-    generator.permutation(1000)
-    expected = generator.dirichlet(np.full(4, 0.5))
-    sizes = [len(p) for p in dirichlet(labels, 4, 0.5, seed=5)]
-    assert np.allclose(np.array(sizes) / 1000, expected, atol=2e-3)
-
-
 def test_seeds_and_least():
     one, same, other = (dirichlet(LABELS, 5, 0.3, seed=s) for s in (1, 1, 2))
     assert all(np.array_equal(a, b) for a, b in zip(one, same, strict=True))
@@ -72,12 +62,3 @@ def test_parts_cut_every_tensor():
 def test_bad_input_is_refused(call):
     with pytest.raises(ValueError, match="divided between|alpha must be positive"):
         call()
-
-
-@pytest.mark.parametrize("clients", [3, 60])
-def test_the_picture_of_a_partition(clients: int, tmp_path):
-    pieces = dirichlet(LABELS, clients, 0.5)
-    figure = plots.partition(LABELS, pieces, caption="Dirichlet(0.5)")
-    path = report_plots.save(figure, tmp_path / "partition.png")
-    assert path.stat().st_size > 5_000 and [p.name for p in tmp_path.iterdir()] == ["partition.png"]
-    assert len(figure.axes) == 2

@@ -54,12 +54,6 @@ def test_fewer_shares_fit_every_secret(secret: bytes, threshold: int):
     assert join(forged, threshold) == [other]
 
 
-def test_several_secrets_are_joined_at_once():
-    values = [secrets.token_bytes(32) for _ in range(5)]
-    shares = [split(value, (3, 5, 9, 11), 3) for value in values]
-    assert join({x: [share[x] for share in shares] for x in (3, 9, 11)}, 3) == values
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

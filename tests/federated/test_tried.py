@@ -178,15 +178,6 @@ def test_one_record_decides_nothing_that_is_public():
     assert cards[0] == cards[1]
 
 
-@pytest.mark.parametrize("record", ["none", "good", "failing"])
-def test_one_record_alone_does_not_end_a_run(record):
-    x, y = records(1)
-    data = {"none": nothing(), "good": (x, y), "failing": (x, y + 7)}[record]
-    plan = plan_of(privacy=TrustedServer("clients"), rounds=2)
-    run = federate(plan, head(), loss_fn, [data, *[nothing()] * (CLIENTS - 1)])
-    assert [r.survivors for r in run.records] == [CLIENTS] * 2
-
-
 class Remembering(nn.Module):
     """Turns the sign of its outputs from the first record that holds a rare value."""
 

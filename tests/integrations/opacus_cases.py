@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.noise_probes import FeatureNoise
-from dpkfc.integrations.opacus import PrivacyEngine
+from dpkfc.integrations.opacus import BatchMemoryManager, PrivacyEngine
 
 N, B = 40, 8
 # of Rényi divergences; Opacus tries 150
@@ -150,4 +150,20 @@ def with_epsilon(
         *engine.make_private_with_epsilon(
             module=model, optimizer=sgd(model), **(chosen | settings)
         ),
+    )
+
+
+def clipped_sum(model: nn.Module, batch, bound: float) -> Tensor:
+    """Return the sum of the clipped gradients of single examples, by plain autograd."""
+    rows = []
+    for x, y in zip(*batch, strict=True):
+        loss = nn.functional.cross_entropy(model(x[None]), y[None])
+        found = torch.autograd.grad(loss, list(model.parameters()))
+        rows.append(torch.cat([g.flatten() for g in found]))
+    return sum(row * (bound / row.norm()).clamp(max=1) for row in rows)
+
+
+def cut(batches, optimizer, size: int) -> BatchMemoryManager:
+    return BatchMemoryManager(
+        data_loader=batches, max_physical_batch_size=size, optimizer=optimizer
     )

@@ -80,11 +80,6 @@ def list_warnings(change) -> list[str]:
     return [str(x.message) for x in caught]
 
 
-def test_rows_that_a_script_mixes_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="was made by aten.flip"):
-        list_warnings(lambda x: 0.7 * x + 0.3 * x.flip(0))
-
-
 class WithMean(nn.Module):
     """Returns the mean over the batch beside its outputs."""
 

@@ -19,6 +19,7 @@ from tests.integrations.opacus_cases import (
     B,
     N,
     backward,
+    clipped_sum,
     data,
     loader,
     mlp,
@@ -43,23 +44,10 @@ def test_leaving_the_loop_or_an_exception_never_leaks_into_the_next_release() ->
             _ = 1 / 0
     before = weights(model)
     batch = next(iter(batches))
-    reference = mlp()
-    reference.load_state_dict(model.state_dict())
     backward(model, batch)
     optimizer.step()
-    rows = []
-    for x, y in zip(*batch, strict=True):
-        loss = F.cross_entropy(reference(x[None]), y[None])
-        rows.append(
-            torch.cat(
-                [g.flatten() for g in torch.autograd.grad(loss, list(reference.parameters()))]
-            )
-        )
-    flat = torch.stack(rows)
-    clipped = flat * (1 / flat.norm(dim=1, keepdim=True)).clamp(max=1)
-    torch.testing.assert_close(
-        before - weights(model), 0.1 * clipped.sum(0) / B, rtol=1e-6, atol=1e-9
-    )
+    expected = 0.1 * clipped_sum(mlp(), batch, 1.0) / B
+    torch.testing.assert_close(before - weights(model), expected, rtol=1e-6, atol=1e-9)
 
 
 def misuse_no_backward(model, optimizer, batches):
@@ -253,26 +241,11 @@ class Centred(nn.Module):
         return y - y.mean(0, keepdim=True)
 
 
-class Counter(nn.Module):
-    """Writes a statistic of its input into a buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(6, 3)
-        self.register_buffer("total", torch.zeros(()))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.training:
-            self.total += x.detach().sum()
-        return self.inner(x)
-
-
 def test_models_that_mix_examples_are_found_before_a_release() -> None:
-    for model, match in ((Centred(), "mixes examples"), (Counter(), "buffer 'total'")):
-        engine, model, optimizer, batches = private(model.double())
-        with pytest.raises(ValueError, match=match):
-            train(model, optimizer, batches)
-        assert engine.ledger.count == 0
+    engine, model, optimizer, batches = private(Centred().double())
+    with pytest.raises(ValueError, match="mixes examples"):
+        train(model, optimizer, batches)
+    assert engine.ledger.count == 0
 
 
 @pytest.mark.parametrize(

@@ -407,31 +407,3 @@ def test_a_script_runs_with_only_its_imports_changed(
     assert len(mine["privacy_engine"].accountant) == 6
     assert len(mine["losses"]) > 0
     assert mine["privacy_engine"]._private.gradients == "whole batches, with a proved batch axis"
-
-
-# -- the same gradients as Opacus ------------------------------------------------------------------
-
-
-def bert(**settings):
-    from transformers import BertConfig, BertForSequenceClassification
-
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=30,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=24,
-        max_position_embeddings=16,
-        num_labels=3,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        **settings,
-    )
-    model = BertForSequenceClassification(config).double()
-    for p in model.bert.embeddings.parameters():
-        p.requires_grad = False
-    return model
-
-
-# -- models that Opacus refuses or gets wrong ------------------------------------------------------
