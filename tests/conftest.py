@@ -31,7 +31,7 @@ from tests.quick import make_accounting_quick, make_figures_blank
 
 # Folders and files that test ε itself, or compare noise with a peer: ε is computed as for a run.
 EXACT = {"audit", "golden", "privacy", "report"}
-EXACT |= {"test_accountant.py", "test_accounting.py", "test_plan.py"}
+EXACT |= {"test_accounting.py", "test_plan.py"}
 EXACT |= {"test_opacus_peer.py", "test_opacus_scripts.py"}
 # What `make test` does without: Ray, the site with its notebooks, a browser, a sentence encoder,
 # figures of merit of texts.

@@ -18,6 +18,7 @@ from dpkfc.integrations.opacus import PrivacyEngine
 FOLDER = Path(__file__).parents[2] / "examples" / "opacus"
 
 
+@pytest.mark.quick("mnist*", "char_lstm*")
 @pytest.mark.parametrize(
     ("name", "flags"),
     [

@@ -393,7 +393,7 @@ def run(imports: str, script: str, epochs: int = 2) -> dict[str, object]:
     return names
 
 
-@pytest.mark.quick("digits", "words", "names", "characters")
+@pytest.mark.quick("digits", "names")
 @pytest.mark.parametrize("script", ALL.values(), ids=ALL.keys())
 def test_a_script_runs_with_only_its_imports_changed(
     script: str, monkeypatch: pytest.MonkeyPatch

@@ -45,8 +45,6 @@ def without_replacement(n, b, noise):
 
 CASES = [
     (poisson(0.01, 1.0), 200, "pld", "add_or_remove_one"),
-    (poisson(0.05, 2.0), 50, "pld", "add_or_remove_one"),
-    (poisson(1.0, 8.0), 20, "pld", "add_or_remove_one"),
     (dp_accounting.GaussianDpEvent(6.0), 30, "pld", "add_or_remove_one"),
     (poisson(0.01, 1.0), 200, "rdp", "add_or_remove_one"),
     (dp_accounting.GaussianDpEvent(6.0), 30, "rdp", "add_or_remove_one"),
