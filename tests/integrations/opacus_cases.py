@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.integrations.opacus import BatchMemoryManager, PrivacyEngine
+from tests.models import mlp
 
 N, B = 40, 8
 # of Rényi divergences; Opacus tries 150
@@ -37,11 +38,6 @@ def data(
 
 def loader(n: int = N, **settings: object) -> DataLoader:
     return DataLoader(data(n), **{"batch_size": B, "shuffle": True, **settings})
-
-
-def mlp() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
 
 
 def cnn() -> nn.Module:

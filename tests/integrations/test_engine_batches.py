@@ -15,28 +15,18 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
-from dpkfc.integrations.opacus import BatchMemoryManager
 from tests.integrations.opacus_cases import (
     B,
     N,
     backward,
+    cut,
     loader,
     mlp,
     private,
     train,
     with_epsilon,
 )
-
-
-class Unmasked(nn.Module):
-    """Averages over padding too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.emb, self.fc = nn.Embedding(30, 8), nn.Linear(8, 3)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.fc(self.emb(ids).mean(1))
+from tests.models import Words
 
 
 @pytest.mark.parametrize("kind", [dict, UserDict])
@@ -60,7 +50,7 @@ def test_padding_is_looked_for_in_any_mapping_and_behind_many_records_of_one_len
         )
 
     engine, model, optimizer, batches = private(
-        Unmasked(), data_loader=DataLoader(rows, batch_size=8, collate_fn=collate)
+        Words(3), data_loader=DataLoader(rows, batch_size=8, collate_fn=collate)
     )
     with pytest.raises(ValueError, match="padded to the length of a longer one"):
         model(next(iter(batches))["ids"])
@@ -109,9 +99,7 @@ def test_no_error_tells_the_size_of_a_private_batch() -> None:
 def one_pass(model, optimizer, batches, physical: int | None) -> int:
     if physical is None:
         return train(model, optimizer, batches)
-    with BatchMemoryManager(
-        data_loader=batches, max_physical_batch_size=physical, optimizer=optimizer
-    ) as parts:
+    with cut(batches, optimizer, physical) as parts:
         return train(model, optimizer, parts)
 
 

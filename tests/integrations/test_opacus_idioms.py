@@ -15,12 +15,13 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from dpkfc.checkpoint import CheckpointError
-from dpkfc.integrations.opacus import BatchMemoryManager, ModuleValidator, PrivacyEngine
+from dpkfc.integrations.opacus import ModuleValidator, PrivacyEngine
 from tests.documents import ROOT
 from tests.integrations.opacus_cases import (
     B,
     N,
     backward,
+    cut,
     data,
     loader,
     mlp,
@@ -110,9 +111,7 @@ def test_a_step_hook_sees_each_release_once_and_before_the_step() -> None:
     )
     optimizer.attach_step_hook(hook)
     start = weights(model)
-    with BatchMemoryManager(
-        data_loader=batches, max_physical_batch_size=2, optimizer=optimizer
-    ) as physical:
+    with cut(batches, optimizer, 2) as physical:
         for x, y in physical:
             backward(model, (x, y))
             optimizer.step()
