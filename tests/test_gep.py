@@ -223,6 +223,3 @@ def test_the_noise_of_every_entry_is_known(share: float, residual_norm: float | 
     )
     with pytest.raises(ValueError, match="before any other post-processing"):
         read_out(found, basis, layers, "whitened")
-
-
-# -- going on --------------------------------------------------------------------------------------

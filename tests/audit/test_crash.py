@@ -372,6 +372,3 @@ def test_the_card_of_a_run_that_died_after_its_last_release_judges_what_is_deliv
     ]
     assert cards[0] == cards[1]
     assert pq.read_table(tmp_path / "run" / "metrics.parquet").to_pylist()[-1]["step"] == 6
-
-
-# -- a clock that jumps ----------------------------------------------------------------------------

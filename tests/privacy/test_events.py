@@ -260,6 +260,3 @@ def test_warnings_of_dp_accounting_are_said_once_by_our_logger(caplog, monkeypat
     assert "failed to converge" in caplog.text
     assert "said once" in caplog.text
     assert not logging.getLogger("absl").filters
-
-
-# -- the scale of the noise multiplier for sampling without replacement ----------------------------

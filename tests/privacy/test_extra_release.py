@@ -50,14 +50,6 @@ def test_the_whole_plan_costs_what_was_asked(accountant: str):
     assert plan.curve.upper_bound(0) == plan.epsilon(0) <= plan.curve.upper_bound(3)
 
 
-def test_rdp_adds_up_by_hand():
-    plan = _plan(BOUNDS)
-    orders = np.array(dp_accounting.rdp.RdpAccountant()._orders)
-    one = dp_accounting.rdp.RdpAccountant(orders).compose(plan.event, 20)
-    one.compose(dp_accounting.GaussianDpEvent(4.0))
-    assert plan.epsilon() == pytest.approx(one.get_epsilon(1e-5))
-
-
 def test_plans_without_such_releases_keep_their_hash():
     assert "extra_releases" not in _plan().config.describe_mechanism()
     assert "extra" not in _plan().open_ledger(None).header

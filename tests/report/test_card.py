@@ -80,13 +80,6 @@ def test_neighbours_differ_in_the_unit_of_the_plan():
     )
 
 
-def test_an_unfinished_run_is_charged_for_what_it_released():
-    plan = _plan()
-    card = build_card(plan, replace(FACTS, releases=2, ledger={"releases": 2}))
-    assert card["guarantee"]["epsilon"] == plan.epsilon(2) < plan.epsilon()
-    assert card["accounting"]["epsilon_by"]["pld"] == plan.epsilon(2)
-
-
 def test_the_markdown_says_all_of_it():
     text = to_markdown(build_card(_plan(), FACTS))
     assert text.startswith("# Privacy card: DP-KFC on digits\n")
@@ -107,11 +100,6 @@ def test_the_markdown_says_all_of_it():
         assert part in text, part
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert all(line.replace("\\|", "").count("|") in (3, 4) for line in rows)
-
-
-def test_without_a_preconditioner_the_card_says_so():
-    card = build_card(_plan(preconditioner=None), FACTS)
-    assert card["curvature"] is None and "No preconditioner was used" in to_markdown(card)
 
 
 @pytest.mark.parametrize(

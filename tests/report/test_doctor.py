@@ -57,15 +57,6 @@ def test_a_proved_batch_axis_is_told_from_another(axis: int | None):
     assert ("one at a time" in _text(found)) == (axis is not None)
 
 
-def test_an_oversize_side_is_said():
-    found = diagnose(
-        digits_cnn(),
-        KFAC(sides="both", probe=PinkNoise((1, 8, 8)), probe_size=64, max_factor_size=20),
-    )
-    notes = [s.note for layer in found.layers for s in layer.sides if s.note]
-    assert any("max_factor_size" in note for note in notes) and "max_factor_size" in _text(found)
-
-
 def test_frozen_and_tied_layers_are_said():
     model = nn.Sequential(
         nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -21,7 +20,7 @@ from dpkfc import KFAC, PinkNoise, PrivacyConfig, Session
 from dpkfc.app.html.page import render_card
 from dpkfc.integrations.opacus import PrivacyEngine
 from dpkfc.privacy.ledger import LedgerError
-from dpkfc.report.card import CardFacts, build_card, dataset_size, session_card, to_markdown
+from dpkfc.report.card import CardFacts, build_card, session_card, to_markdown
 from dpkfc.report.verify import verify_ledger
 
 N, X, Y = 40, torch.randn(40, 1, 8, 8), torch.randint(2, (40,))
@@ -116,17 +115,6 @@ def test_a_restored_session_says_which_refreshes_it_does_not_know(tmp_path: Path
         )
         assert f"| refreshes | 1, before steps {first} |" in text
         assert f"refreshes before step {first} came before the checkpoint" in text
-
-
-def test_a_card_counts_the_units_that_are_protected(tmp_path: Path) -> None:
-    plan = plan_of(unit="patient", max_records_per_unit=4, expected_batch_size=4)
-    card = session_card(trained(plan, None, steps=1, units=np.arange(N) // 4), **SAID)
-    assert (
-        card["assumed_public"]["number of units N (each one patient, with all records)"]["value"]
-        == 10
-    )
-    assert "number of examples" not in to_markdown(card) and "in memory" in card["ledger"]["file"]
-    assert [*dataset_size(plan_of())] == ["number of examples N"]
 
 
 def test_an_engine_without_a_limit_has_planned_nothing() -> None:
