@@ -171,6 +171,5 @@ def test_a_restored_preconditioner_is_no_refresh(tmp_path) -> None:
 
 @pytest.mark.parametrize("wrong", [print, Recorder, object()])
 def test_what_is_no_callback_is_refused(wrong) -> None:
-    with pytest.raises(ValueError, match="derive it from dpkfc.Callback") as caught:
+    with pytest.raises(ValueError, match="derive it from dpkfc.Callback"):
         session(plan(1.0), net(), callbacks=[wrong])
-    assert len(str(caught.value)) <= 160

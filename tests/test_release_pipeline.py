@@ -193,6 +193,5 @@ def test_an_optimizer_updates_the_right_entries_in_every_memory_order(
 
 def test_an_expanded_parameter_is_refused() -> None:
     p = nn.Parameter(torch.randn(1, 5).expand(4, 5))
-    with pytest.raises(ValueError, match="'p' lie in one place of memory") as caught:
+    with pytest.raises(ValueError, match="'p' lie in one place of memory"):
         check_optimizer(torch.optim.SGD([p]), {"p": p})
-    assert len(str(caught.value)) <= 160

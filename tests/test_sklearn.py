@@ -185,9 +185,8 @@ def test_a_label_outside_the_classes_contributes_nothing(blobs):
     ],
 )
 def test_bad_settings_are_one_error(blobs, settings, message):
-    with pytest.raises(ValueError, match=message) as caught:
+    with pytest.raises(ValueError, match=message):
         DPLogisticRegression(**{**QUIET, **settings}).fit(*blobs)
-    assert len(str(caught.value)) <= 160
 
 
 @pytest.mark.parametrize("widths", [0, (-3,), ("a",), (1.5,)])

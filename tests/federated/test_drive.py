@@ -61,9 +61,8 @@ def test_too_few_keys_end_the_run_before_the_round_is_charged(tmp_path):
     wires = Wires(tmp_path, chosen)
     with pytest.raises(
         TooFewClients, match=r"2 of 4 clients sent keys and round 1 needs 3; nothing was charged"
-    ) as caught:
+    ):
         serve(APP, chosen, wires, on_round=lambda record, run: wires.silent.update({100, 101}))
-    assert len(str(caught.value)) <= 160
     assert len(verify(tmp_path / "server" / "ledger.jsonl").releases) == 1
     run = serve(APP, chosen, Wires(tmp_path, chosen))
     assert [r.round for r in run.records] == [0, 1, 2] and not any(r.dropped for r in run.records)

@@ -207,13 +207,11 @@ def test_wrong_shares_and_too_few_are_one_clear_error():
     cohort = Cohort(4, 3)
     sums = {i: x for i, x in cohort.sent.items() if i != 3}
     shares = {i: reveal(cohort.held[i], sums) for i in sums}
-    with pytest.raises(ValueError, match="2 clients gave shares and a secret needs 3") as caught:
+    with pytest.raises(ValueError, match="2 clients gave shares and a secret needs 3"):
         unmask(sums, cohort.public, {i: shares[i] for i in (0, 1)}, 3, SCOPE)
-    assert len(str(caught.value)) <= 160
     wrong = shares[0][3][:20] + bytes([shares[0][3][20] ^ 1]) + shares[0][3][21:]
-    with pytest.raises(ValueError, match="client 3|belong to no secret") as caught:
+    with pytest.raises(ValueError, match="client 3|belong to no secret"):
         unmask(sums, cohort.public, {**shares, 0: {**shares[0], 3: wrong}}, 3, SCOPE)
-    assert len(str(caught.value)) <= 160
 
 
 def test_a_sealed_text_that_was_changed_or_moved_is_one_clear_error():
@@ -230,11 +228,8 @@ def test_a_sealed_text_that_was_changed_or_moved_is_one_clear_error():
         (key, sealed, context + " in round 4"),
         (key, sealed[:20], context),
     ]:
-        with pytest.raises(
-            ValueError, match="the sealed shares of client 3 cannot be opened"
-        ) as caught:
+        with pytest.raises(ValueError, match="the sealed shares of client 3 cannot be opened"):
             unseal(*wrong)
-        assert len(str(caught.value)) <= 160
 
 
 def test_both_ends_of_a_pair_agree_and_purposes_differ():

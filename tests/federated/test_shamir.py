@@ -65,9 +65,8 @@ def test_fewer_shares_fit_every_secret(secret: bytes, threshold: int):
     ],
 )
 def test_bad_input_is_one_clear_error(change, message: str):
-    with pytest.raises(ValueError, match=message) as caught:
+    with pytest.raises(ValueError, match=message):
         split(**{"secret": bytes(32), "holders": (1, 2, 3), "threshold": 2, **change})
-    assert len(str(caught.value)) <= 160
 
 
 def test_too_few_or_foreign_shares_are_one_clear_error():

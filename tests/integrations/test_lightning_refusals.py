@@ -197,9 +197,8 @@ def test_private_rows_are_not_validated_on(sanity: int, tmp_path) -> None:
     for held_out in (rows, Subset(rows, range(3))):
         private = PrivateTraining(plan_of(), rows, ledger_path=tmp_path / "ledger.jsonl")
         trainer = trainer_of(tmp_path, private, num_sanity_val_steps=sanity)
-        with pytest.raises(ValueError, match="validation data holds records") as caught:
+        with pytest.raises(ValueError, match="validation data holds records"):
             trainer.fit(Net(), val_dataloaders=DataLoader(held_out, 6))
-        assert len(str(caught.value)) <= 160
     assert not (tmp_path / "ledger.jsonl").exists()
 
 
@@ -207,9 +206,8 @@ def test_private_rows_are_not_validated_on(sanity: int, tmp_path) -> None:
 def test_a_hook_that_a_private_fit_never_calls_is_refused(name: str, tmp_path) -> None:
     """A warm-up in `optimizer_step`, say, was left out without a word."""
     own = type("Own", (Net,), {name: lambda self, *_: None})
-    with pytest.raises(ValueError, match=f"Own has a {name} of its own") as caught:
+    with pytest.raises(ValueError, match=f"Own has a {name} of its own"):
         fit(tmp_path, own())
-    assert len(str(caught.value)) <= 160
     assert not (tmp_path / "ledger.jsonl").exists()
 
 

@@ -90,9 +90,8 @@ def test_parts_of_a_step_are_one_error_and_spend_nothing(use) -> None:
     before = weights(model)
     batch = next(iter(batches))
     backward(model, batch)
-    with pytest.raises(RuntimeError, match="how-to-opacus.md#from-opacus-line|BatchMem") as caught:
+    with pytest.raises(RuntimeError, match="how-to-opacus.md#from-opacus-line|BatchMem"):
         use(model, optimizer)
-    assert len(str(caught.value)) <= 160
     assert engine.ledger.count == 0 and torch.equal(weights(model), before)
     optimizer.step()
     assert engine.ledger.count == 1
@@ -183,11 +182,8 @@ def test_objects_that_opacus_has_wrapped_are_refused_by_the_object_inside() -> N
         ({"model": mlp(), "optimizer": optimizer}, "optimizer=optimizer.original_optimizer"),
         ({"data_loader": DPDataLoader.from_data_loader(loader())}, "DataLoader that it was made"),
     ):
-        with pytest.raises(
-            ValueError, match=line.replace("(", r"\(").replace(")", r"\)")
-        ) as caught:
+        with pytest.raises(ValueError, match=line.replace("(", r"\(").replace(")", r"\)")):
             private(**settings)
-        assert len(str(caught.value)) <= 160
     standard = theirs.to_standard_module()
     engine, model, optimizer, batches = private(standard, optimizer=optimizer.original_optimizer)
     train(model, optimizer, batches, 1)
@@ -236,9 +232,8 @@ def test_history_state_and_precision_of_the_accountant() -> None:
 def test_a_state_that_the_ledger_does_not_hold_is_refused(state, match: str) -> None:
     engine, model, optimizer, batches = private(noise_multiplier=2.0)
     for releases in (0, 1):
-        with pytest.raises(ValueError, match=match) as caught:
+        with pytest.raises(ValueError, match=match):
             engine.accountant.load_state_dict(state)
-        assert len(str(caught.value)) <= 160
         train(model, optimizer, batches, 1)
         assert engine.ledger.count == releases + 1
 
@@ -391,9 +386,8 @@ OTHER_NAMES = {
 
 @pytest.mark.parametrize("name", sorted(OTHER_NAMES))
 def test_an_import_of_another_name_of_opacus_points_to_the_table(name: str) -> None:
-    with pytest.raises(ImportError, match=f"{name}; docs/how-to-opacus.md") as caught:
+    with pytest.raises(ImportError, match=f"{name}; docs/how-to-opacus.md"):
         exec(f"from dpkfc.integrations.opacus import {name}")
-    assert len(str(caught.value)) <= 160
 
 
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ew", "ghost"])

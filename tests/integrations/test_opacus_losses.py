@@ -120,9 +120,8 @@ def test_a_loss_that_mixes_examples_is_refused_by_name(loss, match: str, alone: 
     engine, model, optimizer, batches = private(
         model, data_loader=loader(batch_size=20), verify=False
     )
-    with pytest.raises(ValueError, match=match) as caught:
+    with pytest.raises(ValueError, match=match):
         train(model, optimizer, batches, criterion=loss)
-    assert len(str(caught.value)) <= 160
     check_torch_is_as_before()
     assert engine.ledger.count == 0
     assert all(p.grad is None for p in model.parameters())
@@ -280,7 +279,7 @@ def test_what_an_earlier_batch_has_left_is_no_public_number(where: str) -> None:
     _, model, optimizer, batches = private()
     left: list[Tensor] = []
     steps = 0
-    with pytest.raises(ValueError, match="an earlier batch") as error:
+    with pytest.raises(ValueError, match="an earlier batch"):
         for x, y in batches:
             mean = left[-1] if left else torch.zeros((), dtype=torch.float64)
             if where == "input":
@@ -292,7 +291,6 @@ def test_what_an_earlier_batch_has_left_is_no_public_number(where: str) -> None:
             optimizer.step()
             steps += 1
     assert steps == 1
-    assert len(str(error.value)) <= 160
 
 
 @pytest.mark.parametrize("size", [1, 8])
@@ -317,9 +315,8 @@ def test_a_backward_pass_to_some_parameters_is_one_error_and_spends_nothing() ->
     engine, model, optimizer, batches = private()
     x, y = next(iter(batches))
     loss = F.cross_entropy(model(x), y)
-    with pytest.raises(ValueError, match="freeze the other parameters") as caught:
+    with pytest.raises(ValueError, match="freeze the other parameters"):
         loss.backward(inputs=list(model[2].parameters()))
-    assert len(str(caught.value)) <= 160
     with pytest.raises(RuntimeError, match="without a backward pass"):
         optimizer.step()
     assert engine.ledger.count == 0

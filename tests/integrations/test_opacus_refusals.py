@@ -121,9 +121,8 @@ def test_every_refusal_names_the_fix_and_changes_nothing(settings, match) -> Non
     optimizer = settings.get("optimizer") or sgd(model if isinstance(model, nn.Module) else mlp())
     chosen = {"data_loader": loader(), "noise_multiplier": 1.0, "max_grad_norm": 1.0, **settings}
     chosen |= {"module": model, "optimizer": optimizer}
-    with pytest.raises(ValueError, match=match) as caught:
+    with pytest.raises(ValueError, match=match):
         PrivacyEngine().make_private(**chosen)
-    assert len(str(caught.value)) <= 160
     if isinstance(model, nn.Module):
         assert not model._forward_pre_hooks
     assert not optimizer._optimizer_step_pre_hooks
@@ -138,9 +137,8 @@ def test_every_refusal_names_the_fix_and_changes_nothing(settings, match) -> Non
     ],
 )
 def test_refused_engines(settings, match: str) -> None:
-    with pytest.raises(ValueError, match=match) as caught:
+    with pytest.raises(ValueError, match=match):
         PrivacyEngine(**settings)
-    assert len(str(caught.value)) <= 160
 
 
 @pytest.mark.parametrize(
@@ -156,9 +154,8 @@ def test_refused_engines(settings, match: str) -> None:
     ],
 )
 def test_refused_budgets(settings, match: str) -> None:
-    with pytest.raises(ValueError, match=match) as caught:
+    with pytest.raises(ValueError, match=match):
         with_epsilon(**settings)
-    assert len(str(caught.value)) <= 160
 
 
 def test_one_engine_one_model_and_no_model_twice() -> None:

@@ -98,11 +98,8 @@ def test_a_run_that_does_not_fit_is_refused_and_nothing_is_written(tmp_path: Pat
     ward.charge(RUN, ledger(None))
     before = ward.path.read_bytes()
     large = replace(RUN, event=dp_accounting.GaussianDpEvent(1.0))
-    with pytest.raises(
-        BudgetExhausted, match=r"ward\.toml has ε = .* of 3 left.*plan for ε = "
-    ) as no:
+    with pytest.raises(BudgetExhausted, match=r"ward\.toml has ε = .* of 3 left.*plan for ε = "):
         ward.charge(large, ledger(None, large))
-    assert len(str(no.value)) <= 160
     assert ward.path.read_bytes() == before
     assert {path.name for path in tmp_path.iterdir()} == {"ward.toml", "ward.toml.lock"}
 
@@ -265,9 +262,8 @@ def test_a_damaged_budget_is_one_error(tmp_path: Path, change: tuple[str, str]) 
     text = ward.path.read_text("utf-8")
     assert change[0] in text
     ward.path.write_text(text.replace(*change, 1), "utf-8")
-    with pytest.raises(BudgetError, match=r"ward\.toml is damaged") as error:
+    with pytest.raises(BudgetError, match=r"ward\.toml is damaged"):
         Budget(ward.path)
-    assert len(str(error.value)) <= 160
 
 
 def test_what_a_person_wrote_stays(tmp_path: Path) -> None:

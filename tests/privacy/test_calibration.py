@@ -87,9 +87,8 @@ def test_targets_that_no_epsilon_reaches():
 
 def test_a_delta_that_says_nothing_is_refused_or_warned_of():
     text = r"delta = 0.01 is not below 1 / N = 0.01.*for example delta = 6.3e-03"
-    with pytest.raises(CalibrationError, match=text) as no:
+    with pytest.raises(CalibrationError, match=text):
         check_target(1.0, 0.01, 100)
-    assert len(str(no.value)) <= 160
     with pytest.warns(UserWarning, match=text):
         check_target(1.0, 0.01, 100, uncertified=True)
     with warnings.catch_warnings():
