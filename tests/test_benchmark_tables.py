@@ -132,32 +132,3 @@ def test_the_summary_and_the_line_below_it_name_models_with_times_alone(
         "| CNN (batch 8) | 10.0 |" in documents.speed_summary()
         and "Llama" not in documents.speed_summary()
     )
-
-
-def test_the_line_below_a_table_names_commit_machine_and_day_of_each_set_of_rows(
-    tables: ModuleType,
-):
-    from common import machine
-
-    here = {"cpu": "a processor", "threads": 2, "torch": "2.13", "commit": "abc"}
-    one, other = (
-        {"title": name, "date": f"2026-01-0{i}T00:00", "hardware": here}
-        for i, name in ((1, "CNN"), (2, "MLP"))
-    )
-    assert (
-        machine({"models": {"cnn": one}})
-        == "*a processor, 2 threads, torch 2.13, 2026-01-01, commit abc.*"
-    )
-    old = other | {"hardware": {**here, "commit": None}, "load_before": 3.5}
-    line = machine({"models": {"cnn": one, "mlp": old}})
-    assert "2026-01-01, commit abc: CNN." in line
-    assert "commit not recorded, shared with other work: load average up to 3.5: MLP" in line
-    memory = {"memory": {"plain": {}}, "memory_taken": {"date": "2026-01-01", "hardware": here}}
-    assert "commit abc: CNN; memory of MLP." in machine(
-        {"models": {"cnn": one, "mlp": other | memory}}
-    )
-    assert "memory of" not in machine({"models": {"cnn": one | memory}})
-    undated = {"mlp": other | {"memory": {"plain": {}}}}
-    assert "date not recorded, commit not recorded: memory of MLP" in machine({"models": undated})
-    del old["hardware"]  # nor may the commit of the last run stand for it
-    assert "commit not recorded" in machine({"models": {"mlp": old}, "hardware": here})

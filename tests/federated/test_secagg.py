@@ -259,27 +259,6 @@ def masked_round(min_survivors: int = 3):
     return server, clients, messages
 
 
-def test_a_client_answers_for_one_survivor_set():
-    server, clients, messages = masked_round(min_survivors=2)
-    request = server.fix_survivors()[0]
-    assert clients[0].answer(request)["kind"] == "shares"
-    # client 2 missing: the other kind of its shares
-    other = {
-        **request,
-        "survivors": torch.tensor([0, 1]),
-    }
-    assert clients[0].answer(other)["reason"] == "repeated-round"
-    for survivors in ([1], [1, 1, 1], [0, 2], [0, 1, 7]):
-        assert (
-            clients[1].answer({**request, "survivors": torch.tensor(survivors)})["reason"]
-            == "client-failed"
-        )
-    assert clients[1].answer({**request, "round": 1})["reason"] == "client-failed"
-    assert clients[1].answer(request)["kind"] == "shares"
-    assert clients[3].answer(request)["reason"] == "client-failed"  # it is no survivor
-    assert not server.receive(messages[3]) and server.rejected["late"] == 1
-
-
 def test_keys_are_new_in_every_round_and_forgotten_with_the_message():
     server, clients = world(plan_of(privacy=SecureAggregation()))
     seen = set()
