@@ -71,9 +71,10 @@ def test_the_ledger_is_on_the_disk_before_the_noise_is_drawn(tmp_path):
     plan, noise = make_plan(), Watching.secure()
     noise.path = tmp_path / "ledger.jsonl"
     with Ledger.open(noise.path, plan.hash) as ledger:
-        release(zeros(plan), plan, noise, ledger, 4)
+        released = release(zeros(plan), plan, noise, ledger, 4)
         record = ledger.releases[0]
     assert noise.seen == 1
+    assert released.noise_variance == pytest.approx((plan.stddev / B) ** 2)
     assert (record["step"], record["noise_multiplier"]) == (4, plan.noise_multiplier)
     assert (record["stddev"], record["sensitivity"]) == (plan.stddev, plan.sensitivity)
 
