@@ -54,6 +54,7 @@ from dpkfc.features.encoder import Encoder
 from dpkfc.features.joined import ENERGY
 from dpkfc.postprocess import DiSK, WeightEMA
 from dpkfc_papers.recipes.sentences import AG_NEWS, HEAD_LENGTH, SentenceNoise
+from dpkfc_papers.studies.harness import half_interval, read_toml
 
 SOURCES = {
     "cifar10": CIFAR10,
@@ -63,36 +64,11 @@ SOURCES = {
     "breastmnist": BREAST,
 }
 TEXTS = {"sst2": SST2, "ag-news": AG_NEWS}
-EPSILONS = {
-    "cifar10": (1.0, 3.0),
-    "pneumoniamnist": (1.0, 3.0),
-    "breastmnist": (1.0, 3.0),
-    "sst2": (1.0, 6.7),
-}
+CONTENT = read_toml(Path(__file__).with_name("features.toml"))
 SEEDS = 5
 DELTA = 1e-5
 VALIDATION = 5000
 PROBE = 1024
-RATES = (0.0625, 0.125, 0.25, 0.5)
-# Of arms whose gradients have another size than those of a private linear head.
-RATES_OF = {
-    ("network", "dp-sgd"): (0.0625, 0.125, 0.25, 0.5),
-    ("network", "dp-kfc"): (0.0156, 0.03125, 0.0625, 0.125),
-    ("network", "without privacy"): (0.01, 0.03, 0.1),
-    ("tuned", "dp-kfc"): (0.0625, 0.125, 0.25, 0.5, 1.0),
-    ("tuned", "dp-sgd"): (0.015625, 0.03125, 0.0625, 0.125, 0.25, 0.5),
-    ("head", "without privacy"): (0.0005, 0.001, 0.002),
-    # Rows of another norm: the product of norm and clip counts.
-    ("Zipf at norm 1", "dp-sgd"): (0.5, 1.0, 2.0, 4.0),
-    ("Zipf", "without privacy"): (0.05, 0.2, 0.8),
-    ("random tokens", "without privacy"): (0.05, 0.2, 0.8),
-    # Vectors of sentences have norm 4 and lie close to one another.
-    ("random tokens", "dp-sgd"): (0.25, 0.5, 1.0, 2.0),
-    ("random tokens", "disk"): (2.0, 4.0, 8.0, 16.0),  # without momentum
-    ("random tokens", "dp-kfc"): (0.5, 1.0, 2.0, 4.0),
-    ("random tokens", "dp-kfc preconditioned"): (0.25, 0.5, 1.0, 2.0),
-}
-EPOCHS = (15, 30)
 ACTIVATIONS = {"ReLU": nn.ReLU, "tanh": nn.Tanh}
 
 
@@ -140,40 +116,9 @@ class Arm:
         return ", ".join([*parts, "mirrored"] if self.mirror else parts)
 
 
-BEST = ("scattering", "encoder2")
-ARMS = [
-    Arm(BEST),
-    Arm(("scattering",)),
-    Arm(("encoder2",)),
-    Arm(("scattering", "encoder4")),
-    Arm(("scattering", "encoder4"), mirror=True),
-    Arm(("encoder4",), mirror=True),
-]
-# What each part contributes: one part differs from the first arm, and all have one grid. A network
-# on pixels is the method without features, with the activation of the recipe and with tanh.
-CONTROLS = [
-    Arm(BEST),
-    Arm(BEST, scales="none"),
-    Arm(BEST, scales="white"),
-    Arm(BEST, scales="pink"),
-    Arm(BEST, scales="leaves"),
-    Arm(BEST, method="dp-kfc"),
-    Arm(BEST, method="dp-kfc preconditioned"),
-    Arm(BEST, method="dp-kfc, random directions"),
-    Arm(BEST, method="without privacy"),
-    Arm(("network",), activation="ReLU"),
-    Arm(("network",), activation="tanh"),
-    Arm(("network",), activation="ReLU", method="dp-kfc"),
-    Arm(("network",), activation="tanh", method="dp-kfc"),
-    Arm(("network",), activation="tanh", method="without privacy"),
-    # The last blocks of the encoder train with the head, and the head alone as their control.
-    Arm(("encoder2",)),
-    Arm(("tuned1",)),
-    Arm(("tuned1",), method="dp-kfc"),
-    Arm(("tuned6",)),
-    Arm(("scattering", "encoder4")),
-    Arm(("scattering", "encoder4"), method="dp-kfc"),
-]
+def read_arms(name: str) -> list[Arm]:
+    """Return a list of arms by its name in `features.toml`."""
+    return [Arm(**{**arm, "maps": tuple(arm["maps"])}) for arm in CONTENT[name]]
 
 
 GREY = (1, 28, 28)
@@ -211,33 +156,6 @@ def encoder_parts(encoder: Encoder, blocks: int) -> tuple[nn.Module, nn.Module, 
     layers = nn.Sequential(encoder.stem, *encoder.blocks)
     first = 0 if blocks == len(encoder.blocks) else len(layers) - blocks
     return layers[:first], layers[first:], encoder.norm
-
-
-# The columns of IMDB's words, with and without weights by Zipf's law, and rows of another norm.
-WORDS = [
-    Arm(("words32768",), "Zipf"),
-    Arm(("words32768",), "none"),
-    Arm(("words32768",), "Zipf at norm 1"),
-    Arm(("words4096",), "Zipf"),
-    Arm(("words32768",), "Zipf", "dp-kfc"),
-    Arm(("words32768",), "Zipf", "dp-kfc preconditioned"),
-    Arm(("words32768",), "Zipf", "dp-kfc, random directions"),
-    Arm(("words32768",), "Zipf", "without privacy"),
-]
-
-
-# Vectors of a frozen encoder of sentences; "random tokens" are the probe of DP-KFC.
-SENTENCES = [
-    Arm(("sentences",), "random tokens", method)
-    for method in (
-        "dp-sgd",
-        "disk",
-        "dp-kfc",
-        "dp-kfc preconditioned",
-        "dp-kfc, random directions",
-        "without privacy",
-    )
-]
 
 
 class Sentences:
@@ -406,6 +324,14 @@ def scaled(images: Tensor) -> Tensor:
     return images if images.is_floating_point() else images.float() / 127.5 - 1
 
 
+def find_rates(arm: Arm) -> Sequence[float]:
+    """Return the learning rates of a search."""
+    for part in (arm.scales, arm.kind):
+        if arm.method in (rates := CONTENT["rates_of"].get(part, {})):
+            return rates[arm.method]
+    return CONTENT["rates"]
+
+
 def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Return the loss of each example."""
     return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
@@ -491,13 +417,6 @@ def _train_without_privacy(
     return score(model, *held_out)
 
 
-def interval(values: list[float]) -> float:
-    """Return half the 95 % interval of the mean, by Student's t of five seeds."""
-    mean = sum(values) / len(values)
-    deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
-    return 2.776 * deviation / math.sqrt(len(values))
-
-
 def split(
     arm: Arm, source: Source, data: tuple[Tensor, Tensor]
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -569,7 +488,7 @@ def run_arm(
             "validation": [[s.rate, s.epochs, round(v, 4)] for v, s in tried],
             "test": [round(v, 4) for v in values],
             "mean": round(sum(values) / SEEDS, 4),
-            "interval": round(interval(values), 4),
+            "interval": round(half_interval(values), 4),
             "seconds a run": round(min(seconds), 1),
             "seconds in all": round(time.perf_counter() - began, 1),
             "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
@@ -591,7 +510,7 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rates", nargs="*", type=float)
-    parser.add_argument("--epochs", nargs="*", type=int, default=EPOCHS)
+    parser.add_argument("--epochs", nargs="*", type=int, default=CONTENT["epochs"])
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     content: dict[str, Any] = {"rows": []}
@@ -601,22 +520,20 @@ def main() -> None:
     for name in arguments.data:
         source: Source
         if name == "imdb":
-            arms = WORDS
+            arms = read_arms("words")
             source = Words(arguments.data_dir)
         elif name in TEXTS:
-            arms = SENTENCES
+            arms = read_arms("sentences")
             source = Sentences(name, arguments.data_dir, arguments.folder)
         else:
-            arms = CONTROLS if arguments.controls else ARMS
+            arms = read_arms("controls" if arguments.controls else "arms")
             source = Features(name, arguments.data_dir, arguments.folder, arguments.device)
         if arguments.arms is not None:
             arms = [arms[number] for number in arguments.arms]
         for arm in arms:
-            rates = arguments.rates or RATES_OF.get(
-                (arm.scales, arm.method), RATES_OF.get((arm.kind, arm.method), RATES)
-            )
+            rates = arguments.rates or find_rates(arm)
             grid = [Setting(rate, epochs) for epochs in arguments.epochs for rate in rates]
-            wanted = arguments.epsilons or EPSILONS.get(name, (1.0,))
+            wanted = arguments.epsilons or CONTENT["epsilons"].get(name, (1.0,))
             known = {
                 row["epsilon"] for row in rows if (row["data"], row["arm"]) == (name, arm.name)
             }

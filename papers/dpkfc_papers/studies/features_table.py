@@ -14,46 +14,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dpkfc_papers.studies.harness import RESULTS, compare_means, interval, markdown, read_json
+from dpkfc_papers.studies.harness import (
+    RESULTS,
+    compare_means,
+    interval,
+    markdown,
+    read_json,
+    read_toml,
+)
 
 MEASURED, CONTROLS, SENTENCES = "features.json", "features_controls.json", "sentences.json"
-TITLES = {
-    "mnist": "MNIST",
-    "fashion-mnist": "Fashion-MNIST",
-    "cifar10": "CIFAR-10",
-    "pneumoniamnist": "PneumoniaMNIST",
-    "breastmnist": "BreastMNIST",
-    "imdb": "IMDB",
-    "sst2": "SST-2",
-    "ag-news": "AG News",
-}
-MAPS = {
-    "scattering": "scattering",
-    "encoder2": "encoder 2 × 2",
-    "encoder4": "encoder 4 × 4",
-    "words32768": "32,768 words",
-    "words4096": "4,096 words",
-    "sentences": "sentence vectors",
-}
-# Of the recipe, with averaged weights and batches of 1,024 or a quarter of the examples.
-NETWORKS = {"network": "CNN, large batches", "tuned1": "encoder 2 × 2, last block trains"}
-SCALES = {
-    "synthetic": "synthetic images",
-    "leaves": "dead leaves",
-    "pink": "pink noise",
-    "white": "white noise",
-    "none": "one number for all",
-    "Zipf": "Zipf's law",
-    "Zipf at norm 1": "Zipf's law, rows of norm 1",
-    "random tokens": "–",
-}
-METHODS = {
-    "dp-sgd": "DP-SGD",
-    "disk": "DiSK",
-    "dp-kfc": "DP-KFC natural",
-    "dp-kfc preconditioned": "DP-KFC preconditioned",
-    "mirrored": "mirrored mean",
-}
+CONTENT = read_toml(Path(__file__).with_name("features.toml"))
+TITLES, MAPS, NETWORKS = CONTENT["titles"], CONTENT["features"], CONTENT["networks"]
+SCALES, METHODS = CONTENT["scales"], CONTENT["methods"]
 WITHOUT = "without privacy"
 
 
