@@ -18,8 +18,8 @@ from dpkfc_papers.studies import grids, scores
 from dpkfc_papers.studies.harness import (
     RESULTS,
     compare_means,
+    draw_means,
     finish,
-    half_interval,
     interval,
     machine_of_rows,
     markdown,
@@ -75,10 +75,8 @@ def _describe_epsilons(found: Mapping[str, Mapping[float, Sequence[float]]]) -> 
     gains = [compare_means(found["disk"][one], found["dp-sgd"][one]) for one in epsilons]
     row = [f"{gain:+.2f} ± {error:.2f}" for gain, error in gains]
     rows.append(["DiSK − DP-SGD", *row])
-    ahead = sum(gain > error for gain, error in gains)
     head = ["Figure 1: test %", *(f"ε = {epsilon:g}" for epsilon in epsilons)]
-    sentence = f"DiSK is ahead beyond the interval at {ahead} of {len(gains)} values of ε."
-    return f"{markdown(head, rows)}\n\n{sentence}"
+    return markdown(head, rows)
 
 
 def _describe_curves(found: Mapping[str, Mapping[int, Sequence[float]]]) -> str:
@@ -89,18 +87,8 @@ def _describe_curves(found: Mapping[str, Mapping[int, Sequence[float]]]) -> str:
         [label, *(f"{mean:.2f}" for mean in means[method])]
         for method, (label, _) in COLOURS.items()
     ]
-    pairs = list(zip(means["disk"], means["dp-sgd"], strict=True))[1:]
-    ahead = sum(ours > theirs for ours, theirs in pairs)
-    sentence = (
-        f"DiSK's mean is ahead at {ahead} of {len(pairs)} evaluations, by {_gap(pairs[0])} points"
-        f" at the first of them and {_gap(pairs[-1])} at the last."
-    )
     head = ["Figure 2: mean test % after steps", *map(str, steps)]
-    return f"{markdown(head, rows)}\n\n{sentence}"
-
-
-def _gap(pair: tuple[float, float]) -> str:
-    return f"{pair[0] - pair[1]:.2f}"
+    return markdown(head, rows)
 
 
 def _describe_grid(found: Mapping[tuple[float, float], float]) -> str:
@@ -109,20 +97,8 @@ def _describe_grid(found: Mapping[tuple[float, float], float]) -> str:
     rows = [
         [f"κ = {kappa:g}", *(f"{found[kappa, gamma]:.2f}" for gamma in gammas)] for kappa in kappas
     ]
-    best = max(found, key=lambda point: found[point])
-    worst = min(found, key=lambda point: found[point])
-    choices = []
-    for kappa in kappas:
-        gamma = max(gammas, key=lambda one: found[kappa, one])
-        choices.append(f"{gamma:g} at κ = {kappa:g}")
-    sentence = (
-        f"The best point is κ = {best[0]:g} and γ = {best[1]:g} ({found[best]:.2f} %), the worst"
-        f" κ = {worst[0]:g} and γ = {worst[1]:g} ({found[worst]:.2f} %). The best γ is"
-        f" {', '.join(choices)}. All have the rate that was tuned with κ = 0.7 and γ = 0.5;"
-        " of one seed, half a point says nothing."
-    )
     head = ["Figure 8: validation %, ε = 1, one seed", *(f"γ = {gamma:g}" for gamma in gammas)]
-    return f"{markdown(head, rows)}\n\n{sentence}"
+    return markdown(head, rows)
 
 
 def page() -> str:
@@ -159,11 +135,8 @@ def _draw_epsilons(panel: Any) -> None:
     for method, values in over_epsilon().items():
         label, colour = COLOURS[method]
         epsilons = sorted(values)
-        means = [statistics.mean(values[epsilon]) for epsilon in epsilons]
-        errors = [half_interval(values[epsilon]) for epsilon in epsilons]
-        panel.errorbar(
-            epsilons, means, yerr=errors, label=label, color=colour, marker="o", capsize=2
-        )
+        runs = [values[epsilon] for epsilon in epsilons]
+        draw_means(panel, epsilons, runs, label=label, color=colour, marker="o")
     panel.set_xscale("log")
     panel.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
     panel.minorticks_off()

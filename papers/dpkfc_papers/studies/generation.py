@@ -18,7 +18,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ from dpkfc_papers.studies.generation_texts import (
     score,
     score_cider,
 )
-from dpkfc_papers.studies.harness import RESULTS, compare_means, hardware, interval, markdown, now
+from dpkfc_papers.studies.harness import RESULTS, hardware, interval, markdown, now
 
 PATH = RESULTS / "generation.json"
 SEEDS, EPSILONS = (0, 1, 2), (3.0, 8.0)
@@ -269,42 +269,7 @@ def data_table(store: Any, data: str) -> str:
         rows.append([label, *cells, f"{made[0].rate:g}"])
     title, number = DATA[data]
     head = [f"{title} (Table {number})", *(label for label, _ in FIGURES.values()), "rate"]
-    return "\n\n".join([markdown(head, rows), *_describe_directions(store, runs)])
-
-
-def _describe_directions(store: Any, runs: Mapping[Any, Sequence[GenerationRun]]) -> list[str]:
-    """Return how DiSK, and its filter at one point, stand to DP-AdamW and to each other."""
-    sentences = []
-    for above, below in (("disk", "dp-adamw"), ("disk", "ema"), ("ema", "dp-adamw")):
-        for epsilon in EPSILONS:
-            found = compare(store, runs.get((above, epsilon), []), runs.get((below, epsilon), []))
-            if not found:
-                continue
-            parts = [
-                f"{word} in {', '.join(names)}"
-                for word in ("ahead", "level", "behind")
-                if (names := [FIGURES[one][0] for one, said in found.items() if said == word])
-            ]
-            pair = f"{METHODS[above]} against {METHODS[below]} at ε = {epsilon:g}"
-            sentences.append(f"- {pair}: {'; '.join(parts)}.")
-    return ["\n".join(sentences)] if sentences else []
-
-
-def compare(
-    store: Any, above: Sequence[GenerationRun], below: Sequence[GenerationRun]
-) -> dict[str, str]:
-    """Return for each figure whether one is ahead beyond the interval of the difference."""
-    words = {}
-    for figure, (_, is_more_better) in FIGURES.items():
-        pair = [values_of(store, runs, figure) for runs in (above, below)]
-        if min(map(len, pair)) < 2:
-            return {}
-        gain, error = compare_means(*pair)
-        gain = gain if is_more_better else -gain
-        words[figure] = "level"
-        if abs(gain) > error:
-            words[figure] = "ahead" if gain > 0 else "behind"
-    return words
+    return markdown(head, rows)
 
 
 def table() -> str:
@@ -313,24 +278,7 @@ def table() -> str:
 
     store = Store(PATH)
     tables = [found for data in DATA if (found := data_table(store, data))]
-    if not tables:
-        return ""
-    return "\n\n".join([*tables, NOTE])
-
-
-NOTE = (
-    f"A GPT-2 of {BLOCKS} blocks of width {WIDTH} stands for GPT-2-small. It takes {STEPS} steps"
-    f" of {BATCH} pairs, three times from one start. Sampling is Poisson, the accountant PLD,"
-    f" δ = {DELTA:g}, κ = {KAPPA:g}, γ = {GAMMA:g}."
-    " Public pairs stand for its pretraining: for E2E those of DART without restaurants,"
-    " for DART 4,672 of E2E's training split, since its restaurants are E2E's development split."
-    " The vocabulary is of these for DART, of that split for E2E, and of WordPiece's first"
-    f" {WORDS} words. DART trains on its development split. Of each test set {DECODED} prompts are"
-    " judged. Names and numbers are slots, filled after greedy decoding; words are in lower case."
-    f" Perplexity is of the first {REFERENCE} tokens. METEOR has exact words and stems alone,"
-    " without synonyms. Rates have the least validation perplexity at ε = 3. The paper has DiSK"
-    " ahead in every figure; level is within the 95 % interval of the difference."
-)
+    return "\n\n".join(tables)
 
 
 def main() -> int:

@@ -352,7 +352,8 @@ def sheet(rows: int = 1, columns: int = 1, *, height: float, **options: Any) -> 
 
     from dpkfc.app.plots import STYLE
 
-    plt.style.use(STYLE)
+    # Labels of logarithmic axes are formulas; no text of a user is drawn here.
+    plt.style.use([STYLE, {"text.parse_math": True}])
     return plt.subplots(rows, columns, figsize=(WIDTH, height), squeeze=False, **options)
 
 

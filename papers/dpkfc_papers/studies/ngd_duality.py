@@ -246,35 +246,12 @@ def table(results: Mapping[str, Any]) -> str:
         "noise",
         "both",
     ]
-    return f"{markdown(head, rows)}\n\n{_sentence(results)}"
+    return markdown(head, rows)
 
 
 def _two(value: float) -> str:
     """Return a number to two digits, without an exponent where it is large."""
     return f"{float(f'{value:.2g}'):g}"
-
-
-def _sentence(results: Mapping[str, Any]) -> str:
-    """Return what became of Eq. 10 to 13."""
-    bound = results["lr"] ** 2 / 2 * results["clip"] ** 2
-    stages = results["stages"].values()
-    single = [one for of in stages for one in of["single"]]
-    within = sum(one["private"] <= bound for one in single)
-    whole = [of["whole"]["both"]["private"] / bound for of in stages]
-
-    def typical(key: str) -> str:
-        medians = [
-            statistics.median(one[key] / one["formula"] for one in of["single"]) for of in stages
-        ]
-        return f"{_two(min(medians))} to {_two(max(medians))}"
-
-    holds = "holds" if within == len(single) else f"holds for {within} of {len(single)} examples"
-    return (
-        f"Eq. 10 and 11, in the median of short steps: {typical('short public')} times the formula"
-        f" on public images, {typical('short private')} times on the private task, whose curvature"
-        f" F is not. Eq. 12, on the private task: {holds}. Eq. 13 is algebra. The noised step of a"
-        f" batch moves predictions by {_two(min(whole))} to {_two(max(whole))} of the bound."
-    )
 
 
 def main() -> int:

@@ -18,8 +18,8 @@ from dpkfc_papers.studies import ngd_ablation as study
 from dpkfc_papers.studies.harness import (
     IMAGES,
     compare_means,
+    draw_means,
     finish,
-    half_interval,
     interval,
     machine,
     machine_of_rows,
@@ -30,13 +30,6 @@ from dpkfc_papers.studies.harness import (
 
 SAME, OTHER, LEVEL = "same direction", "other direction", "not significant"
 NOT_RUN, TOO_FEW = "not run", "no verdict (one run)"
-RULE = (
-    "Private images are of Fashion-MNIST, public ones of MNIST; a run has 96 steps of 256 images."
-    " Verdicts are of direction, on another model than the paper's: a cell minus the baseline cell"
-    " of its table, there and here. Rows of Table 4 are tuned; other variations keep the baseline's"
-    f" settings. {SAME}: our 95 % interval (Welch's t) excludes zero on the"
-    f" printed side; {OTHER}: on the other side; {LEVEL}: it contains zero."
-)
 Values = Sequence[float]
 
 
@@ -102,7 +95,7 @@ def _printed(name: str) -> dict[tuple[str, str], float]:
 
 
 def direction(printed: float, ours: Values, baseline: Values) -> str:
-    """Return what our difference says about the sign of a printed one, by `RULE`.
+    """Return what our difference says about the sign of a printed one, by the rule of the page.
 
     Args:
         printed: difference of the printed cell from its baseline, in points.
@@ -154,94 +147,7 @@ def direction_table(store: Any) -> str:
         )
     head = ["of the paper", "variation", "printed − its baseline", "test %, ε = 2"]
     head += ["here − baseline", "seeds", "direction"]
-    return f"{markdown(head, rows)}\n\n{RULE}\n\n{_sentences(store)}"
-
-
-def _best(store: Any, group: Mapping[Any, Mapping[str, Any]], default: float) -> str:
-    """Return the value with the highest mean, and how far the means are apart."""
-    means = {default: study.values(store, "whitened")}
-    means |= {value: study.values(store, "whitened", varied) for value, varied in group.items()}
-    known = {value: statistics.mean(of) for value, of in means.items() if len(of) > 1}
-    if len(known) < 2:
-        return "too few runs"
-    best = max(known, key=lambda value: known[value])
-    spread = max(known.values()) - min(known.values())
-    points = ", ".join(f"{value:g}" for value in sorted(known))
-    return f"{best:g} has the best mean of {points}; the means are within {spread:.2f} points"
-
-
-def _sentences(store: Any) -> str:
-    """Return one sentence for Table 4 and for each part of Table 6."""
-    means = {method: study.values(store, method) for method in study.ORDERS}
-    known = {method: statistics.mean(of) for method, of in means.items() if of}
-    order = " > ".join(sorted(known, key=lambda method: -known[method]))
-    lines = [
-        f"- Table 4: the order of the means is {order}; the paper's is whitened > after > before.",
-        f"- Table 6, T_cur: {_best(store, study.EVERY, 8)}.",
-        f"- Table 6, p: {_best(store, study.POWERS, 10)}.",
-        f"- Table 6, T₁/T: {_best(store, study.WARM, 0.1)}.",
-    ]
-    return "\n".join(lines)
-
-
-def _about_steps(store: Any) -> str:
-    """Return the sentence of Figure 2."""
-    found = over_steps(store)
-    shared = [
-        steps
-        for steps in found["whitened"]
-        if any(steps in found[method] for method in ("adadps", "pretrained"))
-    ]
-    if not shared:
-        return "Figure 2 was not run: it needs runs of other lengths, and the baselines."
-    ahead = 0
-    for steps in shared:
-        ours = statistics.mean(found["whitened"][steps])
-        others = [found[method][steps] for method in LINES if method != "whitened"]
-        ahead += all(ours > statistics.mean(of) for of in others if of)
-    lengths = ", ".join(str(steps) for steps in shared)
-    return (
-        f"Figure 2: DP-NGD has the highest mean at {ahead} of {len(shared)} lengths"
-        f" ({lengths} steps). The paper has it ahead at every length. Rates are those of 96 steps."
-    )
-
-
-def _about_images(store: Any) -> str:
-    """Return the sentence of Figure 3."""
-    measured = over_images(store)["whitened"]
-    known = {count: statistics.mean(of) for count, of in measured.items() if len(of) > 1}
-    if len(known) < 2:
-        return "Figure 3: too few runs."
-    low, high = (pick(known, key=lambda count: known[count]) for pick in (min, max))
-    gain, error = compare_means(measured[high], measured[low])
-    said = "is reversed" if gain - error > 1 else "holds" if gain + error < 1 else "is not decided"
-    return (
-        f"Figure 3: {high:,} public images are {gain:+.2f} ± {error:.2f} points from {low:,}."
-        f" The paper's claim of less than one point {said}."
-    )
-
-
-def _about_floors(store: Any) -> str:
-    """Return the sentences of Figure 4."""
-    fixed = study.values(store, "whitened", {**study.FIXED, **study.COURSE})
-    base = study.values(store, "whitened")
-    sentence = f"Figure 4: without a floor (λ = 10⁻³⁰) {_failures(store)}."
-    if len(fixed) < 2:
-        return sentence
-    gain, error = compare_means(base, fixed)
-    return f"{sentence} The schedule is {gain:+.2f} ± {error:.2f} points from the fixed floor."
-
-
-def _about_privacy(store: Any) -> str:
-    """Return what curvature of private images is worth."""
-    private = study.values(store, "whitened", study.PRIVATE)
-    if len(private) < 2:
-        return "The control with private curvature has too few runs for a verdict."
-    gain, error = compare_means(private, study.values(store, "whitened"))
-    return (
-        f"Private curvature (NOT PRIVATE) is {gain:+.2f} ± {error:.2f} points from public."
-        " Table 3, where it is released and has its part of ε, was not measured."
-    )
+    return markdown(head, rows)
 
 
 def _failures(store: Any) -> str:
@@ -389,18 +295,14 @@ def page(part: str) -> str:
         return ""
     made: Mapping[str, Callable[[], str]] = {
         "directions": lambda: direction_table(store),
-        "methods": lambda: f"{method_table(store)}\n\n{_about_privacy(store)}\n\n{_where(store)}",
-        "steps": lambda: f"{line_table(over_steps(store), 'steps')}\n\n{_about_steps(store)}",
-        "images": lambda: f"{line_table(over_images(store), 'images')}\n\n{_about_images(store)}",
-        "course": lambda: f"{course_table(store)}\n\n{_about_floors(store)}",
+        "methods": lambda: f"{method_table(store)}\n\n{machine_of_rows(list(store))}",
+        "steps": lambda: line_table(over_steps(store), "steps"),
+        "images": lambda: line_table(over_images(store), "images"),
+        "course": lambda: course_table(store),
     }
     drawn = part in PICTURES and (IMAGES / PICTURES[part][0]).exists()
     picture = f"\n\n![{PICTURES[part][1]}](../img/{PICTURES[part][0]})" if drawn else ""
     return made[part]() + picture
-
-
-def _where(store: Any) -> str:
-    return machine_of_rows(list(store))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -428,11 +330,7 @@ def _draw_lines(found: Mapping[str, Mapping[int, Values]], below: str, path: Pat
         of = found[method]
         if not of:
             continue
-        errors = [half_interval(values) if len(values) > 1 else 0.0 for values in of.values()]
-        means = [statistics.mean(values) for values in of.values()]
-        panel.errorbar(
-            list(of), means, yerr=errors, label=label, color=colour, marker="o", capsize=2
-        )
+        draw_means(panel, list(of), list(of.values()), label=label, color=colour, marker="o")
     panel.set_xscale("log")
     panel.set_xticks(numbers, [f"{n:,}" for n in numbers])
     panel.minorticks_off()
