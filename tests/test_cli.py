@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import re
 import runpy
@@ -14,7 +13,7 @@ from rich.console import Console
 
 from dpkfc.app import results, train
 from dpkfc.app.plots import Curve
-from dpkfc.app.settings import RunConfig
+from dpkfc.app.settings import SETTINGS
 from tests.app.accounting import remembered
 from tests.command_line import call
 
@@ -69,7 +68,7 @@ def test_help_fits_a_screen_and_has_an_example(command: str):
 def test_every_setting_is_a_flag():
     text = call("settings").output
     flags = set(re.findall(r"--[a-z][a-z0-9-]*", text))
-    wanted = {"--" + f.name.replace("_", "-") for f in dataclasses.fields(RunConfig)}
+    wanted = {"--" + f.name.replace("_", "-") for f in SETTINGS.values()}
     assert wanted <= flags
 
 
@@ -221,7 +220,11 @@ def test_flags_beat_the_file_and_the_file_beats_the_recipe(
     (tmp_path / "my.toml").write_text("recipe = 'digits'\nlr = 0.25\nepsilon = 5\n")
     result = call("train", "--config", str(tmp_path / "my.toml"), "--epsilon", "7", "--uncertified")
     assert result.exit_code == 0, (result.output, result.exception)
-    assert (seen[0].lr, seen[0].epsilon, seen[0].uncertified) == (0.25, 7.0, True)
+    assert (seen[0].optimizer.lr, seen[0].privacy.epsilon, seen[0].privacy.uncertified) == (
+        0.25,
+        7.0,
+        True,
+    )
 
 
 def test_an_unexpected_error_is_one_line_unless_debugging(monkeypatch: pytest.MonkeyPatch):
@@ -305,7 +308,7 @@ def test_epsilon_and_a_noise_multiplier_are_not_both_taken(
     (tmp_path / "my.toml").write_text("recipe = 'digits'\nnoise_multiplier = 0.5\n")
     for flags, noise in (((), 0.5), (("--epsilon", "2"), 0.0), (("--noise-multiplier", "3"), 3.0)):
         call("train", "--config", str(tmp_path / "my.toml"), *flags)
-        assert seen.pop().noise_multiplier == noise
+        assert seen.pop().privacy.noise_multiplier == noise
 
 
 def test_settings_are_printed_as_a_file_that_train_takes(
@@ -326,7 +329,7 @@ def test_settings_are_printed_as_a_file_that_train_takes(
 
 def test_a_method_takes_one_line_of_80_columns_and_its_sheet_says_the_rest():
     from dpkfc.app.commands.methods import methods_table
-    from dpkfc.app.settings import METHODS
+    from dpkfc.app.methods import METHODS
 
     console = Console(width=80, file=io.StringIO(), color_system=None)
     console.print(methods_table())

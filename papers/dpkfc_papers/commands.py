@@ -129,7 +129,7 @@ def _kinds(
         StudyError: no name or an unknown one, an unknown column, or an option that does not go with
             a name.
     """
-    from dpkfc.app.settings import nearest
+    from dpkfc.app.toml import nearest
     from dpkfc.app.tuning.runs import StudyError
     from dpkfc_papers.federated_study import NAME
     from dpkfc_papers.figures import FIGURE_OF

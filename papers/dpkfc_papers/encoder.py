@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dpkfc.app.run_folder import write_text
-from dpkfc.app.settings import ConfigError
+from dpkfc.app.toml import ConfigError
 from dpkfc.checkpoint import file_digest, place_file
 from dpkfc.features.encoder import Encoder
 from dpkfc.features.synthetic_images import Draw, draw_images

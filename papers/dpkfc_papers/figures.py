@@ -11,7 +11,7 @@ from typing import Any
 from dpkfc.app.html.groups import collect
 from dpkfc.app.plots import save
 from dpkfc.app.run_folder import write_text
-from dpkfc.app.settings import nearest
+from dpkfc.app.toml import nearest
 from dpkfc.app.tuning.pool import Task
 from dpkfc.app.tuning.runs import Plain, Run, StudyError
 from dpkfc_papers import draw, measurements

@@ -479,7 +479,7 @@ def measure_course(run: Run, place: Place, judge: Judge | None = None) -> Figure
 
     started = time.perf_counter()
     prepared = prepare(run.config(threads=1, data_dir=place.data_dir))
-    sizes = SMOKE if prepared.config.smoke else Sizes()
+    sizes = SMOKE if prepared.config.run.smoke else Sizes()
     sources = find_sources(prepared, place)
     checkpoints: list[Figures] = []
 
@@ -524,10 +524,10 @@ def find_sources(prepared: Prepared, place: Place) -> dict[str, Probe]:
     config = prepared.config
     shape = prepared.recipe.input_shape
     sources: dict[str, Probe] = {
-        "pink noise": PinkNoise(shape, power_exponent=config.power_exponent),
+        "pink noise": PinkNoise(shape, power_exponent=config.preconditioner.power_exponent),
         "white noise": WhiteNoise(shape),
     }
-    private_set, _, _ = config.recipe.rpartition("-")
+    private_set, _, _ = config.run.recipe.rpartition("-")
     if private_set in _OTHER:
         other = _OTHER[private_set]
         folder = place.folder / "public"
@@ -592,7 +592,7 @@ def figures_of(
 
 def _uncut_factors(prepared: Prepared) -> KFAC:
     """Return settings of factors of every position, every eigenpair and both sides."""
-    config = replace(prepared.config, source="pink", output_source="")
+    config = prepared.config.change(source="pink", output_source="")
     return replace(
         make_kfac(config, prepared.recipe.input_shape),
         labels="model",
@@ -937,7 +937,7 @@ def measure_mean_field(run: Run, place: Place, judge: Judge | None = None) -> Fi
         over networks of measured ÷ predicted, layer by layer.
     """
     started = time.perf_counter()
-    sizes: Figures = _SMOKE if run.config().smoke else _SIZES
+    sizes: Figures = _SMOKE if run.config().run.smoke else _SIZES
     kinds = itertools.product(ACTIVATIONS, sizes["widths"], sizes["depths"])
     entries = []
     for activation, width, depth in kinds:

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from dpkfc.app.recipes.catalogue import RECIPES
 from dpkfc.app.run_folder import write_text
-from dpkfc.app.settings import ConfigError, nearest, tomllib
+from dpkfc.app.toml import ConfigError, nearest, tomllib
 from dpkfc.app.tuning.pool import StudyProgress, Task, drive
 from dpkfc.app.tuning.runs import Place, Plain, Row, Run, StudyError
 from dpkfc.app.tuning.tune import expected_seconds, plain_text, reported, settings_text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,12 @@ from safetensors.torch import save_file
 
 from dpkfc.app.assembly import make_kfac, make_optimizer, make_plan, make_privacy_config
 from dpkfc.app.models import digits_cnn
-from dpkfc.app.settings import ConfigError, RunConfig
+from dpkfc.app.settings import RunConfig, make_config
+from dpkfc.app.toml import ConfigError
 from dpkfc.curvature import DeadLeaves, FeatureNoise, PinkNoise, PublicData, Refined, WhiteNoise
 from dpkfc.postprocess import AdamBC
 
-CONFIG = RunConfig(
+CONFIG = make_config(
     recipe="digits",
     preconditioner="kfac",
     expected_batch_size=32,
@@ -28,9 +28,7 @@ SHAPE = (1, 8, 8)
 
 def test_settings_reach_the_preconditioner():
     built = make_kfac(
-        replace(
-            CONFIG, sides="input", damping=0.3, every=9, scale="trace", labels="uniform", seed=4
-        ),
+        CONFIG.change(sides="input", damping=0.3, every=9, scale="trace", labels="uniform", seed=4),
         SHAPE,
     )
     assert (built.sides, built.damping, built.every, built.scale, built.labels, built.seed) == (
@@ -42,12 +40,12 @@ def test_settings_reach_the_preconditioner():
         4,
     )
     assert built.probe == PinkNoise(SHAPE) and built.layer_rules is None
-    assert make_kfac(replace(CONFIG, layer_rules="linear, conv"), SHAPE).layer_rules == (
+    assert make_kfac(CONFIG.change(layer_rules="linear, conv"), SHAPE).layer_rules == (
         "linear",
         "conv",
     )
-    assert make_kfac(replace(CONFIG, source="white"), SHAPE).probe == WhiteNoise(SHAPE)
-    assert make_kfac(replace(CONFIG, power_exponent=2.0), SHAPE).probe == PinkNoise(
+    assert make_kfac(CONFIG.change(source="white"), SHAPE).probe == WhiteNoise(SHAPE)
+    assert make_kfac(CONFIG.change(power_exponent=2.0), SHAPE).probe == PinkNoise(
         SHAPE, power_exponent=2.0
     )
     assert make_kfac(CONFIG, (7,)).probe == FeatureNoise(7)
@@ -55,16 +53,14 @@ def test_settings_reach_the_preconditioner():
 
 
 def test_images_of_the_source_are_refined_and_those_of_the_other_are_not():
-    refined = replace(CONFIG, source="dead-leaves", output_source="dead-leaves", refine=3)
+    refined = CONFIG.change(source="dead-leaves", output_source="dead-leaves", refine=3)
     built = make_kfac(refined, SHAPE)
     assert built.probe == Refined(DeadLeaves(SHAPE), 3) and built.output_probe == DeadLeaves(SHAPE)
-    of_ngd = replace(refined, output_source="", preconditioner="ngd", readout="natural")
+    of_ngd = refined.change(output_source="", preconditioner="ngd", readout="natural")
     ngd = make_privacy_config(of_ngd, SHAPE, dataset_size=200)
     assert ngd.preconditioner.probe == Refined(DeadLeaves(SHAPE), 3)
-    unused = replace(refined, preconditioner="none")
-    assert (
-        make_plan(unused, SHAPE, 200).hash == make_plan(replace(unused, refine=0), SHAPE, 200).hash
-    )
+    unused = refined.change(preconditioner="none")
+    assert make_plan(unused, SHAPE, 200).hash == make_plan(unused.change(refine=0), SHAPE, 200).hash
 
 
 @pytest.mark.parametrize(
@@ -78,7 +74,7 @@ def test_images_of_the_source_are_refined_and_those_of_the_other_are_not():
 )
 def test_what_cannot_be_refined_is_said_before_training(changed: dict, what: str):
     with pytest.raises(ConfigError, match=what):
-        make_plan_of(replace(CONFIG, refine=3, **changed))
+        make_plan_of(CONFIG.change(refine=3, **changed))
 
 
 def make_plan_of(config: RunConfig):
@@ -91,25 +87,25 @@ def make_plan_of(config: RunConfig):
 def test_a_public_probe_comes_from_a_file(tmp_path: Path):
     path = tmp_path / "public.safetensors"
     save_file({"inputs": torch.randn(5, *SHAPE), "labels": torch.arange(5)}, path)
-    probe = make_kfac(replace(CONFIG, source="public", public_data=str(path)), SHAPE).probe
+    probe = make_kfac(CONFIG.change(source="public", public_data=str(path)), SHAPE).probe
     assert (
         probe.describe()["examples"] == 5 and "public.safetensors" in probe.describe()["provenance"]
     )
     with pytest.raises(ConfigError, match="expected `inputs`"):
-        make_kfac(replace(CONFIG, source="public", public_data=str(path)), (3, 8, 8))
+        make_kfac(CONFIG.change(source="public", public_data=str(path)), (3, 8, 8))
     path.write_bytes(b"junk")
     for name in (path, tmp_path / "none.safetensors"):
         with pytest.raises(ConfigError, match="cannot be read as safetensors|does not exist"):
-            make_kfac(replace(CONFIG, source="public", public_data=str(name)), SHAPE)
+            make_kfac(CONFIG.change(source="public", public_data=str(name)), SHAPE)
 
 
 def test_a_plain_method_has_no_preconditioner():
     assert make_privacy_config(CONFIG, SHAPE).preconditioner is not None
-    assert make_privacy_config(replace(CONFIG, preconditioner="none"), SHAPE).preconditioner is None
+    assert make_privacy_config(CONFIG.change(preconditioner="none"), SHAPE).preconditioner is None
 
 
 def test_the_plan_is_that_of_the_settings():
-    plan = make_plan(replace(CONFIG, clipping="normalised", max_grad_norm=0.5), SHAPE, 200)
+    plan = make_plan(CONFIG.change(clipping="normalised", max_grad_norm=0.5), SHAPE, 200)
     assert (plan.steps, plan.expected_batch_size, plan.dataset_size, plan.accountant) == (
         4,
         32,
@@ -117,8 +113,8 @@ def test_the_plan_is_that_of_the_settings():
         "rdp",
     )
     assert plan.epsilon() <= 8.0 and plan.max_grad_norm == 0.5 and not plan.test_mode
-    assert make_plan(replace(CONFIG, steps=0, epochs=2.0), SHAPE, 320).steps == 20
-    assert make_plan(replace(CONFIG, test_mode=True, seed=5), SHAPE, 200).test_mode
+    assert make_plan(CONFIG.change(steps=0, epochs=2.0), SHAPE, 320).steps == 20
+    assert make_plan(CONFIG.change(test_mode=True, seed=5), SHAPE, 200).test_mode
 
 
 @pytest.mark.parametrize(
@@ -133,13 +129,13 @@ def test_the_plan_is_that_of_the_settings():
 )
 def test_settings_that_do_not_go_together_are_one_error(changed: dict, what: str):
     with pytest.raises(ConfigError, match=what):
-        make_plan(replace(CONFIG, **changed), SHAPE, 200)
+        make_plan(CONFIG.change(**changed), SHAPE, 200)
 
 
 def test_the_seed_never_seeds_the_noise():
     draws = []
     for _ in range(2):
-        plan = make_plan(replace(CONFIG, seed=7), SHAPE, 200)
+        plan = make_plan(CONFIG.change(seed=7), SHAPE, 200)
         assert plan.config.test_mode_seed is None
         draws.append(plan.draw(0, plan.sampling_stream()).tolist())
     assert draws[0] != draws[1]
@@ -154,19 +150,19 @@ def test_the_seed_never_seeds_the_noise():
     ],
 )
 def test_settings_reach_adam_bc(settings: dict, expected: AdamBC):
-    plan = make_privacy_config(replace(CONFIG, optimizer="adam-bc", **settings), SHAPE, 200)
+    plan = make_privacy_config(CONFIG.change(optimizer="adam-bc", **settings), SHAPE, 200)
     assert plan.postprocess == (expected,)
 
 
 def test_optimizers():
     model = digits_cnn()
-    sgd = make_optimizer(replace(CONFIG, optimizer="sgd", lr=0.2, momentum=0.5), model)
+    sgd = make_optimizer(CONFIG.change(optimizer="sgd", lr=0.2, momentum=0.5), model)
     assert (
         isinstance(sgd, torch.optim.SGD)
         and sgd.defaults["lr"] == 0.2
         and sgd.defaults["momentum"] == 0.5
     )
-    assert isinstance(make_optimizer(replace(CONFIG, optimizer="adam"), model), torch.optim.AdamW)
+    assert isinstance(make_optimizer(CONFIG.change(optimizer="adam"), model), torch.optim.AdamW)
 
 
 @pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.0), ("adam", 0.9)])
@@ -174,7 +170,7 @@ def test_weight_decay_acts_after_the_release(optimizer: str, momentum: float):
     model = digits_cnn()
     before = [p.detach().clone() for p in model.parameters()]
     settings = {"optimizer": optimizer, "momentum": momentum, "lr": 0.1, "weight_decay": 0.5}
-    made = make_optimizer(replace(CONFIG, **settings), model)
+    made = make_optimizer(CONFIG.change(**settings), model)
     for _ in range(2):
         for p in model.parameters():
             p.grad = torch.zeros_like(p)

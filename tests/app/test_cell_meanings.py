@@ -13,7 +13,7 @@ from dpkfc.app.owndata.files import encode_table
 from dpkfc.app.owndata.proposals import empty_schema
 from dpkfc.app.owndata.schema import Column, Schema, check_schema, is_identifier, read_schema
 from dpkfc.app.owndata.tables import look_like_names, read_header, read_table
-from dpkfc.app.settings import ConfigError
+from dpkfc.app.toml import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from dpkfc.app.assembly import describe_choice
+from dpkfc.app.methods import METHODS
 from dpkfc.app.recipes.catalogue import RECIPES, run_config
-from dpkfc.app.settings import METHODS, RECIPE_DEFAULTS
+from dpkfc.app.settings import RECIPE_DEFAULTS
 from dpkfc.app.train import run
 from tests.app.accounting import remembered
 
@@ -26,7 +27,7 @@ def test_the_settings_of_a_recipe_are_its_own(recipe: str):
                 "seed": 3,
             }
         )
-        assert describe_choice(config) == config.chosen_by, method
+        assert describe_choice(config) == config.run.chosen_by, method
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_settings_that_are_not_the_recipes_are_named(chosen: dict, named: str):
 def test_a_rate_that_follows_from_another_setting_is_the_recipes():
     config = run_config({"recipe": "digits", "method": "disk", "momentum": 0.5})
     assert (
-        config.lr == run_config({"recipe": "digits", "method": "disk"}).lr
+        config.optimizer.lr == run_config({"recipe": "digits", "method": "disk"}).optimizer.lr
         or "lr" not in describe_choice(config).split(":")[0]
     )
 

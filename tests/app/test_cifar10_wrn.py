@@ -16,7 +16,7 @@ from torch import nn
 from dpkfc.app.assembly import make_augment, make_privacy_config
 from dpkfc.app.recipes import catalogue, images
 from dpkfc.app.recipes.catalogue import run_config
-from dpkfc.app.settings import ConfigError
+from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import run
 from dpkfc.gradients.discovery import find_layers
 from dpkfc_papers.recipes.networks import WideResNet, standardised_conv
@@ -81,7 +81,12 @@ def test_the_defaults_are_the_published_settings() -> None:
         "normalised",
         1,
     )
-    assert (config.method, config.optimizer, config.lr, config.momentum) == (
+    assert (
+        config.run.method,
+        config.optimizer.optimizer,
+        config.optimizer.lr,
+        config.optimizer.momentum,
+    ) == (
         "dp-sgd",
         "sgd",
         2.0,

@@ -24,7 +24,7 @@ from dpkfc.app.datasets.idx import read_idx
 from dpkfc.app.datasets.pixels import Normalisation, Pixels
 from dpkfc.app.datasets.sources import CIFAR10, FASHION_MNIST, MNIST, load_pixels
 from dpkfc.app.recipes.catalogue import find_recipe
-from dpkfc.app.settings import RunConfig
+from dpkfc.app.settings import make_config
 from tests.app.files import encode_delta, idx_bytes, write_cifar, write_idx, write_mnist
 
 
@@ -322,7 +322,7 @@ def test_no_validation_changes_nothing():
 def test_a_recipe_delivers_normalised_tensors(tmp_path: Path):
     write_cifar(tmp_path / "cifar10")
     recipe = find_recipe("cifar10-cnn")
-    data = recipe.data(RunConfig(recipe="cifar10-cnn", data_dir=str(tmp_path), validation_size=4))
+    data = recipe.data(make_config(recipe="cifar10-cnn", data_dir=str(tmp_path), validation_size=4))
     assert data.train[0].shape == (8, 3, 32, 32) and data.validation[0].shape == (4, 3, 32, 32)
     assert data.train[1].dtype == torch.int64 and data.test[0].shape == (6, 3, 32, 32)
 
@@ -331,4 +331,4 @@ def test_labels_out_of_range_in_a_file_are_named(tmp_path: Path):
     write_mnist(tmp_path / "mnist")
     write_idx(tmp_path / "mnist" / "train-labels-idx1-ubyte.gz", np.full(40, 11))
     with pytest.raises(DatasetError, match="labels run from 11 to 11"):
-        find_recipe("mnist-cnn").data(RunConfig(recipe="mnist-cnn", data_dir=str(tmp_path)))
+        find_recipe("mnist-cnn").data(make_config(recipe="mnist-cnn", data_dir=str(tmp_path)))

@@ -16,7 +16,8 @@ from dpkfc.app.owndata.tasks import Task, judgement
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.recipes.objective import cross_entropy, evaluate, score_classes
 from dpkfc.app.run_folder import Metrics
-from dpkfc.app.settings import ConfigError, RunConfig
+from dpkfc.app.settings import make_config
+from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import prepare, resume, run
 from dpkfc.callbacks import EarlyStopping, PrivateEarlyStopping
 from dpkfc.report.verify import verify_ledger
@@ -94,9 +95,9 @@ def test_a_loss_that_writes_into_its_batch_leaves_the_public_examples():
 
 def test_patience_needs_public_examples(public_file: Path):
     with pytest.raises(ConfigError, match="give both or none"):
-        RunConfig(recipe="digits", patience=2)
+        make_config(recipe="digits", patience=2)
     with pytest.raises(ConfigError, match="give both or none"):
-        RunConfig(recipe="digits", public_validation=str(public_file))
+        make_config(recipe="digits", public_validation=str(public_file))
 
 
 def test_public_validation_without_labels_is_one_error(tmp_path: Path):

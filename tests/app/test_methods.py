@@ -4,7 +4,6 @@ before any training.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from pathlib import Path
@@ -15,9 +14,11 @@ from matplotlib.figure import Figure
 from safetensors.torch import load_file, save_file
 
 from dpkfc.app.assembly import learning_rate, make_augment, make_optimizer
+from dpkfc.app.methods import METHODS
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.recipes.objective import cross_entropy
-from dpkfc.app.settings import METHODS, ConfigError, RunConfig
+from dpkfc.app.settings import SETTINGS, RunConfig
+from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import prepare, resume, run
 from dpkfc.session import Session
 from tests.documents import ROOT
@@ -98,7 +99,7 @@ def test_every_method_trains(method: str, public: str) -> None:
     more = {"pretrain_epochs": 1} if "pretrain_epochs" in METHODS[method].settings else {}
     config = two_steps({**more, "method": method, "public_data": public})
     for name, value in METHODS[method].settings.items():
-        assert getattr(config, name) == {**{name: value}, **more}[name]
+        assert config.values[name] == {**{name: value}, **more}[name]
 
 
 @pytest.mark.slow
@@ -218,7 +219,7 @@ def test_public_data_that_nothing_has_compared_are_in_no_figure(
         {"inputs": train[0][:30].clone(), "labels": train[1][:30].clone()},
         tmp_path / "public.safetensors",
     )
-    config = dataclasses.replace(config, public_data=str(tmp_path / "public.safetensors"))
+    config = config.change(public_data=str(tmp_path / "public.safetensors"))
     monkeypatch.setattr(
         "dpkfc.app.assembly.read_public_data",
         lambda *_: pytest.fail("private rows are read as public ones"),
@@ -299,11 +300,11 @@ def test_flags_on_the_pages_exist(page: Path) -> None:
     """In every piece of code on a page of docs/methods: the flag is a setting, and a value given
     with it is allowed.
     """
-    fields = {f.name.replace("_", "-"): f for f in dataclasses.fields(RunConfig)}
+    fields = {f.name.replace("_", "-"): f for f in SETTINGS.values()}
     for code in re.findall(r"`([^`\n]+)`", page.read_text("utf-8")):
         for name, given in FLAG.findall(code):
             assert name in fields or name in OWN, f"{page.name}: --{name}"
-            choices = fields[name].metadata["choices"] if name in fields else ()
+            choices = fields[name].metadata.get("choices", ()) if name in fields else ()
             for value in filter(None, re.split(r"[ |]+", given)):
                 assert not choices or value in choices, f"{page.name}: --{name} {value}"
                 if name in fields and fields[name].type in ("int", "float"):

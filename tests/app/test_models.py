@@ -9,7 +9,7 @@ from torch import nn
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.models import cifar_cnn, digits_cnn, mnist_cnn, mnist_mlp, seeded
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe
-from dpkfc.app.settings import RunConfig
+from dpkfc.app.settings import make_config
 from dpkfc.gradients.discovery import find_layers
 from dpkfc_papers.recipes.networks import cifar_vit, mnist_vit, resnet20, wide_resnet
 
@@ -55,7 +55,9 @@ def test_every_recipe_has_a_covered_model_of_its_input_shape(name: str):
     inputs = torch.ones(1, *recipe.input_shape)
     # Features have tests of their own, and their scales take long.
     if recipe.probe is not None and recipe.features is None:
-        inputs, _ = recipe.probe(RunConfig(recipe=name)).sample(1, torch.Generator().manual_seed(0))
+        inputs, _ = recipe.probe(make_config(recipe=name)).sample(
+            1, torch.Generator().manual_seed(0)
+        )
     output = model(inputs)
     assert output.shape[0] == 1 and output.shape[-1] == recipe.num_classes
     assert {layer.rule for layer in find_layers(model)} <= {

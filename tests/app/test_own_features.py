@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from dpkfc.app.owndata.predictions import export_model, load_run, read_records
 from dpkfc.app.owndata.recipes import own_recipe
 from dpkfc.app.recipes import recipe
 from dpkfc.app.recipes.catalogue import run_config
-from dpkfc.app.settings import ConfigError
+from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import run
 from tests.app.own_files import write_images
 
@@ -48,7 +47,7 @@ def test_a_batch_that_is_too_large_is_refused_before_features(
     monkeypatch.setattr(recipe, "build_features", None)
     config = run_config({**settings_of(write_images(tmp_path / "pets", 40), ""), "steps": 1})
     for size in (100, 4):
-        chosen = replace(config, expected_batch_size=size)
+        chosen = config.change(expected_batch_size=size)
         with pytest.raises((ConfigError, TypeError)) as caught:
             own_recipe(chosen).data(chosen, is_training=True)
         assert ("expected_batch_size = 100 is more" in str(caught.value)) == (size == 100)

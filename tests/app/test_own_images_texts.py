@@ -19,7 +19,7 @@ from dpkfc.app.owndata.proposals import empty_schema
 from dpkfc.app.owndata.records import UNKNOWN, split_records
 from dpkfc.app.owndata.schema import ImageForm, Schema, read_schema
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
-from dpkfc.app.settings import ConfigError
+from dpkfc.app.toml import ConfigError
 from tests.app.own_files import TEXT_SCHEMA, write_images, write_texts
 
 SCHEMA = Schema(classes=("cat", "dog"), images=ImageForm(size=16))

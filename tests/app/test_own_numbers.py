@@ -20,7 +20,7 @@ from dpkfc.app.owndata.predictions import load_run
 from dpkfc.app.owndata.schema import ImageForm, Schema, read_schema
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.recipes.objective import squared_error
-from dpkfc.app.settings import ConfigError
+from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import run
 from tests.app.accounting import remembered
 from tests.app.own_files import QUICK, write_images, write_rows, write_texts
@@ -151,7 +151,7 @@ def test_other_methods_take_the_likelihood_of_a_number(tmp_path: Path, method: s
     path, schema = _write(tmp_path)
     chosen = {"data": str(path), "schema": str(schema), "out": str(tmp_path / "run")}
     config = run_config({**QUICK, **chosen, "method": method})
-    assert config.likelihood == "gaussian"
+    assert config.preconditioner.likelihood == "gaussian"
     assert run(config).steps == 2
 
 

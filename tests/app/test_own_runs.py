@@ -22,7 +22,8 @@ from dpkfc.app.owndata.tasks import Task, load_task, task_examples
 from dpkfc.app.recipes.catalogue import RECIPES, recipe_of, run_config
 from dpkfc.app.recipes.objective import cross_entropy, evaluate, score_classes
 from dpkfc.app.run_folder import RunFolderError
-from dpkfc.app.settings import ConfigError, RunConfig
+from dpkfc.app.settings import RunConfig
+from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import prepare, read_settings, resume, run
 from dpkfc.privacy.ledger import verify
 from tests.app.accounting import remembered
@@ -70,7 +71,7 @@ def test_a_run_keeps_the_schema_and_no_row(finished):
     assert "cook" not in text and "pain" not in text and 'kind = "flag"' in text
     card = (folder / "privacy_card.md").read_text("utf-8")
     assert "patients.csv" in card and "2 category" in card
-    assert read_settings_of(folder).recipe == "own-table"
+    assert read_settings_of(folder).run.recipe == "own-table"
 
 
 def read_settings_of(folder: Path) -> RunConfig:
@@ -205,7 +206,7 @@ def test_a_run_that_was_cut_off_goes_on_without_the_first_schema(finished, tmp_p
         assert code == 2 and message in text and "\n" not in text.strip()
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
     code, text = _call("train", "--resume", str(folder), "--data", str(moved), "--quiet")
-    assert code == 0 and read_settings_of(folder).data == str(moved), text
+    assert code == 0 and read_settings_of(folder).data.data == str(moved), text
     assert (folder / "plots" / "spectra.png").is_file()
 
 
@@ -557,4 +558,12 @@ def test_tables_of_recipes_and_the_version():
 
 def test_settings_of_recipes_are_silent_about_own_data():
     config = run_config({"recipe": "digits"})
-    assert not any((config.data, config.target, config.schema, config.text, config.task))
+    assert not any(
+        (
+            config.data.data,
+            config.data.target,
+            config.data.schema,
+            config.data.text,
+            config.data.task,
+        )
+    )

@@ -32,7 +32,7 @@ from dpkfc.app.owndata.schema import (
     schema_toml,
 )
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
-from dpkfc.app.settings import ConfigError
+from dpkfc.app.toml import ConfigError
 from tests.app.own_files import HEADER, SCHEMA, patients, write_patients, write_rows
 
 

@@ -19,7 +19,7 @@ from dpkfc.app.datasets.pixels import Normalisation
 from dpkfc.app.datasets.sources import CIFAR100, load_pixels
 from dpkfc.app.recipes.catalogue import find_recipe
 from dpkfc.app.recipes.recipe import image_recipe
-from dpkfc.app.settings import RunConfig
+from dpkfc.app.settings import make_config
 from dpkfc_papers.recipes.image_sets import CIFAR100_TASK, SVHN, UTKFACE, read_svhn, read_utkface
 from tests.app.files import write_cifar
 from tests.app.planted import write_faces, write_svhn, write_utkface
@@ -160,13 +160,13 @@ def test_a_set_that_is_there_in_part_says_so_to_its_end(tmp_path: Path):
     recipe = find_recipe("cifar100-wrn")
     for more in ({}, {"smoke": True}, {"validation_size": 4}):
         assert (
-            recipe.data(RunConfig(recipe="cifar100-wrn", data_dir=str(tmp_path), **more)).part
+            recipe.data(make_config(recipe="cifar100-wrn", data_dir=str(tmp_path), **more)).part
             == pixels.part
         )
     write_cifar(tmp_path / "cifar10")
     assert (
         find_recipe("cifar10-cnn")
-        .data(RunConfig(recipe="cifar10-cnn", data_dir=str(tmp_path)))
+        .data(make_config(recipe="cifar10-cnn", data_dir=str(tmp_path)))
         .part
         == ""
     )
@@ -186,4 +186,4 @@ def test_a_set_that_is_whole_says_nothing(tmp_path: Path):
         num_classes=100,
         normalisation=normalisation,
     )
-    assert made.data(RunConfig(recipe="cifar100-wrn")).part == ""
+    assert made.data(make_config(recipe="cifar100-wrn")).part == ""

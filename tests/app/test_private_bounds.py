@@ -30,7 +30,7 @@ from dpkfc.app.owndata.schema import (
 )
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.run_folder import RunFolderError
-from dpkfc.app.settings import ConfigError
+from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import RunFolder, prepare, read_settings, resume, run
 from dpkfc.privacy.accounting import event_from_dict, total_epsilon
 from dpkfc.privacy.budget import Budget
@@ -377,7 +377,7 @@ def test_nothing_to_find_is_one_error(tmp_path: Path):
     found = SCHEMA.replace('"number"', '"number"\nbounds = [0, 1]\norigin = "private"')
     for text in (found, found.replace("bounds = [0, 1]\norigin", "#", 1)):
         config = _config(tmp_path)
-        Path(config.schema).write_text(text, "utf-8")
+        Path(config.data.schema).write_text(text, "utf-8")
         with pytest.raises(ConfigError, match="a run has found"):
             run(config)
 
@@ -398,7 +398,15 @@ def test_few_records_find_nothing_and_train(tmp_path: Path):
 def test_the_command_finds_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     config = _config(tmp_path, count=400)
-    words = ["train", "--data", config.data, "--schema", config.schema, "--bounds", "private"]
+    words = [
+        "train",
+        "--data",
+        config.data.data,
+        "--schema",
+        config.data.schema,
+        "--bounds",
+        "private",
+    ]
     words += ["--epsilon", "3", "--steps", "2", "--batch-size", "64", "--out", "by-command"]
     done = call(*words)
     assert done.exit_code == 0, done.output

@@ -19,7 +19,7 @@ from dpkfc.app.audit_run import card_finding, ledger_finding
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.recipes.objective import cross_entropy
 from dpkfc.app.run_folder import Metrics, RunFolder
-from dpkfc.app.settings import ConfigError
+from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import prepare, read_settings, resume, run
 from dpkfc.callbacks import Loss, PrivateEarlyStopping, wrong_answers
 from dpkfc.privacy.accounting import event_from_dict, total_epsilon

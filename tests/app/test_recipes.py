@@ -27,7 +27,8 @@ from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
 from dpkfc.app.recipes.objective import Judged
 from dpkfc.app.recipes.smoke import cap_for_smoke
 from dpkfc.app.recipes.text import COMMON_WORDS, NORM, HashedZipf, english_weights, weighted_words
-from dpkfc.app.settings import ConfigError, RunConfig
+from dpkfc.app.settings import RunConfig, make_config
+from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import run
 from dpkfc.curvature.model_inputs import examples
 from dpkfc_papers.recipes.generation import (
@@ -155,7 +156,7 @@ def test_every_recipe_takes_private_steps_on_planted_files(
 def test_a_missing_or_damaged_file_is_one_line(name: str, planted: Path, tmp_path: Path):
     for package in NEEDS.get(name, ()):
         pytest.importorskip(package)
-    recipe, config = find_recipe(name), RunConfig(recipe=name, data_dir=str(tmp_path))
+    recipe, config = find_recipe(name), make_config(recipe=name, data_dir=str(tmp_path))
     with pytest.raises(DatasetError, match="--data-dir") as missing:
         recipe.data(config)
     for folder in planted.iterdir():
@@ -186,7 +187,7 @@ def test_a_missing_or_damaged_file_is_one_line(name: str, planted: Path, tmp_pat
 def test_a_probe_has_the_shape_of_the_data(name: str):
     recipe = find_recipe(name)
     config = run_config({"recipe": name, "method": "dp-kfc"})
-    assert recipe.probe is not None and config.source == "tokens"
+    assert recipe.probe is not None and config.preconditioner.source == "tokens"
     probe = recipe.probe(config)
     inputs, _ = probe.sample(3, torch.Generator().manual_seed(0))
     assert examples(inputs) == 3 and inputs.shape[1:] == recipe.input_shape
@@ -327,7 +328,7 @@ def test_training_texts_of_the_test_file_are_left_out(planted: Path, monkeypatch
         lambda lines, length: seen.append(lines) or torch.zeros(len(lines), length),
     )
     data = find_recipe("ag-news-minilm").data(
-        RunConfig(recipe="ag-news-minilm", data_dir=str(planted))
+        make_config(recipe="ag-news-minilm", data_dir=str(planted))
     )
     assert (
         len(data.train[1]) == 24
@@ -336,16 +337,16 @@ def test_training_texts_of_the_test_file_are_left_out(planted: Path, monkeypatch
     )
     assert data.train[1].unique().tolist() == [0, 1, 2, 3]
     split = find_recipe("stackoverflow-minilm").data(
-        RunConfig(recipe="stackoverflow-minilm", data_dir=str(planted))
+        make_config(recipe="stackoverflow-minilm", data_dir=str(planted))
     )
     assert (len(split.train[1]), len(split.test[1])) == (32, 8) and not set(seen[2]) & set(seen[3])
 
 
 def test_a_set_with_a_validation_split_gives_that_one(planted: Path):
     recipe = find_recipe("pneumoniamnist-cnn")
-    plain = recipe.data(RunConfig(recipe="pneumoniamnist-cnn", data_dir=str(planted)))
+    plain = recipe.data(make_config(recipe="pneumoniamnist-cnn", data_dir=str(planted)))
     tuned = recipe.data(
-        RunConfig(recipe="pneumoniamnist-cnn", data_dir=str(planted), validation_size=5)
+        make_config(recipe="pneumoniamnist-cnn", data_dir=str(planted), validation_size=5)
     )
     assert (
         plain.validation is None and tuned.validation is not None and len(tuned.validation[1]) == 24
@@ -357,26 +358,30 @@ def test_labels_of_another_set_are_named(tmp_path: Path):
     write_medmnist(tmp_path, "breastmnist", classes=9)
     with pytest.raises(DatasetError, match="expected 0 to 1"):
         find_recipe("breastmnist-cnn").data(
-            RunConfig(recipe="breastmnist-cnn", data_dir=str(tmp_path))
+            make_config(recipe="breastmnist-cnn", data_dir=str(tmp_path))
         )
 
 
 def test_a_smoke_run_takes_little_and_stays_the_same_when_replayed():
     config = run_config({"recipe": "cifar10-wrn", "smoke": True})
-    assert config.steps <= 3 and config.expected_batch_size <= 16 and config.augmentations <= 2
-    assert cap_for_smoke(config) == config and config.epsilon == 3.0
+    assert (
+        config.privacy.steps <= 3
+        and config.privacy.expected_batch_size <= 16
+        and config.privacy.augmentations <= 2
+    )
+    assert cap_for_smoke(config) == config and config.privacy.epsilon == 3.0
 
 
 def test_a_smoke_run_of_a_slow_model_takes_less(planted: Path, monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", SimpleNamespace())
     config = run_config({"recipe": "cifar100-vit", "smoke": True})
     assert (
-        config.expected_batch_size == config.probe_size == 4
+        config.privacy.expected_batch_size == config.preconditioner.probe_size == 4
         and cap_for_smoke(config, heavy=True) == config
     )
     write_cifar(planted.parent / "more" / "cifar100", train=200, test=40)
     recipe = find_recipe("cifar100-vit")
-    data = recipe.data(replace(config, data_dir=str(planted.parent / "more")))
+    data = recipe.data(config.change(data_dir=str(planted.parent / "more")))
     assert (len(data.train[1]), len(data.test[1])) == (80, 16) and not find_recipe(
         "cifar100-wrn"
     ).heavy
@@ -387,7 +392,7 @@ def test_the_slice_of_a_smoke_run_is_public_and_stated(tmp_path: Path, planted: 
 
     write_mnist(tmp_path / "mnist", train=400)
     recipe = find_recipe("mnist-mlp")
-    config = RunConfig(recipe="mnist-mlp", data_dir=str(tmp_path), smoke=True)
+    config = make_config(recipe="mnist-mlp", data_dir=str(tmp_path), smoke=True)
     first, again = recipe.data(config), recipe.data(config)
     assert (
         len(first.train[1]) == 320
@@ -471,14 +476,14 @@ def test_missing_timm_or_weights_are_said_before_any_data_is_read(
         train_module.prepare(config)
     monkeypatch.setitem(sys.modules, "timm", SimpleNamespace())
     with pytest.raises(DatasetError, match="not a file"):
-        train_module.prepare(replace(config, pretrained=str(tmp_path / "none")))
+        train_module.prepare(config.change(pretrained=str(tmp_path / "none")))
     with pytest.raises(DatasetError, match="CIFAR-10"):
         train_module.prepare(config)
 
 
 def test_pretrained_weights_are_refused_where_a_recipe_starts_from_none(tmp_path: Path):
     with pytest.raises(ConfigError, match="starts from no folder"):
-        train_module.prepare(replace(run_config({"recipe": "digits"}), pretrained="x"))
+        train_module.prepare(run_config({"recipe": "digits"}).change(pretrained="x"))
     pytest.importorskip("transformers")
     with pytest.raises(DatasetError, match="not a folder"):
         find_recipe("e2e-gpt2-lora").starting_from(str(tmp_path / "none"))

@@ -13,31 +13,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpkfc.app.assembly import make_kfac, make_privacy_config
+from dpkfc.app.defaults import layer_settings
+from dpkfc.app.methods import METHODS
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
 from dpkfc.app.settings import (
-    METHODS,
+    SECTION_OF,
     SECTIONS,
-    ConfigError,
+    SETTINGS,
     RunConfig,
-    flatten,
-    known_settings,
-    layer_settings,
+    explain_setting,
     library_values,
-    nearest,
-    read_toml,
-    to_toml,
-    tomllib,
+    make_config,
 )
+from dpkfc.app.settings_file import flatten, known_settings, to_toml
+from dpkfc.app.toml import ConfigError, nearest, read_toml, tomllib
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.ngd import NGD
+from dpkfc.postprocess.steps import AdamBC
 
-FIELDS = {f.name: f for f in dataclasses.fields(RunConfig)}
+FIELDS = SETTINGS
 
 
 def _other(field: dataclasses.Field):
     """A value that is not the default."""
-    choices = [c for c in field.metadata["choices"] if c and c != field.default]
+    choices = [c for c in field.metadata.get("choices", ()) if c and c != field.default]
     if field.name in {"method", "optimizer", "eval_on"}:
         return {"method": "dp-sgd", "optimizer": "sgd", "eval_on": "validation"}[field.name]
     if field.name == "exponent":
@@ -53,30 +53,32 @@ def _other(field: dataclasses.Field):
 def test_every_recipe_has_defaults_for_every_method(method: str):
     for name in RECIPES:
         config = run_config({"recipe": name, "method": method, "public_data": "x.safetensors"})
-        wanted = {"dp-sgd": "sgd", "dp-adam": "adam"}.get(method, config.optimizer)
-        assert config.optimizer == wanted, name
-        other = "adam" if config.optimizer == "sgd" else "sgd"
+        wanted = {"dp-sgd": "sgd", "dp-adam": "adam"}.get(method, config.optimizer.optimizer)
+        assert config.optimizer.optimizer == wanted, name
+        other = "adam" if config.optimizer.optimizer == "sgd" else "sgd"
         if method == "dp-kfc":
             changed = run_config({"recipe": name, "method": method, "optimizer": other})
-            assert changed.lr != config.lr, name
+            assert changed.optimizer.lr != config.optimizer.lr, name
 
 
 def test_a_written_config_replays_every_field(tmp_path: Path):
-    changed = RunConfig(**{name: _other(field) for name, field in FIELDS.items() if name != "out"})
+    changed = make_config(
+        **{name: _other(field) for name, field in FIELDS.items() if name != "out"}
+    )
     path = tmp_path / "config.toml"
     path.write_text(to_toml(changed), "utf-8")
-    assert RunConfig(**flatten(read_toml(path), "config.toml")) == changed
+    assert make_config(**flatten(read_toml(path), "config.toml")) == changed
     assert all(
-        getattr(changed, name) != field.default for name, field in FIELDS.items() if name != "out"
+        changed.values[name] != field.default for name, field in FIELDS.items() if name != "out"
     )
 
 
 @pytest.mark.parametrize("text", ["a", "=3", "a=", "a=1 a=2", "a = 1"])
 def test_named_values_are_names_with_values(text: str):
     with pytest.raises(ConfigError, match="ranks takes NAME=VALUE"):
-        RunConfig(ranks=text)
+        make_config(ranks=text)
     with pytest.raises(ConfigError, match="norm_methods takes NAME=VALUE"):
-        RunConfig(norm_methods=text)
+        make_config(norm_methods=text)
 
 
 def test_a_written_config_beats_the_recipe(tmp_path: Path):
@@ -88,8 +90,8 @@ def test_a_written_config_beats_the_recipe(tmp_path: Path):
 
 @given(st.text(max_size=20), st.floats(1e-9, 1e9), st.integers(0, 10**9))
 def test_any_value_survives_toml(text: str, number: float, integer: int):
-    config = RunConfig(recipe="digits", chosen_by=text, lr=number, seed=integer)
-    assert RunConfig(**flatten(tomllib.loads(to_toml(config)), "x")) == config
+    config = make_config(recipe="digits", chosen_by=text, lr=number, seed=integer)
+    assert make_config(**flatten(tomllib.loads(to_toml(config)), "x")) == config
 
 
 def test_flat_and_sectioned_files_are_the_same():
@@ -98,44 +100,22 @@ def test_flat_and_sectioned_files_are_the_same():
     )
 
 
-def test_a_section_takes_the_fields_of_the_library():
-    content = {
-        "optimizer": {"kind": "adam-bc"},
-        "privacy": {
-            "norm_methods": {"conv1": "gram", "head": "materialised"},
-            "max_physical_batch_size": "auto",
-        },
-        "preconditioner": {
-            "kind": "kfac",
-            "probe": "white",
-            "decay": 0.5,
-            "layer_rules": ["linear", "conv"],
-            "ranks": {"a.A": 3},
-        },
-        "postprocess": {"kappa": 0.6, "floor": "auto"},
-    }
-    assert flatten(content, "x") == {
-        "optimizer": "adam-bc",
-        "norm_methods": "conv1=gram head=materialised",
-        "max_physical_batch_size": -1,
-        "preconditioner": "kfac",
-        "source": "white",
-        "factor_decay": 0.5,
-        "layer_rules": "linear conv",
-        "ranks": "a.A=3",
-        "filter_kappa": 0.6,
-        "adam_bc_floor": 0.0,
-    }
-    config = RunConfig(**flatten(content, "x"))
-    assert RunConfig(**flatten(tomllib.loads(to_toml(config)), "x")) == config
-    kfac = make_kfac(config, (1, 8, 8))
+def test_settings_reach_the_library_in_its_types():
+    kfac = make_kfac(
+        make_config(factor_decay=0.5, layer_rules="linear conv", ranks="a.A=3"), (1, 8, 8)
+    )
     assert (kfac.decay, kfac.layer_rules, kfac.ranks) == (0.5, ("linear", "conv"), {"a.A": 3})
+    privacy = library_values(make_config(norm_methods="head=gram"), PrivacyConfig)
+    assert privacy["norm_methods"] == {"head": "gram"}
+    few = library_values(make_config(max_physical_batch_size=-1), PrivacyConfig)
+    assert few["max_physical_batch_size"] == "auto"
+    assert library_values(RunConfig(), AdamBC)["floor"] == "auto"
 
 
 def test_settings_of_the_library_have_its_defaults_and_say_what_they_mean():
     for setting in FIELDS.values():
-        assert setting.metadata["help"], setting.name
-        for owner in setting.metadata["owners"]:
+        assert explain_setting(setting.name), setting.name
+        for owner in setting.metadata.get("owners", ()):
             assert setting.metadata["key"] in {field.name for field in dataclasses.fields(owner)}
     kfac = make_kfac(RunConfig(), (1, 8, 8))
     assert kfac == KFAC(probe=kfac.probe)
@@ -145,12 +125,12 @@ def test_settings_of_the_library_have_its_defaults_and_say_what_they_mean():
 
 def test_every_dataclass_that_has_a_field_gets_its_setting():
     for setting in FIELDS.values():
-        for owner in setting.metadata["owners"]:
+        for owner in setting.metadata.get("owners", ()):
             assert setting.metadata["key"] in library_values(RunConfig(), owner), (
                 setting.name,
                 owner,
             )
-    shared = RunConfig(every=7, max_factor_size=9)
+    shared = make_config(every=7, max_factor_size=9)
     assert (
         library_values(shared, NGD)["every"] == 7
         and library_values(shared, NGD)["max_factor_size"] == 9
@@ -159,19 +139,15 @@ def test_every_dataclass_that_has_a_field_gets_its_setting():
 
 def test_the_library_says_what_is_wrong_with_its_field():
     with pytest.raises(ConfigError, match=r"^decay must lie in \[0, 1\), got 1\.0"):
-        make_kfac(RunConfig(factor_decay=1.0), (1, 8, 8))
+        make_kfac(make_config(factor_decay=1.0), (1, 8, 8))
 
 
-def test_a_key_of_a_section_means_one_setting():
-    keys = {
-        name: (setting.metadata["section"], setting.metadata["key"] or name)
-        for name, setting in FIELDS.items()
-    }
-    assert len(set(keys.values())) == len(keys) and {
-        section for section, _ in keys.values()
-    } == set(SECTIONS)
-    for name, (section, key) in keys.items():
-        assert list(flatten({section: {key: 1}}, "x")) == [name]
+def test_a_setting_stands_in_one_section():
+    assert sum(len(dataclasses.fields(getattr(RunConfig, name))) for name in SECTIONS) == len(
+        FIELDS
+    )
+    for name, section in SECTION_OF.items():
+        assert flatten({section: {name: 1}}, "x") == {name: 1}
 
 
 def test_settings_of_a_file_are_read_with_unknown_keys() -> None:
@@ -193,13 +169,10 @@ def test_settings_of_a_file_are_read_with_unknown_keys() -> None:
             r"epsilon stands in \[optimizer\] and belongs into \[privacy\]",
         ),
         (
-            {"optimizer": {"kappa": 1}},
-            r"kappa stands in \[optimizer\] and belongs into \[postprocess\]",
+            {"optimizer": {"filter_kappa": 1}},
+            r"filter_kappa stands in \[optimizer\] and belongs into \[postprocess\]",
         ),
-        (
-            {"preconditioner": {"source": "pink"}},
-            r"source stands .* belongs into \[preconditioner\] as probe",
-        ),
+        ({"preconditioner": {"probe": "pink"}}, "unknown key 'probe'; did you mean 'probe_size'"),
         ({"run": {"seed": 1}, "seed": 2}, "seed is given twice"),
         ({"seed": 2, "run": {"seed": 1}}, "seed is given twice"),
         ({"qqq": 1}, "unknown key 'qqq'; known: "),
@@ -233,11 +206,13 @@ def test_an_unknown_key_names_the_nearest_known_one(content: dict, what: str):
 )
 def test_a_bad_value_names_the_field_and_the_value(settings: dict, what: str):
     with pytest.raises(ConfigError, match=what):
-        RunConfig(**settings)
+        make_config(**settings)
 
 
 def test_an_integer_is_a_number():
-    assert RunConfig(epsilon=3).epsilon == 3.0 and isinstance(RunConfig(epsilon=3).epsilon, float)
+    assert make_config(epsilon=3).privacy.epsilon == 3.0 and isinstance(
+        make_config(epsilon=3).privacy.epsilon, float
+    )
 
 
 @pytest.mark.parametrize("chosen", [{}, {"recipe": ""}, {"recipe": "mnist-"}, {"recipe": 3}])
@@ -255,16 +230,25 @@ def test_layers_lie_over_one_another():
         },
     }
     plain = layer_settings(defaults, {"method": "dp-sgd"})
-    assert (plain.lr, plain.epochs, plain.every, plain.optimizer) == (
+    assert (
+        plain.optimizer.lr,
+        plain.privacy.epochs,
+        plain.preconditioner.every,
+        plain.optimizer.optimizer,
+    ) == (
         0.5,
         9.0,
-        RunConfig.every,
+        RunConfig.preconditioner.every,
         "sgd",
     )
     adam = layer_settings(defaults, {"method": "dp-kfc"})
-    assert (adam.lr, adam.every, adam.optimizer) == (0.01, 7, "adam")
-    assert layer_settings(defaults, {"method": "dp-kfc", "optimizer": "sgd"}).lr == 0.2
-    assert layer_settings(defaults, {"method": "dp-kfc", "lr": 3.0}).lr == 3.0
+    assert (adam.optimizer.lr, adam.preconditioner.every, adam.optimizer.optimizer) == (
+        0.01,
+        7,
+        "adam",
+    )
+    assert layer_settings(defaults, {"method": "dp-kfc", "optimizer": "sgd"}).optimizer.lr == 0.2
+    assert layer_settings(defaults, {"method": "dp-kfc", "lr": 3.0}).optimizer.lr == 3.0
     with pytest.raises(ConfigError, match="unknown key 'evry'"):
         layer_settings({"method": {"dp-kfc": {"evry": 3}}}, {"method": "dp-kfc"})
 
@@ -289,9 +273,9 @@ def test_layers_lie_over_one_another():
 )
 def test_a_method_without_momentum_takes_steps_of_the_same_length(chosen, lr):
     defaults = {"privacy": {"max_grad_norm": 0.5}, "method": {"dp-sgd": {"lr": 0.1}}}
-    assert layer_settings(defaults, {"public_data": "x.safetensors", **chosen}).lr == pytest.approx(
-        lr
-    )
+    assert layer_settings(
+        defaults, {"public_data": "x.safetensors", **chosen}
+    ).optimizer.lr == pytest.approx(lr)
 
 
 @pytest.mark.parametrize(
@@ -312,25 +296,31 @@ def test_a_method_without_momentum_takes_steps_of_the_same_length(chosen, lr):
 )
 def test_adam_bc_takes_steps_as_long_as_adam_where_most_entries_are_noise(chosen, lr):
     rates = {"dp-sgd": {"lr": 0.1}, "dp-adam": {"lr": 0.01}, "dp-kfc": {"adam": {"lr": 0.02}}}
-    assert layer_settings({"method": rates}, chosen).lr == pytest.approx(lr, rel=1e-3)
+    assert layer_settings({"method": rates}, chosen).optimizer.lr == pytest.approx(lr, rel=1e-3)
 
 
 def test_a_table_of_adam_bc_is_taken_as_it_is():
     whole = {"dp-kfc": {"lr": 0.7, "adam": {"lr": 0.02}}}
-    assert layer_settings({"method": whole}, {"method": "dp-kfc", "optimizer": "adam-bc"}).lr == 0.7
+    assert (
+        layer_settings({"method": whole}, {"method": "dp-kfc", "optimizer": "adam-bc"}).optimizer.lr
+        == 0.7
+    )
     rates = {"dp-kfc": {"adam": {"lr": 0.02}, "adam-bc": {"lr": 0.3}}}
-    assert layer_settings({"method": rates}, {"method": "dp-kfc", "optimizer": "adam-bc"}).lr == 0.3
+    assert (
+        layer_settings({"method": rates}, {"method": "dp-kfc", "optimizer": "adam-bc"}).optimizer.lr
+        == 0.3
+    )
 
 
 def test_a_rate_of_its_own_or_without_momentum_stays_as_it_is():
-    assert layer_settings({"method": {"disk": {"lr": 0.1}}}, {"method": "disk"}).lr == 0.1
+    assert layer_settings({"method": {"disk": {"lr": 0.1}}}, {"method": "disk"}).optimizer.lr == 0.1
     assert (
         layer_settings(
             {"optimizer": {"momentum": 0.0}, "method": {"dp-sgd": {"lr": 0.1}}}, {"method": "disk"}
-        ).lr
+        ).optimizer.lr
         == 0.1
     )
-    assert layer_settings({}, {"method": "disk"}).lr == RunConfig.lr
+    assert layer_settings({}, {"method": "disk"}).optimizer.lr == RunConfig.optimizer.lr
 
 
 @pytest.mark.parametrize(
@@ -381,17 +371,30 @@ def test_a_recipe_may_name_its_method():
     from dpkfc.app.recipes.catalogue import run_config
 
     plain, own = run_config({"recipe": "digits"}), run_config({"recipe": "mnist-cnn"})
-    assert (plain.method, plain.sides, plain.readout) == ("dp-kfc-a", "input", "whitened")
-    assert (own.method, own.sides, own.readout, own.optimizer) == (
+    assert (plain.run.method, plain.preconditioner.sides, plain.privacy.readout) == (
+        "dp-kfc-a",
+        "input",
+        "whitened",
+    )
+    assert (
+        own.run.method,
+        own.preconditioner.sides,
+        own.privacy.readout,
+        own.optimizer.optimizer,
+    ) == (
         "dp-kfc-natural",
         "input",
         "natural",
         "sgd",
     )
-    assert (own.lr, own.momentum, own.source) == (0.03, 0.9, "dead-leaves")
-    assert run_config({"recipe": "mnist-cnn", "method": "dp-kfc"}).source == "pink"
+    assert (own.optimizer.lr, own.optimizer.momentum, own.preconditioner.source) == (
+        0.03,
+        0.9,
+        "dead-leaves",
+    )
+    assert run_config({"recipe": "mnist-cnn", "method": "dp-kfc"}).preconditioner.source == "pink"
     for recipe in ("mnist-cnn", "mnist-mlp"):
-        assert run_config({"recipe": recipe, "optimizer": "adam"}).lr == 1e-3, (
+        assert run_config({"recipe": recipe, "optimizer": "adam"}).optimizer.lr == 1e-3, (
             "a rate of SGD is none of Adam"
         )
 

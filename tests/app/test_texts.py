@@ -15,7 +15,8 @@ from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.text import SST2, load_texts
 from dpkfc.app.pretrained import SentenceClassifier, minilm_tokens
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
-from dpkfc.app.settings import ConfigError, RunConfig
+from dpkfc.app.settings import make_config
+from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import run
 
 
@@ -90,7 +91,7 @@ def test_the_recipe_probes_with_tokens_of_its_own_length():
     assert isinstance(ids, Tensor) and ids.shape == (5, *recipe.input_shape) and labels is None
     with pytest.raises(ConfigError, match="'tokens' is for text"):
         run(
-            RunConfig(
+            make_config(
                 **{
                     "recipe": "digits",
                     "method": "dp-kfc",

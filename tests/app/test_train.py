@@ -9,7 +9,6 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -26,7 +25,9 @@ from dpkfc.app.doctor import load_target
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
 from dpkfc.app.recipes.objective import evaluate
 from dpkfc.app.run_folder import RunFolderError
-from dpkfc.app.settings import ConfigError, RunConfig, flatten, read_toml
+from dpkfc.app.settings import RunConfig, make_config
+from dpkfc.app.settings_file import flatten
+from dpkfc.app.toml import ConfigError, read_toml
 from dpkfc.app.train import prepare, resume, run, stop_on_signals
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.privacy.ledger import verify
@@ -97,7 +98,7 @@ def test_the_released_weights_give_the_stated_accuracy(finished):
     result, folder = finished
     model = find_recipe("digits").model(0)
     model.load_state_dict(load_file(folder / "model.safetensors"))
-    data = find_recipe("digits").data(RunConfig(recipe="digits"))
+    data = find_recipe("digits").data(make_config(recipe="digits"))
     assert evaluate(model, data.test).accuracy == pytest.approx(result.accuracy)
 
 
@@ -143,7 +144,7 @@ def test_the_card_and_the_ledger_agree(finished):
 def test_the_written_config_replays_the_run(finished, tmp_path: Path):
     _, folder = finished
     settings = flatten(read_toml(folder / "config.toml"), "config.toml")
-    assert RunConfig(**settings) == replace(_config("x"), out="")
+    assert make_config(**settings) == _config("x").change(out="")
     again = run(run_config({**settings, "out": str(tmp_path / "again")}))
     assert again.steps == 4
     # The same settings and seed, and yet other noise: weights differ.

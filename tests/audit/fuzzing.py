@@ -24,7 +24,7 @@ import torch
 
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.run_folder import RunFolderError
-from dpkfc.app.settings import ConfigError
+from dpkfc.app.toml import ConfigError
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.privacy.budget import BudgetError
 from dpkfc.privacy.calibration import CalibrationError

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from dpkfc.app import train as train_module
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.run_folder import LAST_PLOT, Metrics, RunFolder, RunFolderError, write_atomically
-from dpkfc.app.settings import ConfigError
+from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import resume, run
 from dpkfc.checkpoint import CheckpointError, read
 from dpkfc.privacy.ledger import Ledger, LedgerError, verify

@@ -20,17 +20,20 @@ from hypothesis import strategies as st
 
 from dpkfc.app import train
 from dpkfc.app.assembly import learning_rate, make_augment, make_optimizer, make_plan
+from dpkfc.app.methods import METHODS
 from dpkfc.app.recipes import images
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
 from dpkfc.app.run_folder import RunFolder
-from dpkfc.app.settings import METHODS, ConfigError, RunConfig, flatten, read_toml, to_toml
+from dpkfc.app.settings import SETTINGS, RunConfig, make_config
+from dpkfc.app.settings_file import flatten, to_toml
+from dpkfc.app.toml import ConfigError, read_toml
 from dpkfc.privacy import accounting
 from dpkfc.privacy.calibration import check_target
 from tests.audit.fuzzing import ODD, PICKLE, Mutator, Tally, no_pickle
 from tests.audit.sizes import size
 from tests.command_line import call
 
-FIELDS = {field.name: field for field in dataclasses.fields(RunConfig)}
+FIELDS = SETTINGS
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +72,7 @@ def _prepared(config: RunConfig, **_: object) -> object:
     """What `prepare` makes of settings, without data and model: plan, optimizer, augmentation,
     learning rate.
     """
-    recipe = find_recipe(config.recipe)
+    recipe = find_recipe(config.run.recipe)
     make_augment(config, recipe.input_shape)
     plan = make_plan(config, recipe.input_shape, 1437, recipe.probe)
     learning_rate(config, 0, plan.steps)
@@ -138,8 +141,8 @@ def test_damaged_configs_of_run_folders(tmp_path: Path, evidence) -> None:
 def _value(rng: random.Random, field: dataclasses.Field[Any]) -> Any:
     """Now a value that fits its type, now anything."""
     kind, roll = str(field.type), rng.random()
-    if field.metadata["choices"] and roll < 0.7:
-        return rng.choice(field.metadata["choices"])
+    if field.metadata.get("choices", ()) and roll < 0.7:
+        return rng.choice(field.metadata.get("choices", ()))
     if roll < 0.6:
         whole = [0, 1, 2, 3, 50, 100, 10**6, 10**12, 2**62]
         return {
@@ -181,7 +184,7 @@ def test_invented_settings(evidence) -> None:
     @settings(max_examples=size(60, 4_000), derandomize=True, deadline=None, database=None)
     @given(st.dictionaries(st.sampled_from([*FIELDS, *METHODS, "privacy", "x"]), JSON, max_size=4))
     def look(chosen: dict[str, Any]) -> None:
-        tally.attempt(lambda: RunConfig(**flatten(chosen, "mine.toml")), chosen)
+        tally.attempt(lambda: make_config(**flatten(chosen, "mine.toml")), chosen)
         tally.attempt(
             lambda: run_config(
                 {"recipe": "digits", **{k: v for k, v in chosen.items() if k in FIELDS}}

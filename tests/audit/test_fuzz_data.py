@@ -25,7 +25,7 @@ from dpkfc.app.datasets.idx import read_idx
 from dpkfc.app.datasets.text import SST2, load_texts
 from dpkfc.app.recipes.images import CIFAR10_CNN as CIFAR10
 from dpkfc.app.recipes.images import MNIST_CNN as MNIST
-from dpkfc.app.settings import RunConfig
+from dpkfc.app.settings import make_config
 from dpkfc.app.train import pretrain
 from tests.app.files import idx_bytes, write_cifar, write_mnist
 from tests.audit.fuzzing import PICKLE, Bomb, Mutator, Tally, no_pickle
@@ -176,7 +176,7 @@ def test_a_recipe_reads_damaged_sets(tmp_path: Path, evidence) -> None:
         ]
         file.write_bytes(mutator.bytes())
         recipe = MNIST if file.parent.name == "mnist" else CIFAR10
-        settings = RunConfig(recipe=recipe.name, data_dir=str(tmp_path))
+        settings = make_config(recipe=recipe.name, data_dir=str(tmp_path))
         act = functools.partial(recipe.data, settings)
         tally.attempt(act, file.read_bytes(), file.name, "files in mnist/", "files in cifar10/")
         file.write_bytes(whole[file])
@@ -214,7 +214,7 @@ def test_damaged_public_tensors(tmp_path: Path, evidence) -> None:
         tmp_path / "public.safetensors",
         torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3)),
     )
-    config = RunConfig(
+    config = make_config(
         recipe="digits",
         pretrain_epochs=1,
         public_data=str(path),

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from dpkfc.app.assembly import make_plan
+from dpkfc.app.methods import METHODS
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
-from dpkfc.app.settings import METHODS, ConfigError, RunConfig
+from dpkfc.app.settings import RunConfig
+from dpkfc.app.toml import ConfigError
 
 PATH = Path(__file__).parent / "plans.json"
 DATASET_SIZE = 60_000
@@ -119,7 +121,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def plan_hash(config: RunConfig) -> str:
     """Return the hash of the plan of a run, or "refused" where its settings do not go together."""
-    recipe = find_recipe(config.recipe)
+    recipe = find_recipe(config.run.recipe)
     try:
         return make_plan(config, recipe.input_shape, DATASET_SIZE, recipe.probe).hash
     except ConfigError:

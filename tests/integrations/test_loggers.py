@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from dpkfc import Callback
-from dpkfc.app.settings import ConfigError, RunConfig
+from dpkfc.app.settings import make_config
+from dpkfc.app.toml import ConfigError
 from dpkfc.integrations import loggers
 from dpkfc.integrations.loggers import (
     LOGGERS,
@@ -96,9 +97,9 @@ def test_a_run_that_cannot_log_says_so_before_it_makes_anything(
 
 def test_settings_of_logging_are_checked() -> None:
     with pytest.raises(ConfigError, match="log"):
-        RunConfig(recipe="digits", log="tensorbord")
+        make_config(recipe="digits", log="tensorbord")
     with pytest.raises(ConfigError, match="log_private = true needs log"):
-        RunConfig(recipe="digits", log_private=True)
+        make_config(recipe="digits", log_private=True)
     with pytest.raises(ValueError, match="choose one of tensorboard, mlflow, wandb"):
         make_logger("aim", ".", "run")
 

@@ -15,7 +15,8 @@ from dpkfc.app.html.groups import assign_styles, comparable_panels, group_runs
 from dpkfc.app.html.page import build, make_environment
 from dpkfc.app.html.texts import epsilon_text, show
 from dpkfc.app.recipes.catalogue import run_config
-from dpkfc.app.settings import flatten, to_toml, tomllib
+from dpkfc.app.settings_file import flatten, to_toml
+from dpkfc.app.toml import tomllib
 from dpkfc.report.text import number, plain
 from tests.report.page_cases import plan, run_folder, summary, tuning
 

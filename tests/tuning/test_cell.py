@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.text import hashed_texts, load_texts
 from dpkfc.app.pretrained import minilm_vectors
-from dpkfc.app.settings import ConfigError
+from dpkfc.app.toml import ConfigError
 from dpkfc.app.tuning import runs as cells
 from dpkfc.app.tuning.runs import Ended, Place, Run, StudyError, run_cell
 from dpkfc.checkpoint import CheckpointError

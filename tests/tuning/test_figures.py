@@ -206,4 +206,4 @@ def test_the_grid_is_judged_on_a_validation_split():
         "dp-kfc",
     }
     assert plateau(rows_of(lambda lr, c: 0.9 if lr == 1 else 0.5)) == pytest.approx(1 / 3)
-    assert {run.config().optimizer for run in grid} == {"sgd"}
+    assert {run.config().optimizer.optimizer for run in grid} == {"sgd"}

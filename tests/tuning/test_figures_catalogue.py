@@ -109,7 +109,7 @@ def test_accuracy_over_settings_is_written_as_maps_that_the_report_draws(tmp_pat
     runs = FIGURES["kfc-fig10"].runs(True)
     with Store(tmp_path / "results.json") as store:
         for run in runs[:-1]:
-            accuracy = 0.5 + run.config().lr * run.config().max_grad_norm
+            accuracy = 0.5 + run.config().optimizer.lr * run.config().privacy.max_grad_norm
             row = {
                 "run": run.describe(),
                 "hash": run.hash,

@@ -38,11 +38,11 @@ def test_what_wins_on_the_validation_split_is_judged_seed_by_seed():
         }
     )
     tests = GRID.cells(known, True)
-    assert [(arm, run.evaluate_on, run.seed, run.config().lr) for arm, run in tests] == [
+    assert [(arm, run.evaluate_on, run.seed, run.config().optimizer.lr) for arm, run in tests] == [
         ("SGD", "test", 0, 0.2),
         ("SGD", "test", 1, 0.2),
     ]
-    assert all(run.config().validation_size == 0 for _, run in tests)
+    assert all(run.config().data.validation_size == 0 for _, run in tests)
     best, other = GRID.points(known, "SGD")
     assert (best[0]["lr"], other[0]["lr"]) == (0.2, 0.1)
     assert (
@@ -61,7 +61,7 @@ def test_of_several_tuning_seeds_the_mean_decides_and_all_have_to_have_run(study
         arms={"SGD": ("dp-sgd", [{"lr": 0.1}, {"lr": 0.2}])},
     )
     points = [run for _, run in grid.cells(Known(), False)]
-    assert [(run.seed, run.config().lr) for run in points] == [
+    assert [(run.seed, run.config().optimizer.lr) for run in points] == [
         (7, 0.1),
         (7, 0.2),
         (8, 0.1),
@@ -74,7 +74,7 @@ def test_of_several_tuning_seeds_the_mean_decides_and_all_have_to_have_run(study
             for run, x in zip(points, (0.9, 0.8, 0.5, 0.8), strict=True)
         }
     )
-    assert [run.config().lr for _, run in grid.cells(known, True)] == [0.2]
+    assert [run.config().optimizer.lr for _, run in grid.cells(known, True)] == [0.2]
     assert GRIDS["_spread"](grid.points(known, "SGD")[1][1]) == "70.00\xa0±\xa0254.12 (2)"
     del known[points[2].hash]
     assert not grid.cells(known, True)

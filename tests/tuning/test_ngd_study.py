@@ -68,8 +68,8 @@ def test_every_run_of_the_study_has_settings_that_go_together(study, tmp_path: P
     listed = {run for stage in study.stages(store) for run in stage if run is not None}
     assert len({run.hash for run in listed}) == len(listed) > 80
     private = study.test_run(store, "whitened", 0, study.PRIVATE)
-    assert private.config().source == "private-oracle"
-    assert private.config().public_data == ""
+    assert private.config().preconditioner.source == "private-oracle"
+    assert private.config().data.public_data == ""
 
 
 def test_a_direction_needs_an_interval_beside_zero(pages):

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from dpkfc.app.settings import METHOD_LABELS
+from dpkfc.app.methods import METHOD_LABELS
 from dpkfc.app.tuning.runs import Place, StudyError
 from dpkfc_papers import commands, tables
 from dpkfc_papers.figures import FIGURES, find, reproduce_figures
@@ -50,12 +50,12 @@ def test_every_method_is_run_at_every_rate_and_noise_and_differs_in_them_alone()
         {k: v for k, v in run.identity()["settings"].items() if k not in kept} for run in runs
     ]
     assert all(settings == common[0] for settings in common) and {
-        run.config().momentum for run in runs
+        run.config().optimizer.momentum for run in runs
     } == {0.0}
     assert {run.evaluate_on for run in runs} == {"validation"} and set(SWEEP_METHODS) <= set(
         METHOD_LABELS
     )
-    assert all(run.config().smoke for run in sweep_cells(True)) and len(sweep_cells(True)) < 20
+    assert all(run.config().run.smoke for run in sweep_cells(True)) and len(sweep_cells(True)) < 20
 
 
 def test_points_are_means_over_repetitions_and_a_run_without_a_finite_loss_takes_its_point_away():

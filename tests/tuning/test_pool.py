@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from dpkfc.app.run_folder import RunFolderError, write_atomically
-from dpkfc.app.settings import ConfigError
+from dpkfc.app.toml import ConfigError
 from dpkfc.app.tuning import pool
 from dpkfc.app.tuning.pool import Outcome, StudyProgress, Task, drive, end_of, run_one, worker_count
 from dpkfc.app.tuning.runs import Ended, Place, Run, StudyError

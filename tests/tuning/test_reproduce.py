@@ -7,7 +7,6 @@ import importlib.util
 import json
 import re
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,7 +73,10 @@ def test_every_cell_has_a_run_or_a_reason(name):
     table = load(name)
     assert table.cells and table.accounting
     for one in table.cells:
-        assert one.not_run or one.run({}, 0).config().recipe == one.recipe, (one.row, one.column)
+        assert one.not_run or one.run({}, 0).config().run.recipe == one.recipe, (
+            one.row,
+            one.column,
+        )
 
 
 def test_the_tables_that_were_asked_for_are_there():
@@ -428,9 +430,8 @@ def test_cells_that_take_more_than_a_few_cores_have_a_recipe_and_a_command():
             {name[2:].replace("-", "_"): _number(text) for name, text in given.items()}
         )
         wanted = one.run({}, 0).config()
-        assert replace(config, public_data=wanted.public_data) == replace(
-            wanted, eval_on=config.eval_on
-        ), one.command
+        wanted = wanted.change(eval_on=config.run.eval_on)
+        assert config.change(public_data=wanted.data.public_data) == wanted, one.command
     assert not any("recipe missing" in one.not_run for name in names() for one in load(name).cells)
 
 

@@ -21,7 +21,7 @@ KILLED = "its process ended (killed, or out of memory)"
 
 def score(run: Run) -> float:
     """Return a made-up accuracy with its best learning rate at 0.1."""
-    return 0.9 - 0.1 * abs(math.log10(run.config().lr / 0.1))
+    return 0.9 - 0.1 * abs(math.log10(run.config().optimizer.lr / 0.1))
 
 
 def row_of(run: Run, accuracy: float | None = None) -> dict:
@@ -35,7 +35,7 @@ def row_of(run: Run, accuracy: float | None = None) -> dict:
         "noise_multiplier": 1.0,
         "measured_on": run.evaluate_on,
         "curve": [[0, 0.1], [4, accuracy]],
-        "target_epsilon": run.config().epsilon,
+        "target_epsilon": run.config().privacy.epsilon,
         "wall_seconds": 1.0,
         "dataset_size": 1000,
         "accountant": "pld",

@@ -101,4 +101,6 @@ def test_data_that_are_not_there_are_said_and_are_no_failure(tmp_path, monkeypat
 def test_every_cell_has_a_smoke_run_or_says_why_not(name):
     for one in load(name).cells:
         run = tables._small(one)
-        assert one.not_run if run is None else not tables._find_mistake(run) and run.config().smoke
+        assert (
+            one.not_run if run is None else not tables._find_mistake(run) and run.config().run.smoke
+        )

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import re
@@ -89,7 +88,7 @@ def test_an_optimizer_that_is_asked_for_brings_its_ranges():
 
 
 def test_every_method_has_a_space_that_its_recipe_takes():
-    from dpkfc.app.settings import METHODS
+    from dpkfc.app.methods import METHODS
 
     for name in METHODS:
         arm = arm_of("mnist-cnn", name)
@@ -381,12 +380,12 @@ def test_random_directions_control_the_sides_and_the_read_out_of_the_method_they
     own, twin = arms["dp-kfc-natural"], arms["dp-kfc-natural-random"]
     assert twin.control and twin.space == own.space and twin.method == own.method
     described = [Run.of("mnist-cnn", arm.method, arm.settings).config() for arm in (own, twin)]
-    assert dataclasses.replace(described[1], control="none") == described[0]
-    assert (described[1].control, described[1].sides, described[1].readout) == (
+    assert described[1].change(control="none") == described[0]
+    assert [described[1].values[name] for name in ("control", "sides", "readout")] == [
         "random",
         "input",
         "natural",
-    )
+    ]
 
 
 def test_an_exponent_is_searched_where_the_probe_has_one():

@@ -285,7 +285,7 @@ def generation_recipe(
     """
 
     def load(tokens: Tokens, config: RunConfig) -> ExampleSet:
-        pairs = load_pairs(source, config.data_dir or None)
+        pairs = load_pairs(source, config.data.data_dir or None)
         return pairs.convert(lambda part: encode_pairs(part, tokens, length))
 
     def make_recipe(tokens: Tokens, weights: str, **parts: Any) -> Recipe:
@@ -353,7 +353,7 @@ def _token_noise(tokenizer: Any, length: int, config: RunConfig) -> TokenNoise:
         tokenizer,
         length,
         bare=True,
-        zipf_exponent=config.zipf_exponent or None,
+        zipf_exponent=config.preconditioner.zipf_exponent or None,
         min_length=max(8, length // 4),
     )
 

@@ -85,7 +85,7 @@ def fine_tuned_recipe(name: str, source: Source, num_classes: int, model: str, s
 
     def load(config: RunConfig) -> ExampleSet:
         # The images take half a minute.
-        check_timm(model, config.pretrained)
+        check_timm(model, config.model.pretrained)
         return read(config)
 
     recipe = replace(recipe, constants=constants, heavy=True, load=load)

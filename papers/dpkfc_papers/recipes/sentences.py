@@ -142,7 +142,7 @@ def _title_vectors(data_dir: str) -> ExampleSet:
 STACKOVERFLOW_HEAD = replace(
     STACKOVERFLOW_MINILM,
     name="stackoverflow-head",
-    load=lambda config: _title_vectors(config.data_dir),
+    load=lambda config: _title_vectors(config.data.data_dir),
     build=partial(LinearHead, SENTENCE_WIDTH, 20),
     input_shape=(SENTENCE_WIDTH,),
     probe=lambda config: SentenceNoise(token_noise(config, HEAD_LENGTH)),

@@ -239,7 +239,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: b
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    from dpkfc.app.settings import tomllib
+    from dpkfc.app.toml import tomllib
 
     return tomllib.loads(path.read_text("utf-8"))
 

@@ -114,7 +114,7 @@ def chosen_for(method: str, rate: float, sgd_rate: float) -> dict[str, Any]:
 
 
 def rates_of(method: str) -> tuple[float, ...]:
-    from dpkfc.app.settings import METHODS
+    from dpkfc.app.methods import METHODS
 
     optimizer = METHODS[method].settings.get("optimizer", "sgd")
     rates = RATES["adam" if optimizer in ("adam", "adam-bc") else "sgd"]
@@ -122,7 +122,7 @@ def rates_of(method: str) -> tuple[float, ...]:
 
 
 def settings_of(chosen: dict[str, Any], seed: int, evaluate_on: str) -> dict[str, Any]:
-    from dpkfc.app.settings import METHODS
+    from dpkfc.app.methods import METHODS
 
     preset = dict(METHODS[chosen["method"]].settings)
     if chosen["method"] == "dp-kfc" or chosen["method"].startswith("dp-kfc-"):
@@ -143,7 +143,7 @@ def table(results: dict[str, Any], only: tuple[str, ...] = ()) -> str:
     """Markdown: accuracy on the test set, mean and 95 % interval, and the rate that
     validation chose.
     """
-    from dpkfc.app.settings import METHODS
+    from dpkfc.app.methods import METHODS
     from dpkfc_papers.studies.harness import interval, markdown
 
     rows = []
@@ -178,7 +178,7 @@ def table(results: dict[str, Any], only: tuple[str, ...] = ()) -> str:
 
 
 def main() -> None:
-    from dpkfc.app.settings import METHODS
+    from dpkfc.app.methods import METHODS
     from dpkfc_papers.studies.harness import hardware, now, read_json
 
     parser = argparse.ArgumentParser(

@@ -201,7 +201,7 @@ def paper_cells() -> str:
 
 def methods(page: str = "") -> str:
     """The methods on the digits, all or those of one page of docs/methods."""
-    from dpkfc.app.settings import METHODS
+    from dpkfc.app.methods import METHODS
     from dpkfc_papers.studies import methods as study
 
     results = read_json(study.PATH)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +18,8 @@ from dpkfc.app.datasets.examples import Examples, ExampleSet
 from dpkfc.app.owndata.schema import norm_of
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.recipes.recipe import Recipe
-from dpkfc.app.settings import RECIPE_DEFAULTS, ConfigError, RunConfig, library_values
+from dpkfc.app.settings import RECIPE_DEFAULTS, SECTION_OF, RunConfig, library_values
+from dpkfc.app.toml import ConfigError
 from dpkfc.callbacks import NORM, PURPOSE, EarlyStopping, PrivateEarlyStopping
 from dpkfc.config import Plan, PrivacyConfig, count_steps
 from dpkfc.curvature.base import Preconditioner
@@ -63,7 +63,7 @@ class Prepared:
     @property
     def evaluation_examples(self) -> Examples:
         """Return the examples that the run is judged on."""
-        if self.config.eval_on == "validation" and self.data.validation:
+        if self.config.run.eval_on == "validation" and self.data.validation:
             return self.data.validation
         return self.data.test
 
@@ -110,12 +110,12 @@ def make_kfac(
             probe: Probe = PublicData(inputs, provenance="example inputs")
         else:
             probe = _main_probe(config, input_shape, recipe_probe, private)
-            if config.output_source:
+            if config.preconditioner.output_source:
                 output_probe = _make_probe(
-                    config, config.output_source, input_shape, recipe_probe, private
+                    config, config.preconditioner.output_source, input_shape, recipe_probe, private
                 )
         values = library_values(config, KFAC)
-        return KFAC(probe=probe, output_probe=output_probe, seed=config.seed, **values)
+        return KFAC(probe=probe, output_probe=output_probe, seed=config.run.seed, **values)
 
 
 def make_preconditioner(
@@ -137,15 +137,16 @@ def make_preconditioner(
     Raises:
         ConfigError: settings that do not go together.
     """
-    kind = config.preconditioner
+    preconditioner = config.preconditioner
+    kind = preconditioner.preconditioner
     if kind == "none":
         return None
     if kind == "kfac":
         return make_kfac(config, input_shape, recipe_probe=recipe_probe, private=private)
     probe = _main_probe(config, input_shape, recipe_probe, private)
     # A file of public data is used whole.
-    size = None if config.source == "public" else config.probe_size
-    common: dict[str, Any] = {"probe": probe, "probe_size": size, "seed": config.seed}
+    size = None if preconditioner.source == "public" else preconditioner.probe_size
+    common: dict[str, Any] = {"probe": probe, "probe_size": size, "seed": config.run.seed}
     if kind == "adadps":
         batch_size = 20 if size is None else min(20, size)
         return AdaDPS(batch_size=batch_size, **common, **library_values(config, AdaDPS))
@@ -162,29 +163,30 @@ def make_postprocess(config: RunConfig) -> tuple[PostProcess, ...]:
     """
     steps: list[PostProcess] = []
     with _library_errors():
-        if config.filter != "none":
+        if config.postprocess.filter != "none":
             steps.append(_make_filter(config))
-        if config.optimizer == "adam-bc":
+        if config.optimizer.optimizer == "adam-bc":
             steps.append(AdamBC(**library_values(config, AdamBC)))
-        if config.optimizer == "sofim":
+        if config.optimizer.optimizer == "sofim":
             steps.append(SOFIM(**library_values(config, SOFIM)))
     return tuple(steps)
 
 
 def _make_filter(config: RunConfig) -> PostProcess:
     """Return the filter that the settings name."""
-    kappa = config.filter_kappa
-    momentum: dict[str, Any] = {"momentum_allowed": config.filter_momentum}
+    postprocess = config.postprocess
+    kappa = postprocess.filter_kappa
+    momentum: dict[str, Any] = {"momentum_allowed": postprocess.filter_momentum}
     filters: dict[str, Callable[[], PostProcess]] = {
-        "disk": lambda: DiSK(kappa, config.disk_gamma, **momentum),
+        "disk": lambda: DiSK(kappa, postprocess.disk_gamma, **momentum),
         "disk-look-ahead": lambda: DiSK(kappa, mode="look_ahead", **momentum),
         "storm": lambda: DiSK(kappa, mode="storm", **momentum),
         "ema": lambda: EMA(kappa, **momentum),
-        "doppler": lambda: LowPass.butterworth(2, config.doppler_cutoff, **momentum),
+        "doppler": lambda: LowPass.butterworth(2, postprocess.doppler_cutoff, **momentum),
         "doppler-first-order": lambda: LowPass.first_order(kappa, **momentum),
         "doppler-chebyshev": lambda: LowPass.chebyshev(**momentum),
     }
-    return filters[config.filter]()
+    return filters[postprocess.filter]()
 
 
 def _main_probe(
@@ -194,25 +196,27 @@ def _main_probe(
     private: Any,
 ) -> Probe:
     """Return the probe of `source`, refined where the settings say so."""
-    probe = _make_probe(config, config.source, input_shape, recipe_probe, private)
-    if not config.refine:
+    preconditioner = config.preconditioner
+    probe = _make_probe(config, preconditioner.source, input_shape, recipe_probe, private)
+    if not preconditioner.refine:
         return probe
     _check_refine(config)
-    return Refined(probe, steps=config.refine)
+    return Refined(probe, steps=preconditioner.refine)
 
 
 def _check_refine(config: RunConfig) -> None:
-    if config.source in ("tokens", "private-oracle"):
+    preconditioner = config.preconditioner
+    if preconditioner.source in ("tokens", "private-oracle"):
         raise ConfigError(
-            f"refine moves images, and source = {config.source!r} gives others; leave it out, or "
-            "take dead-leaves"
+            f"refine moves images, and source = {preconditioner.source!r} gives others; "
+            "leave it out, or take dead-leaves"
         )
-    if config.labels == "given":
+    if preconditioner.labels == "given":
         raise ConfigError(
             "refine moves images to classes of its own, and labels = 'given' do not fit; take "
             "'model'"
         )
-    if config.likelihood == "gaussian":
+    if preconditioner.likelihood == "gaussian":
         raise ConfigError(
             "refine moves images towards classes, and likelihood = 'gaussian' has none; leave it "
             "out"
@@ -233,7 +237,7 @@ def _make_probe(
     if source == "tokens":
         if recipe_probe is None:
             raise ConfigError(
-                f"source = 'tokens' is for text; the recipe {config.recipe!r} takes pink, "
+                f"source = 'tokens' is for text; the recipe {config.run.recipe!r} takes pink, "
                 "dead-leaves, white or public"
             )
         return recipe_probe(config)
@@ -245,7 +249,7 @@ def _make_probe(
             )
         return PrivateOracle(private)
     if source == "public":
-        path = Path(config.public_data)
+        path = Path(config.data.public_data)
         inputs, labels = read_public_data(path, input_shape)
         return PublicData(
             inputs, labels, provenance=f"file {path.name}, declared public by its user"
@@ -342,8 +346,11 @@ def make_privacy_config(
     Raises:
         ConfigError: settings that do not go together.
     """
+    privacy = config.privacy
     with _library_errors():
-        steps = count_steps(config.steps, config.epochs, dataset_size, config.expected_batch_size)
+        steps = count_steps(
+            privacy.steps, privacy.epochs, dataset_size, privacy.expected_batch_size
+        )
         preconditioner = make_preconditioner(config, input_shape, steps, recipe_probe, private)
         values = library_values(config, PrivacyConfig)
         extra = []
@@ -355,12 +362,12 @@ def make_privacy_config(
         if preconditioner is not None and preconditioner.required_clipping is not None:
             values["clipping"] = preconditioner.required_clipping
         return PrivacyConfig(
-            epochs=None if config.steps else config.epochs,
-            steps=config.steps or None,
+            epochs=None if privacy.steps else privacy.epochs,
+            steps=privacy.steps or None,
             postprocess=make_postprocess(config),
-            weight_average=WeightEMA(config.weight_average) if config.weight_average else None,
+            weight_average=WeightEMA(privacy.weight_average) if privacy.weight_average else None,
             preconditioner=preconditioner,
-            test_mode_seed=config.seed if config.test_mode else None,
+            test_mode_seed=config.run.seed if privacy.test_mode else None,
             unit=unit,
             max_records_per_unit=max_records_per_unit,
             extra_releases=tuple(extra),
@@ -374,23 +381,25 @@ def _evaluation_releases(config: RunConfig, steps: int) -> ExtraRelease:
     Raises:
         ConfigError: settings that a private early end needs are missing, or no step is evaluated.
     """
+    privacy = config.privacy
+    run = config.run
     needed = {
-        "patience": config.patience,
-        "validation_size": config.validation_size,
-        "evaluate_every": config.evaluate_every,
+        "patience": run.patience,
+        "validation_size": config.data.validation_size,
+        "evaluate_every": run.evaluate_every,
     }
-    if not all(needed.values()) or config.public_validation or config.noise_multiplier:
+    if not all(needed.values()) or config.data.public_validation or privacy.noise_multiplier:
         raise ConfigError(
-            f"stop_on = {config.stop_on!r} needs {', '.join(needed)} above 0, epsilon instead of"
+            f"stop_on = {run.stop_on!r} needs {', '.join(needed)} above 0, epsilon instead of"
             " noise_multiplier, and no public_validation"
         )
-    count = (steps - 1) // config.evaluate_every
+    count = (steps - 1) // run.evaluate_every
     if count < 1:
         raise ConfigError(
-            f"evaluate_every = {config.evaluate_every} leaves no evaluation within {steps} steps:"
+            f"evaluate_every = {run.evaluate_every} leaves no evaluation within {steps} steps:"
             " lower it"
         )
-    noise = share_noise(config.stop_share, config.epsilon, config.delta, count)
+    noise = share_noise(privacy.stop_share, privacy.epsilon, privacy.delta, count)
     return ExtraRelease(
         purpose=PURPOSE,
         noise_multiplier=noise,
@@ -400,12 +409,13 @@ def _evaluation_releases(config: RunConfig, steps: int) -> ExtraRelease:
 
 
 def _bounds_release(config: RunConfig, private_bounds: int) -> ExtraRelease:
-    if config.noise_multiplier:
+    privacy = config.privacy
+    if privacy.noise_multiplier:
         raise ConfigError(
             "bounds = 'private' takes a part of ε; give epsilon instead of noise_multiplier ="
-            f" {config.noise_multiplier:g}"
+            f" {privacy.noise_multiplier:g}"
         )
-    noise = share_noise(config.bounds_share, config.epsilon, config.delta)
+    noise = share_noise(privacy.bounds_share, privacy.epsilon, privacy.delta)
     norm = norm_of(private_bounds)
     return ExtraRelease(purpose="bounds", noise_multiplier=noise, norm=norm)
 
@@ -432,9 +442,11 @@ def make_plan(
             private=private,
             **units,
         )
-        if config.noise_multiplier:
-            return privacy.with_noise(config.noise_multiplier, config.delta, dataset_size)
-        return privacy.calibrate(config.epsilon, config.delta, dataset_size)
+        if config.privacy.noise_multiplier:
+            return privacy.with_noise(
+                config.privacy.noise_multiplier, config.privacy.delta, dataset_size
+            )
+        return privacy.calibrate(config.privacy.epsilon, config.privacy.delta, dataset_size)
 
 
 _AUGMENTS = {
@@ -450,14 +462,15 @@ def make_augment(config: RunConfig, input_shape: tuple[int, ...]) -> Augment | N
     Raises:
         ConfigError: the recipe has no images.
     """
-    if not config.augment:
+    data = config.data
+    if not data.augment:
         return None
     if len(input_shape) != 3:
         raise ConfigError(
-            f"augment = {config.augment!r} is for images; the recipe {config.recipe!r} has none: "
+            f"augment = {data.augment!r} is for images; the recipe {config.run.recipe!r} has none: "
             "leave it out"
         )
-    return _AUGMENTS[config.augment]()
+    return _AUGMENTS[data.augment]()
 
 
 def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -465,16 +478,17 @@ def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer
 
     With adam-bc or sofim the post-processing computes the step, and SGD without momentum takes it.
     """
+    optimizer = config.optimizer
     parameters = [p for p in model.parameters() if p.requires_grad]
-    if config.optimizer == "adam":
-        return torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay)
+    if optimizer.optimizer == "adam":
+        return torch.optim.AdamW(parameters, lr=optimizer.lr, weight_decay=optimizer.weight_decay)
     # Torch adds the decay of SGD to the released gradient, so it passes through the momentum.
     return torch.optim.SGD(
         parameters,
-        lr=config.lr,
-        momentum=config.momentum if config.optimizer == "sgd" else 0.0,
-        weight_decay=config.weight_decay,
-        nesterov=config.nesterov,
+        lr=optimizer.lr,
+        momentum=optimizer.momentum if optimizer.optimizer == "sgd" else 0.0,
+        weight_decay=optimizer.weight_decay,
+        nesterov=optimizer.nesterov,
     )
 
 
@@ -487,18 +501,19 @@ def learning_rate(config: RunConfig, step: int, steps: int) -> float:
     Raises:
         ConfigError: warm-up and schedule are longer than the plan.
     """
-    length = config.schedule_steps or steps
-    longest = max(length, config.warmup_steps)
+    optimizer = config.optimizer
+    length = optimizer.schedule_steps or steps
+    longest = max(length, optimizer.warmup_steps)
     if longest > steps:
         raise ConfigError(f"a schedule of {longest} steps is longer than the plan of {steps}")
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
-    if config.schedule == "constant":
-        return config.lr
-    done = min(1.0, (step - config.warmup_steps) / max(1, length - config.warmup_steps))
-    if config.schedule == "linear":
-        return config.lr * (1 - done)
-    return config.lr * (0.5 * (1 + math.cos(math.pi * done)))
+    if step < optimizer.warmup_steps:
+        return optimizer.lr * (step + 1) / optimizer.warmup_steps
+    if optimizer.schedule == "constant":
+        return optimizer.lr
+    done = min(1.0, (step - optimizer.warmup_steps) / max(1, length - optimizer.warmup_steps))
+    if optimizer.schedule == "linear":
+        return optimizer.lr * (1 - done)
+    return optimizer.lr * (0.5 * (1 + math.cos(math.pi * done)))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -521,9 +536,8 @@ _SEARCHED = {
     "pretrain_epochs",
     "pretrain_lr",
 }
-_SETTINGS = dataclasses.fields(RunConfig)
-_SEARCHED |= {item.name for item in _SETTINGS if item.metadata["section"] in _SEARCHED_SECTIONS}
-_ALL_BUT_RATE = tuple(item.name for item in _SETTINGS if item.name not in ("lr", "out"))
+_SEARCHED |= {name for name, section in SECTION_OF.items() if section in _SEARCHED_SECTIONS}
+_ALL_BUT_RATE = tuple(name for name in SECTION_OF if name not in ("lr", "out"))
 # Settings on which a recipe's defaults depend.
 _KIND = (
     "recipe",
@@ -547,22 +561,23 @@ def describe_choice(config: RunConfig) -> str:
     Budget, sampler and settings that only decide speed are left out. A learning rate that the
     recipe itself derives from other settings counts as the recipe's.
     """
+    run = config.run
     try:
         recipe_config = _recipe_config(config, _KIND)
     except ConfigError:
         # The recipe's own settings do not go together with this method or optimizer.
-        names = ["settings"] if config.chosen_by == RECIPE_DEFAULTS else []
+        names = ["settings"] if run.chosen_by == RECIPE_DEFAULTS else []
     else:
-        stated = config.chosen_by != recipe_config.chosen_by
+        stated = run.chosen_by != recipe_config.run.chosen_by
         names = [] if stated else _differing_settings(config, recipe_config)
     if not names:
-        return config.chosen_by
+        return run.chosen_by
     listed = ", ".join(names[:_MOST])
     if len(names) > _MOST:
         listed += f" and {len(names) - _MOST} more"
     return (
         f"{listed}: given, not stated how they were found; not covered by ε. "
-        f"All others: {config.chosen_by}"
+        f"All others: {run.chosen_by}"
     )
 
 
@@ -570,16 +585,16 @@ def _differing_settings(config: RunConfig, recipe_config: RunConfig) -> list[str
     """Return names of settings that a search may choose, and that differ from the recipe's."""
     names = set()
     for name in _SEARCHED.difference(_KIND):
-        if getattr(config, name) != getattr(recipe_config, name):
+        if config.values[name] != recipe_config.values[name]:
             names.add(name)
-    if "lr" in names and _recipe_config(config, _ALL_BUT_RATE).lr == config.lr:
+    if "lr" in names and _recipe_config(config, _ALL_BUT_RATE).optimizer.lr == config.optimizer.lr:
         names.remove("lr")
     of_method = ("recipe", "method", "public_data", "task")
-    if _recipe_config(config, of_method).optimizer != config.optimizer:
+    if _recipe_config(config, of_method).optimizer.optimizer != config.optimizer.optimizer:
         names.add("optimizer")
     return [name for name in _FIRST if name in names] + sorted(names.difference(_FIRST))
 
 
 def _recipe_config(config: RunConfig, names: tuple[str, ...]) -> RunConfig:
     """Return the recipe's settings for a run in which only the named settings are given."""
-    return run_config({name: getattr(config, name) for name in names})
+    return run_config({name: config.values[name] for name in names})

@@ -21,7 +21,8 @@ from safetensors.torch import load_file
 
 from dpkfc.app.assembly import Prepared, make_augment, make_optimizer
 from dpkfc.app.run_folder import RunFolder
-from dpkfc.app.settings import ConfigError, RunConfig
+from dpkfc.app.settings import RunConfig
+from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import prepare, read_settings
 from dpkfc.audit import (
     Audit,
@@ -258,7 +259,7 @@ def audit(
         DatasetError: missing or damaged data.
     """
     _check_kinds(kinds, runs, None)
-    prepared = prepare(replace(config, test_mode=False))
+    prepared = prepare(config.change(test_mode=False))
     return _run_audits(prepared, kinds, canaries, runs, None, console)
 
 
@@ -318,18 +319,18 @@ def audit_folder(
         return _audit_release(folder, kinds)
     folder = RunFolder.open(path)
     config = read_settings(folder)
-    if config.test_mode:
+    if config.privacy.test_mode:
         raise ConfigError(
             f"{path} was trained in test mode, where noise can be repeated from a seed: "
             "NOT PRIVATE, not audited"
         )
     weights = folder.model if folder.model.is_file() else None
     _check_kinds(kinds, runs, weights)
-    prepared = prepare(replace(config, out=""))
+    prepared = prepare(config.change(out=""))
     # The ledger is read before training, as an audit may run long.
     ledger = ledger_finding(folder.ledger, prepared.plan)
     verdict = _run_audits(prepared, kinds, canaries, runs, weights, console)
-    card = card_finding(folder.ledger, prepared.plan, config.device)
+    card = card_finding(folder.ledger, prepared.plan, config.run.device)
     verdict = replace(verdict, ledger=ledger, card=card)
     return _write_verdict(folder, verdict)
 
@@ -491,7 +492,7 @@ def _unprotected_figures(described: Mapping[str, Any]) -> dict[str, str]:
 def _audit_step(prepared: Prepared, runs: int, show: Show) -> Audit:
     """Audit one step, on one thread: thousands of small steps on two take four times as long."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(prepared.config.threads or 1)
+    torch.set_num_threads(prepared.config.run.threads or 1)
     try:
         return audit_step(make_subject(prepared), runs=runs, progress=show)
     finally:

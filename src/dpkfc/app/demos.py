@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from dpkfc.app import plots
 from dpkfc.app.datasets.digits import read_digits
+from dpkfc.app.methods import METHOD_LABELS
 from dpkfc.app.models import linear_from_zero
 from dpkfc.app.recipes.objective import cross_entropy, evaluate
 from dpkfc.app.run_folder import RunFolder
-from dpkfc.app.settings import METHOD_LABELS
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.federated.flower import App, Settings

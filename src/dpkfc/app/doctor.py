@@ -12,7 +12,8 @@ from dpkfc.app.owndata.display import print_shares, schema_table
 from dpkfc.app.owndata.tasks import call_function
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, recipe_of, run_config
 from dpkfc.app.run_folder import RunFolder
-from dpkfc.app.settings import ConfigError, RunConfig, nearest
+from dpkfc.app.settings import RunConfig, make_config
+from dpkfc.app.toml import ConfigError, nearest
 from dpkfc.app.train import read_settings
 from dpkfc.report.doctor import diagnose, layer_table
 
@@ -95,10 +96,10 @@ def doctor_report(
             console.print(schema_table(recipe.columns))
             # Its owner compares public names with the file before ε is spent.
             print_shares(console, recipe.load(own).figures)
-        model, name = recipe.model(own.seed), recipe.title
+        model, name = recipe.model(own.run.seed), recipe.title
         curvature = make_kfac(own, recipe.input_shape, recipe_probe=recipe.probe)
     else:
-        seed = RunConfig(seed=settings.get("seed", 0)).seed
+        seed = make_config(seed=settings.get("seed", 0)).run.seed
         model, shape, inputs, name = load_target(target, input_shape, seed)
         named, recipe_probe = "digits", None
         if ":" not in target:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from dpkfc.app.datasets.errors import DatasetError, unreadable_error
-from dpkfc.app.settings import ConfigError, RunConfig
+from dpkfc.app.settings import RunConfig
+from dpkfc.app.toml import ConfigError
 from dpkfc.checkpoint import file_digest
 
 # The settings that name own data, which may stand elsewhere when a run goes on.
@@ -25,13 +25,13 @@ def data_digest(config: RunConfig) -> str:
     Raises:
         DatasetError: a file is missing or cannot be read.
     """
-    if not config.data:
+    if not config.data.data:
         return ""
     digest = hashlib.sha256()
     for setting in MOVABLE:
-        if not getattr(config, setting):
+        if not config.values[setting]:
             continue
-        root = Path(getattr(config, setting))
+        root = Path(config.values[setting])
         if not root.exists():
             raise DatasetError(f"{root}: does not exist; --{setting.replace('_', '-')} names it")
         try:
@@ -67,7 +67,7 @@ def move_data(config: RunConfig, moved: Mapping[str, str], first: str) -> RunCon
         DatasetError: the new place cannot be read.
     """
     for name in moved:
-        if not getattr(config, name):
+        if not config.values[name]:
             raise ConfigError(f"the run was started without {name}; resume it without {name}")
     config = change_places(config, moved)
     if data_digest(config) != first:
@@ -81,5 +81,4 @@ def move_data(config: RunConfig, moved: Mapping[str, str], first: str) -> RunCon
 
 def change_places(config: RunConfig, moved: Mapping[str, str]) -> RunConfig:
     """Return settings with new places of own data."""
-    data, label_file = (moved.get(name, getattr(config, name)) for name in MOVABLE)
-    return replace(config, data=data, label_file=label_file)
+    return config.change(**moved)

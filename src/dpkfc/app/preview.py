@@ -14,7 +14,8 @@ from rich.console import Console
 
 from dpkfc.app.assembly import Prepared, make_augment, make_optimizer
 from dpkfc.app.owndata.display import print_shares
-from dpkfc.app.settings import ConfigError, RunConfig
+from dpkfc.app.settings import RunConfig
+from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import check_budget, prepare
 from dpkfc.report.tables import plan_table
 from dpkfc.session import Session
@@ -85,7 +86,7 @@ def measure_run(prepared: Prepared) -> Estimate:
         make_optimizer(config, prepared.model),
         (inputs, labels),
         units=prepared.data.units,
-        num_workers=config.num_workers,
+        num_workers=config.run.num_workers,
         augment=make_augment(config, prepared.recipe.input_shape),
     )
     seconds: list[float] = []
@@ -102,7 +103,7 @@ def measure_run(prepared: Prepared) -> Estimate:
     if preconditioner is not None:
         refreshes = sum(preconditioner.is_due(number) for number in range(plan.steps))
     total = plan.steps * step + refreshes * max(0.0, seconds[0] - step)
-    return Estimate(total, len(seconds), _peak_bytes(torch.device(config.device)))
+    return Estimate(total, len(seconds), _peak_bytes(torch.device(config.run.device)))
 
 
 def _peak_bytes(device: torch.device) -> int | None:

@@ -14,10 +14,11 @@ from torch import nn
 
 from dpkfc.app import plots
 from dpkfc.app.assembly import Prepared, describe_choice, make_kfac
+from dpkfc.app.methods import METHOD_LABELS
 from dpkfc.app.plots import Curve, LayerSignal, LayerSpectra
 from dpkfc.app.recipes.objective import ClassScore
 from dpkfc.app.run_folder import LAST_PLOT, Metrics, Row, RunFolder, not_private
-from dpkfc.app.settings import METHOD_LABELS, RunConfig
+from dpkfc.app.settings import RunConfig
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.signal_to_noise import signal_to_noise
@@ -104,9 +105,9 @@ def _facts(
     prepared: Prepared, session: Session, metrics: Metrics, classes: Sequence[ClassScore]
 ) -> CardFacts:
     config = prepared.config
-    seeds = {"initial weights and probes": config.seed}
-    if config.validation_size:
-        seeds["validation split"] = config.split_seed
+    seeds = {"initial weights and probes": config.run.seed}
+    if config.data.validation_size:
+        seeds["validation split"] = config.data.split_seed
     ledger = session.ledger
     return CardFacts(
         title=_title(prepared),
@@ -123,9 +124,9 @@ def _facts(
             **_early_end(prepared, metrics),
             "gradients": session.gradients,
         },
-        device=config.device,
+        device=config.run.device,
         receipt=session.receipt,
-        declared=config.declared,
+        declared=config.card,
         start=str(ledger.header.get("created", "")),
         extra=describe_extra(ledger.releases, prepared.plan.delta),
     )
@@ -136,7 +137,7 @@ def _early_end(prepared: Prepared, metrics: Metrics) -> dict[str, str]:
     last, planned = metrics.rows[-1].step, prepared.plan.steps
     if prepared.stopping is None or last >= planned:
         return {}
-    measured = f"loss on {Path(prepared.config.public_validation).name}"
+    measured = f"loss on {Path(prepared.config.data.public_validation).name}"
     if prepared.config.stops_privately:
         measured = "noisy evaluations"
     return {"early end": f"after step {last} by the {measured}; all {planned} steps are charged"}
@@ -144,7 +145,7 @@ def _early_end(prepared: Prepared, metrics: Metrics) -> dict[str, str]:
 
 def _scores(prepared: Prepared, last: Row, classes: Sequence[ClassScore]) -> dict[str, Any]:
     """Return score, mean loss and the further figures of the task, by name."""
-    measured_on = prepared.config.eval_on
+    measured_on = prepared.config.run.eval_on
     figures: dict[str, Any] = dict(prepared.recipe.task.figures(last.accuracy, last.loss))
     for name in ("recall", "precision"):
         values = [getattr(score, name) for score in classes]
@@ -157,24 +158,25 @@ def _scores(prepared: Prepared, last: Row, classes: Sequence[ClassScore]) -> dic
 
 def _card_settings(config: RunConfig) -> dict[str, Any]:
     """Return the settings that the card lists as hyper-parameters."""
+    optimizer = config.optimizer
     settings: dict[str, Any] = {
-        "method": METHOD_LABELS[config.method],
-        "optimizer": config.optimizer,
-        "lr": config.lr,
+        "method": METHOD_LABELS[config.run.method],
+        "optimizer": optimizer.optimizer,
+        "lr": optimizer.lr,
     }
-    if config.optimizer == "sgd":
-        settings["momentum"] = config.momentum
-    settings["weight_decay"] = config.weight_decay
-    if config.schedule != "constant" or config.warmup_steps > 0:
-        settings |= {"schedule": config.schedule, "warmup_steps": config.warmup_steps}
-    if config.augment:
-        settings |= {"augment": config.augment, "augmentations": config.augmentations}
+    if optimizer.optimizer == "sgd":
+        settings["momentum"] = optimizer.momentum
+    settings["weight_decay"] = optimizer.weight_decay
+    if optimizer.schedule != "constant" or optimizer.warmup_steps > 0:
+        settings |= {"schedule": optimizer.schedule, "warmup_steps": optimizer.warmup_steps}
+    if config.data.augment:
+        settings |= {"augment": config.data.augment, "augmentations": config.privacy.augmentations}
     return settings
 
 
 def _title(prepared: Prepared) -> str:
-    title = f"{METHOD_LABELS[prepared.config.method]} on {prepared.recipe.title}"
-    if prepared.config.smoke:
+    title = f"{METHOD_LABELS[prepared.config.run.method]} on {prepared.recipe.title}"
+    if prepared.config.run.smoke:
         title += ", smoke run: a few steps on a slice of the data"
     return title
 
@@ -203,8 +205,9 @@ def _assumed_public(prepared: Prepared) -> dict[str, tuple[Any, str]]:
         ),
     }
     if prepared.config.stops_privately:
+        held_out = prepared.config.data.validation_size
         public["evaluations that may end the run"] = (
-            f"{prepared.config.stop_on} on {prepared.config.validation_size:,} held-out examples",
+            f"{prepared.config.run.stop_on} on {held_out:,} held-out examples",
             "noisy, in the ledger; composed with the steps, as if each example were trained on and"
             " held out",
         )
@@ -216,9 +219,9 @@ def _assumed_public(prepared: Prepared) -> dict[str, tuple[Any, str]]:
 
 def _unprotected(prepared: Prepared) -> dict[str, str]:
     """Return the figures that ε does not protect, with the reason."""
-    columns = not_private(prepared.config.eval_on)
+    columns = not_private(prepared.config.run.eval_on)
     figures = {f"metrics.parquet: {name}": why for name, why in columns.items()}
-    if prepared.config.data:
+    if prepared.config.data.data:
         figures["metrics.parquet: digest of the data"] = "computed from private examples"
     figures["progress bar: clipped fraction, examples/s"] = (
         "computed from private examples before noise"
@@ -250,7 +253,7 @@ def curve_of(prepared: Prepared, metrics: Metrics) -> Curve:
             f"one example {'added or removed' if added else 'replaced'}; {done:,} steps of "
             f"{plan.expected_batch_size:,} expected examples, σ = {plan.noise_multiplier:.3g}"
         ),
-        measured_on=prepared.config.eval_on,
+        measured_on=prepared.config.run.eval_on,
         stamp=stamp(plan),
         score=prepared.recipe.task.score,
     )
@@ -313,12 +316,13 @@ def _choose_factors(prepared: Prepared) -> tuple[KFAC, str]:
         return used, "the probe"
     sources = ("tokens",) if recipe.probe else ("pink", "dead-leaves", "white")
     probe = "the probe"
-    config = dataclasses.replace(config, refine=0)
-    if config.source not in sources or config.output_source not in ("", *sources):
-        config = dataclasses.replace(config, source=sources[0], output_source="")
+    config = config.change(refine=0)
+    curvature = config.preconditioner
+    if curvature.source not in sources or curvature.output_source not in ("", *sources):
+        config = config.change(source=sources[0], output_source="")
         probe = "noise"
-    if config.labels == "given":
-        config = dataclasses.replace(config, labels="model")
+    if config.preconditioner.labels == "given":
+        config = config.change(labels="model")
     return make_kfac(config, recipe.input_shape, recipe_probe=recipe.probe), probe
 
 

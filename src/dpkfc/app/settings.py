@@ -1,18 +1,21 @@
-"""The methods and every setting of a run: type, range, meaning, and the TOML files of settings."""
+"""Every setting of a run: type, range and meaning, in one dataclass for each section of a file.
+
+A setting has one name: its flag, its key in its section of a TOML file, and its attribute.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
+import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib.resources import files
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
-from dpkfc.app.toml import ConfigError, nearest, read_toml, tomllib
+from dpkfc.app.methods import METHODS
+from dpkfc.app.toml import ConfigError, nearest
 from dpkfc.clipping import CLIPPINGS
 from dpkfc.config import SAMPLERS, PrivacyConfig
 from dpkfc.curvature.diagonal import AdaDPS
@@ -46,115 +49,41 @@ AUGMENTS = ("", "reflect-pad-crop-flip", "random-crop", "horizontal-flip")
 RECIPE_DEFAULTS = "defaults of the recipe; the search behind them, if any, is not covered by ε"
 SOURCES = ("pink", "dead-leaves", "white", "tokens", "public", "private-oracle")
 STOPS = ("public", "private-loss", "private-error")
-_DECLARED = tuple(item.name for item in dataclasses.fields(Declared))
-# By the names of their flags, or by section and key as a TOML file has them.
-Settings = Mapping[str, Any]
-SECTIONS = ("run", "data", "model", "privacy", "preconditioner", "postprocess", "optimizer", "card")
 
 
 # --------------------------------------------------------------------------------------------------
-# The methods by name: each is a set of settings that a run starts from, never a class or a loop.
-#
-# The settings of a method replace what a recipe's file says of all methods. What the file says of
-# this method, a file given with `--config` and flags replace them in turn. Each row also says where
-# the method acts in a step, what it needs and costs, and where it comes from.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Method:
-    """One row of `dpkfc methods`.
-
-    Attributes:
-        name: as given to `--method`.
-        label: in tables and plots.
-        settings: settings that differ from the defaults of a run.
-        acts: the parts of a step that it changes: gradient, coordinates, clip, release, read-out,
-            filter, optimizer, weights, start.
-        side_data: data that it needs next to the private data.
-        privacy: extra privacy cost.
-        state: numbers kept between steps, d being the parameters.
-        cost: of a step, against DP-SGD.
-        source: paper, with equation or algorithm.
-        equation: what it does, in one line.
-        page: its page in docs/methods.
-        like: the method whose part of a recipe's file is used where the file has no part for this
-            one.
-        without_momentum: whether the learning rate of that part was chosen with momentum m. It is
-            then divided by 1 − m, which gives steps of the same length; see
-            `rate_without_momentum`.
-        defines_optimizer: whether another optimizer would be another method.
-    """
-
-    name: str
-    label: str
-    settings: Settings = field(default_factory=dict)
-    acts: str
-    side_data: str = "none"
-    privacy: str = "none"
-    state: str
-    cost: str
-    source: str
-    equation: str
-    page: str
-    like: str = "dp-sgd"
-    without_momentum: bool = False
-    defines_optimizer: bool = False
-
-
-_ROWS = tomllib.loads((files("dpkfc.app") / "methods.toml").read_text("utf-8"))
-METHODS: Mapping[str, Method] = {name: Method(name=name, **row) for name, row in _ROWS.items()}
-METHOD_LABELS = {name: method.label for name, method in METHODS.items()}
-
-
-# --------------------------------------------------------------------------------------------------
-# How a setting is declared.
-#
-# A setting has two names: that of its flag, which is the attribute of `RunConfig`, and a key in a
-# section of a TOML file. Most settings are fields of dataclasses of the library. Their key,
-# default and help text are taken from those dataclasses, and `library_values` gives them back
-# under the names of the fields.
-
-_SECTION_OF: dict[type, str] = {
-    PrivacyConfig: "privacy",
-    **dict.fromkeys((KFAC, NGD, AdaDPS, GEP, PinkNoise, DeadLeaves), "preconditioner"),
-    **dict.fromkeys((DiSK, AdamBC, SOFIM), "postprocess"),
-}
+# How a setting is declared. Many settings are fields of dataclasses of the library, which give
+# them default and meaning; `library_values` gives them back under the names of the fields.
 
 
 def _setting(
     default: Any,
-    section: str,
     text: str,
     *,
     key: str = "",
     owners: tuple[type, ...] = (),
     choices: Iterable[str] = (),
-    least: float | None = None,
-    above: float | None = None,
     words: Mapping[str, float] | None = None,
+    **bounds: float,
 ) -> Any:
     """Declare a setting.
 
     Args:
         default: its value where nothing is given.
-        section: section of a TOML file.
         text: what it means.
-        key: its key in that section, where this is not the attribute's name.
-        owners: dataclasses of the library with a field of that key.
+        key: the field of the library that it is.
+        owners: dataclasses of the library with that field.
         choices: allowed texts.
-        least: the least allowed number.
-        above: a number that the value must exceed.
         words: words of the library that numbers stand for here.
+        bounds: least, above, most or below: what a number must keep.
     """
     metadata = {
-        "section": section,
         "help": text,
         "key": key,
         "owners": owners,
         "choices": tuple(choices),
-        "least": least,
-        "above": above,
         "words": words or {},
+        "bounds": bounds,
     }
     return field(default=default, metadata=metadata)
 
@@ -186,147 +115,199 @@ def _library(
         # The first clause.
         documented = argument_text(owners[0], key)
         text = re.split(r"(?<!et al)[.:;] ", documented)[0].removesuffix(".")
-    return _setting(default, _SECTION_OF[owners[0]], text, key=key, owners=owners, **rules)
+    return _setting(default, text, key=key, owners=owners, **rules)
 
 
 def _library_field(owner: type, key: str) -> dataclasses.Field[Any]:
     return next(found for found in dataclasses.fields(owner) if found.name == key)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """All settings of a run, as plain values, so that a TOML file holds them exactly.
-
-    An empty text, and a zero where the help says so, mean "not given".
+class _Section:
+    """Settings that check themselves.
 
     Raises:
-        ConfigError: a value of the wrong type or outside its range, an unknown choice, or settings
-            that contradict one another.
+        ConfigError: a value of the wrong type or outside its range, or an unknown choice.
     """
 
-    # What is run, and where.
-    recipe: str = _setting(
-        "", "run", "which recipe, for example mnist-cnn; a wrong name shows the list"
-    )
+    def __post_init__(self) -> None:
+        for setting in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = _checked_value(setting, getattr(self, setting.name))
+            object.__setattr__(self, setting.name, value)
+
+
+_ACCEPTED = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
+_KINDS = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "text in quotes",
+    "bool": "true or false",
+}
+
+
+def _checked_value(setting: dataclasses.Field[Any], value: Any) -> Any:
+    """Return a value in the type of its setting.
+
+    Raises:
+        ConfigError: naming the setting, the value and what is expected.
+    """
+    name, kind = setting.name, str(setting.type)
+    if not isinstance(value, _ACCEPTED[kind]) or (isinstance(value, bool) and kind != "bool"):
+        raise ConfigError(f"{name} must be {_KINDS[kind]}, got {value!r} ({type(value).__name__})")
+    if isinstance(value, int) and value.bit_length() > 63:
+        raise ConfigError(f"{name} must be a number of at most 64 bits")
+    if isinstance(value, str) and not _fits_a_file(value):
+        raise ConfigError(f"{name} holds half a character, which no file can hold: {value!r}")
+    if kind == "float":
+        value = float(value)
+        if not math.isfinite(value):
+            raise ConfigError(f"{name} must be finite, got {value}")
+    _check_range(setting, value)
+    return value
+
+
+def _check_range(setting: dataclasses.Field[Any], value: Any) -> None:
+    """Refuse a value outside the choices or the range of its setting, before any data are read."""
+    name, rules = setting.name, setting.metadata
+    if rules["choices"] and value not in rules["choices"]:
+        known = [choice for choice in rules["choices"] if choice]
+        raise ConfigError(f"unknown {name} {value!r}; {nearest(value, known)}")
+    for bound, limit in rules["bounds"].items():
+        is_kept, words = _BOUNDS[bound]
+        if not is_kept(value, limit):
+            raise ConfigError(f"{name} must be {words} {limit:g}, got {value}")
+
+
+_BOUNDS: dict[str, tuple[Callable[[float, float], bool], str]] = {
+    "least": (operator.ge, "at least"),
+    "above": (operator.gt, "above"),
+    "most": (operator.le, "at most"),
+    "below": (operator.lt, "below"),
+}
+
+
+def _fits_a_file(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# --------------------------------------------------------------------------------------------------
+# The sections. An empty text, and a zero where the help says so, mean "not given".
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings(_Section):
+    """What is run, and where."""
+
+    recipe: str = _setting("", "which recipe, for example mnist-cnn; a wrong name shows the list")
     method: str = _setting(
-        "dp-kfc-a", "run", "what a run starts from; see `dpkfc methods`", choices=METHODS
+        "dp-kfc-a", "what a run starts from; see `dpkfc methods`", choices=METHODS
     )
     seed: int = _setting(
-        0, "run", "public seed of initial weights and probes; never of the noise", least=0
+        0, "public seed of initial weights and probes; never of the noise", least=0
     )
-    smoke: bool = _setting(False, "run", "a few steps on a slice of the data, as a trial")
-    eval_on: str = _setting(
-        "test", "run", "what accuracy is measured on", choices=("test", "validation")
-    )
+    smoke: bool = _setting(False, "a few steps on a slice of the data, as a trial")
+    eval_on: str = _setting("test", "what accuracy is measured on", choices=("test", "validation"))
     evaluate_every: int = _setting(
-        0, "run", "steps between evaluations; 0: once an epoch or more", least=0
+        0, "steps between evaluations; 0: once an epoch or more", least=0
     )
     patience: int = _setting(
-        0, "run", "evaluations without a lower loss on public_validation; 0: no early end", least=0
+        0, "evaluations without a lower loss on public_validation; 0: no early end", least=0
     )
     stop_on: str = _setting(
         "public",
-        "run",
         "what decides an early end; private-…: noisy means on the validation split",
         choices=STOPS,
     )
     chosen_by: str = _setting(
-        RECIPE_DEFAULTS, "run", "how these settings were chosen; printed on the privacy card"
+        RECIPE_DEFAULTS, "how these settings were chosen; printed on the privacy card"
     )
-    log: str = _setting("", "run", "also log to this tool; empty: none", choices=("", *LOGGERS))
+    log: str = _setting("", "also log to this tool; empty: none", choices=("", *LOGGERS))
     log_private: bool = _setting(
-        False, "run", "log numbers too that ε does not cover; the card names them"
+        False, "log numbers too that ε does not cover; the card names them"
     )
-    out: str = _setting("", "run", "run folder; empty: a new folder below runs/")
-    num_workers: int = _setting(0, "run", "loader processes", least=0)
-    threads: int = _setting(0, "run", "numerical threads; 0: torch's own choice", least=0)
-    device: str = _setting("cpu", "run", "torch device")
+    out: str = _setting("", "run folder; empty: a new folder below runs/")
+    num_workers: int = _setting(0, "loader processes", least=0)
+    threads: int = _setting(0, "numerical threads; 0: torch's own choice", least=0)
+    device: str = _setting("cpu", "torch device")
 
-    # A user's own data, in the place of a recipe.
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings(_Section):
+    """Examples, private and public: a recipe's, or a user's own."""
+
     data: str = _setting(
-        "", "data", "own data: a CSV, Parquet, Feather or JSONL file, or a folder of images"
+        "", "own data: a CSV, Parquet, Feather or JSONL file, or a folder of images"
     )
-    target: str = _setting("", "data", "column of own data that is learned")
-    schema: str = _setting("", "data", "TOML file with what is public of own data; dpkfc schema")
+    target: str = _setting("", "column of own data that is learned")
+    schema: str = _setting("", "TOML file with what is public of own data; dpkfc schema")
     bounds: str = _setting(
         "",
-        "data",
         "private: find bounds that the schema leaves out, for a part of ε",
         choices=("", "private"),
     )
-    text: str = _setting("", "data", "key of the text in a JSONL file")
-    label_file: str = _setting("", "data", "table of image files and their labels")
-    task: str = _setting("", "data", "module:function that returns a dpkfc.app.owndata.tasks.Task")
-    # What only the owner knows, for the first page of the card.
-    owner: str = _setting("", "card", "who answers for the model; printed on the privacy card")
-    purpose: str = _setting("", "card", "what the model is for; printed on the privacy card")
-    data_subjects: str = _setting(
-        "", "card", "whose data are trained on; printed on the privacy card"
-    )
-    contact: str = _setting("", "card", "whom to ask about it; printed on the privacy card")
-    region: str = _setting("", "card", "whose law applies; for the registry of deployments")
-
-    # Examples, private and public.
+    text: str = _setting("", "key of the text in a JSONL file")
+    label_file: str = _setting("", "table of image files and their labels")
+    task: str = _setting("", "module:function that returns a dpkfc.app.owndata.tasks.Task")
     data_dir: str = _setting(
-        "", "data", "folder with the data set; empty: $DPKFC_DATA, then Hugging Face datasets"
+        "", "folder with the data set; empty: $DPKFC_DATA, then Hugging Face datasets"
     )
     vocabulary: str = _setting(
-        "hashed", "data", "how a bag of words is made: hashed, which fits nothing to private text"
+        "hashed", "how a bag of words is made: hashed, which fits nothing to private text"
     )
-    validation_size: int = _setting(
-        0, "data", "examples cut from the training set for validation", least=0
-    )
-    split_seed: int = _setting(0, "data", "public seed of the validation split", least=0)
+    validation_size: int = _setting(0, "examples cut from the training set for validation", least=0)
+    split_seed: int = _setting(0, "public seed of the validation split", least=0)
     augment: str = _setting(
-        "", "data", "random change of every view of an image; empty: none", choices=AUGMENTS
+        "", "random change of every view of an image; empty: none", choices=AUGMENTS
     )
     public_data: str = _setting(
-        "",
-        "data",
-        "safetensors file of public inputs (and labels) for `public` and pre-training",
+        "", "safetensors file of public inputs (and labels) for `public` and pre-training"
     )
-
     public_validation: str = _setting(
-        "",
-        "data",
-        "safetensors file of public inputs and labels, whose loss decides an early end",
+        "", "safetensors file of public inputs and labels, whose loss decides an early end"
     )
 
-    # Where weights start from.
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings(_Section):
+    """Where weights start from."""
+
     pretrained: str = _setting(
-        "",
-        "model",
-        "folder or file of public pretrained weights, for recipes that start from some",
+        "", "folder or file of public pretrained weights, for recipes that start from some"
     )
     pretrain_epochs: int = _setting(
-        0, "model", "epochs on labelled public_data before the private run; 0: none", least=0
+        0, "epochs on labelled public_data before the private run; 0: none", least=0
     )
     pretrain_lr: float = _setting(
-        0.1, "model", "learning rate of those epochs (SGD, momentum 0.9, cosine)", above=0
+        0.1, "learning rate of those epochs (SGD, momentum 0.9, cosine)", above=0
     )
 
-    # `PrivacyConfig`, and the arguments of `calibrate` and `with_noise`.
-    epsilon: float = _setting(3.0, "privacy", "target ε of the whole run", above=0)
-    delta: float = _setting(1e-5, "privacy", "target δ of the whole run", above=0)
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacySettings(_Section):
+    """`PrivacyConfig`, and the arguments of `calibrate` and `with_noise`."""
+
+    epsilon: float = _setting(3.0, "target ε of the whole run", above=0)
+    delta: float = _setting(1e-05, "target δ of the whole run", above=0)
     budget: str = _setting(
-        "", "privacy", "budget of the dataset that all runs on it charge (TOML); see dpkfc budget"
+        "", "budget of the dataset that all runs on it charge (TOML); see dpkfc budget"
     )
     bounds_share: float = _setting(
-        0.25, "privacy", "part of ε that finding bounds would cost alone", above=0
+        0.25, "part of ε that finding bounds would cost alone", above=0, most=0.9
     )
     stop_share: float = _setting(
-        0.25, "privacy", "part of ε that private evaluations would cost alone", above=0
+        0.25, "part of ε that private evaluations would cost alone", above=0, most=0.9
     )
-    stop_most_loss: float = _setting(
-        4.0, "privacy", "bound to which private-loss clamps each loss", above=0
-    )
+    stop_most_loss: float = _setting(4.0, "bound to which private-loss clamps each loss", above=0)
     noise_multiplier: float = _setting(
-        0.0, "privacy", "σ, given; 0: the smallest one that keeps (ε, δ)", least=0
+        0.0, "σ, given; 0: the smallest one that keeps (ε, δ)", least=0
     )
     epochs: float = _setting(
-        5.0, "privacy", "expected passes over the data; ignored when steps is given", above=0
+        5.0, "expected passes over the data; ignored when steps is given", above=0
     )
-    steps: int = _setting(0, "privacy", "number of steps; 0: as epochs say", least=0)
+    steps: int = _setting(0, "number of steps; 0: as epochs say", least=0)
     expected_batch_size: int = _library(PrivacyConfig, "expected_batch_size", default=256, least=1)
     max_grad_norm: float = _library(PrivacyConfig, "max_grad_norm", above=0)
     clipping: str = _library(
@@ -364,7 +345,7 @@ class RunConfig:
         choices=READOUTS,
     )
     weight_average: float = _setting(
-        0.0, "privacy", "decay of averaged weights, which are evaluated; 0: none", least=0
+        0.0, "decay of averaged weights, which are evaluated; 0: none", least=0
     )
     max_physical_batch_size: int = _library(
         PrivacyConfig,
@@ -387,37 +368,26 @@ class RunConfig:
         text="norms of single layers, for example 'conv1=gram head=materialised'",
     )
     test_mode: bool = _setting(
-        False, "privacy", "repeatable noise from the seed: NOT PRIVATE, stamped on the card"
+        False, "repeatable noise from the seed: NOT PRIVATE, stamped on the card"
     )
 
-    # The preconditioner: `KFAC`, `NGD`, `AdaDPS` or `GEP`, and its probe.
-    preconditioner: str = _setting(
-        "none",
-        "preconditioner",
-        "coordinates of clip and noise",
-        key="kind",
-        choices=PRECONDITIONERS,
-    )
-    source: str = _setting(
-        "pink", "preconditioner", "where curvature comes from", key="probe", choices=SOURCES
-    )
+
+@dataclass(frozen=True, kw_only=True)
+class PreconditionerSettings(_Section):
+    """Coordinates of clip and noise, and the probe that curvature is measured on."""
+
+    preconditioner: str = _setting("none", "coordinates of clip and noise", choices=PRECONDITIONERS)
+    source: str = _setting("pink", "where curvature comes from", choices=SOURCES)
     output_source: str = _setting(
-        "",
-        "preconditioner",
-        "another source for output factors G; empty: the same",
-        key="output_probe",
-        choices=("", *SOURCES),
+        "", "another source for output factors G; empty: the same", choices=("", *SOURCES)
     )
     zipf_exponent: float = _setting(
-        1.0, "preconditioner", "exponent of Zipf's law of token noise; 0: uniform tokens", least=0
+        1.0, "exponent of Zipf's law of token noise; 0: uniform tokens", least=0
     )
     power_exponent: float = _library(PinkNoise, "power_exponent", least=0)
     leaves: int = _library(DeadLeaves, "leaves", least=1)
     refine: int = _setting(
-        0,
-        "preconditioner",
-        "moves of probe images towards classes of the released model; 0: none",
-        least=0,
+        0, "moves of probe images towards classes of the released model; 0: none", least=0
     )
     probe_size: int = _library(KFAC, "probe_size", least=1)
     every: int = _library((KFAC, NGD, AdaDPS, GEP), "every", least=1)
@@ -432,7 +402,7 @@ class RunConfig:
     damping: float = _library(KFAC, "damping", above=0)
     damping_mode: str = _library(KFAC, "damping_mode", choices=("relative", "absolute"))
     gamma: float = _library(KFAC, "gamma", least=0)
-    exponent: float = _library(KFAC, "exponent", above=0)
+    exponent: float = _library(KFAC, "exponent", above=0, most=0.5)
     scale: str = _library(
         KFAC,
         "scale",
@@ -495,23 +465,20 @@ class RunConfig:
         GEP, "residual_norm", text="S₂ of GEP; 0 drops the residual (B-GEP)", least=0
     )
 
-    # What happens to releases before the optimizer.
+
+@dataclass(frozen=True, kw_only=True)
+class PostprocessSettings(_Section):
+    """What happens to releases before the optimizer."""
+
     filter: str = _setting(
-        "none", "postprocess", "filter of releases over time; see docs/methods", choices=FILTERS
+        "none", "filter of releases over time; see docs/methods", choices=FILTERS
     )
     filter_kappa: float = _library(
-        DiSK,
-        "kappa",
-        text="κ, weight of the new release (DiSK, storm, ema, first order)",
-        above=0,
+        DiSK, "kappa", text="κ, weight of the new release (DiSK, storm, ema, first order)", above=0
     )
     disk_gamma: float = _library(DiSK, "gamma", default=0.5)
     doppler_cutoff: float = _setting(
-        0.1,
-        "postprocess",
-        "cutoff of the Butterworth filter, fraction of the Nyquist rate",
-        key="cutoff",
-        above=0,
+        0.1, "cutoff of the Butterworth filter, fraction of the Nyquist rate", above=0
     )
     filter_momentum: bool = _library(
         DiSK, "momentum_allowed", text="allow momentum behind a filter"
@@ -531,125 +498,172 @@ class RunConfig:
     sofim_beta: float = _library(SOFIM, "beta", text="β of the SOFIM step", least=0)
     sofim_direction: str = _library(SOFIM, "direction", choices=("gradient", "momentum"))
 
-    # The optimizer and its learning rate.
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings(_Section):
+    """The optimizer and its learning rate."""
+
     optimizer: str = _setting(
-        "",
-        "optimizer",
-        "which optimizer takes the step; empty: as the method says",
-        key="kind",
-        choices=("", *OPTIMIZERS),
+        "", "which optimizer takes the step; empty: as the method says", choices=("", *OPTIMIZERS)
     )
-    lr: float = _setting(1e-3, "optimizer", "learning rate", above=0)
-    momentum: float = _setting(0.9, "optimizer", "momentum of SGD", least=0)
-    nesterov: bool = _setting(False, "optimizer", "Nesterov momentum")
-    weight_decay: float = _setting(
-        0.0, "optimizer", "after the release, never in a clipped gradient", least=0
-    )
-    schedule: str = _setting(
-        "constant", "optimizer", "learning rate after the warm-up", choices=SCHEDULES
-    )
+    lr: float = _setting(0.001, "learning rate", above=0)
+    momentum: float = _setting(0.9, "momentum of SGD", least=0, below=1)
+    nesterov: bool = _setting(False, "Nesterov momentum")
+    weight_decay: float = _setting(0.0, "after the release, never in a clipped gradient", least=0)
+    schedule: str = _setting("constant", "learning rate after the warm-up", choices=SCHEDULES)
     schedule_steps: int = _setting(
-        0, "optimizer", "steps of schedule and warm-up together; 0: the plan's", least=0
+        0, "steps of schedule and warm-up together; 0: the plan's", least=0
     )
     warmup_steps: int = _setting(
-        0, "optimizer", "first steps, in which the learning rate rises linearly", least=0
+        0, "first steps, in which the learning rate rises linearly", least=0
     )
 
+
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """All settings of a run, as plain values, so that a TOML file holds them exactly.
+
+    Raises:
+        ConfigError: settings that contradict one another.
+    """
+
+    run: RunSettings = RunSettings()
+    data: DataSettings = DataSettings()
+    model: ModelSettings = ModelSettings()
+    privacy: PrivacySettings = PrivacySettings()
+    preconditioner: PreconditionerSettings = PreconditionerSettings()
+    postprocess: PostprocessSettings = PostprocessSettings()
+    optimizer: OptimizerSettings = OptimizerSettings()
+    card: Declared = Declared()
+
     def __post_init__(self) -> None:
-        for setting in dataclasses.fields(self):
-            value = _checked_value(setting, getattr(self, setting.name))
-            object.__setattr__(self, setting.name, value)
         self._resolve_optimizer()
         self._check()
-        for name in ("ranks", "norm_methods"):
-            parse_pairs(name, getattr(self, name))
-        # A card shows these, so they must be fit to be shown before anything is trained.
-        _ = self.declared
+        parse_pairs("ranks", self.preconditioner.ranks)
+        parse_pairs("norm_methods", self.privacy.norm_methods)
 
     def _resolve_optimizer(self) -> None:
         """Take the optimizer of the method where none is given, and refuse a contradiction."""
-        method = METHODS[self.method]
+        method, given = METHODS[self.run.method], self.optimizer.optimizer
         preset = method.settings.get("optimizer", "")
-        if method.defines_optimizer and self.optimizer not in ("", preset):
+        if method.defines_optimizer and given not in ("", preset):
             raise ConfigError(
-                f"method = {self.method!r} means optimizer = {preset!r}, got {self.optimizer!r}; "
+                f"method = {self.run.method!r} means optimizer = {preset!r}, got {given!r}; "
                 "leave optimizer out, or take method = 'dp-kfc'"
             )
-        object.__setattr__(self, "optimizer", self.optimizer or preset or "adam")
+        resolved = dataclasses.replace(self.optimizer, optimizer=given or preset or "adam")
+        object.__setattr__(self, "optimizer", resolved)
 
     def _check(self) -> None:
         """Refuse settings that contradict one another."""
-        if self.eval_on == "validation" and self.validation_size == 0:
+        run, data, privacy = self.run, self.data, self.privacy
+        if run.eval_on == "validation" and data.validation_size == 0:
             raise ConfigError(
                 "eval_on = 'validation' needs validation_size > 0, examples cut from the training "
                 "set"
             )
-        if self.augmentations > 1 and not self.augment:
+        if privacy.augmentations > 1 and not data.augment:
             raise ConfigError(
-                f"augmentations = {self.augmentations} without augment gives equal views; "
+                f"augmentations = {privacy.augmentations} without augment gives equal views; "
                 f"give augment, one of {' | '.join(AUGMENTS[1:])}"
             )
-        if self.momentum >= 1:
-            raise ConfigError(f"momentum must be below 1, got {self.momentum}: steps grow forever")
-        if self.exponent > 0.5:
-            raise ConfigError(f"exponent must be at most 0.5, got {self.exponent}")
-        if self.steps and self.schedule_steps > self.steps:
+        longest = self.optimizer.schedule_steps
+        if privacy.steps and longest > privacy.steps:
             raise ConfigError(
-                f"schedule_steps = {self.schedule_steps} is longer than the plan of {self.steps} "
-                "steps"
+                f"schedule_steps = {longest} is longer than the plan of {privacy.steps} steps"
             )
-        if self.nesterov and not (self.optimizer == "sgd" and self.momentum > 0):
+        has_momentum = self.optimizer.optimizer == "sgd" and self.optimizer.momentum > 0
+        if self.optimizer.nesterov and not has_momentum:
             raise ConfigError("nesterov = true needs optimizer = 'sgd' and momentum above 0")
-        for name in ("bounds_share", "stop_share"):
-            share = getattr(self, name)
-            if share > 0.9:
-                raise ConfigError(f"{name} must be at most 0.9, got {share}")
-        if self.log_private and not self.log:
+        if run.log_private and not run.log:
             raise ConfigError(f"log_private = true needs log, one of {', '.join(LOGGERS)}")
+        curvature = self.preconditioner
         needed = ""
-        if self.pretrain_epochs:
+        if self.model.pretrain_epochs:
             needed = "pretrain_epochs"
-        elif self.uses_preconditioner and "public" in (self.source, self.output_source):
+        elif self.uses_preconditioner and "public" in (curvature.source, curvature.output_source):
             needed = "source = 'public'"
-        if needed and not self.public_data:
+        if needed and not data.public_data:
             raise ConfigError(
                 f"{needed} needs public_data, a safetensors file with `inputs` (and `labels`)"
             )
-        if not self.stops_privately and (self.patience > 0) != bool(self.public_validation):
+        if not self.stops_privately and (run.patience > 0) != bool(data.public_validation):
             raise ConfigError(
-                f"patience = {self.patience} and public_validation = {self.public_validation!r} do"
+                f"patience = {run.patience} and public_validation = {data.public_validation!r} do"
                 " not go together; give both or none"
             )
 
-    @property
-    def declared(self) -> Declared:
-        """What the owner says about the run.
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """All settings by their names."""
+        sections = [vars(getattr(self, section)) for section in SECTIONS]
+        return {name: value for section in sections for name, value in section.items()}
 
-        Raises:
-            ConfigError: a value that a card cannot show.
-        """
-        try:
-            return Declared(**{name: getattr(self, name) for name in _DECLARED})
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
+    def change(self, **settings: Any) -> RunConfig:
+        """Return these settings with others by their names."""
+        return make_config(**{**self.values, **settings})
 
     @property
     def stops_privately(self) -> bool:
         """Whether noisy evaluations on held-out private examples decide an early end."""
-        return self.stop_on != "public"
+        return self.run.stop_on != "public"
 
     @property
     def uses_preconditioner(self) -> bool:
         """Whether gradients are preconditioned."""
-        return self.preconditioner != "none"
+        return self.preconditioner.preconditioner != "none"
 
 
-_FIELDS = {setting.name: setting for setting in dataclasses.fields(RunConfig)}
+SECTIONS = tuple(section.name for section in dataclasses.fields(RunConfig))
+_OF_SECTION = {
+    section.name: dataclasses.fields(section.default)  # type: ignore[arg-type]
+    for section in dataclasses.fields(RunConfig)
+}
+# Every setting by its name, and the section that it stands in.
+SETTINGS = {setting.name: setting for fields in _OF_SECTION.values() for setting in fields}
+SECTION_OF = {setting.name: name for name, fields in _OF_SECTION.items() for setting in fields}
 
 
-def _key(setting: dataclasses.Field[Any]) -> str:
-    """Return the key of a setting in its section of a TOML file."""
-    return setting.metadata["key"] or setting.name
+def make_config(**settings: Any) -> RunConfig:
+    """Return the settings of a run from values by their names; others have their defaults.
+
+    Raises:
+        ConfigError: an unknown name, or as of the sections and `RunConfig`.
+    """
+    by_section: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    for name, value in settings.items():
+        check_name(name, "settings")
+        by_section[SECTION_OF[name]][name] = value
+    try:
+        card = Declared(**by_section.pop("card"))
+    except ValueError as error:
+        # A card shows these, so they must be fit to be shown before anything is trained.
+        raise ConfigError(str(error)) from None
+    sections = {name: type(getattr(RunConfig, name)) for name in by_section}
+    made = {name: sections[name](**values) for name, values in by_section.items()}
+    return RunConfig(card=card, **made)
+
+
+def check_name(name: str, where: str) -> None:
+    """Refuse a name that no setting has.
+
+    Raises:
+        ConfigError: with the nearest name.
+    """
+    if name not in SETTINGS:
+        raise ConfigError(f"{where}: unknown key {name!r}; {nearest(name, SETTINGS)}")
+
+
+def explain_setting(name: str) -> str:
+    """Return what a setting means, after the classes whose field it is where not all have it."""
+    rules = SETTINGS[name].metadata
+    text = rules.get("help") or argument_text(Declared, name)
+    owners = ", ".join(owner.__name__ for owner in rules.get("owners", ()))
+    shown = SECTION_OF[name] in ("preconditioner", "postprocess") and owners
+    return f"{owners}: {text}" if shown else text
 
 
 def library_values(config: RunConfig, owner: type) -> dict[str, Any]:
@@ -659,28 +673,24 @@ def library_values(config: RunConfig, owner: type) -> dict[str, Any]:
         ConfigError: a number in a list of names and numbers is not a whole number.
     """
     values = {}
-    for setting in _FIELDS.values():
-        if owner in setting.metadata["owners"]:
-            kind = str(_library_field(owner, _key(setting)).type)
-            values[_key(setting)] = _library_value(setting, getattr(config, setting.name), kind)
+    for name, setting in SETTINGS.items():
+        if owner in setting.metadata.get("owners", ()):
+            key = setting.metadata["key"]
+            kind = str(_library_field(owner, key).type)
+            values[key] = _library_value(setting, config.values[name], kind)
     return values
 
 
 def _library_value(setting: dataclasses.Field[Any], value: Any, kind: str) -> Any:
     """Return the value of a setting in the type of a field of the library."""
-    value = _use_word(setting, value)
+    words = {number: word for word, number in setting.metadata["words"].items()}
+    value = words.get(value, value)
     if kind.startswith("Mapping"):
         pairs = parse_pairs(setting.name, value)
         return _whole_numbers(setting.name, pairs) if "[str, int]" in kind else pairs
     if kind.startswith("tuple"):
         value = tuple(value.replace(",", " ").split())
     return value or None if "None" in kind else value
-
-
-def _use_word(setting: dataclasses.Field[Any], value: Any) -> Any:
-    """Return the word that the library has for a number, any other value as it is."""
-    words = {number: word for word, number in setting.metadata["words"].items()}
-    return words.get(value, value)
 
 
 def _whole_numbers(setting: str, pairs: Mapping[str, str]) -> dict[str, int]:
@@ -707,384 +717,3 @@ def parse_pairs(setting: str, text: str) -> dict[str, str]:
             )
         values[name] = value
     return values
-
-
-def ensure_text(value: Any) -> str:
-    """Return a text itself, an empty one for anything else."""
-    return value if isinstance(value, str) else ""
-
-
-def _fits_a_file(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-_ACCEPTED = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
-_KINDS = {
-    "int": "an integer",
-    "float": "a number",
-    "str": "text in quotes",
-    "bool": "true or false",
-}
-
-
-def _checked_value(setting: dataclasses.Field[Any], value: Any) -> Any:
-    """Return a value in the type of its setting.
-
-    Raises:
-        ConfigError: naming the setting, the value and what is expected.
-    """
-    name, kind = setting.name, str(setting.type)
-    if not isinstance(value, _ACCEPTED[kind]) or (isinstance(value, bool) and kind != "bool"):
-        raise ConfigError(f"{name} must be {_KINDS[kind]}, got {value!r} ({type(value).__name__})")
-    if isinstance(value, int) and value.bit_length() > 63:
-        raise ConfigError(f"{name} must be a number of at most 64 bits")
-    if isinstance(value, str) and not _fits_a_file(value):
-        raise ConfigError(f"{name} holds half a character, which no file can hold: {value!r}")
-    if kind == "float":
-        value = float(value)
-        if not math.isfinite(value):
-            raise ConfigError(f"{name} must be finite, got {value}")
-    _check_range(setting, value)
-    return value
-
-
-def _check_range(setting: dataclasses.Field[Any], value: Any) -> None:
-    """Refuse a value outside the choices or the range of its setting, before any data are read."""
-    name, rules = setting.name, setting.metadata
-    if rules["choices"] and value not in rules["choices"]:
-        known = [choice for choice in rules["choices"] if choice]
-        raise ConfigError(f"unknown {name} {value!r}; {nearest(value, known)}")
-    if rules["least"] is not None and value < rules["least"]:
-        raise ConfigError(f"{name} must be at least {rules['least']}, got {value}")
-    if rules["above"] is not None and value <= rules["above"]:
-        raise ConfigError(f"{name} must be above {rules['above']}, got {value}")
-
-
-# --------------------------------------------------------------------------------------------------
-# TOML files. A file holds sections with the keys of the library, or settings by the names of their
-# flags outside of any section.
-
-_BY_KEY = {(setting.metadata["section"], _key(setting)): setting for setting in _FIELDS.values()}
-
-
-def flatten(content: Settings, where: str) -> dict[str, Any]:
-    """Return the settings of a TOML file by the names of their flags.
-
-    Args:
-        content: the parsed file.
-        where: name of the file, for errors.
-
-    Raises:
-        ConfigError: an unknown key or section, with the nearest known one, or a key in the wrong
-            section.
-    """
-    for section, value in content.items():
-        if isinstance(value, Mapping) and section not in SECTIONS:
-            shown = f"[{section}]" if section.isprintable() else repr(section)
-            raise ConfigError(f"{where}: unknown section {shown}; {nearest(section, SECTIONS)}")
-    settings: dict[str, Any] = {}
-    for section, key, name, value in _list_values(content):
-        if not section:
-            _check_name(key, where)
-        elif not name:
-            raise _unknown_key(section, key, where)
-        if name in settings:
-            raise ConfigError(
-                f"{where}: {name} is given twice, in two sections or outside; leave one out"
-            )
-        settings[name] = value
-    return settings
-
-
-def known_settings(content: Settings) -> dict[str, Any]:
-    """Return the settings of a file by the names of their flags; keep keys that are not known."""
-    return {name or key: value for _, key, name, value in _list_values(content)}
-
-
-def _list_values(content: Settings) -> Iterator[tuple[str, str, str, Any]]:
-    """Yield section, key, setting ("" where the key is not known) and value of a parsed file."""
-    for section, value in content.items():
-        if not isinstance(value, Mapping):
-            yield "", section, section, value
-            continue
-        for key, inner in value.items():
-            setting = _BY_KEY.get((section, key))
-            if setting is None:
-                yield section, key, "", inner
-            else:
-                yield section, key, setting.name, _plain_value(setting, inner)
-
-
-def _plain_value(setting: dataclasses.Field[Any], value: Any) -> Any:
-    """Return the plain value of a table, a list or a word that the library's field takes."""
-    if isinstance(value, str):
-        return setting.metadata["words"].get(value, value)
-    if setting.name in ("ranks", "norm_methods") and isinstance(value, Mapping):
-        return " ".join(f"{name}={inner}" for name, inner in value.items())
-    if setting.name == "layer_rules" and isinstance(value, list):
-        return " ".join(map(str, value))
-    return value
-
-
-def _check_name(name: str, where: str) -> None:
-    if name not in _FIELDS:
-        raise ConfigError(f"{where}: unknown key {name!r}; {nearest(name, _FIELDS)}")
-
-
-def _unknown_key(section: str, key: str, where: str) -> ConfigError:
-    """Return the error for a key that a section does not have."""
-    homes = [setting for setting in _FIELDS.values() if key in (setting.name, _key(setting))]
-    if not homes:
-        known = {_key(setting) for setting in _FIELDS.values()} | set(_FIELDS)
-        return ConfigError(f"{where}: unknown key {key!r}; {nearest(key, known)}")
-    home = homes[0].metadata["section"]
-    name = "" if _key(homes[0]) == key else f" as {_key(homes[0])}"
-    return ConfigError(f"{where}: {key} stands in [{section}] and belongs into [{home}]{name}")
-
-
-def read_choices(file: Path | None, flags: Settings) -> dict[str, Any]:
-    """Return what a user chose: a TOML file under flags.
-
-    `--epsilon` as a flag takes the place of a noise multiplier in the file.
-
-    Raises:
-        ConfigError: as `read_toml` and `flatten`; both ways to say how much noise there is.
-    """
-    settings = {} if file is None else flatten(read_toml(file), str(file))
-    if "epsilon" in flags:
-        if flags.get("noise_multiplier"):
-            raise ConfigError(
-                "--epsilon asks for the least noise that keeps it, --noise-multiplier gives it; "
-                "leave one out"
-            )
-        settings.pop("noise_multiplier", None)
-    return {**settings, **flags}
-
-
-# Settings that say where a run takes place and where its files lie.
-_PLACES = (
-    "out",
-    "budget",
-    "data_dir",
-    "pretrained",
-    "public_data",
-    "public_validation",
-    "data",
-    "schema",
-    "label_file",
-)
-MACHINE = (
-    "max_physical_batch_size",
-    "pad_to_multiple",
-    "num_workers",
-    "threads",
-    "device",
-    "log",
-    "log_private",
-)
-
-
-def deciding_settings(config: RunConfig) -> dict[str, Any]:
-    """Return the settings that decide what a run is, by the names of their flags."""
-    return {name: getattr(config, name) for name in _FIELDS if name not in (*_PLACES, *MACHINE)}
-
-
-def check_unchanged(config: RunConfig, first: Settings, where: str) -> None:
-    """Refuse to continue a run with other settings than those it was started with.
-
-    Args:
-        config: settings now.
-        first: what `deciding_settings` gave at the start; settings it lacks are not compared.
-        where: name of the file with the settings, for the error.
-
-    Raises:
-        ConfigError: naming the first setting that has changed.
-    """
-    for name, value in deciding_settings(config).items():
-        if first.get(name, value) != value:
-            raise ConfigError(
-                f"{where}: {name} is {value!r}, and the run was started with {first[name]!r}; put "
-                "that back, or start another run with --config FILE --out ANOTHER"
-            )
-
-
-def to_toml(config: RunConfig) -> str:
-    """Return a TOML file that replays the run: every setting, in sections, with what it means.
-
-    `out` is left out, so that a replay gets a folder of its own.
-    """
-    lines = ["# Every setting of this run. Replay it with: dpkfc train --config config.toml"]
-    for section in SECTIONS:
-        lines += ["", f"[{section}]"]
-        for setting in _FIELDS.values():
-            if setting.metadata["section"] == section and setting.name != "out":
-                value = _toml_value(setting, getattr(config, setting.name))
-                lines.append(f"{f'{_key(setting)} = {value}':<36}  # {_comment(setting)}")
-    return "\n".join(lines) + "\n"
-
-
-def _comment(setting: dataclasses.Field[Any]) -> str:
-    """Return what a setting means, after the classes whose field it is where not all have it."""
-    owners = ", ".join(owner.__name__ for owner in setting.metadata["owners"])
-    text: str = setting.metadata["help"]
-    shown = setting.metadata["section"] in ("preconditioner", "postprocess") and owners
-    return f"{owners}: {text}" if shown else text
-
-
-def _toml_value(setting: dataclasses.Field[Any], value: Any) -> str:
-    value = _use_word(setting, value)
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        import tomli_w
-
-        return tomli_w.dumps({"x": value}).split("=", 1)[1].strip()
-    return repr(value)
-
-
-# --------------------------------------------------------------------------------------------------
-# Where the value of every setting comes from.
-#
-# Later values replace earlier ones: the defaults, the common part of the recipe's TOML, its part
-# for a method that lends its own, the method's settings, the recipe's part for that very method,
-# its part for the optimizer under that method, a file given with `--config`, and flags.
-
-
-def layer_settings(defaults: Settings, chosen: Settings, where: str = "recipe") -> RunConfig:
-    """Return a run's settings from a recipe's defaults and what the user chose.
-
-    Args:
-        defaults: parsed TOML of the recipe. Beside settings it may hold `[method.NAME]`, settings
-            of one method, and in it a table per optimizer. Both apply when that method and that
-            optimizer are in force.
-        chosen: settings of the user by the names of their flags, which win.
-        where: name of the defaults, for errors.
-
-    Raises:
-        ConfigError: as `flatten` and `RunConfig`.
-    """
-    common = dict(defaults)
-    per_method = {}
-    if isinstance(common.get("method"), Mapping):
-        per_method = common.pop("method")
-    common = flatten(common, where)
-    for key in chosen:
-        _check_name(key, "settings")
-    name = chosen.get("method", common.get("method", RunConfig.method))
-    if ensure_text(name) not in METHODS:
-        # `RunConfig` names a wrong method.
-        return RunConfig(method=name)
-    method = METHODS[name]
-    lender = name if name in per_method else method.like
-    table = dict(per_method.get(lender, {}))
-    by_optimizer = {key: table.pop(key) for key in OPTIMIZERS if key in table}
-    of_method = flatten(table, f"{where} [method.{lender}]")
-    borrowed = {**common, **of_method}
-    settings = {**borrowed, **method.settings}
-    if lender == name:
-        # A table of the very method wins over its preset, a borrowed table does not.
-        borrowed = {}
-        settings |= of_method
-    optimizer = chosen.get("optimizer") or settings.get("optimizer") or "adam"
-    if ensure_text(optimizer) in by_optimizer:
-        settings |= flatten(by_optimizer[optimizer], f"{where} [method.{lender}.{optimizer}]")
-    settings |= chosen
-    if "lr" not in chosen:
-        settings |= _borrow_rate(method, optimizer, settings, borrowed, of_method, by_optimizer)
-    return RunConfig(**settings)
-
-
-# --------------------------------------------------------------------------------------------------
-# Learning rates that a method borrows. A recipe's file has rates for DP-SGD with momentum and for
-# DP-Adam, and few others. A method whose steps have another length at the same rate takes the rate
-# that makes the lengths equal. That is a starting point and not the result of a search.
-
-_DIGITS = 4
-
-
-def _borrow_rate(
-    method: Method,
-    optimizer: Any,
-    settings: Settings,
-    borrowed: Settings,
-    of_method: Settings,
-    by_optimizer: Settings,
-) -> dict[str, float]:
-    """Return the learning rate that follows from another method's, {} where none does."""
-    rate = borrowed.get("lr")
-    adam = rate if method.like == "dp-adam" else None
-    if "lr" not in of_method and isinstance(by_optimizer.get("adam"), Mapping):
-        adam = by_optimizer["adam"].get("lr")
-    # `RunConfig` names a wrong value.
-    with contextlib.suppress(TypeError, ValueError, ArithmeticError):
-        if rate and method.without_momentum and optimizer == "sgd":
-            return {"lr": rate_without_momentum(borrowed, settings)}
-        if adam and optimizer == "adam-bc" and optimizer not in by_optimizer:
-            return {"lr": rate_of_adam_bc(adam, settings)}
-    return {}
-
-
-def rate_without_momentum(lender: Settings, settings: Settings) -> float:
-    """Return the rate of a method without momentum, from one that was chosen with momentum m.
-
-    The rate is divided by 1 − m. DP-NGD clips in another space, so η C / √λ_safe takes the place
-    of the η C of DP-SGD (Eq. 16), and η C where the step is only preconditioned. A normalised clip
-    releases gradients of length 1 whatever C is.
-
-    Args:
-        lender: settings that the rate was chosen with.
-        settings: settings of the method.
-
-    Raises:
-        TypeError, ValueError, ArithmeticError: a setting has a value that no run can have.
-    """
-    rate = _number(lender, "lr")
-    rate = rate * (1 - _number(settings, "momentum")) / (1 - _number(lender, "momentum"))
-    if settings.get("preconditioner") == "ngd":
-        natural = (
-            math.sqrt(_number(settings, "lambda_safe")) if settings["readout"] == "natural" else 1.0
-        )
-        rate *= _longest(lender) / _longest(settings) * natural
-    return _positive(rate)
-
-
-def rate_of_adam_bc(rate: float, settings: Settings) -> float:
-    """Return the rate of DP-AdamBC from one of DP-Adam: times √(γ′/Φ), as most of v is noise.
-
-    There DP-Adam divides by √Φ and DP-AdamBC by the root of its floor, which falls to 0.03 Φ times
-    `adam_bc_resolution`. The floor of the first steps is larger, so a run of a hundred steps takes
-    a larger rate. With a given floor the rate stays: Φ is not known before the plan.
-
-    Args:
-        rate: of DP-Adam.
-        settings: settings of the method.
-
-    Raises:
-        TypeError, ValueError, ArithmeticError: a setting has a value that no run can have.
-    """
-    if _number(settings, "adam_bc_floor") > 0:
-        return rate
-    beta = AdamBC.betas[1]
-    resolved = math.sqrt(2 * (1 - beta) / (1 + beta))
-    return _positive(rate * math.sqrt(_number(settings, "adam_bc_resolution") * resolved))
-
-
-def _longest(settings: Settings) -> float:
-    """Return the length of the longest gradient that one example contributes."""
-    if settings.get("clipping", RunConfig.clipping) == "normalised":
-        return 1.0
-    return _number(settings, "max_grad_norm")
-
-
-def _number(settings: Settings, name: str) -> float:
-    return float(settings.get(name, getattr(RunConfig, name)))
-
-
-def _positive(rate: float) -> float:
-    if not rate > 0:
-        raise ValueError("a setting behind the learning rate is outside its range")
-    return float(f"{rate:.{_DIGITS}g}")

@@ -53,3 +53,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     # Bad syntax, bytes that are not UTF-8, or brackets without end.
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from None
+
+
+def ensure_text(value: Any) -> str:
+    """Return a text itself, an empty one for anything else."""
+    return value if isinstance(value, str) else ""

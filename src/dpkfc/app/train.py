@@ -31,6 +31,7 @@ from dpkfc.app.assembly import (
     read_public_data,
 )
 from dpkfc.app.datasets.examples import ExampleSet
+from dpkfc.app.methods import METHOD_LABELS
 from dpkfc.app.models import seeded
 from dpkfc.app.place import change_places, data_digest, move_data
 from dpkfc.app.recipes.catalogue import recipe_of
@@ -38,16 +39,14 @@ from dpkfc.app.recipes.objective import evaluate
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.results import Result, curve_of, evaluated_weights, write_results
 from dpkfc.app.run_folder import Metrics, Row, RunFolder, RunFolderError
-from dpkfc.app.settings import (
-    METHOD_LABELS,
-    ConfigError,
-    RunConfig,
+from dpkfc.app.settings import RunConfig
+from dpkfc.app.settings_file import (
     check_unchanged,
     deciding_settings,
-    flatten,
-    read_toml,
+    read_config,
     to_toml,
 )
+from dpkfc.app.toml import ConfigError
 from dpkfc.callbacks import PURPOSE, EarlyStopping, PrivateEarlyStopping, wrong_answers
 from dpkfc.distributed.context import DistributedContext
 from dpkfc.gradients.state import check_finite
@@ -83,7 +82,7 @@ def pretrain(config: RunConfig, model: nn.Module, input_shape: tuple[int, ...]) 
     Raises:
         ConfigError: no labels, labels outside the head, or a model without a linear head.
     """
-    path = Path(config.public_data)
+    path = Path(config.data.public_data)
     inputs, labels = _read_labelled(path, input_shape, "public_data", "pre-training")
     head = _head_of(model)
     labels = labels.long()
@@ -100,8 +99,8 @@ def pretrain(config: RunConfig, model: nn.Module, input_shape: tuple[int, ...]) 
         if head.bias is not None:
             head.bias.zero_()
     return (
-        f"{config.pretrain_epochs} epochs on {len(inputs)} examples of {path.name}, declared public"
-        f" by its user (accuracy there {accuracy:.1%}); the head begins anew"
+        f"{config.model.pretrain_epochs} epochs on {len(inputs)} examples of {path.name}, declared"
+        f" public by its user (accuracy there {accuracy:.1%}); the head begins anew"
     )
 
 
@@ -137,15 +136,15 @@ def _fit(config: RunConfig, model: nn.Module, inputs: Tensor, labels: Tensor) ->
     """Train on public examples and return the accuracy on them."""
     device = next(model.parameters()).device
     inputs, labels = inputs.to(device), labels.to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=config.pretrain_lr, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=config.model.pretrain_lr, momentum=0.9)
     batches = -(-len(inputs) // _BATCH)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
-        optimizer, config.pretrain_epochs * batches
+        optimizer, config.model.pretrain_epochs * batches
     )
-    generator = torch.Generator().manual_seed(config.seed)
+    generator = torch.Generator().manual_seed(config.run.seed)
 
     def train() -> nn.Module:
-        for _ in range(config.pretrain_epochs):
+        for _ in range(config.model.pretrain_epochs):
             for rows in torch.randperm(len(inputs), generator=generator).split(_BATCH):
                 optimizer.zero_grad()
                 F.cross_entropy(model(inputs[rows]), labels[rows]).backward()
@@ -154,7 +153,7 @@ def _fit(config: RunConfig, model: nn.Module, inputs: Tensor, labels: Tensor) ->
         return model
 
     # Dropout draws from the public seed.
-    seeded(train, config.seed)
+    seeded(train, config.run.seed)
     optimizer.zero_grad()
     return evaluate(model, (inputs, labels), 500).accuracy
 
@@ -321,16 +320,17 @@ def check_named(config: RunConfig) -> None:
         ConfigError: the command names no folder, so that it would start a second run with a budget
             of its own, or it names one device for all processes.
     """
+    run = config.run
     if not is_launched():
         return
-    if not config.out:
+    if not run.out:
         raise ConfigError(
             "torchrun may start this command again, as a second run with its own budget; name "
             "the run folder with --out: the same command continues it"
         )
-    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1 and ":" in config.device:
+    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1 and ":" in run.device:
         raise ConfigError(
-            f"device = {config.device!r} would be used by all processes of a host; give its "
+            f"device = {run.device!r} would be used by all processes of a host; give its "
             "kind alone, as cuda"
         )
 
@@ -357,14 +357,15 @@ def is_started(config: RunConfig, ranks: DistributedContext) -> bool:
     Raises:
         RunFolderError: the run there has other settings, or only some processes see it.
     """
-    folder = RunFolder.locate(config.out)
+    run = config.run
+    folder = RunFolder.locate(run.out)
 
     def look() -> tuple[bool, bool]:
         if not (is_launched() and folder.config.is_file()):
             return False, False
         if not _has_settings(folder, config):
             raise RunFolderError(
-                f"run folder {config.out} holds a run of other settings: give those of its "
+                f"run folder {run.out} holds a run of other settings: give those of its "
                 "config.toml to continue it, or another --out"
             )
         has_checkpoint = checkpoint.exists(folder.checkpoint)
@@ -374,7 +375,7 @@ def is_started(config: RunConfig, ranks: DistributedContext) -> bool:
     answer = ranks.run_on_all(look)
     answers = ranks.all_gather(answer)
     if len(set(answers)) > 1:
-        raise _not_shared(config.out)
+        raise _not_shared(run.out)
     is_there, is_cut_off = answers[0]
     if is_cut_off:
         ranks.broadcast_from_rank0(folder.take_away, "cut off")
@@ -383,9 +384,9 @@ def is_started(config: RunConfig, ranks: DistributedContext) -> bool:
 
 def _has_settings(folder: RunFolder, config: RunConfig) -> bool:
     """Return whether a run folder was started with these settings."""
-    written = RunConfig(**flatten(read_toml(folder.config), str(folder.config)))
+    written = read_config(folder.config)
     # config.toml does not name its own folder.
-    comparable = replace(written, out=config.out)
+    comparable = written.change(out=config.run.out)
     return comparable == config
 
 
@@ -419,9 +420,9 @@ def _not_shared(path: str) -> RunFolderError:
 
 def use_own_device(config: RunConfig) -> RunConfig:
     """Return the settings of this process: each process takes its own accelerator of the host."""
-    if not (is_launched() and config.device in ("cuda", "xpu")):
+    if not (is_launched() and config.run.device in ("cuda", "xpu")):
         return config
-    return replace(config, device=f"{config.device}:{os.environ.get('LOCAL_RANK', '0')}")
+    return config.change(device=f"{config.run.device}:{os.environ.get('LOCAL_RANK', '0')}")
 
 
 def align_processes(ranks: DistributedContext, prepared: Prepared) -> None:
@@ -467,14 +468,15 @@ def prepare(
         DatasetError: missing or damaged data.
         ConfigError: settings that do not go together, or an unreachable budget.
     """
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    run = config.run
+    if run.threads:
+        torch.set_num_threads(run.threads)
     try:
-        check_logger(config.log)
+        check_logger(run.log)
     except ImportError as error:
         raise ConfigError(str(error)) from error
-    recipe = recipe_of(config).starting_from(config.pretrained)
-    if config.bounds and not recipe.private_bounds:
+    recipe = recipe_of(config).starting_from(config.model.pretrained)
+    if config.data.bounds and not recipe.private_bounds:
         raise ConfigError(
             "bounds = 'private' is for numbers of a table whose bounds the schema leaves out,"
             f" and {recipe.title[:40]!r} has none: leave it out"
@@ -488,7 +490,11 @@ def prepare(
     make_augment(config, recipe.input_shape)
     if data is None:
         data = recipe.data(config, is_training=True)
-    private = data.train if "private-oracle" in (config.source, config.output_source) else None
+    private = (
+        data.train
+        if "private-oracle" in (config.preconditioner.source, config.preconditioner.output_source)
+        else None
+    )
     plan = make_plan(
         config,
         recipe.input_shape,
@@ -501,14 +507,14 @@ def prepare(
     )
     # Refuse a schedule longer than the plan.
     learning_rate(config, 0, plan.steps)
-    model = recipe.model(config.seed)
+    model = recipe.model(run.seed)
     try:
-        model = model.to(torch.device(config.device))
+        model = model.to(torch.device(run.device))
     except (RuntimeError, AssertionError) as error:
         reason = first_line(error)[:60]
-        raise ConfigError(f"device {config.device!r} cannot be used ({reason}); try cpu") from None
+        raise ConfigError(f"device {run.device!r} cannot be used ({reason}); try cpu") from None
     start = ""
-    if config.pretrain_epochs:
+    if config.model.pretrain_epochs:
         start = pretrain(config, model, recipe.input_shape)
     return Prepared(
         config=config,
@@ -529,16 +535,17 @@ def _make_stopping(
     Raises:
         ConfigError: the data have no labels, or units of several records.
     """
-    if not config.patience:
+    run = config.run
+    if not run.patience:
         return None
     if config.stops_privately:
         return _make_private_stopping(config, recipe, data)
-    path = Path(config.public_validation)
+    path = Path(config.data.public_validation)
     inputs, labels = _read_labelled(path, recipe.input_shape, "public_validation", "an early end")
-    device = torch.device(config.device)
+    device = torch.device(run.device)
     # Public labels take the type of private ones: whole numbers for classes, floats for targets.
     labels = labels.to(device, data.train[1].dtype)
-    return EarlyStopping(config.patience, on=(inputs.to(device), labels))
+    return EarlyStopping(run.patience, on=(inputs.to(device), labels))
 
 
 def _make_private_stopping(
@@ -550,21 +557,20 @@ def _make_private_stopping(
         ConfigError: there is no validation split, a unit has several records, the error of a
             regression is asked for, or several processes run.
     """
+    run = config.run
     if recipe.max_records_per_unit is not None or data.validation is None:
         raise ConfigError(
-            f"stop_on = {config.stop_on!r} needs a validation split of single records, each its own"
+            f"stop_on = {run.stop_on!r} needs a validation split of single records, each its own"
             " unit; take public_validation"
         )
-    if config.stop_on == "private-error" and recipe.num_classes == 1:
+    if run.stop_on == "private-error" and recipe.num_classes == 1:
         raise ConfigError("stop_on = 'private-error' counts wrong classes; take 'private-loss'")
     if DistributedContext.current().world_size > 1:
-        raise ConfigError(
-            f"stop_on = {config.stop_on!r} is for one process; take public_validation"
-        )
-    most = config.stop_most_loss if config.stop_on == "private-loss" else 1.0
-    device = torch.device(config.device)
+        raise ConfigError(f"stop_on = {run.stop_on!r} is for one process; take public_validation")
+    most = config.privacy.stop_most_loss if run.stop_on == "private-loss" else 1.0
+    device = torch.device(run.device)
     held_out = tuple(x.to(device) for x in data.validation)
-    return PrivateEarlyStopping(config.patience, on=held_out, most=most)
+    return PrivateEarlyStopping(run.patience, on=held_out, most=most)
 
 
 def run(
@@ -589,13 +595,14 @@ def run(
             torchrun.
         BudgetExhausted: the run does not fit into the budget of its dataset; nothing is written.
     """
+    run = config.run
     check_named(config)
     with processes() as ranks:
         check_same_settings(config, ranks)
         if is_started(config, ranks):
-            return _continue(config.out, console, ranks, any_world_size, {})
-        name = f"{config.recipe}-{config.method}"
-        make_folder = partial(RunFolder.make, config.out, name)
+            return _continue(run.out, console, ranks, any_world_size, {})
+        name = f"{run.recipe}-{run.method}"
+        make_folder = partial(RunFolder.make, run.out, name)
         folder = ranks.broadcast_from_rank0(make_folder, "run folder")
         try:
             is_single = ranks.world_size == 1
@@ -622,10 +629,10 @@ def run(
 def _check_private_bounds(prepared: Prepared) -> None:
     """Refuse `bounds = "private"` with a schema that already holds the bounds of an earlier run."""
     config, recipe = prepared.config, prepared.recipe
-    if config.bounds and recipe.find_bounds is None:
+    if config.data.bounds and recipe.find_bounds is None:
         raise ConfigError(
-            f"{Path(config.schema).name} has the bounds that a run has found; leave --bounds out to"
-            " use them, or remove them"
+            f"{Path(config.data.schema).name} has the bounds that a run has found; leave --bounds"
+            " out to use them, or remove them"
         )
 
 
@@ -645,7 +652,7 @@ def _find_bounds(prepared: Prepared, folder: RunFolder) -> Prepared:
             budget.charge(prepared.plan, ledger)
         schema = recipe.find_bounds(prepared.data, prepared.plan, ledger)
     folder.write_text(folder.schema, schema)
-    found = recipe_of(replace(config, schema=str(folder.schema)))
+    found = recipe_of(config.change(schema=str(folder.schema)))
     return replace(prepared, recipe=found, data=found.data(config))
 
 
@@ -656,11 +663,11 @@ def check_budget(prepared: Prepared) -> None:
 
 
 def _find_budget(config: RunConfig) -> Budget | None:
-    return Budget(config.budget) if config.budget else None
+    return Budget(config.privacy.budget) if config.privacy.budget else None
 
 
 def _new_metrics(config: RunConfig) -> Metrics:
-    return Metrics(config.eval_on, settings=deciding_settings(config))
+    return Metrics(config.run.eval_on, settings=deciding_settings(config))
 
 
 def measure(prepared: Prepared, folder: RunFolder, watch: Watch | None = None) -> Result:
@@ -739,9 +746,9 @@ def read_settings(folder: RunFolder) -> RunConfig:
     Raises:
         ConfigError: settings that cannot be read, or that do not go together.
     """
-    config = RunConfig(**flatten(read_toml(folder.config), str(folder.config)))
+    config = read_config(folder.config)
     if folder.schema.is_file():
-        config = replace(config, schema=str(folder.schema))
+        config = config.change(schema=str(folder.schema))
     return config
 
 
@@ -762,9 +769,9 @@ def _read_run(path: str | Path, moved: Mapping[str, str]) -> tuple[RunFolder, Ru
     check_unchanged(config, metrics.settings, str(folder.config))
     if moved:
         config = move_data(config, moved, metrics.data)
-        written = RunConfig(**flatten(read_toml(folder.config), str(folder.config)))
+        written = read_config(folder.config)
         folder.write_text(folder.config, to_toml(change_places(written, moved)))
-    return folder, replace(config, out=str(path)), metrics
+    return folder, config.change(out=str(path)), metrics
 
 
 def _train(
@@ -809,7 +816,7 @@ def _train(
         prepared.data.train,
         ledger_path=folder.ledger,
         units=prepared.data.units,
-        num_workers=config.num_workers,
+        num_workers=config.run.num_workers,
         augment=make_augment(config, prepared.recipe.input_shape),
         budget=_find_budget(config),
         resume=resumed,
@@ -831,7 +838,7 @@ def _train(
             plan.steps,
             done=session.steps_done,
             console=console,
-            label=METHOD_LABELS[config.method],
+            label=METHOD_LABELS[config.run.method],
         ) as progress:
             interrupted = loop.run(progress)
         ranks.run_on_all(partial(check_finite, session.layers))
@@ -851,9 +858,10 @@ def _announce_receipt(receipt: Receipt, console: Console) -> None:
 
 def _make_loggers(config: RunConfig, folder: RunFolder) -> list[Logger]:
     """Return the logger that the settings name, if they name one."""
-    if not config.log:
+    run = config.run
+    if not run.log:
         return []
-    return [make_logger(config.log, folder.path, folder.path.name, private=config.log_private)]
+    return [make_logger(run.log, folder.path, folder.path.name, private=run.log_private)]
 
 
 @dataclass(eq=False)
@@ -871,8 +879,8 @@ class _Loop:
     def every(self) -> int:
         """Steps between evaluations."""
         config, plan = self.prepared.config, self.prepared.plan
-        epoch = max(1, round(self.prepared.data.size / config.expected_batch_size))
-        return config.evaluate_every or min(epoch, max(1, plan.steps // 5))
+        epoch = max(1, round(self.prepared.data.size / config.privacy.expected_batch_size))
+        return config.run.evaluate_every or min(epoch, max(1, plan.steps // 5))
 
     def run(self, progress: TrainingProgress) -> bool:
         """Train to the end of the plan.
@@ -952,7 +960,7 @@ class _Loop:
         if session.ledger.extra.get(PURPOSE, 0) >= session.plan.extra_counts[PURPOSE]:
             return row
         loss_fn = self.prepared.recipe.task.loss
-        if self.prepared.config.stop_on == "private-error":
+        if self.prepared.config.run.stop_on == "private-error":
             loss_fn = wrong_answers
         with evaluated_weights(session):
             return replace(row, noisy_loss=stopping.loss(session, loss_fn))
@@ -984,7 +992,7 @@ class _Loop:
                 self.prepared.model, self.prepared.evaluation_examples
             )
             public_loss = self._public_loss()
-        progress.accuracy(judged.accuracy, self.prepared.config.eval_on)
+        progress.accuracy(judged.accuracy, self.prepared.config.run.eval_on)
         return replace(row, accuracy=judged.accuracy, loss=judged.loss, public_loss=public_loss)
 
     def _public_loss(self) -> float | None:
@@ -1033,7 +1041,7 @@ def _make_result(
     return Result(
         folder=folder.path,
         accuracy=last.accuracy or 0.0,
-        measured_on=prepared.config.eval_on,
+        measured_on=prepared.config.run.eval_on,
         epsilon=session.epsilon,
         steps=session.steps_done,
         seconds=sum(row.seconds or 0.0 for row in metrics.rows),

@@ -8,7 +8,8 @@ from typing import Any
 from dpkfc.app import audit_run as audits
 from dpkfc.app.commands.flags import SettingsWithoutFolder
 from dpkfc.app.recipes.catalogue import run_config
-from dpkfc.app.settings import ConfigError, read_choices
+from dpkfc.app.settings_file import read_choices
+from dpkfc.app.toml import ConfigError
 from dpkfc.terminal import Whole, open_console
 
 

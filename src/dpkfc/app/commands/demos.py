@@ -6,7 +6,8 @@ from dpkfc.app.commands.flags import SettingsOfModel
 from dpkfc.app.commands.train import announce, results_table
 from dpkfc.app.demos import ENGINES, federated_demo
 from dpkfc.app.demos import demo as run_demo
-from dpkfc.app.settings import METHOD_LABELS, read_choices
+from dpkfc.app.methods import METHOD_LABELS
+from dpkfc.app.settings_file import read_choices
 from dpkfc.terminal import Whole, open_console
 
 

@@ -16,7 +16,7 @@ from dpkfc.app.owndata.predictions import (
     read_records,
     write_predictions,
 )
-from dpkfc.app.settings import ConfigError
+from dpkfc.app.toml import ConfigError
 from dpkfc.terminal import make_table, open_console, print_line
 
 
@@ -62,7 +62,7 @@ def evaluate_run(
     """
     trained = load_run(run)
     if data or label_file:
-        folder = data or Path(trained.config.data)
+        folder = data or Path(trained.config.data.data)
         records = read_records(trained, folder, run, label_file)
         evaluation = evaluate_records(trained, records)
     else:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from cyclopts import Group, Parameter
 from cyclopts.token import Token
 
-from dpkfc.app.settings import SECTIONS, RunConfig
+from dpkfc.app.settings import SECTION_OF, SETTINGS, explain_setting
 from dpkfc.terminal import make_table, open_console
 
 # What `--help` shows of the settings, by group; `--help-all` shows all of them by section.
@@ -65,7 +64,7 @@ def _make_flags(*leave_out: str) -> Any:
         for place, (group, texts) in enumerate(_SHORT_HELP.items(), start=1)
         for name, text in texts.items()
     }
-    fields = {f.name: f for f in dataclasses.fields(RunConfig) if f.name not in leave_out}
+    fields = {name: field for name, field in SETTINGS.items() if name not in leave_out}
     hints = {}
     # The settings of the short help come first, in its order.
     for name in [*(n for n in short if n in fields), *(n for n in fields if n not in short)]:
@@ -104,11 +103,8 @@ else:
 def print_every_flag() -> None:
     """Print each setting with what it means, by section."""
     table = make_table("flag", "section", "meaning")
-    for section in SECTIONS:
-        for field in dataclasses.fields(RunConfig):
-            rules = field.metadata
-            if rules["section"] == section:
-                choices = " | ".join(filter(None, rules["choices"]))
-                text = f"{rules['help']} ({choices})" if choices else rules["help"]
-                table.add_row(flag_of(field.name), section, text)
+    for name, setting in SETTINGS.items():
+        choices = " | ".join(filter(None, setting.metadata.get("choices", ())))
+        text = explain_setting(name) + (f" ({choices})" if choices else "")
+        table.add_row(flag_of(name), SECTION_OF[name], text)
     open_console().print(table)

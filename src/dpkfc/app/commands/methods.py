@@ -7,7 +7,8 @@ import re
 from rich.table import Table
 from rich.text import Text
 
-from dpkfc.app.settings import METHODS, ConfigError, Method, nearest
+from dpkfc.app.methods import METHODS, Method
+from dpkfc.app.toml import ConfigError, nearest
 from dpkfc.terminal import open_console
 
 # Columns, and the attributes of `Method` that they hold.

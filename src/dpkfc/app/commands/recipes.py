@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpkfc.app.recipes.catalogue import RECIPES
-from dpkfc.app.settings import RunConfig
+from dpkfc.app.settings import RunSettings
 from dpkfc.terminal import make_table, open_console
 
 
@@ -13,7 +13,7 @@ def print_recipes() -> None:
     for recipe in RECIPES.values():
         shape = " × ".join(map(str, recipe.input_shape))
         defaults = recipe.defaults.get("run", {})
-        method = defaults.get("method", RunConfig.method)
+        method = defaults.get("method", RunSettings.method)
         classes = str(recipe.num_classes)
         table.add_row(recipe.name, recipe.title, shape, classes, method)
     console = open_console()

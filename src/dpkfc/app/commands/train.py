@@ -17,7 +17,9 @@ from dpkfc.app.preview import preview
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.results import Result
-from dpkfc.app.settings import ConfigError, RunConfig, read_choices, to_toml
+from dpkfc.app.settings import RunConfig
+from dpkfc.app.settings_file import read_choices, to_toml
+from dpkfc.app.toml import ConfigError
 from dpkfc.report.text import rounded_up
 from dpkfc.terminal import INTERRUPTED, make_table, open_console, print_error, print_line
 from dpkfc.torchrun import is_first, is_launched
@@ -68,10 +70,10 @@ def train(
 
 def _describe_method(recipe: Recipe, choices: dict[str, Any], settings: RunConfig) -> str:
     """Return which method a run takes and why, in one line."""
-    reason = recipe.reason or f"the default of the recipe {settings.recipe}"
+    reason = recipe.reason or f"the default of the recipe {settings.run.recipe}"
     if "method" in choices:
         reason = "as chosen"
-    return f"method: {settings.method} ({reason})"
+    return f"method: {settings.run.method} ({reason})"
 
 
 def announce(result: Result) -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from dpkfc.app.commands.flags import parse_number
 from dpkfc.app.owndata.recipes import own_kind
-from dpkfc.app.settings import flatten, read_choices
+from dpkfc.app.settings_file import flatten, read_choices
 from dpkfc.app.tuning import tune as tuning
 from dpkfc.app.tuning.pool import worker_count
 from dpkfc.app.tuning.runs import StudyError

@@ -6,7 +6,6 @@ Each file or folder that cannot be read has a line that says why.
 from __future__ import annotations
 
 import base64
-import dataclasses
 import functools
 import json
 import os
@@ -20,7 +19,8 @@ from dpkfc.app.datasets.unpacking import UnpackedSizeError
 from dpkfc.app.plots import evenly_spaced
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.run_folder import Metrics, RunFolder
-from dpkfc.app.settings import MACHINE, ConfigError, ensure_text, known_settings, tomllib
+from dpkfc.app.settings_file import MACHINE, known_settings
+from dpkfc.app.toml import ConfigError, ensure_text, tomllib
 from dpkfc.app.tuning.tune import Tuned
 from dpkfc.report.card import failed_checks
 from dpkfc.report.text import ensure_mapping, number, plain
@@ -299,7 +299,7 @@ def list_departures(recipe: str, method: str, settings: Mapping[str, Any]) -> di
 def _usual(recipe: str, method: str, smoke: bool, public: bool) -> dict[str, Any]:
     """Return the settings of a recipe and a method, with a file of public data that no one has."""
     settings = {"recipe": recipe, "method": method, "smoke": smoke}
-    return dataclasses.asdict(run_config({**settings, "public_data": "@" if public else ""}))
+    return run_config({**settings, "public_data": "@" if public else ""}).values
 
 
 def _read_config(path: Path) -> tuple[str, dict[str, Any]]:

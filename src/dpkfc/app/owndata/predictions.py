@@ -21,7 +21,8 @@ from dpkfc.app.recipes.catalogue import recipe_of
 from dpkfc.app.recipes.objective import CLASSIFICATION, Judged, model_outputs, score_classes
 from dpkfc.app.recipes.recipe import Recipe, compute_features
 from dpkfc.app.run_folder import RunFolder, RunFolderError, write_atomically
-from dpkfc.app.settings import ConfigError, RunConfig
+from dpkfc.app.settings import RunConfig
+from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import read_settings
 from dpkfc.features import build_features
 
@@ -55,8 +56,8 @@ def load_run(path: Path) -> Trained:
             f"{path} holds no released weights; finish the run: dpkfc train --resume {path}"
         )
     config = read_settings(folder)
-    recipe = recipe_of(config).starting_from(config.pretrained)
-    model = recipe.model(config.seed)
+    recipe = recipe_of(config).starting_from(config.model.pretrained)
+    model = recipe.model(config.run.seed)
     try:
         model.load_state_dict(load_file(folder.model))
     except (OSError, SafetensorError, RuntimeError) as error:
@@ -87,11 +88,11 @@ def read_records(
             f"{run} was trained on {trained.recipe.title}, which has no form for other files; load"
             " model.safetensors in Python, or dpkfc export"
         )
-    if trained.config.recipe == "own-images" and not data.is_dir():
+    if trained.config.run.recipe == "own-images" and not data.is_dir():
         raise DatasetError(f"{data}: is no folder of images, as the run was trained on")
     if label_file is None:
         records = trained.recipe.read(data)
-    elif trained.config.label_file:
+    elif trained.config.data.label_file:
         records = trained.recipe.read(data, label_file)
     else:
         raise ConfigError(f"--label-file is for runs that were trained with one; {run} was not")

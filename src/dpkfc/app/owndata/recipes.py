@@ -37,7 +37,8 @@ from dpkfc.app.owndata.tasks import judgement, load_task, make_model, task_examp
 from dpkfc.app.recipes.images import image_features, use_features
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.recipes.text import HashedZipf, ZipfWords
-from dpkfc.app.settings import ConfigError, RunConfig, ensure_text
+from dpkfc.app.settings import RunConfig
+from dpkfc.app.toml import ConfigError, ensure_text
 from dpkfc.config import Plan
 from dpkfc.curvature.noise_probes import DeadLeaves, FeatureNoise
 from dpkfc.curvature.probes import Probe
@@ -129,12 +130,13 @@ def own_recipe(config: RunConfig) -> Recipe:
         ConfigError: no schema, or one that does not fit.
         DatasetError: a file that cannot be read.
     """
-    if config.recipe == "own-task":
+    run = config.run
+    if run.recipe == "own-task":
         return _task_recipe(config)
-    if not config.data:
-        raise ConfigError(f"recipe = {config.recipe!r} is made from own data; give --data")
+    if not config.data.data:
+        raise ConfigError(f"recipe = {run.recipe!r} is made from own data; give --data")
     makers = {"own-table": _table_recipe, "own-images": _image_recipe, "own-text": _text_recipe}
-    return makers[config.recipe](config)
+    return makers[run.recipe](config)
 
 
 def _need_schema(config: RunConfig) -> Schema:
@@ -143,46 +145,48 @@ def _need_schema(config: RunConfig) -> Schema:
     Raises:
         ConfigError: there is none; the message is the command that writes one.
     """
-    if not config.schema:
-        extra = f" --target {config.target or 'NAME'}"
-        if config.recipe == "own-text":
-            extra += f" --text {config.text or 'KEY'}"
-        if config.label_file:
-            extra += f" --label-file {config.label_file}"
+    data = config.data
+    if not data.schema:
+        extra = f" --target {data.target or 'NAME'}"
+        if config.run.recipe == "own-text":
+            extra += f" --text {data.text or 'KEY'}"
+        if data.label_file:
+            extra += f" --label-file {data.label_file}"
         raise ConfigError(
-            f"{config.data} needs a public schema: run dpkfc schema {config.data}{extra}"
+            f"{data.data} needs a public schema: run dpkfc schema {data.data}{extra}"
             " > schema.toml, fill it in, and give --schema schema.toml"
         )
-    may_be_open = config.bounds == "private"
-    schema = read_schema(Path(config.schema), config.target, may_be_open=may_be_open)
+    may_be_open = data.bounds == "private"
+    schema = read_schema(Path(data.schema), data.target, may_be_open=may_be_open)
     if not schema.target:
-        raise ConfigError(f"{config.schema}: which column is learned? give target, or --target")
+        raise ConfigError(f"{data.schema}: which column is learned? give target, or --target")
     if not (schema.classes or schema.target_bounds):
         raise ConfigError(
-            f"{config.schema}: classes is empty; list all values of {schema.target!r}, or give"
+            f"{data.schema}: classes is empty; list all values of {schema.target!r}, or give"
             " target_bounds of a number"
         )
     return schema
 
 
 def _table_recipe(config: RunConfig) -> Recipe:
-    path = Path(config.data)
+    data = config.data
+    path = Path(data.data)
     schema = _need_schema(config)
     if not schema.features:
-        raise ConfigError(f"{config.schema}: no column becomes a feature; add [columns.NAME]")
+        raise ConfigError(f"{data.schema}: no column becomes a feature; add [columns.NAME]")
     find_bounds = None
     if schema.is_open:
-        _refuse_found_bounds(schema, config.schema)
+        _refuse_found_bounds(schema, data.schema)
         find_bounds = partial(_find_bounds, schema, path.name)
     return _linear_recipe(
         config,
         schema,
         schema.width,
         partial(encode_table, path, schema),
-        constants=public_facts(schema, has_release=bool(config.bounds)),
+        constants=public_facts(schema, has_release=bool(data.bounds)),
         probe=lambda config: SchemaNoise(tuple(schema.features.items())),
         read=lambda other: encode_table(other, schema, with_target=False),
-        private_bounds=len(schema.private_columns) if config.bounds else 0,
+        private_bounds=len(schema.private_columns) if data.bounds else 0,
         find_bounds=find_bounds,
     )
 
@@ -191,10 +195,10 @@ def _linear_recipe(
     config: RunConfig, schema: Schema, width: int, records: Callable[[], Records], **rest: Any
 ) -> Recipe:
     """Return a recipe of a linear model on features of a file; the rest is for `Recipe`."""
-    path = Path(config.data)
+    path = Path(config.data.data)
     outputs = target_of(schema).outputs
     recipe = Recipe(
-        name=config.recipe,
+        name=config.run.recipe,
         title=path.name,
         load=_loader(records, path),
         build=partial(linear_from_zero, width, outputs),
@@ -235,9 +239,10 @@ def _used_schema(schema: Schema, title: str) -> str:
 
 
 def _image_recipe(config: RunConfig) -> Recipe:
-    folder = Path(config.data)
-    labels = Path(config.label_file) if config.label_file else None
-    schema = _need_schema(config) if config.label_file else _folder_schema(config)
+    data = config.data
+    folder = Path(data.data)
+    labels = Path(data.label_file) if data.label_file else None
+    schema = _need_schema(config) if data.label_file else _folder_schema(config)
     form = schema.images
     shape = (form.channels, form.size, form.size)
     outputs = target_of(schema).outputs
@@ -249,7 +254,7 @@ def _image_recipe(config: RunConfig) -> Recipe:
         return encode_folder(folder, schema, labels)
 
     recipe = Recipe(
-        name=config.recipe,
+        name=config.run.recipe,
         title=folder.name,
         load=_loader(read, folder),
         build=build,
@@ -277,14 +282,15 @@ def _folder_schema(config: RunConfig) -> Schema:
     Raises:
         ConfigError: the schema has a column.
     """
-    folder = Path(config.data)
-    schema = Schema(target=config.target)
-    if config.schema:
-        schema = read_schema(Path(config.schema), config.target)
+    data = config.data
+    folder = Path(data.data)
+    schema = Schema(target=data.target)
+    if data.schema:
+        schema = read_schema(Path(data.schema), data.target)
     column = schema.unit or schema.target
     if schema.target_bounds:
         raise ConfigError(
-            f"{config.schema}: target_bounds need a number for each image; give --label-file"
+            f"{data.schema}: target_bounds need a number for each image; give --label-file"
         )
     if column:
         raise ConfigError(
@@ -294,7 +300,7 @@ def _folder_schema(config: RunConfig) -> Schema:
     schema = replace(
         schema, classes=schema.classes or folder_classes(folder, schema.images.leave_out)
     )
-    return check_schema(schema, config.schema or str(folder))
+    return check_schema(schema, data.schema or str(folder))
 
 
 def small_cnn(channels: int, size: int, classes: int) -> nn.Sequential:
@@ -321,9 +327,10 @@ def small_cnn(channels: int, size: int, classes: int) -> nn.Sequential:
 
 
 def _text_recipe(config: RunConfig) -> Recipe:
+    data = config.data
     schema = _need_schema(config)
-    if config.text:
-        form = replace(schema.text, key=config.text)
+    if data.text:
+        form = replace(schema.text, key=data.text)
         schema = replace(schema, text=form)
     width = text_width(schema)
     encoder = schema.text.encoder
@@ -337,13 +344,13 @@ def _text_recipe(config: RunConfig) -> Recipe:
     def probe(config: RunConfig) -> Probe:
         if encoder == "sentences":
             return FeatureNoise(width, std=width**-0.5)
-        return HashedZipf(width, ZipfWords(exponent=config.zipf_exponent), weighted)
+        return HashedZipf(width, ZipfWords(exponent=config.preconditioner.zipf_exponent), weighted)
 
     return _linear_recipe(
         config,
         schema,
         width,
-        partial(encode_texts, Path(config.data), schema),
+        partial(encode_texts, Path(data.data), schema),
         constants={
             **public_facts(schema),
             "features": (features, "published; nothing is fitted"),
@@ -354,16 +361,17 @@ def _text_recipe(config: RunConfig) -> Recipe:
 
 
 def _task_recipe(config: RunConfig) -> Recipe:
-    if not config.task:
+    data = config.data
+    if not data.task:
         raise ConfigError("recipe = 'own-task' is made by a function; give --task module:function")
-    task = load_task(config.task)
-    examples = task_examples(task, config.task)
+    task = load_task(data.task)
+    examples = task_examples(task, data.task)
     probe = task.probe
     return Recipe(
-        name=config.recipe,
-        title=task.title or config.task,
+        name=config.run.recipe,
+        title=task.title or data.task,
         load=lambda config: examples,
-        build=partial(make_model, task, config.task),
+        build=partial(make_model, task, data.task),
         input_shape=tuple(examples.train[0].shape[1:]),
         num_classes=len(task.classes) or 1,
         probe=None if probe is None else lambda config: probe,
@@ -379,7 +387,7 @@ def _loader(read: Callable[[], Records], path: Path) -> Callable[[RunConfig], Ex
     """Return what a recipe loads its examples with: read, encode, split."""
 
     def load(config: RunConfig) -> ExampleSet:
-        return split_records(read(), config.validation_size, config.split_seed, path.name)
+        return split_records(read(), config.data.validation_size, config.data.split_seed, path.name)
 
     return load
 

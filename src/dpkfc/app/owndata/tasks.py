@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dpkfc.app.datasets.examples import Examples, ExampleSet
 from dpkfc.app.recipes.objective import Judged, cross_entropy, evaluate
 from dpkfc.app.recipes.objective import Objective as Judgement
-from dpkfc.app.settings import ConfigError, nearest
+from dpkfc.app.toml import ConfigError, nearest
 from dpkfc.curvature.probes import Probe
 from dpkfc.data.units import check_ids
 from dpkfc.gradients.state import evaluation_mode

@@ -6,6 +6,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from dpkfc.app.datasets.examples import ExampleSet
+from dpkfc.app.defaults import layer_settings
 from dpkfc.app.owndata.recipes import OWN_KINDS, own_kind, own_recipe, own_settings
 from dpkfc.app.recipes.images import (
     BREASTMNIST_HEAD,
@@ -23,7 +24,8 @@ from dpkfc.app.recipes.text import (
     IMDB_WORDS,
     SST2_MINILM,
 )
-from dpkfc.app.settings import ConfigError, RunConfig, ensure_text, layer_settings, nearest
+from dpkfc.app.settings import RunConfig
+from dpkfc.app.toml import ConfigError, ensure_text, nearest
 
 # --------------------------------------------------------------------------------------------------
 
@@ -65,9 +67,9 @@ def recipe_of(config: RunConfig) -> Recipe:
         ConfigError: no such recipe, or own data without what a recipe needs.
         DatasetError: own data that cannot be read.
     """
-    if config.recipe in OWN_KINDS:
+    if config.run.recipe in OWN_KINDS:
         return own_recipe(config)
-    return find_recipe(config.recipe)
+    return find_recipe(config.run.recipe)
 
 
 def read_data(config: RunConfig) -> ExampleSet:
@@ -77,7 +79,7 @@ def read_data(config: RunConfig) -> ExampleSet:
         ConfigError: no such recipe, or settings that do not go together.
         DatasetError: files are missing or damaged.
     """
-    recipe = recipe_of(config).starting_from(config.pretrained)
+    recipe = recipe_of(config).starting_from(config.model.pretrained)
     return recipe.data(config)
 
 
@@ -104,4 +106,4 @@ def run_config(chosen: dict[str, Any]) -> RunConfig:
         recipe = find_recipe(name)
         heavy, defaults = recipe.heavy, recipe.defaults
     config = layer_settings(defaults, chosen, f"{name}.toml")
-    return cap_for_smoke(config, heavy=heavy) if config.smoke else config
+    return cap_for_smoke(config, heavy=heavy) if config.run.smoke else config

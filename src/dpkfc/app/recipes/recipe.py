@@ -21,7 +21,8 @@ from dpkfc.app.models import seeded
 from dpkfc.app.owndata.records import Records
 from dpkfc.app.recipes.objective import CLASSIFICATION, Objective
 from dpkfc.app.recipes.smoke import slice_for_smoke
-from dpkfc.app.settings import ConfigError, RunConfig, tomllib
+from dpkfc.app.settings import RunConfig
+from dpkfc.app.toml import ConfigError, tomllib
 from dpkfc.config import Plan
 from dpkfc.curvature.probes import Probe
 from dpkfc.features import JoinedFeatures, build_features
@@ -127,19 +128,19 @@ class Recipe:
             DatasetError: files are missing or damaged, or the validation split takes everything.
             ConfigError: a vocabulary of private text, or a batch that is too large.
         """
-        if config.vocabulary != "hashed":
+        if config.data.vocabulary != "hashed":
             raise ConfigError(
-                f"vocabulary = {config.vocabulary!r} is refused: fitted on private text it has no "
-                "clip or noise, so no ε would hold; leave it out (hashed features)"
+                f"vocabulary = {config.data.vocabulary!r} is refused: fitted on private text it "
+                "has no clip or noise, so no ε would hold; leave it out (hashed features)"
             )
         data = self.load(config)
-        if config.smoke:
-            data = slice_for_smoke(data, config.split_seed, heavy=self.heavy)
+        if config.run.smoke:
+            data = slice_for_smoke(data, config.data.split_seed, heavy=self.heavy)
         if data.validation is None:
-            data = split_off_validation(data, config.validation_size, config.split_seed)
-        elif not config.validation_size:
+            data = split_off_validation(data, config.data.validation_size, config.data.split_seed)
+        elif not config.data.validation_size:
             data = replace(data, validation=None)
-        size = config.expected_batch_size
+        size = config.privacy.expected_batch_size
         if is_training and size > data.size:
             raise ConfigError(
                 f"expected_batch_size = {size} is more than the {data.size} examples; choose at"
@@ -196,7 +197,7 @@ def image_recipe(
     constants = f"mean {mean}, std {std}, scale {normalisation.scale:g}"
 
     def load(config: RunConfig) -> ExampleSet:
-        images = pixels(config.data_dir or None)
+        images = pixels(config.data.data_dir or None)
         return images.check(title, image_shape, num_classes).tensors(normalisation)
 
     return Recipe(

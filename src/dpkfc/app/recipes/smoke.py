@@ -6,7 +6,6 @@ valid for the examples in it. Its accuracy says nothing.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,12 +42,12 @@ def cap_for_smoke(config: RunConfig, *, heavy: bool = False) -> RunConfig:
     """
     capped: dict[str, Any] = {}
     for name, most in (_MOST_HEAVY if heavy else _MOST).items():
-        capped[name] = min(getattr(config, name), most)
+        capped[name] = min(config.values[name], most)
     capped["steps"] = capped["steps"] or _MOST["steps"]
-    if not config.accountant and config.sampler != "shuffle":
+    if not config.privacy.accountant and config.privacy.sampler != "shuffle":
         # PLD takes longer.
         capped["accountant"] = "rdp"
-    return replace(config, **capped)
+    return config.change(**capped)
 
 
 def slice_for_smoke(data: ExampleSet, seed: int, *, heavy: bool = False) -> ExampleSet:

@@ -191,11 +191,11 @@ def _reviews_recipe(
     """Return a recipe of a linear model on hashed words of film reviews."""
 
     def load(config: RunConfig) -> ExampleSet:
-        texts = load_texts(IMDB, config.data_dir or None).check(IMDB.name, num_classes=2)
+        texts = load_texts(IMDB, config.data.data_dir or None).check(IMDB.name, num_classes=2)
         return texts.tensors(lambda lines: hashed(lines, size))
 
     def probe(config: RunConfig) -> HashedZipf:
-        return HashedZipf(size, ZipfWords(exponent=config.zipf_exponent), weighted)
+        return HashedZipf(size, ZipfWords(exponent=config.preconditioner.zipf_exponent), weighted)
 
     by = ", weighted by Zipf's law" if weighted else ""
     features = f"{size:,} signed hashes of words, key {KEY!r}{by}"
@@ -242,7 +242,7 @@ def token_noise(config: RunConfig, length: int) -> TokenNoise:
         vocab_size=VOCABULARY,
         length=length,
         min_length=4,
-        zipf_exponent=config.zipf_exponent or None,
+        zipf_exponent=config.preconditioner.zipf_exponent or None,
         cls_id=101,
         sep_id=102,
         pad_id=0,
@@ -272,7 +272,7 @@ def sentence_recipe(
     """
 
     def load(config: RunConfig) -> ExampleSet:
-        texts = load_texts(source, config.data_dir or None).check(source.name, num_classes)
+        texts = load_texts(source, config.data.data_dir or None).check(source.name, num_classes)
         if unseen:
             texts = _remove_test_texts(texts)
         return texts.tensors(tokens)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from dpkfc.app.settings import METHODS, nearest
+from dpkfc.app.methods import METHODS
+from dpkfc.app.toml import nearest
 from dpkfc.app.tuning.runs import Plain, Run, StudyError
 
 

@@ -22,7 +22,8 @@ import torch
 
 from dpkfc.app.recipes.catalogue import read_data, run_config
 from dpkfc.app.run_folder import Metrics, RunFolder
-from dpkfc.app.settings import ConfigError, RunConfig
+from dpkfc.app.settings import SETTINGS, RunConfig
+from dpkfc.app.toml import ConfigError
 from dpkfc.privacy.ledger import version
 
 
@@ -136,13 +137,11 @@ class Run:
         """
         config = self.config()
         left_out = _MACHINE | _OF_RUN
-        if config.preconditioner != "kfac":
+        if config.preconditioner.preconditioner != "kfac":
             left_out = left_out.union(_UNSTATED)
         changed = {}
-        for setting in dataclasses.fields(RunConfig):
-            name = setting.name
-            value = getattr(config, name)
-            if name not in left_out and value != _UNSTATED.get(name, setting.default):
+        for name, value in config.values.items():
+            if name not in left_out and value != _UNSTATED.get(name, SETTINGS[name].default):
                 changed[name] = value
         return {
             "format": FORMAT,
@@ -153,7 +152,7 @@ class Run:
 
     def default(self, name: str) -> Any:
         """Return a setting as recipe and method give it; public data may still be missing."""
-        return getattr(self._defaults, name)
+        return self._defaults.values[name]
 
     @functools.cached_property
     def _defaults(self) -> RunConfig:
@@ -283,7 +282,7 @@ def _read(config: RunConfig) -> Any:
 
     Runs only read them.
     """
-    key = tuple(getattr(config, name) for name in _OF_DATA)
+    key = tuple(config.values[name] for name in _OF_DATA)
     if key not in _LAST:
         # The data before are dropped first, so that both are never in memory.
         _LAST.clear()

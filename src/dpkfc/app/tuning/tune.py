@@ -396,7 +396,10 @@ def expected_seconds(rows: Callable[[], Iterable[Row]]) -> Callable[[Run], float
         rate = max(row.get("wall_seconds", 0.0) / max(1, row["steps"]) for row in same_method)
         config = run.config()
         size = max(row["dataset_size"] for row in same_method)
-        return rate * (config.steps or config.epochs * size / config.expected_batch_size)
+        return rate * (
+            config.privacy.steps
+            or config.privacy.epochs * size / config.privacy.expected_batch_size
+        )
 
     return expected
 
@@ -556,7 +559,7 @@ def _conclude(settings: TuneSettings, source: Trials, place: Place) -> Tuned:
         recipe=settings.recipe,
         search=settings.search,
         planned=settings.trials,
-        validation=run.config().validation_size,
+        validation=run.config().data.validation_size,
         epsilon=plan.target_epsilon or plan.epsilon(),
         delta=plan.delta,
         **vars(cost),
