@@ -204,7 +204,7 @@ def test_the_noise_of_an_evaluation_has_the_stated_scale(tmp_path: Path):
         noisy = [release_vector(exact, many, plan, ledger, 9)[0] for _ in range(3000)]
     assert np.mean(noisy) == pytest.approx(7.0, abs=5 * 100 / 3000**0.5)
     assert np.std(noisy) == pytest.approx(100.0, rel=0.07)
-    assert len(set(noisy)) == 3000
+    assert len(set(noisy)) > 2990  # two draws may meet on the grid
 
 
 def test_a_closed_or_damaged_ledger_releases_nothing(tmp_path: Path, monkeypatch):

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _every_module
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
@@ -446,9 +447,10 @@ def _find_fault(replica: Replica, name: str) -> str:
     faults = [erase_written(replica)]
     check = _open_check.get()
     if check is not None:
-        faults += _buffer_faults(replica)
-        check.note(replica)
-        check.variables.setdefault(name, set()).update(replica.changed_variables())
+        with _disable_current_modes():  # a comparison is not an operation of the model
+            faults += _buffer_faults(replica)
+            check.note(replica)
+            check.variables.setdefault(name, set()).update(replica.changed_variables())
     lost = replica.find_lost()
     if lost is not None:
         variable, x = lost
