@@ -257,16 +257,21 @@ def write_json(path: Path, value: Any) -> None:
 # Command lines.
 
 
-def figures_parser(description: str | None, output: Path) -> argparse.ArgumentParser:
-    """The options of a benchmark that measures once and writes one file."""
+def _data_parser(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--data-dir", default="", help="folder with the data sets; default: $DPKFC_DATA"
     )
-    parser.add_argument("--output", type=Path, default=output)
     parser.add_argument("--table", action="store_true", help="print what has been run and stop")
+    return parser
+
+
+def figures_parser(description: str | None, output: Path) -> argparse.ArgumentParser:
+    """The options of a benchmark that measures once and writes one file."""
+    parser = _data_parser(description)
+    parser.add_argument("--output", type=Path, default=output)
     return parser
 
 
@@ -282,18 +287,12 @@ def figures(
 
 def cells_parser(description: str | None) -> argparse.ArgumentParser:
     """The options of a benchmark whose measurements are cells of a study."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--data-dir", default="", help="folder with the data sets; default: $DPKFC_DATA"
-    )
+    parser = _data_parser(description)
     parser.add_argument("--out", type=Path, help="ledgers; default: a folder below runs/")
     parser.add_argument(
         "--results", type=Path, help="file of the results; default: below papers/results/"
     )
     parser.add_argument("--workers", type=int, help="cells at once; default: every core")
-    parser.add_argument("--table", action="store_true", help="print what has been run and stop")
     return parser
 
 

@@ -28,15 +28,21 @@ from typing import Any
 
 import numpy as np
 
-from dpkfc_papers.studies.harness import RESULTS, hardware, markdown, now, read_json, write_json
+from dpkfc_papers.studies.harness import (
+    RESULTS,
+    half_interval,
+    hardware,
+    markdown,
+    now,
+    read_json,
+    write_json,
+)
 
 PATH = RESULTS / "own_data.json"
 ROWS = 30_000
 # ε of the table and of the images.
 EPSILONS = {"table": (1.0, 3.0), "images": (3.0,)}
 SEEDS = 5
-# Student's t of a 95 % interval with four degrees of freedom.
-T_QUANTILE = 2.776
 
 WORK = ("private", "self-employed", "federal", "state", "local", "without-pay")
 EDUCATION = (
@@ -275,8 +281,7 @@ def table(results: dict[str, Any]) -> str:
         text = f"{statistics.mean(values):.1f}"
         seconds = "–"
         if len(values) > 1:
-            half = T_QUANTILE * statistics.stdev(values) / len(values) ** 0.5
-            text += f" ± {half:.1f}"
+            text += f" ± {half_interval(values):.1f}"
             seconds = f"{statistics.median(run['busy'] for run in row['runs']):.0f}"
         epsilon = f"{row['epsilon']:g}" if "epsilon" in row else "–"
         lines.append([row["data"], row["model"], epsilon, text, seconds])
