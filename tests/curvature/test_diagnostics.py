@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpkfc.curvature import KFAC, FeatureNoise
-from dpkfc.curvature.eigen import Eigen, eigen_of_rows
+from dpkfc.curvature.eigen import eigen_of_rows
 from dpkfc.curvature.factors import DiagonalFactor, IsotropicFactor, inner_product
 from dpkfc.curvature.layer_factors import probe_norms
 from dpkfc.curvature.probe_pass import run_probe
@@ -105,17 +105,6 @@ def test_inner_products_of_factors_equal_those_of_matrices(first, second):
     assert inner_product(f, s) == pytest.approx(float((dense_f * dense_s).sum()), rel=1e-9)
 
 
-def test_inner_products_of_truncated_factors_are_those_of_their_matrices():
-    basis = [torch.linalg.qr(torch.randn(7, 7, dtype=F64)).Q for _ in range(2)]
-    values = torch.tensor([5.0, 3.0, 1.0], dtype=F64)
-    first, second = (Eigen(q[:, :3], values + i, rest=2.0 + i) for i, q in enumerate(basis))
-    diagonal = DiagonalFactor(torch.rand(7, dtype=F64))
-    pairs = [(first, dense_matrix(second), second), (first, torch.diag(diagonal.values), diagonal)]
-    for one, matrix, other in pairs:
-        exact = float((dense_matrix(one) @ matrix).trace())
-        assert inner_product(one, other) == pytest.approx(exact) == inner_product(other, one)
-
-
 @given(n=st.integers(1, 3), t=st.integers(0, 4), s=st.integers(0, 4), d=st.integers(1, 4))
 def test_norms_of_a_tied_weight_are_those_of_the_sum_of_its_uses(n, t, s, d):
     torch.manual_seed(n + t + 10 * s)
@@ -126,20 +115,3 @@ def test_norms_of_a_tied_weight_are_those_of_the_sum_of_its_uses(n, t, s, d):
         assert torch.allclose(block.squared_norms(entry), formed, rtol=1e-9, atol=1e-12)
     with pytest.raises(ValueError, match="must be the identity"):
         block.squared_norms(Kronecker(Identity(), Diagonal(torch.ones(5))))
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_norms_of_the_last_examples(count):
-    tied = Tied(
-        Lookup(torch.tensor([[0], [1], [1]]), torch.randn(3, 1, 2), 4),
-        Outer(torch.randn(3, 2, 2), torch.randn(3, 2, 4)),
-    )
-    blocks = {
-        "outer": Outer(torch.randn(6, 2, 3), torch.randn(6, 2, 2), 2),
-        "lookup": Lookup(torch.randint(5, (3, 4)), torch.randn(3, 4, 2), 5),
-        "small": PerExample({"weight": torch.randn(3, 2)}),
-        "tied": tied,
-    }
-    assert torch.allclose(
-        probe_norms(blocks, {}, last=count)[0], probe_norms(blocks, {})[0][-count:]
-    )

@@ -59,17 +59,6 @@ def test_a_pixel_has_the_level_of_the_last_leaf_that_lies_over_it():
         )
 
 
-@pytest.mark.parametrize("correlation", [0.0, 0.6, 1.0])
-def test_channels_are_correlated_as_asked(correlation):
-    x, _ = DeadLeaves((2, 16, 16), leaves=150, channel_correlation=correlation).sample(
-        400, _stream()
-    )
-    first, second = x[:, 0].flatten(), x[:, 1].flatten()
-    assert float(torch.corrcoef(torch.stack([first, second]))[0, 1]) == pytest.approx(
-        correlation, abs=0.08
-    )
-
-
 def test_it_is_a_probe_of_its_stream_alone():
     probe = DeadLeaves((1, 8, 8), leaves=5)
     assert isinstance(probe, Probe)

@@ -113,23 +113,6 @@ def test_rows_give_the_covariance_of_any_scale(n, d, power):
     assert torch.allclose(rebuilt, exact, rtol=0, atol=2e-5 * float(exact.abs().max()))
 
 
-def test_repeated_rows_do_not_add_rank():
-    base = torch.randn(3, 40)
-    eigen = eigen_of_rows(base.repeat(5, 1), 15)
-    assert eigen.values.numel() == 3
-    assert _orthonormal_error(eigen.vectors) < 1e-5
-
-
-def test_few_long_rows_never_make_a_square_matrix(monkeypatch):
-    sizes = []
-    real = torch.linalg.eigh
-    monkeypatch.setattr(
-        factors.torch.linalg, "eigh", lambda m: (sizes.append(m.shape[0]), real(m))[1]
-    )
-    eigen = eigen_of_rows(torch.randn(5, 200_000), 5)
-    assert sizes == [5] and eigen.vectors.shape == (200_000, 5)
-
-
 def test_zero_rows_have_no_eigenvalue():
     eigen = eigen_of_rows(torch.zeros(3, 5), 3)
     assert eigen.values.numel() == 0 and eigen.dim == 5 and eigen.trace == 0.0 and eigen.mean == 0.0
@@ -234,21 +217,3 @@ def test_what_is_left_out_counts_in_trace_matrix_and_spectrum():
         torch.diag(torch.tensor([6.0, 4, 1, 1, 1], dtype=torch.float64)),
     )
     assert eigen.spectrum.tolist() == [3.0, 2.0, 0.5, 0.5, 0.5]
-
-
-@pytest.mark.parametrize("power", [2.0, 3.0])
-def test_pairs_of_before_save_rounds(power: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    d, rounds, real = 700, [0], torch.linalg.eigh
-    basis = torch.linalg.qr(torch.randn(d, d, dtype=torch.float64)).Q
-    matrix = basis * torch.arange(1, d + 1, dtype=torch.float64).pow(-power) @ basis.T
-
-    def counted(x: torch.Tensor) -> object:
-        rounds[0] += 1
-        return real(x)
-
-    monkeypatch.setattr(torch.linalg, "eigh", counted)
-    cold = decompose_leading(matrix, 32)
-    first_round = rounds[0]
-    warm = decompose_leading(matrix * 1.01, 32, start=cold.vectors)
-    assert 0 < rounds[0] - first_round < first_round
-    torch.testing.assert_close(warm.values, 1.01 * cold.values, rtol=1e-4, atol=0)

@@ -114,19 +114,6 @@ def test_a_sampled_factor_of_a_tied_table_is_unbiased(masked):
     )
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_the_layout_of_a_block_in_memory_changes_nothing(masked):
-    """Patches of a convolution are a transposed view; their few rows are read without a copy of
-    all.
-    """
-    block = _block(4, 9, 3, 2, groups=2)
-    turned = Outer(block.a.mT.contiguous().mT, block.b.mT.contiguous().mT, 2)
-    mask = torch.arange(9) < torch.tensor([9, 1, 5, 2]).unsqueeze(1) if masked else None
-    one, other = (_dense(x, _positions(4, 3.0), (1,), mask) for x in (block, turned))
-    for side in ("input", "output"):
-        assert torch.allclose(dense_matrix(one[side]), dense_matrix(other[side]), atol=1e-12)
-
-
 @given(cut=st.integers(1, 10), groups=st.integers(1, 2), masked=st.booleans())
 def test_the_positions_do_not_depend_on_the_micro_batch(cut, groups, masked):
     torch.manual_seed(cut)

@@ -12,7 +12,6 @@ from torch import nn
 from dpkfc import (
     KFAC,
     DeadLeaves,
-    FeatureNoise,
     PinkNoise,
     PublicData,
     Refined,
@@ -118,20 +117,6 @@ def test_examples_without_a_gradient_or_without_contrast_stay():
     )
     torch.testing.assert_close(refined[:5], x[:5])
     assert not torch.allclose(refined[5], x[5])
-
-
-def test_feature_vectors_are_moved_without_smoothing():
-    x, weight = torch.randn(6, 8, generator=_stream()), torch.arange(8.0)
-    refined, x = (
-        Refined(FeatureNoise(8), 1, 1e-3).refine(x, lambda x, _: x @ weight, slice(1, 7))[::2],
-        x[::2],
-    )
-    moved = (refined - x) / (1e-3 * x.std(1, correction=0, keepdim=True))
-    direction = -weight / weight.square().mean().sqrt()
-    for row, own in zip(moved, x, strict=True):  # but for what the mean and deviation take back
-        basis = torch.linalg.qr(torch.stack([torch.ones(8), own - own.mean()], 1)).Q
-        rest = direction - basis @ (basis.T @ direction)
-        torch.testing.assert_close(row - basis @ (basis.T @ row), rest, atol=2e-2, rtol=0)
 
 
 def test_other_numbers_of_the_probe_stay_what_they_are(monkeypatch):

@@ -11,13 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpkfc.curvature import KFAC, FeatureNoise, PreconditionerState, PublicData
+from dpkfc.curvature import KFAC, FeatureNoise, PreconditionerState
 from dpkfc.curvature.eigen import Eigen
 from dpkfc.curvature.factor_history import history_from_state, history_state, measure_drift
 from dpkfc.curvature.factors import FactorAccumulator
-from dpkfc.curvature.layer_factors import probe_norms
-from dpkfc.curvature.probe_pass import run_probe
-from tests.curvature.toys import Text, capture, dense_matrix, mlp, rules_of
+from tests.curvature.toys import capture, dense_matrix, mlp
 from tests.test_session import kfac, loss_fn, net, plan, session, weights
 
 STEPS = 7
@@ -164,18 +162,6 @@ def test_later_refreshes_may_look_at_fewer_examples():
             torch.testing.assert_close(sides[side], expected.clamp(min=0), rtol=1e-8, atol=1e-12)
 
 
-def test_the_scale_of_a_later_metric_is_taken_over_the_examples_it_looked_at():
-    model, kfac = (
-        mlp().double(),
-        _kfac(probe_size=100, decay=0.75, later_probe_size=5, max_rank=None, scale="balanced"),
-    )
-    built = kfac.build(model, capture, 50, previous=kfac.build(model, capture, 0))
-    (piece,) = run_probe(model, capture, replace(kfac.probe_spec(50), size=5))
-    plain, mapped = probe_norms(piece.blocks, {}, built.metric)
-    assert len(plain) == 5
-    torch.testing.assert_close(plain.median(), mapped.median(), rtol=1e-9, atol=0)
-
-
 def test_what_has_not_moved_is_kept():
     model, kfac = mlp(), _kfac(drift=0.9)
     first = kfac.build(model, capture, 0)
@@ -191,19 +177,6 @@ def test_what_has_not_moved_is_kept():
             )
     fussy = _kfac(drift=1e-3).build(model, capture, 100, previous=second)
     assert fussy.metric is not first.metric and fussy.drift > 1e-3
-
-
-def test_tables_and_two_probes_keep_a_past():
-    model = Text()
-    ids = [PublicData(torch.randint(11, (30, 5)), provenance=p) for p in ("one", "other")]
-    kfac = _kfac(probe=ids[0], output_probe=ids[1], decay=0.5, drift=1e-9)
-    built = kfac.build(model, capture, 0, rules=rules_of(model))
-    again = kfac.build(model, capture, 1, rules=rules_of(model), previous=built)
-    assert len(again.running) == 2 and again.drift > 0
-    table = next(name for name, rule in rules_of(model).items() if rule == "embedding")
-    assert again.running[0][table]["input"].reads == pytest.approx(
-        1.5 * built.running[0][table]["input"].reads
-    )
 
 
 def test_the_state_holds_the_past():

@@ -172,11 +172,6 @@ def test_a_preconditioner_knows_its_model():
             text.check(shapes_of(other))
 
 
-def test_an_unreached_layer_is_no_mismatch():
-    built = _kfac().build(mlp(), capture, 0, rules={"unused": "linear"})
-    built.check(shapes_of(mlp()) | {"unused": {"weight": (3, 3)}})
-
-
 # -- the configuration
 
 
@@ -329,12 +324,3 @@ def test_a_weight_may_be_stored_either_way_but_not_change_its_way():
         mismatch({"kind": "outer", "input": [1], "output": [3], "stored": [3, 5]}, {"bias": (3,)})
         is None
     )
-
-
-def test_the_shape_of_a_weight_is_part_of_the_preconditioner():
-    built = _kfac(probe=FeatureNoise(5)).build(
-        torch.nn.Sequential(torch.nn.Linear(5, 3)), capture, 0
-    )
-    built.check({"0": {"weight": (3, 5), "bias": (3,)}})
-    with pytest.raises(ValueError, match="layer '0' has a weight"):
-        built.check({"0": {"weight": (5, 3), "bias": (3,)}})

@@ -120,29 +120,16 @@ def forward(model: nn.Module, backend: Counting) -> None:
     model.block.forward = torch.compile(model.block.forward, backend=backend)
 
 
-def decorated(model: nn.Module, backend: Counting) -> None:
-    model.block.__class__ = type(
-        "Decorated", (Block,), {"forward": torch.compile(Block.forward, backend=backend)}
-    )
-
-
 def child(model: nn.Module, backend: Counting) -> None:
     model.block = torch.compile(model.block, backend=backend)
-
-
-def without_breaks(model: nn.Module, backend: Counting) -> None:
-    model.block = torch.compile(model.block, backend=backend, fullgraph=True)
 
 
 PARTS = {
     "the model in place": lambda m, b: m.compile(backend=b),
     "a block": child,
-    "a block in one graph": without_breaks,
-    "a block in place": lambda m, b: m.block.compile(backend=b),
     "a layer in place": lambda m, b: m.head.compile(backend=b),
     "a part without layers": lambda m, b: m.block.gate.compile(backend=b),
     "a method": forward,
-    "a class": decorated,
 }
 
 

@@ -22,10 +22,8 @@ from dpkfc.linalg.blocks import (
     Tied,
     conv_block,
 )
-from dpkfc.linalg.magnitudes import product_error
 from dpkfc.linalg.metric import Span
 from dpkfc.linalg.norms import per_example_norms
-from dpkfc.linalg.row_norms import dot_rounding
 from tests.patching import patch_linalg
 
 N, VIEWS, K = 6, 2, 3
@@ -259,51 +257,3 @@ def test_every_kind_of_block_is_held_against_the_loop() -> None:
         MaterializedGradients,
         blocks.ConvBlock,
     }
-
-
-UNIT = torch.finfo(F64).eps / 2
-GAIN = 1.5
-
-
-def rounding_by_definition(name: str, block: Any, rows: Tensor, length: float) -> list[float]:
-    """Rounding of k inner products, and of gradients that are formed again, one example after the
-    other.
-    """
-    found = []
-    for n in range(N):
-        if isinstance(block, (PerExample, MaterializedGradients)):  # formed once
-            found.append(UNIT * dot_rounding(rows.shape[1]) * length * float(rows[n].norm()))
-            continue
-        one = block.select(slice(n, n + 1))
-        norm = float(rows[n].norm())
-        if isinstance(block, Lookup):
-            lengths, positions = float(one.b.norm(dim=-1).sum()), one.b.shape[1]
-            products = dot_rounding(positions * one.b.shape[2]) * length * lengths
-        else:
-            products = dot_rounding(rows.shape[1]) * length * norm
-            lengths, positions = magnitude(one)
-        found.append(UNIT * (products + 2 * positions * GAIN * lengths))
-    return found
-
-
-def magnitude(one: Any) -> tuple[float, int]:
-    """Σ_t ‖a_t‖ ‖b_t‖ of one example and its positions; of an image an upper bound by Cauchy and
-    Schwarz.
-    """
-    if isinstance(one, Tied):
-        lengths, positions = magnitude(one.outer)
-        return lengths + float(one.lookup.b.norm(dim=-1).sum()), positions + one.lookup.b.shape[1]
-    if isinstance(one, Outer):
-        rows = one.explicit()
-        return float((rows.a.norm(dim=-1) * rows.b.norm(dim=-1)).sum()), rows.a.shape[1]
-    inputs = float(one.x.square().sum()) * 9 + one.positions
-    return inputs**0.5 * float(one.b.norm()), one.positions
-
-
-@pytest.mark.parametrize("name", READ_BY_CLIPPING)
-def test_the_bound_on_rounding_covers_products_and_gradients_formed_again(name: str) -> None:
-    block, rows = make_block(name)
-    span, _ = span_of(block, rows.shape[1])
-    found = product_error(block, span, rows.norm(dim=1), GAIN)
-    expected = rounding_by_definition(name, block, rows, span.length)
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=F64), rtol=1e-9, atol=0)

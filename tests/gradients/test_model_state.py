@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
@@ -118,17 +116,6 @@ def test_a_constraint_inside_of_forward_is_named_with_the_way_out() -> None:
     with pytest.raises(ValueError, match="'0.weight'; use a parametrization, or write behind"):
         opacus_cases.train(model, optimizer, batches)
     assert torch.equal(model[0].weight, before) and engine.ledger.count == 0
-
-
-def test_an_opacus_script_puts_them_back_too() -> None:
-    model = nn.Sequential(ActNorm("past the counter"), nn.Linear(4, 3)).double()
-    dataset = torch.utils.data.TensorDataset(*data())
-    source = torch.utils.data.DataLoader(dataset, batch_size=12)
-    engine, model, optimizer, batches = opacus_cases.private(model, data_loader=source)
-    for _ in range(2):
-        with pytest.raises(ValueError, match="writes to the parameter '0.loc'"):
-            opacus_cases.train(model, optimizer, batches)
-    assert engine.ledger.count == 0 and not model[0].loc.any()
 
 
 class Loaded(nn.Module):
@@ -273,13 +260,6 @@ def test_extra_state_that_follows_the_data_is_refused(verify: bool) -> None:
         assert s.ledger.count == 0
 
 
-def test_extra_state_that_stays_is_saved(tmp_path: Path) -> None:
-    with session(Largest(on=False)) as s:
-        train(s)
-        s.save(tmp_path / "c")
-    assert not load_file(tmp_path / "c" / "model.safetensors")["0._extra_state"].any()
-
-
 # -- plain attributes ------------------------------------------------------------------------------
 
 
@@ -308,21 +288,10 @@ def previous(m: Any, x: Tensor) -> Tensor:
     return y
 
 
-def as_number(m: Any, x: Tensor) -> Tensor:
-    scale = m.state or 1.0
-    m.state = float(x.detach().abs().mean())
-    return x / scale
-
-
 def as_array(m: Any, x: Tensor) -> Tensor:
     y = x if m.state is None else x + torch.from_numpy(m.state["mean"])
     m.state = {"mean": x.detach().numpy().mean(0)}
     return y
-
-
-def first_labels(m: Any, x: Tensor) -> Tensor:
-    m.state = m.state or ([round(float(v)) for v in x[:, 0].detach()], torch.ones(1))
-    return x * (1 + m.state[0][0] % 7)
 
 
 class Keeps(nn.Module):
@@ -334,7 +303,7 @@ class Keeps(nn.Module):
         return self.work(self, x)
 
 
-MEMORIES = [initialised, running, in_place, previous, as_number, as_array, first_labels]
+MEMORIES = [initialised, running, in_place, previous, as_array]
 
 
 @pytest.mark.parametrize("work", MEMORIES, ids=lambda f: f.__name__)
@@ -435,18 +404,6 @@ def test_an_opacus_loss_reads_it_until_the_step() -> None:
         optimizer.step()
         assert model[0].attention is None and model[0].penalty == 0.0 and model[0].history == []
     assert engine.ledger.count == 2
-
-
-def test_an_error_in_a_pass_leaves_nothing_either() -> None:
-    with session(Shown(), verify=False) as s:
-
-        def failing(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-            penalised(model, batch)
-            raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            s.step(next(s.batches()), failing)
-        assert s.model[0].attention is None and s.model[0].history == []
 
 
 class Counts(nn.Module):

@@ -19,7 +19,6 @@ from dpkfc.gradients.clipped_sum import (
 )
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.tracking.states import Unknown
-from tests.recording import Heard
 
 N = 4
 ALONE = Unknown("test", "as if nothing were proved")
@@ -68,26 +67,6 @@ def test_the_weighted_sum_equals_a_loop(
     torch.testing.assert_close(total, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_both_points_of_a_row_see_the_same_dropout() -> None:
-    seen = Heard()
-    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(40, 2)).double()
-    model[1].register_forward_pre_hook(lambda module, args: seen.append(args[0].detach().clone()))
-    x = torch.randn(N, 40, dtype=torch.float64)
-    clipped_sum(
-        model,
-        find_layers(model),
-        {},
-        Clip(1.0),
-        loss_fn=loss_fn,
-        micro_batches=[((x,), part_of(None, 1))],
-        one_record=lambda i: (x[i : i + 1],),
-        mode=GradientMode(unproved_operation=ALONE),
-        points=[AT_MODEL_PARAMETERS, EvaluationPoint(weight=0.5)],
-    )
-    assert len(seen) == 2 * N
-    assert all(torch.equal(seen[i], seen[i + 1]) for i in range(0, 2 * N, 2))
-
-
 @pytest.mark.parametrize("operation", [None, ALONE])
 def test_no_point_sees_what_a_pass_at_another_wrote_into_the_batch(
     operation: Unknown | None,
@@ -127,28 +106,3 @@ def test_micro_batches_after_the_counted_ones_are_not_summed() -> None:
     )
     assert torch.equal(counted, norms)
     assert all(torch.equal(found[name], value) for name, value in expected.items())
-
-
-def test_values_that_python_code_may_read_are_given_for_one_example_at_a_time() -> None:
-    """No operation of torch shows that Python compares the numbers of several examples."""
-    torch.manual_seed(0)
-    model, x = nn.Linear(3, 2).double(), torch.randn(N, 3, dtype=torch.float64)
-
-    def batch_of(rows: Tensor) -> tuple[Tensor, list[float]]:
-        return rows, rows[:, 0].tolist()
-
-    def loss_by_largest(model: nn.Module, batch: tuple[Tensor, list[float]]) -> Tensor:
-        return loss_fn(model, (batch[0],)) * max(batch[1])
-
-    found, _ = clipped_sum(
-        model,
-        find_layers(model),
-        {},
-        Clip(1e9),
-        loss_fn=loss_by_largest,
-        micro_batches=[(batch_of(x), part_of(None, 1))],
-        one_record=lambda i: batch_of(x[i : i + 1]),
-    )
-    losses = loss_fn(model, (x,)) * x[:, 0]
-    expected = torch.autograd.grad(losses.sum(), list(model.parameters()))
-    torch.testing.assert_close(list(found.values()), list(expected), rtol=1e-10, atol=1e-12)

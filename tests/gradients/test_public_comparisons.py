@@ -91,7 +91,6 @@ def test_a_layer_rule_that_gives_other_gradients_is_refused_before_a_release() -
 
 
 FEATURES = Heard()
-MEANS = {"mean": torch.zeros(3, dtype=torch.float64)}
 
 
 def queued(h: Tensor) -> Tensor:
@@ -100,12 +99,6 @@ def queued(h: Tensor) -> Tensor:
     if len(FEATURES) > 1:
         return h + FEATURES.pop(0).mean(0)
     return h
-
-
-def moving(h: Tensor) -> Tensor:
-    mean = MEANS["mean"]
-    MEANS["mean"] = 0.9 * mean + 0.1 * h.detach().mean(0)
-    return h - mean
 
 
 def mixing_backward(h: Tensor) -> Tensor:
@@ -163,15 +156,6 @@ def test_a_generator_that_a_model_reaches_has_a_secret_seed_in_each_pass() -> No
         session.step(next(batches), loss)
     assert numbers and len(set(numbers)) == len(numbers)
     assert torch.equal(GENERATOR.get_state(), before)
-
-
-def test_a_mean_that_a_model_keeps_elsewhere_is_put_back() -> None:
-    model, x = Inner(moving), torch.randn(24, 3, dtype=torch.float64)
-    plan = PrivacyConfig(expected_batch_size=8, steps=2, test_mode_seed=1).with_noise(1.0, 1e-3, 24)
-    before = MEANS["mean"]
-    with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), (x, x)) as session:
-        session.step(next(session.batches()), lambda m, b: m(b[0]).sin().sum(1))
-    assert MEANS["mean"] is before
 
 
 class Texts:

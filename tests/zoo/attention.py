@@ -163,27 +163,6 @@ add_architecture(
 )
 
 
-@register("attention", SEQUENCE, classify)
-def decoder_layers_of_detr_by_hand() -> nn.Module:
-    """Learnt queries pass through a self-attention layer before they meet an example."""
-
-    def forward(m: Network, x: Tensor) -> Tensor:
-        q = m.queries.unsqueeze(0)
-        q = q + m.own(q, q, q, need_weights=False)[0]
-        q = m.norm(q).expand(x.shape[0], -1, -1)
-        out, _ = m.cross(q, x, x, need_weights=False)
-        return m.head(q + out).mean(1)
-
-    return Network(
-        forward,
-        queries=parameter(3, 4),
-        own=nn.MultiheadAttention(4, 2, batch_first=True),
-        norm=nn.LayerNorm(4),
-        cross=nn.MultiheadAttention(4, 2, batch_first=True),
-        head=nn.Linear(4, 3),
-    )
-
-
 @register("attention", SEQUENCE, classify, is_random=True)
 def encoder_with_dropout() -> nn.Module:
     return nn.Sequential(
@@ -229,9 +208,6 @@ def _attended(attention: nn.Module) -> nn.Module:
     return Network(forward, attention=attention, head=nn.Linear(4, 3))
 
 
-add_architecture(
-    "attention_by_matmul", "attention", lambda: _attended(Attention()), SEQUENCE, classify
-)
 add_architecture(
     "attention_heads_folded",
     "attention",

@@ -13,7 +13,6 @@ from tests.zoo.registry import (
     classify,
     generator_of,
     next_token,
-    parameter,
     register,
     texts,
     words,
@@ -65,30 +64,6 @@ def gemma_like_scaled_embedding_tied() -> nn.Module:
     return model
 
 
-class LearnedPositions(nn.Embedding):
-    """Positions with an offset, computed from the shape of the ids, as in BART."""
-
-    def forward(self, ids: Tensor) -> Tensor:
-        places = torch.arange(ids.shape[1]).expand(ids.shape[0], -1)
-        return super().forward(places + 2)
-
-
-@register("language", TEXT, next_token)
-def bart_like_positions_and_tied_embedding() -> nn.Module:
-    def forward(m: Network, ids: Tensor) -> Tensor:
-        x = m.norm(m.wte(ids) + m.positions(ids))
-        return F.linear(m.block(x), m.wte.weight, m.bias)
-
-    return Network(
-        forward,
-        wte=ScaledEmbedding(11, 4),
-        positions=LearnedPositions(10, 4),
-        norm=nn.LayerNorm(4),
-        block=Block(),
-        bias=parameter(1, 11),
-    )
-
-
 @register("language", TEXT, next_token)
 def albert_like_one_block_thrice() -> nn.Module:
     def forward(m: Network, ids: Tensor) -> Tensor:
@@ -104,29 +79,6 @@ def albert_like_one_block_thrice() -> nn.Module:
         block=Block(),
         narrow=nn.Linear(4, 2),
     )
-
-
-@register("language", WORDS, classify)
-def types_of_shape_one() -> nn.Module:
-    def forward(m: Network, ids: Tensor) -> Tensor:
-        x = m.wte(ids) + m.types(torch.zeros(1, 1, dtype=torch.long))
-        return m.head(m.block(x).mean(1))
-
-    return Network(
-        forward,
-        wte=nn.Embedding(11, 4),
-        types=nn.Embedding(2, 4),
-        block=Block(),
-        head=nn.Linear(4, 3),
-    )
-
-
-@register("language", WORDS, classify)
-def bag_of_words_module() -> nn.Module:
-    def forward(m: Network, ids: Tensor) -> Tensor:
-        return m.head(torch.tanh(m.bag(ids)))
-
-    return Network(forward, bag=nn.EmbeddingBag(11, 4), head=nn.Linear(4, 3))
 
 
 @register("language", WORDS, classify)
@@ -169,27 +121,6 @@ def sparse_embedding() -> nn.Module:
         return m.head(m.wte(ids).mean(1))
 
     return Network(forward, wte=nn.Embedding(11, 4, sparse=True), head=nn.Linear(4, 3))
-
-
-@register("language", WORDS, classify)
-def embedding_by_indexing_a_parameter() -> nn.Module:
-    def forward(m: Network, ids: Tensor) -> Tensor:
-        return m.head(m.table[ids].mean(1) + m.table.index_select(0, ids[:, 0]))
-
-    return Network(forward, table=parameter(11, 4), head=nn.Linear(4, 3))
-
-
-@register("language", WORDS, classify)
-def partly_frozen_embedding() -> nn.Module:
-    """Rows of special tokens are trained, all others are frozen."""
-
-    def forward(m: Network, ids: Tensor) -> Tensor:
-        table = torch.cat([m.special, m.frozen])
-        return m.head(F.embedding(ids, table).mean(1))
-
-    return Network(
-        forward, {"frozen": torch.randn(9, 4)}, special=parameter(2, 4), head=nn.Linear(4, 3)
-    )
 
 
 @register("language", WORDS, classify)

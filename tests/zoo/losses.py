@@ -48,42 +48,14 @@ def _cross_entropy_weighted(model: nn.Module, batch: Batch) -> Tensor:
     )
 
 
-def _cross_entropy_of_probabilities(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    soft = 0.9 * F.one_hot(y, 3).to(x) + 0.1 / 3
-    return F.cross_entropy(model(x), soft, reduction="none")
-
-
-def _nll(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return F.nll_loss(F.log_softmax(model(x), -1), y, reduction="none")
-
-
-def _nll_by_gather(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    logits = model(x)
-    return torch.logsumexp(logits, 1) - logits.gather(1, y.unsqueeze(1)).squeeze(1)
-
-
 def _nll_by_arange(model: nn.Module, batch: Batch) -> Tensor:
     x, y = batch
     return -model(x).log_softmax(-1)[torch.arange(len(y)), y]
 
 
-def _focal(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    loss = F.cross_entropy(model(x), y, reduction="none")
-    return (1 - torch.exp(-loss)) ** 2 * loss
-
-
 def _hinge(model: nn.Module, batch: Batch) -> Tensor:
     x, y = batch
     return F.multi_margin_loss(model(x), y, reduction="none")
-
-
-def _module_loss(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return nn.CrossEntropyLoss(reduction="none")(model(x), y)
 
 
 def _looped(model: nn.Module, batch: Batch) -> Tensor:
@@ -93,21 +65,9 @@ def _looped(model: nn.Module, batch: Batch) -> Tensor:
     return torch.stack([F.cross_entropy(logits[i : i + 1], y[i : i + 1]) for i in range(len(y))])
 
 
-def _generalised(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    p = model(x).softmax(-1).gather(1, y[:, None])[:, 0]
-    return (1 - p**0.7) / 0.7
-
-
 def _ignored_label(model: nn.Module, batch: Batch) -> Tensor:
     x, y = batch
     return F.cross_entropy(model(x), y.masked_fill(y == 0, -100), reduction="none")
-
-
-def _entropy_bonus(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    log_p = model(x).log_softmax(-1)
-    return F.nll_loss(log_p, y, reduction="none") - 0.1 * -(log_p.exp() * log_p).sum(-1)
 
 
 def _distilled(model: nn.Module, batch: Batch) -> Tensor:
@@ -121,17 +81,10 @@ def _distilled(model: nn.Module, batch: Batch) -> Tensor:
 for _loss in (
     _cross_entropy_smoothed,
     _cross_entropy_weighted,
-    _cross_entropy_of_probabilities,
-    _nll,
-    _nll_by_gather,
     _nll_by_arange,
-    _focal,
     _hinge,
-    _module_loss,
     _looped,
-    _generalised,
     _ignored_label,
-    _entropy_bonus,
     _distilled,
 ):
     add_architecture(f"loss{_loss.__name__}", "losses", _mlp, VECTORS, _loss)
@@ -288,20 +241,6 @@ add_architecture("loss_of_triplets", "losses", _mlp, _triplets, _triplet)
 add_architecture("loss_of_triplets_in_one_call", "losses", _mlp, _triplets, _triplet_by_cat)
 
 
-def _sampled_softmax(model: nn.Module, batch: Batch) -> Tensor:
-    """Negatives are the same public classes for every example."""
-    x, y = batch
-    h = model.body(x)
-    positive = (h * model.items(y)).sum(1, keepdim=True)
-    negative = h @ model.items(torch.tensor([3, 5, 6])).T
-    return -torch.cat([positive, negative], 1).log_softmax(1)[:, 0]
-
-
-@register("losses", VECTORS, _sampled_softmax)
-def loss_of_sampled_softmax_with_public_negatives() -> nn.Module:
-    return Network(lambda m, x: m.body(x), body=nn.Linear(4, 4), items=nn.Embedding(7, 4))
-
-
 def _transcripts(n: int) -> Batch:
     g = generator_of(n)
     return (
@@ -368,17 +307,6 @@ def _tokens_in_one_row(model: nn.Module, batch: Batch) -> Tensor:
 
 
 add_architecture("loss_of_tokens_flattened_and_masked", "losses", _mlp, _tags, _tokens_in_one_row)
-
-
-def _loop_over_tokens(model: nn.Module, batch: Batch) -> Tensor:
-    x, tags, _ = batch
-    total = torch.zeros(len(x), dtype=x.dtype)
-    for t in range(4):
-        total += F.cross_entropy(model(x[:, t]), tags[:, t], reduction="none")
-    return total
-
-
-add_architecture("loss_added_up_over_calls", "losses", _mlp, _tags, _loop_over_tokens)
 
 
 # -- double backward -------------------------------------------------------------------------------

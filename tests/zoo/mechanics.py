@@ -40,15 +40,6 @@ def _mlp() -> nn.Sequential:
 
 
 @register("mechanics", VECTORS, classify)
-def functional_call_of_a_child() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        own = dict(m.inner.named_parameters())
-        return functional_call(m.inner, own, (x,))
-
-    return Network(forward, inner=_mlp())
-
-
-@register("mechanics", VECTORS, classify)
 def functional_call_with_scaled_weights() -> nn.Module:
     def forward(m: Network, x: Tensor) -> Tensor:
         scaled = {name: p * m.scale for name, p in m.inner.named_parameters()}
@@ -96,18 +87,6 @@ def scripted_function() -> nn.Module:
     return Network(forward, up=nn.Linear(4, 5), bias=parameter(5), head=nn.Linear(5, 3))
 
 
-class _Cube(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return 3 * x**2 * g
-
-
 class _LinearFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
@@ -118,14 +97,6 @@ class _LinearFunction(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
         x, w = ctx.saved_tensors
         return g @ w, g.T @ x
-
-
-@register("mechanics", VECTORS, classify)
-def own_autograd_function() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        return m.head(_Cube.apply(m.up(x)))
-
-    return Network(forward, up=nn.Linear(4, 5), head=nn.Linear(5, 3))
 
 
 @register("mechanics", VECTORS, classify)
@@ -169,13 +140,6 @@ def checkpoint_with_reentry() -> nn.Module:
 def forward_hook_that_changes_the_output() -> nn.Module:
     model = _mlp()
     model[0].register_forward_hook(lambda module, args, output: output * 0.5 + 1.0)
-    return model
-
-
-@register("mechanics", VECTORS, classify)
-def forward_pre_hook_that_changes_the_input() -> nn.Module:
-    model = _mlp()
-    model[2].register_forward_pre_hook(lambda module, args: (args[0] * 2.0,))
     return model
 
 
@@ -456,25 +420,6 @@ def batch_of_a_dict() -> nn.Module:
     return Network(forward, dense=nn.Linear(4, 3), embed=nn.Embedding(7, 3), head=nn.Linear(6, 3))
 
 
-def _whole(model: nn.Module, batch: Batch) -> Tensor:
-    return F.cross_entropy(model(batch), batch["labels"], reduction="none")
-
-
-@register(
-    "containers",
-    _dictionary,
-    _whole,
-    inputs=lambda batch: {name: batch[name] for name in ("features", "ids")},
-)
-def model_that_takes_the_whole_dict() -> nn.Module:
-    def forward(m: Network, batch: dict[str, Tensor]) -> Tensor:
-        return m.head(
-            torch.cat([torch.tanh(m.dense(batch["features"])), m.embed(batch["ids"]).mean(1)], 1)
-        )
-
-    return Network(forward, dense=nn.Linear(4, 3), embed=nn.Embedding(7, 3), head=nn.Linear(6, 3))
-
-
 def _nested(n: int) -> Batch:
     g = generator_of(n)
     return {
@@ -556,14 +501,6 @@ def _keyword_only(function: Callable[..., Tensor]) -> nn.Module:
 @register("containers", VECTORS, classify)
 def children_called_by_keyword() -> nn.Module:
     return _keyword_only(torch.tanh)
-
-
-@register("containers", VECTORS, classify)
-def layers_called_by_keyword() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        return m.head(input=F.relu(m.body(input=x)))
-
-    return Network(forward, body=nn.Linear(4, 5), head=nn.Linear(5, 3))
 
 
 def _numbers(n: int) -> Batch:

@@ -63,60 +63,22 @@ _add(
     lambda: _mlp(nn.BatchNorm1d(6, track_running_stats=False)).eval(),
 )
 _add(
-    "batch_norm_of_images",
-    lambda: nn.Sequential(
-        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(27, 3)
-    ),
-    IMAGES,
-)
-_add(
     "functional_batch_norm",
     _inner(lambda h: F.batch_norm(h, None, None, training=True) if len(h) > 1 else h),
 )
 _add("batch_mean_subtracted", _inner(lambda h: h - h.mean(0)))
 _add("batch_mean_subtracted_detached", _inner(lambda h: h - h.detach().mean(0)))
-_add("divided_by_the_norm_of_all", _inner(lambda h: h / h.norm()))
-_add("layer_norm_of_the_transpose", _inner(lambda h: F.layer_norm(h.T, h.T.shape[-1:]).T))
-_add(
-    "group_norm_with_the_batch_as_channels",
-    _inner(lambda h: F.group_norm(h.T.unsqueeze(0), 1).squeeze(0).T),
-)
-_add(
-    "dynamic_quantisation_of_the_batch",
-    _inner(lambda h: h + ((h / h.abs().max() * 7).round() * h.abs().max() / 7 - h).detach()),
-)
-_add(
-    "whitening_by_cholesky",
-    _inner(lambda h: h @ torch.linalg.inv(torch.linalg.cholesky(h.T @ h / len(h) + torch.eye(6)))),
-)
 
 
 # -- axes confused ---------------------------------------------------------------------------------
 
 _add("softmax_over_the_batch", _inner(lambda h: h.softmax(0)))
-_add("cumulative_sum_over_the_batch", _inner(lambda h: h.cumsum(0)))
-_add("sorted_over_the_batch", _inner(lambda h: h.sort(0).values))
 _add("rolled_over_the_batch", _inner(lambda h: h + 0.3 * h.roll(1, 0)))
 _add("flipped_inside_and_never_back", _inner(lambda h: h.flip(0)))
 _add("rows_reshaped_wrongly", _inner(lambda h: h.T.reshape(h.shape)))
-_add("product_with_a_matrix_of_the_batch", _inner(lambda h: (h @ h.T).softmax(-1) @ h))
 _add("row_zero_added", _inner(lambda h: h + 0.2 * h[:1]))
 _add("column_against_row", _inner(lambda h: h + 0.1 * (h[:, :1] - h[:, 0]).mean(1, keepdim=True)))
-_add("einsum_over_the_batch", _inner(lambda h: h + 0.1 * torch.einsum("nd,md->nd", h, h)))
-_add(
-    "index_add_of_neighbours",
-    _inner(lambda h: h.index_add(0, torch.zeros(len(h), dtype=torch.long), 0.1 * h)),
-)
-_add(
-    "scatter_into_other_rows",
-    _inner(lambda h: h.clone().index_copy(0, torch.arange(len(h)).roll(1), h)),
-)
 _add("mixup_with_a_random_partner", _inner(lambda h: 0.7 * h + 0.3 * h[torch.randperm(len(h))]))
-_add(
-    "nearest_neighbour_of_the_batch",
-    _inner(lambda h: h + 0.1 * h[torch.cdist(h, h).fill_diagonal_(1e9).argmin(1)]),
-)
-_add("unique_values_of_the_batch", _inner(lambda h: h / (h > 0).long().unique(dim=0).shape[0]))
 _add("branch_on_the_whole_batch", _inner(lambda h: h * 0.5 if float(h.max()) > 1.0 else h))
 _add("branch_on_the_sum_by_item", _inner(lambda h: h - 1.0 if h.sum().item() > 0 else h))
 

@@ -155,16 +155,6 @@ def packed_bidirectional_gru_padded_again() -> nn.Module:
 
 
 @register("recurrent", ragged(), classify)
-def packed_sequence_first_rnn() -> nn.Module:
-    def forward(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
-        packed = pack_padded_sequence(x.transpose(0, 1), lengths, enforce_sorted=False)
-        _, h = m.layer(packed)
-        return m.head(h[0])
-
-    return Network(forward, layer=nn.RNN(4, 4), head=nn.Linear(4, 3))
-
-
-@register("recurrent", ragged(), classify)
 def sorted_by_hand_then_packed() -> nn.Module:
     def forward(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
         ordered, order = lengths.sort(descending=True)
@@ -173,17 +163,6 @@ def sorted_by_hand_then_packed() -> nn.Module:
         return m.head(h[0][order.argsort()])
 
     return Network(forward, layer=nn.GRU(4, 4, batch_first=True), head=nn.Linear(4, 3))
-
-
-@register("recurrent", ragged(), classify)
-def linear_on_packed_data() -> nn.Module:
-    def forward(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
-        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        packed = packed._replace(data=torch.tanh(m.inner(packed.data)))
-        out, _ = pad_packed_sequence(packed, batch_first=True, total_length=x.shape[1])
-        return m.head(out.sum(1))
-
-    return Network(forward, inner=nn.Linear(4, 4), head=nn.Linear(4, 3))
 
 
 @register("recurrent", ragged(), classify)

@@ -66,21 +66,6 @@ def sparse_experts_by_index_add() -> nn.Module:
 
 
 @register("experts", SEQUENCE, classify)
-def sparse_experts_over_tokens() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        n, t, d = x.shape
-        flat = x.reshape(-1, d)
-        weights, chosen = m.gate(flat).softmax(-1).max(-1)
-        out = torch.zeros_like(flat)
-        for i, expert in enumerate(m.experts):
-            rows = (chosen == i).nonzero(as_tuple=True)[0]
-            out = out.index_add(0, rows, expert(flat.index_select(0, rows)) * weights[rows, None])
-        return m.head(out.view(n, t, d).mean(1))
-
-    return Network(forward, gate=nn.Linear(4, 3), experts=_experts(), head=nn.Linear(4, 3))
-
-
-@register("experts", SEQUENCE, classify)
 def experts_dispatched_by_one_hot() -> nn.Module:
     def forward(m: Network, x: Tensor) -> Tensor:
         probabilities = m.gate(x).softmax(-1)

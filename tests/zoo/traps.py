@@ -77,7 +77,6 @@ _add("mean_of_everything", MIXING, lambda h: h - h.mean())
 _add("layer_norm_of_everything", MIXING, lambda h: F.layer_norm(h, h.shape))
 _add("largest_entry_of_everything", MIXING, lambda h: h.masked_fill(h == h.max(), 0.0))
 _add("argmax_of_everything", MIXING, lambda h: h + 0.1 * (h.argmax() % 3))
-_add("unstacked_and_stacked", SOUND, lambda h: torch.stack([row * 2 for row in h.unbind(0)]))
 _add("unstacked_and_stacked_elsewhere", MIXING, lambda h: torch.stack(h.unbind(0)[::-1]))
 _add("indexed_by_the_identity", SOUND, lambda h: h[torch.arange(len(h))])
 _add("indexed_by_a_roll", MIXING, lambda h: h + 0.5 * h[torch.arange(len(h)) - 1])
@@ -86,9 +85,6 @@ _add(
     "indexed_twice_back_to_the_identity",
     SOUND,
     lambda h: h[torch.arange(len(h)).roll(1)][torch.arange(len(h)).roll(-1)],
-)
-_add(
-    "gathered_by_own_rows", SOUND, lambda h: h.gather(0, torch.arange(len(h))[:, None].expand_as(h))
 )
 _add("gathered_by_sorted_rows", MIXING, lambda h: h.gather(0, h.argsort(0)))
 _add("padded_on_features", SOUND, lambda h: F.pad(h, (1, 0))[:, :-1])
@@ -120,9 +116,7 @@ _add(
     MIXING,
     lambda h: torch.cat(torch.cat([h, 2 * h]).split([1, 2 * len(h) - 1])[::-1])[: len(h)],
 )
-_add("scalar_per_row_as_a_column", SOUND, lambda h: h + h.sum(1, keepdim=True), width=5)
 _add("scalar_per_row_broadcast_along_features", MIXING, lambda h: h + h.sum(1), width=5)
-_add("product_on_the_right", SOUND, lambda h: h @ torch.eye(5, dtype=h.dtype).flip(0), width=5)
 _add("product_on_the_left", MIXING, lambda h: torch.eye(len(h), dtype=h.dtype).flip(0) @ h, width=5)
 _add(
     "product_on_the_left_with_the_identity",
@@ -131,11 +125,6 @@ _add(
     width=5,
 )
 _add("diagonal_of_all_products", UNCLEAR, lambda h: h * (h @ h.T).diagonal()[:, None])
-_add(
-    "attention_within_features",
-    SOUND,
-    lambda h: F.scaled_dot_product_attention(h[:, :, None], h[:, :, None], h[:, :, None])[..., 0],
-)
 _add(
     "attention_with_the_batch_as_time",
     MIXING,
@@ -151,7 +140,6 @@ _add(
     MIXING,
     lambda h: h + torch.bucketize(h.detach(), h.detach()[:, 0].sort().values),
 )
-_add("similar_to_itself", SOUND, lambda h: h * F.cosine_similarity(h, h.roll(1, 1), dim=1)[:, None])
 _add(
     "similar_to_others", MIXING, lambda h: h * F.cosine_similarity(h, h.roll(1, 0), dim=1)[:, None]
 )
@@ -173,11 +161,6 @@ _add(
 )
 _add("zero_times_the_batch", UNCLEAR, lambda h: h + 0.0 * h.mean(0))
 _add("batch_mean_added_and_taken_off", UNCLEAR, lambda h: (h + h.mean(0)) - h.mean(0))
-_add(
-    "statistics_of_a_public_tensor",
-    SOUND,
-    lambda h: h - torch.linspace(0, 1, 7).mean() * torch.ones(6).cumsum(0),
-)
 _add("random_permutation_of_features", UNCLEAR, lambda h: h[:, torch.arange(6).flip(0)])
 
 # -- numbers that leave torch ----------------------------------------------------------------------
@@ -276,12 +259,6 @@ def _square(name: str, kind: str, forward: Callable[..., Tensor]) -> None:
     add_architecture(name, "traps", build, SQUARE, classify, kind=kind, size=size)
 
 
-_square("square_mean_over_time", SOUND, lambda m, x: m.head(torch.tanh(m.body(x)).mean(1)))
-_square(
-    "square_transposed_features",
-    SOUND,
-    lambda m, x: m.head(torch.tanh(m.body(x.transpose(1, 2))).mean(1)),
-)
 _square(
     "square_transposed_twice",
     SOUND,
@@ -301,12 +278,6 @@ _square(
 _square("square_last_example", MIXING, lambda m, x: m.head(torch.tanh(m.body(x))[-1]))
 _square(
     "square_softmax_over_examples", MIXING, lambda m, x: m.head((m.body(x).softmax(0) * x).sum(1))
-)
-_square("square_softmax_over_time", SOUND, lambda m, x: m.head((m.body(x).softmax(1) * x).sum(1)))
-_square(
-    "square_product_of_slices",
-    SOUND,
-    lambda m, x: m.head(torch.einsum("nij,njk->nik", m.body(x), x).sum(1)),
 )
 _square(
     "square_product_across_examples",
@@ -354,29 +325,6 @@ def public_support_set_in_the_same_call() -> nn.Module:
 
 
 @register("traps", VECTORS, classify)
-def as_many_public_rows_as_private_ones() -> nn.Module:
-    """Reference rows number as many as the batch and are paired with it."""
-
-    def forward(m: Network, x: Tensor) -> Tensor:
-        reference = torch.ones(len(x), 4, dtype=x.dtype) * m.level
-        return m.head(torch.tanh(m.body(x)) - torch.tanh(m.body(reference)))
-
-    return Network(forward, level=parameter(4), body=nn.Linear(4, 5), head=nn.Linear(5, 3))
-
-
-@register("traps", VECTORS, classify)
-def public_rows_that_number_five() -> nn.Module:
-    """The classes number five, as the largest batch does; they attend to one another."""
-
-    def forward(m: Network, x: Tensor) -> Tensor:
-        classes = torch.softmax(m.classes @ m.classes.T, -1) @ m.body(m.classes)
-        scores = m.body(x) @ classes.T
-        return m.head(scores.softmax(-1))
-
-    return Network(forward, classes=parameter(5, 4), body=nn.Linear(4, 4), head=nn.Linear(5, 3))
-
-
-@register("traps", VECTORS, classify)
 def public_sparse_matrix() -> nn.Module:
     def forward(m: Network, x: Tensor) -> Tensor:
         return m.head(torch.tanh(torch.sparse.mm(m.graph, m.body(x).T).T))
@@ -392,25 +340,6 @@ def parameter_that_reaches_the_loss_twice() -> nn.Module:
         return F.linear(torch.tanh(h), m.w.T)[:, :3] + m.w.diagonal()[:3]
 
     return Network(forward, w=parameter(5, 4))
-
-
-@register("traps", VECTORS, classify)
-def parameter_sliced_and_reshaped() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        w, b = m.flat[:12].view(3, 4), m.flat[12:]
-        return torch.addmm(b, x, w.t())
-
-    return Network(forward, flat=parameter(15))
-
-
-@register("traps", VECTORS, classify)
-def bias_of_shape_one_by_d() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        return m.head(torch.tanh(x @ m.w + m.b) * m.gain)
-
-    return Network(
-        forward, w=parameter(4, 5), b=parameter(1, 5), gain=parameter(1, 1), head=nn.Linear(5, 3)
-    )
 
 
 @register("traps", VECTORS, classify)
@@ -439,36 +368,12 @@ def recurrent_layer_on_a_public_sequence() -> nn.Module:
 
 
 @register("traps", SEQUENCE, classify)
-def normalisation_of_a_public_tensor() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
-        places = m.norm(m.places)
-        return m.head(m.norm(x + places).mean(1))
-
-    return Network(forward, places=parameter(3, 4), norm=nn.LayerNorm(4), head=nn.Linear(4, 3))
-
-
-@register("traps", SEQUENCE, classify)
 def convolution_of_a_public_tensor() -> nn.Module:
     def forward(m: Network, x: Tensor) -> Tensor:
         waves = m.conv(m.waves.unsqueeze(0))
         return m.head(torch.relu(m.conv(x.transpose(1, 2)) + waves).mean(2))
 
     return Network(forward, waves=parameter(4, 3), conv=nn.Conv1d(4, 4, 2), head=nn.Linear(4, 3))
-
-
-@register("traps", words(t=1), classify)
-def words_of_length_one_with_positions() -> nn.Module:
-    def forward(m: Network, ids: Tensor) -> Tensor:
-        x = m.table(ids) + m.places(torch.arange(ids.shape[1]))
-        return m.head(m.mix(x).sum(1))
-
-    return Network(
-        forward,
-        table=nn.Embedding(11, 4),
-        places=nn.Embedding(4, 4),
-        mix=nn.Linear(4, 4),
-        head=nn.Linear(4, 3),
-    )
 
 
 @register("traps", words(t=5), classify)
