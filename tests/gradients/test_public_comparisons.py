@@ -131,6 +131,18 @@ def test_a_model_that_mixes_where_no_operation_shows_it_is_refused(
         assert session.ledger.count == 0
 
 
+def test_features_that_a_model_keeps_leave_it_one_pass_for_all_examples() -> None:
+    def keep(h: Tensor) -> Tensor:
+        FEATURES.append(h.detach())
+        return h
+
+    model, x = Inner(keep), torch.randn(24, 3, dtype=torch.float64)
+    plan = PrivacyConfig(expected_batch_size=8, steps=2, test_mode_seed=1).with_noise(1.0, 1e-3, 24)
+    with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), (x, x)) as session:
+        session.step(next(session.batches()), lambda m, b: m(b[0]).sin().sum(1))
+    assert len(FEATURES.pop()) > 1
+
+
 GENERATOR = torch.Generator()
 
 

@@ -148,7 +148,7 @@ def test_dp_kfc_with_disk_equals_brute_force(disk: DiSK, optimizer: type) -> Non
         ([kfac()], "KFAC in postprocess.*preconditioner="),
         (
             [torch.optim.Adam([torch.zeros(1)])],
-            "Adam in postprocess.*hand a torch optimizer to the session",
+            "Adam in postprocess.*give a torch optimizer to the session",
         ),
     ],
     ids=str,

@@ -47,6 +47,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.jit._script import OrderedDictWrapper
+from torch.utils._python_dispatch import _disable_current_modes
 
 from dpkfc.distributed.fsdp import reshard
 from dpkfc.tracking.tracker import is_known_private
@@ -176,18 +177,24 @@ _Objects = Mapping[int, Mapping[str, Any]]
 def same_values(one: Any, other: Any) -> bool:
     """Return whether two tensors, arrays or plain values are equal. NaN equals NaN."""
     if isinstance(one, Tensor):
-        other = other.to(one.device)
-        if (one.shape, one.dtype, one.layout) != (other.shape, other.dtype, other.layout):
-            return False
-        if one.layout != torch.strided:
-            one, other = one.to_dense(), other.to_dense()
-        return torch.equal(one, other) or bool(equal_or_nan(one, other).all())
+        # A mode that follows operations would take the answer for one of the program.
+        with _disable_current_modes():
+            return _same_tensors(one, other)
     if isinstance(one, np.ndarray):
         is_number = one.dtype.kind in "fc"
         return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=is_number)
     if one == other:
         return True
     return isinstance(one, float | complex) and cmath.isnan(one) and cmath.isnan(other)
+
+
+def _same_tensors(one: Tensor, other: Tensor) -> bool:
+    other = other.to(one.device)
+    if (one.shape, one.dtype, one.layout) != (other.shape, other.dtype, other.layout):
+        return False
+    if one.layout != torch.strided:
+        one, other = one.to_dense(), other.to_dense()
+    return torch.equal(one, other) or bool(equal_or_nan(one, other).all())
 
 
 def equal_or_nan(one: Tensor, other: Tensor) -> Tensor:
