@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
-from dpkfc.integrations.shared import refuse_unreleased_steps
+from dpkfc.integrations._shared import refuse_unreleased_steps
 from dpkfc.session import Session
 
 __all__ = ["guard"]

@@ -44,7 +44,7 @@ from dpkfc.config import Plan, check_plan
 from dpkfc.data.duplicates import check_held_out
 from dpkfc.data.loading import Collate
 from dpkfc.gradients.state import make_stateless, refuse_gradient_hooks
-from dpkfc.integrations.shared import (
+from dpkfc.integrations._shared import (
     refuse_unreleased_steps,
     steps_per_epoch,
     write_card,

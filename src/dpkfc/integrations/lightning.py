@@ -33,7 +33,7 @@ from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, check_plan
 from dpkfc.data.duplicates import check_held_out
 from dpkfc.gradients.state import own_variables, refuse_gradient_hooks
-from dpkfc.integrations.shared import (
+from dpkfc.integrations._shared import (
     refuse_unreleased_steps,
     steps_per_epoch,
     write_card,
