@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dpkfc.federated import SecureAggregation, TrustedServer, federate
-from dpkfc.federated.messages import select_prefix, split_rows, stack_rows, to_bytes, to_tensor
+from dpkfc.federated.messages import select_prefix, to_bytes
 from dpkfc.federated.secure_aggregation import (
     PrivateKey,
     RoundKeys,
@@ -376,29 +376,6 @@ def test_a_client_does_not_answer_for_a_cohort_that_is_too_small_or_wrong(cohort
     for message in (server.request_keys()[0], open_round(server, clients)[0]):
         answer = clients[0].answer({**message, "cohort": torch.tensor(cohort)})
         assert answer["reason"] == "client-failed" and clients[0].ledger.count == 0
-
-
-def test_a_mask_key_of_low_order_is_refused_before_the_client_is_charged():
-    """A client announces a key with which every other client would agree on a known pair mask."""
-    server, clients = world(plan_of(privacy=SecureAggregation(), min_survivors=3))
-    low = bytes(32)
-    for number, message in server.request_keys().items():
-        answer = clients[number].answer(message)
-        if number == 3:
-            channels = split_rows(message["channels"], range(CLIENTS))
-            rows = {}
-            for other in range(CLIENTS):
-                context = (
-                    f"shares of client 3: for client {other} in {round_scope(server.contract, 0)},"
-                    f" mask key {low.hex()}"
-                )
-                rows[other] = seal(
-                    clients[3]._channel.agree(channels[other], context), bytes(66), context
-                )
-            answer |= {"key": to_tensor(low), "sealed": stack_rows(rows)}
-        assert server.receive(answer)
-    sent = server.open_round()
-    assert clients[0].answer(sent[0])["reason"] == "client-failed" and clients[0].ledger.count == 0
 
 
 @pytest.mark.parametrize("missing", [True, False])

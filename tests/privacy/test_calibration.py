@@ -52,6 +52,7 @@ def test_a_delta_that_is_none(bad):
         calibrate_noise_multiplier(1.0, bad, FIXED.event, 1)
 
 
+@pytest.mark.quick("*-rdp-*", "*-pld-smaller*")
 @pytest.mark.parametrize(
     ("target", "sampler", "count", "accountant", "direction"),
     [

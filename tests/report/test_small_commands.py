@@ -41,7 +41,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     model = nn.Linear(4, 2)
     data = torch.randn(32, 4), torch.randint(2, (32,))
-    plan = PrivacyConfig(expected_batch_size=8, steps=2).calibrate(3.0, 1e-5, 32)
+    config = PrivacyConfig(expected_batch_size=8, steps=2, accountant="rdp")
+    plan = config.calibrate(3.0, 1e-5, 32)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     session = Session(plan, model, optimizer, data, ledger_path=folder / "ledger.jsonl")
     with session:
