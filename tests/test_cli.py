@@ -303,7 +303,7 @@ def test_epsilon_and_a_noise_multiplier_are_not_both_taken(
     both = ("--recipe", "digits", "--epsilon", "2", "--noise-multiplier", "0.5")
     for command in ("train", "audit", "demo"):
         assert "leave one out" in _refused(command, *(both[2:] if command == "demo" else both))
-    given = ("--set", "noise_multiplier=0.5", "--epsilon", "2", "--out", str(tmp_path / "tuned"))
+    given = ("--noise-multiplier", "0.5", "--epsilon", "2", "--out", str(tmp_path / "tuned"))
     assert "leave one out" in _refused("tune", "--recipe", "digits", "--method", "dp-sgd", *given)
     (tmp_path / "my.toml").write_text("recipe = 'digits'\nnoise_multiplier = 0.5\n")
     for flags, noise in (((), 0.5), (("--epsilon", "2"), 0.0), (("--noise-multiplier", "3"), 3.0)):

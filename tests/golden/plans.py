@@ -140,7 +140,9 @@ def recipe_config(recipe: str, method: str) -> RunConfig:
         "gep_rank": 32,
     }
     if METHODS[method].settings.get("source") == "public":
-        settings["source"] = run_config({"recipe": recipe, "method": "dp-kfc"}).source
+        settings["source"] = run_config(
+            {"recipe": recipe, "method": "dp-kfc"}
+        ).preconditioner.source
     return run_config(settings)
 
 

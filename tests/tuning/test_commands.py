@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.app.commands.tune import _parse_settings
 from dpkfc.app.tuning import tune
-from dpkfc.app.tuning.runs import StudyError
 from dpkfc.cli import main
 from dpkfc.terminal import INTERRUPTED
 from dpkfc_papers.store import Store, winners_tests
@@ -80,10 +78,9 @@ def test_tables_are_listed_with_what_can_be_run_here(capsys):
             "--budget -1: give minutes",
         ),
         (("tune", "--recipe", "digit", "--method", "dp-sgd"), "unknown recipe"),
-        (("tune", "--recipe", "digits", "--method", "dp-sgd", "--set", "steps"), "KEY=VALUE"),
         (
-            ("tune", "--recipe", "digits", "--method", "dp-sgd", "--set", "stps=3"),
-            "did you mean 'steps'",
+            ("tune", "--recipe", "digits", "--method", "dp-sgd", "--stps", "3"),
+            "did you mean '--steps'",
         ),
         (("tune", "--recipe", "digits", "--method", "dp-sgd", "--search", "grid"), "tpe | random"),
     ],
@@ -144,18 +141,3 @@ def test_an_interrupted_study_says_how_to_go_on(capsys, monkeypatch, tmp_path):
         capsys, "tune", "--recipe", "digits", "--method", "dp-sgd", "--out", str(tmp_path)
     )
     assert code == INTERRUPTED and "go on with the same command" in out
-
-
-def test_settings_are_read_as_what_they_are():
-    found = _parse_settings(
-        ["steps=3", "lr=0.5", "expected-batch-size=64", "uncertified=false", "source=white"]
-    )
-    assert found == {
-        "steps": 3,
-        "lr": 0.5,
-        "expected_batch_size": 64,
-        "uncertified": False,
-        "source": "white",
-    }
-    with pytest.raises(StudyError, match="KEY=VALUE"):
-        _parse_settings(["steps"])

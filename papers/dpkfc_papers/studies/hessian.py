@@ -116,7 +116,7 @@ def measure(data_dir: str) -> dict[str, Any]:
                     generator = torch.Generator().manual_seed(step)
                     inputs, labels = probe.sample(EXAMPLES, generator)
                     own = labels if source == ORACLE else None
-                    row = {"model": prepared.config.recipe, "steps": step, "source": source}
+                    row = {"model": prepared.config.run.recipe, "steps": step, "source": source}
                     rows.append({**row, **_spectrum(model, inputs, own)})
                     print(row, rows[-1]["largest"], rows[-1]["smallest"], flush=True)
 

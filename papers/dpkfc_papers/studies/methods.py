@@ -81,9 +81,9 @@ def train_once(settings: dict[str, Any]) -> dict[str, Any]:
             {**COMMON, **settings["chosen"], "seed": settings["seed"], "public_data": str(path)}
         )
         recipe = find_recipe("digits")
-        model = recipe.model(config.seed)
+        model = recipe.model(config.run.seed)
         plan = make_plan(config, recipe.input_shape, len(private[1]))
-        if config.pretrain_epochs:
+        if config.model.pretrain_epochs:
             pretrain(config, model, recipe.input_shape, private)
     optimizer, started = make_optimizer(config, model), time.perf_counter()
     augment = make_augment(config, recipe.input_shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from cyclopts import Group, Parameter
@@ -44,17 +44,13 @@ _KINDS: dict[str, type] = {"int": int, "float": float, "str": str, "bool": bool}
 _NUMBERS: dict[type, tuple[type, ...]] = {int: (int, float), float: (float,)}
 
 
-def parse_number(text: str, kinds: Iterable[Callable[[str], Any]]) -> Any:
-    """Return the number of the first kind that fits a text, or the text."""
-    for kind in kinds:
-        with contextlib.suppress(ValueError):
-            return kind(text)
-    return text
-
-
 def _convert(kind: type, tokens: Sequence[Token]) -> Any:
-    """Return a number, or the text that is none: `RunConfig` names it."""
-    return parse_number(tokens[0].value, _NUMBERS.get(kind, ()))
+    """Return a number, or the text that is not one: `RunConfig` names it."""
+    text = tokens[0].value
+    for number in _NUMBERS.get(kind, ()):
+        with contextlib.suppress(ValueError):
+            return number(text)
+    return text
 
 
 def _make_flags(*leave_out: str) -> Any:
@@ -94,10 +90,13 @@ if TYPE_CHECKING:
     Settings = dict[str, Any] | None
     SettingsOfModel = Settings
     SettingsWithoutFolder = Settings
+    SettingsOfSearch = Settings
 else:
     Settings = _make_flags()
     SettingsWithoutFolder = _make_flags("out")
     SettingsOfModel = _make_flags("recipe", "method", "out")
+    # A search has flags of these names, some with another meaning.
+    SettingsOfSearch = _make_flags("recipe", "method", "out", "optimizer", "budget", "data_dir")
 
 
 def print_every_flag() -> None:
