@@ -15,10 +15,17 @@ from torch import Tensor, nn
 from dpkfc.config import PrivacyConfig
 from dpkfc.data.loading import layout
 from dpkfc.gradients import clipped_sum as micro
-from dpkfc.gradients.clipped_sum import AT_MODEL_PARAMETERS, Clip, EvaluationPoint, clipped_sum
+from dpkfc.gradients.clipped_sum import (
+    AT_MODEL_PARAMETERS,
+    Clip,
+    EvaluationPoint,
+    GradientMode,
+    clipped_sum,
+)
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import augmented
 from dpkfc.session import Session
+from dpkfc.tracking.states import Unknown
 from dpkfc.tracking.tracker import Tracker
 from tests.gradients.cases import CASES, Case, build, loss_fn
 from tests.recording import Heard
@@ -251,15 +258,6 @@ def test_an_augment_that_remembers_other_batches_is_refused(how: str, noise: boo
         assert s.ledger.count == 0
 
 
-def counted(batch: Batch) -> Batch:
-    """Has a state that depends on no example."""
-    COUNTS.append(len(batch[0]))
-    return batch[0] * (1 + 1 / len(COUNTS)), batch[1]
-
-
-COUNTS: list[int] = []
-
-
 def test_an_augment_that_leaves_torch_is_called_for_one_example_at_a_time() -> None:
     """What it does to a batch cannot be followed; of a batch of one, no other example is in
     reach.
@@ -299,7 +297,10 @@ def test_less_than_one_view_is_refused(k: object) -> None:
         plan(augmentations=k)
 
 
-def test_dropout_draws_for_every_view_and_both_points_see_the_same() -> None:
+@pytest.mark.parametrize("operation", [None, Unknown("test", "as if nothing were proved")])
+def test_dropout_draws_for_every_view_and_both_points_see_the_same(
+    operation: Unknown | None,
+) -> None:
     """Two points of a filter: views and dropout masks of the second are those of the first.
 
     The random numbers are new in every run: in rows this wide no two masks leave out all numbers,
@@ -318,8 +319,12 @@ def test_dropout_draws_for_every_view_and_both_points_see_the_same() -> None:
         Clip(1.0),
         loss_fn=lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none"),
         micro_batches=[((x[part.records], y[part.records]), part)],
+        one_record=lambda i: (x[i : i + 1], y[i : i + 1]),
+        mode=GradientMode(unproved_operation=operation),
         points=[AT_MODEL_PARAMETERS, EvaluationPoint(weight=0.5)],
         augment=noisy,
     )
-    assert len(seen) == 2 and torch.equal(*seen)
-    assert len({tuple(row.tolist()) for row in seen[0]}) == 4 * K
+    first, second = seen[::2], seen[1::2]
+    assert len(first) == (1 if operation is None else 4 * K)
+    assert all(map(torch.equal, first, second))
+    assert len({tuple(row.tolist()) for row in torch.cat(first)}) == 4 * K
