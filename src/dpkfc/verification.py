@@ -1,6 +1,6 @@
 """Check on public rows, before any private row, that each example has its own gradient.
 
-The proof for a private pass is in `tracking.py`; `gradients.clipped_sum._Passes` asks for it.
+The proof for a private pass is in `tracking`; `gradients.clipped_sum._Passes` asks for it.
 
 What the tracker proves needs no test. This module tests what the tracker cannot see: code that
 depends on the size of the batch, collate functions, backward passes in Python. What the tracker

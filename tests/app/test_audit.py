@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.app import audit_run as audits
+from dpkfc.app import audit_folder as audits
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.train import run
 from dpkfc.audit.findings import Finding

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpkfc.app.assembly import make_augment, make_privacy_config
-from dpkfc.app.recipes import catalogue, images
+from dpkfc.app.recipes import catalogue
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import run
@@ -114,7 +114,9 @@ def tiny() -> nn.Module:
 def test_a_tiny_run_shows_its_views_on_the_card(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(catalogue.RECIPES, "cifar10-wrn", replace(images.CIFAR10_WRN, build=tiny))
+    monkeypatch.setitem(
+        catalogue.RECIPES, "cifar10-wrn", replace(catalogue.RECIPES["cifar10-wrn"], build=tiny)
+    )
     write_cifar(tmp_path / "cifar10")
     settings = {
         "steps": 2,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.app.audit_run import ledger_finding
+from dpkfc.app.audit_folder import ledger_finding
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.train import prepare
 from dpkfc.checkpoint import CheckpointError, remembered_ledger

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpkfc.app.audit_run import audit_folder
+from dpkfc.app.audit_folder import audit_folder
 from dpkfc.app.html.page import write_page
 from dpkfc.app.owndata.files import encode_table, encode_texts
 from dpkfc.app.owndata.images import encode_folder

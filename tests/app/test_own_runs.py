@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpkfc.app.audit_run import audit_folder
+from dpkfc.app.audit_folder import audit_folder
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.html.page import write_page
 from dpkfc.app.owndata import predictions

@@ -19,7 +19,6 @@ import torch
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.text import hashed_texts
 from dpkfc.app.owndata.files import encode_table, unit_names
-from dpkfc.app.owndata.noise import SchemaNoise
 from dpkfc.app.owndata.proposals import empty_schema
 from dpkfc.app.owndata.records import TEST_SHARE, UNKNOWN, Records, _place, split_records
 from dpkfc.app.owndata.schema import (
@@ -31,6 +30,7 @@ from dpkfc.app.owndata.schema import (
     read_schema,
     schema_toml,
 )
+from dpkfc.app.owndata.schema_noise import SchemaNoise
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.toml import ConfigError
 from tests.app.own_files import HEADER, SCHEMA, patients, write_patients, write_rows

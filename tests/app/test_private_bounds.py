@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpkfc.app.audit_run import card_finding, ledger_finding
+from dpkfc.app.audit_folder import card_finding, ledger_finding
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.owndata import recipes as own_recipes
 from dpkfc.app.owndata.files import encode_table

@@ -15,7 +15,7 @@ pytest.importorskip("sklearn")
 
 from dpkfc import PrivacyConfig, Session
 from dpkfc.app import train
-from dpkfc.app.audit_run import card_finding, ledger_finding
+from dpkfc.app.audit_folder import card_finding, ledger_finding
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.recipes.objective import cross_entropy
 from dpkfc.app.run_folder import Metrics, RunFolder

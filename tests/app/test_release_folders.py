@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from dpkfc.app.audit_run import audit_folder
+from dpkfc.app.audit_folder import audit_folder
 from dpkfc.app.commands.card import fill_card
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.settings_file import read_choices, to_toml

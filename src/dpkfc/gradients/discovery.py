@@ -100,7 +100,7 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _ALONE = ("fallback", "computed", "custom")  # share no parameter
 _RECURRENT = (nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell)
-_RULES: dict[type[nn.Module], str] = {
+_RULE_OF_CLASS: dict[type[nn.Module], str] = {
     nn.Linear: "linear",
     nn.Embedding: "embedding",
     **dict.fromkeys(_CONVS, "conv"),
@@ -298,7 +298,7 @@ def _rule(module: nn.Module) -> str:
     if _is_transposed(module):
         return "linear"
     code = (class_forward(module), getattr(type(module), "_conv_forward", None))
-    for kind, rule in _RULES.items():
+    for kind, rule in _RULE_OF_CLASS.items():
         known = (kind.forward, getattr(kind, "_conv_forward", None))
         if isinstance(module, kind) and code == known:
             return rule

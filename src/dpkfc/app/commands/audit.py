@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dpkfc.app import audit_run as audits
+from dpkfc.app import audit_folder as audits
 from dpkfc.app.commands.flags import SettingsWithoutFolder
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.settings_file import read_choices

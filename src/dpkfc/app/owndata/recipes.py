@@ -20,7 +20,6 @@ from dpkfc.app.owndata.images import (
     encode_folder,
     folder_classes,
 )
-from dpkfc.app.owndata.noise import SchemaNoise
 from dpkfc.app.owndata.proposals import kind_of_data
 from dpkfc.app.owndata.records import TEST_SHARE, Records, split_records
 from dpkfc.app.owndata.schema import (
@@ -32,6 +31,7 @@ from dpkfc.app.owndata.schema import (
     read_schema,
     schema_toml,
 )
+from dpkfc.app.owndata.schema_noise import SchemaNoise
 from dpkfc.app.owndata.targets import target_of
 from dpkfc.app.owndata.tasks import judgement, load_task, make_model, task_examples
 from dpkfc.app.recipes.images import image_features, use_features
