@@ -162,6 +162,8 @@ def test_a_file_in_the_way_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot write the checkpoint"):
         write(tmp_path / "file" / "c", {}, {})
+    with pytest.raises(CheckpointError, match="make room, change its rights"):
+        checkpoint.place_file(tmp_path / "file" / "card.json", lambda part: None)
     with pytest.raises(CheckpointError, match="no checkpoint in"):
         read(tmp_path / "nothing")
 

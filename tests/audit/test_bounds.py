@@ -260,3 +260,11 @@ def test_area_and_rates_of_known_scores():
     assert tpr_at_fpr(without, with_, 1.0) == (1.0, -math.inf)
     with pytest.raises(ValueError, match="fpr"):
         tpr_at_fpr(without, with_, 1.5)
+
+
+@pytest.mark.parametrize("wrong", [(3, 2, 4, 1.0, 0.0), (1, 5, 4, 1.0, 0.0), (1, 2, 4, -1.0, 0.0)])
+def test_counts_of_one_run_that_do_not_fit_are_refused(wrong: tuple[float, ...]):
+    with pytest.raises(ValueError, match="need"):
+        one_run_p_value(*wrong)
+    with pytest.raises(ValueError, match="at least one guess"):
+        one_run_epsilon(0, 0, 4, DELTA, ALPHA)

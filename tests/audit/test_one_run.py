@@ -22,6 +22,7 @@ from dpkfc.audit.run_canaries import Listener, PlantedCanaries
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature import KFAC, NGD, AdaDPS, WhiteNoise
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.linalg.metric import Dense, Diagonal, Elementwise, Kronecker
 from dpkfc.privacy.mechanism import Released
 from dpkfc.session import Session
 from tests.audit.sizes import FULL, size
@@ -363,3 +364,42 @@ def test_what_an_audit_costs_beside_a_training(method: str, evidence):
     evidence(
         "one-run", f"time, {method}", training_seconds=min(plain), seconds=min(audited), ratio=ratio
     )
+
+
+@pytest.mark.parametrize("kind", ["kronecker", "elementwise"])
+def test_the_score_is_the_inner_product_with_the_whitened_gradient(kind: str):
+    """Each canary's gradient is whitened and normed on its own, for each release on its own."""
+    torch.manual_seed(4)
+    square = torch.randn(8, 8).double()
+    square = square @ square.T + torch.eye(8)
+    weight, bias = torch.rand(8, 6).double() + 0.1, torch.rand(8).double() + 0.1
+    entry = {
+        "kronecker": Kronecker(
+            Diagonal(torch.rand(7).double() + 0.2),
+            Dense(square, float(torch.linalg.norm(square, 2))),
+        ),
+        "elementwise": Elementwise({"weight": weight, "bias": bias}),
+    }[kind]
+    layer = find_layers(nn.Sequential(nn.Linear(6, 8)).double())[0]
+    u = torch.randn(9, 8).double()
+    a = torch.cat([torch.randn(9, 6).double(), torch.ones(9, 1).double()], 1)
+    scale = torch.cat([weight, bias[:, None]], 1)
+    gradients = [torch.outer(u[i], a[i]) for i in range(9)]
+    whitened = [entry.apply(g) if kind == "kronecker" else g * scale for g in gradients]
+    listener, expected = Listener(layer, u, a, 3), torch.zeros(9).double()
+    for step in range(3):
+        z = torch.randn(8, 7).double()
+        noisy = {layer.parameters["weight"]: z[:, :-1], layer.parameters["bias"]: z[:, -1]}
+        released = Released(gradients=noisy, noise_variance=1.0, step=step, release=step + 1)
+        listener.observe(released, {layer.name: entry})
+        expected += torch.stack([(w * z).sum() / w.norm() for w in whitened]) * (1 - 2 * (step % 2))
+    plan = settings(steps=3, expected_batch_size=10).with_noise(1.0, DELTA, 20)
+    # The score itself, before canaries are distinguished.
+    listener._is_solvable = lambda is_materialised: False
+    assert np.allclose(listener.scores(plan), 10 * expected.numpy())
+    kept = Listener(layer, u, a, 3)
+    kept._pending, kept._entry = torch.zeros(8, 7).double(), entry
+    kept._measure_canaries()
+    flat = torch.stack(whitened).flatten(1)
+    assert torch.allclose(kept._squared_norms[0], flat.square().sum(1))
+    assert torch.allclose(torch.as_tensor(kept._overlaps), flat @ flat.T)

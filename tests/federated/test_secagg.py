@@ -368,6 +368,9 @@ def test_a_tampered_share_is_refused_before_the_client_is_charged():
     other = clients[0].answer({**sent[1], "sealed": sent[1]["sealed"]})  # sealed for client 1
     assert other["reason"] == "client-failed" and "cannot be opened" in str(clients[0].last_error)
     assert clients[0].answer(sent[0])["kind"] == "sum"
+    clients[1]._keys = None
+    assert clients[1].answer(sent[1])["reason"] == "client-failed"
+    assert clients[1].ledger.count == 0
 
 
 @pytest.mark.parametrize("cohort", [[0], [0, 0, 0, 0], [1, 2, 3], [0, 1, 2, 9], [1, 0, 2, 3]])
@@ -454,3 +457,24 @@ def test_epsilon_is_that_of_the_collusion_that_the_plan_names():
     assert (
         text in to_markdown(card) and "any 2 other clients together" in card["guarantee"]["against"]
     )
+
+
+def test_a_client_answers_for_one_survivor_set():
+    server, clients, messages = masked_round(min_survivors=2)
+    request = server.fix_survivors()[0]
+    assert clients[0].answer(request)["kind"] == "shares"
+    # client 2 missing: the other kind of its shares
+    other = {
+        **request,
+        "survivors": torch.tensor([0, 1]),
+    }
+    assert clients[0].answer(other)["reason"] == "repeated-round"
+    for survivors in ([1], [1, 1, 1], [0, 2], [0, 1, 7]):
+        assert (
+            clients[1].answer({**request, "survivors": torch.tensor(survivors)})["reason"]
+            == "client-failed"
+        )
+    assert clients[1].answer({**request, "round": 1})["reason"] == "client-failed"
+    assert clients[1].answer(request)["kind"] == "shares"
+    assert clients[3].answer(request)["reason"] == "client-failed"  # it is no survivor
+    assert not server.receive(messages[3]) and server.rejected["late"] == 1

@@ -39,6 +39,7 @@ from tests.integrations.hf_cases import (
     trainer_of,
     weights,
 )
+from tests.recording import Heard
 
 
 class Calls(TrainerCallback):
@@ -351,3 +352,22 @@ def test_unused_columns_are_removed(tmp_path) -> None:
         train_dataset=datasets.Dataset.from_list(rows),
     )
     assert trainer.train().global_step == 3
+
+
+def test_bfloat16_is_autocast_and_nothing_of_the_model_is_replaced(tmp_path) -> None:
+    dtypes = Heard()
+
+    def losses(model, inputs):
+        logits = model(
+            input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]
+        ).logits
+        dtypes.append((model.training, logits.dtype))
+        return per_example_cross_entropy(logits, inputs["labels"])
+
+    trainer = trainer_of(
+        tmp_path, per_example_loss=losses, bf16=True, eval_strategy="steps", eval_steps=1
+    )
+    trainer.train()
+    assert (True, torch.bfloat16) in dtypes
+    assert "forward" not in vars(trainer.model)
+    assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+import dpkfc.integrations.opacus as opacus_door
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.integrations.opacus import ModuleValidator, PrivacyEngine
 from tests.documents import ROOT
@@ -397,3 +398,8 @@ def test_every_way_to_take_gradients_gives_the_same_step(mode: str) -> None:
     _, model, optimizer, *rest = private(max_grad_norm=0.1, grad_sample_mode=mode)
     train(model, optimizer, rest[-1], 1)
     torch.testing.assert_close(weights(model), weights(reference[1]))
+
+
+def test_an_unknown_name_is_an_ordinary_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Privacy'"):
+        _ = opacus_door.Privacy

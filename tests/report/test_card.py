@@ -11,7 +11,7 @@ import pytest
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import KFAC, PinkNoise
 from dpkfc.privacy.accounting import epsilon
-from dpkfc.report.card import CardFacts, build_card, software, stamp, to_markdown
+from dpkfc.report.card import CardFacts, build_card, dataset_size, software, stamp, to_markdown
 
 FACTS = CardFacts(
     title="DP-KFC on digits",
@@ -75,6 +75,8 @@ def test_the_card_says_where_noise_comes_from(device: str, seed: int | None, tex
 def test_neighbours_differ_in_the_unit_of_the_plan():
     card = build_card(_plan(unit="patient", max_records_per_unit=4), FACTS)
     assert card["guarantee"]["neighbours_differ_in"] == "one patient added or removed"
+    (size,) = dataset_size(_plan(unit="patient", max_records_per_unit=4))
+    assert size == "number of units N (each one patient, with all records)"
     assert "for one patient (all records" in to_markdown(card) and "one example" not in to_markdown(
         card
     )

@@ -71,6 +71,8 @@ def test_files_are_written_whole_or_not_at_all(tmp_path: Path):
         folder.write_json(folder.card, {"ε": float("inf")})
     assert json.loads(folder.card.read_text("utf-8")) == {"ε": 1}
     assert [path.name for path in folder.path.iterdir()] == ["privacy_card.json"]
+    with pytest.raises(RunFolderError, match="make room, change its rights"):
+        folder.write_text(folder.card / "inside a file", "x")
 
 
 def test_only_an_empty_folder_is_taken_away(tmp_path: Path):
