@@ -1,5 +1,5 @@
-"""What a benchmark needs besides its subject: medians, ratios and memory watermarks; the machine
-and tables are those of the studies.
+"""What a benchmark needs besides its subject: medians, ratios and memory watermarks; the
+description of the machine and the tables come from the studies.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def peaks(build: Callable[[Any], Any], case: Any, device: str = "cpu") -> dict[s
     """Peaks in MiB above the start: of the first step, of those after it, of a refresh while the
     old metric is held.
 
-    `step_mib` is that of a step that does not refresh.
+    `step_mib` is the peak of a step that does not refresh.
 
     Args:
         build: makes the contender of a `contenders.Setting`; model, data and contender are there
@@ -93,8 +93,8 @@ def peaks(build: Callable[[Any], Any], case: Any, device: str = "cpu") -> dict[s
 
 
 def highest(memory: dict[str, Any]) -> float:
-    """Of all peaks of one contender; results that took none of a refresh alone have one in the
-    first step.
+    """Of all peaks of one contender; in results without a peak of a refresh alone, the first step
+    holds it.
     """
     return max(
         memory[name] for name in ("first_step_mib", "extra_mib", "refresh_mib") if name in memory

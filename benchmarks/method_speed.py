@@ -39,7 +39,7 @@ from common import (
 )
 
 OUTPUT = RESULTS / "method_speed.json"
-# method: (what it is compared with, goal or None); goals are those of the issue that asked for the
+# method: (what it is compared with, goal or None); goals come from the issue that asked for the
 # method
 PAIRS: dict[str, tuple[str, float | None]] = {
     "DiSK, two points": ("DP-SGD", 2.05),
@@ -200,7 +200,7 @@ def table(results: dict[str, Any], only: Sequence[str] = tuple(PAIRS)) -> str:
                 ]
             )
     heads = [f"{entry['title']} (batch {entry['batch_size']})" for entry in models.values()]
-    return markdown(["step of", "over that of", *heads], rows)
+    return markdown(["a step of", "over a step of", *heads], rows)
 
 
 def _cells(

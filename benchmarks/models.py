@@ -21,7 +21,7 @@ class Case:
     """One model with its batch.
 
     Attributes:
-        shape: that of one example.
+        shape: of one example.
         vocabulary: set where examples are token ids.
         views: of every example, which counts by the mean of their gradients.
         micro_batch: rows in memory at once, None for all.

@@ -5,7 +5,7 @@
     python benchmarks/mutants.py --file src/dpkfc/privacy/mechanism.py --list
 
 A fault drops a check that raises, turns a comparison, an operator or a constant, or leaves out a
-call. Tests that reach its line run against it in a copy of the checkout: first those of `make
+call. Tests that reach its line run against it in a copy of the checkout: first the tests of `make
 test`, cheapest first, then the other recorded tests. `--record` needs pytest-cov (`make test-slow`
 installs it). Each run is a fork of a process that has imported torch.
 """

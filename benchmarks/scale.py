@@ -9,8 +9,8 @@ with slopes of log-log lines.
 The model is a stack of `depth` maps of `width` × `width` with a GELU between, over `positions` rows
 an example, and a mean loss: nothing but what the mechanism pays for. Contenders take turns within
 one run; times are medians, ratios are medians over rounds of the ratio within a round. Memory is
-taken in a process of its own for every size and contender. Expected exponents are those of the
-dearest term; docs/results/scaling.md derives them.
+taken in a process of its own for every size and contender. Expected exponents belong to the dearest
+term; docs/results/scaling.md derives them.
 """
 
 from __future__ import annotations
@@ -301,7 +301,9 @@ def _slopes(sizes: Sequence[int], values: Sequence[float] | None, expected: floa
 
 
 def _ends(found: Mapping[str, Any], top: str, bottom: str) -> str:
-    """The ratio at both ends of an axis; older results have that of the medians, marked with °."""
+    """The ratio at both ends of an axis; older results have the ratio of the medians, marked with
+    °.
+    """
     if ratios := found.get("ratios", {}).get(f"{top} / {bottom}"):
         return " … ".join(f"{ratio['ratio']:.2f}" for ratio in (ratios[0], ratios[-1]))
     times = found.get("milliseconds", {})

@@ -42,7 +42,7 @@ WAYS = {
     "2 processes, 1 thread each": (2, 1),
 }
 BASE, RANKS = "1 process, 2 threads", "2 processes, 1 thread each"
-GOAL = 0.9  # work per second of two processes over that of two threads
+GOAL = 0.9  # work per second: two processes over two threads
 MODELS = ("mnist-cnn", "encoder-256", "wrn-16-4")
 
 
@@ -72,8 +72,8 @@ def measured(name: str, rounds: int, smoke: bool) -> dict[str, Any]:
 
 
 def _compared(taken: Mapping[str, list[float]]) -> dict[str, Any]:
-    """Medians, and the work per second of each way over that of one process with two threads, round
-    by round.
+    """Medians, and the work per second of each way over one process with two threads, round by
+    round.
     """
     found: dict[str, Any] = {}
     for way, own in taken.items():

@@ -1,8 +1,8 @@
 """Goals, ratios and tables of what speed.py has measured.
 
-Goals are those of the table "Numbers to reach" of the issue that asked for this benchmark, by kind
-of model on a CPU, and one for all models on a card. They are held against the results when a table
-is made, so that old results are judged by today's goals.
+Goals come from the table "Numbers to reach" of the issue that asked for this benchmark, by kind of
+model on a CPU, and one for all models on a card. They are held against the results when a table is
+made, so that old results are judged by today's goals.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def within(entry: Entry, top: str, bottom: str) -> dict[str, Any] | None:
     """Median over rounds of the ratio within one round and its quartiles; None where the pair was
     not timed in one run.
 
-    Older results hold the median alone. Their spread is that of the two steps: lower quartile over
+    Older results hold the median alone. Their spread comes from the two steps: lower quartile over
     upper, upper over lower, which is wider than quartiles of ratios are; `rough` says so.
     """
     found = entry.get("paired", {}).get(f"{top} / {bottom}")

@@ -128,7 +128,7 @@ def message_length(node: ast.expr) -> int:
 
 
 def files_of(part: str) -> Iterator[Path]:
-    """Yield the files of a part; the application is no part of the core."""
+    """Yield the files of a part; the application is not part of the core."""
     for path in sorted(PARTS[part].rglob("*.py")):
         if part != "core" or PARTS["app"] not in path.parents:
             yield path

@@ -1,5 +1,5 @@
 """Write the measured tables into the documents, between their markers, from
-benchmarks/results/*.json and, for those of studies, papers/results/*.json.
+benchmarks/results/*.json and, for tables of studies, papers/results/*.json.
 
     python benchmarks/tables.py            # README.md and docs/*.md
     python benchmarks/tables.py --check    # change nothing; fail if a table is out of date
@@ -58,7 +58,7 @@ def speed_summary() -> str:
         cells = [_cell(times.get(name, {}), memory.get(name, {})) for name in SUMMARY]
         rows.append([f"{entry['title']} (batch {entry['batch_size']})", *cells, _over_hooks(entry)])
     head = [
-        "milliseconds a step / extra MiB (of steps; of all)",
+        "milliseconds a step / extra MiB (during steps; including refreshes)",
         *SUMMARY.values(),
         "DP-KFC ÷ Opacus hooks",
     ]
@@ -99,7 +99,7 @@ def speed() -> str:
 
 
 def method_speed(page: str = "") -> str:
-    """A step of each method over the step it is built on, or of those of one page of
+    """A step of each method over the step it is built on: all, or the methods of one page of
     docs/methods.
     """
     import method_speed as study

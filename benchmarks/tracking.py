@@ -3,9 +3,9 @@
     python benchmarks/tracking.py                       # every model below; then the table
     python benchmarks/tracking.py --only mnist-cnn
 
-Tracking is the time of a forward pass under a tracker without that of the same pass, both in one
-round. The first step holds the check on public rows. "One at a time" is the step of a session whose
-passes are not proved. Figures are medians over rounds.
+Tracking is the time of a forward pass under a tracker less the time of the same pass without it,
+both in one round. The first step holds the check on public rows. "One at a time" is the step of a
+session whose passes are not proved. Figures are medians over rounds.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     python benchmarks/weights.py --device cuda      # the same on a card
     python benchmarks/weights.py --smoke            # a small table; writes only to --output
 
-A plain read is `x.sum()`. The step is that of a model with one embedding, which reads few of its
+A plain read is `x.sum()`. The step trains a model with one embedding, which reads few of its
 weights: no step has less work for each weight. Steps with digests and without take turns. Times are
 medians; on a processor they are its own seconds of all threads, which other jobs disturb least.
 """

@@ -299,7 +299,7 @@ def tracking(row: Row) -> Figure:
     """
     names = _select_layers(row)
     checkpoints = row["checkpoints"]
-    title = "Undamped factors of probes beside those of private data"
+    title = "Undamped factors of probes and of private data"
     width = 1.4 + 1.9 * len(names)
     figure = sheet(width, 7.4, title, _caption(row), private=True)
     figure.text(0.3 / width, 0.36 / 7.4, _describe_sums(row, names), color=MUTED, fontsize=8.5)

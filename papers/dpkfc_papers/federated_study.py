@@ -484,7 +484,7 @@ class Method:
         space: the settings that are searched; empty for a control.
         control_of: the method whose settings a control takes over.
         taken: names of these settings.
-        fixed: settings of a method that is neither tuned nor a control: those of the paper's first
+        fixed: settings of a method that is neither tuned nor a control, from the paper's first
             version.
         only: the one task of a method with fixed settings, which has no Dirichlet partition.
     """

@@ -227,7 +227,7 @@ class Convention:
 
     Attributes:
         added: multiple of the identity that is added to A and to G.
-        mean_loss: whether G is that of a loss averaged over the probe, B² times smaller.
+        mean_loss: whether G belongs to a loss averaged over the probe, B² times smaller.
     """
 
     added: float = 0.0
@@ -293,7 +293,7 @@ def kronecker_layers(layers: Mapping[str, LayerFactors]) -> dict[str, LayerFacto
 def tracked(
     reference: LayerFactors, other: LayerFactors, convention: Convention, probe_size: int
 ) -> dict[str, Similarity]:
-    """Compare A, G and F = A ⊗ G of one layer with those of a reference.
+    """Compare A, G and F = A ⊗ G of one layer with the factors of a reference.
 
     Args:
         reference: undamped factors.
@@ -750,9 +750,9 @@ def _round_values(values: Mapping[str, float]) -> dict[str, float | None]:
 # Random networks next to mean-field theory: variances forwards and backwards, and the trace of
 # every Fisher block.
 #
-# Weights have variance σ_w² / fan-in and biases σ_b², q is the variance of pre-activations, p that
-# of a gradient in them, z a standard normal number; the loss is the mean over outputs of half the
-# squared error, with labels drawn from the model:
+# Weights have variance σ_w² / fan-in and biases σ_b², q is the variance of pre-activations, p the
+# variance of a gradient in them, z a standard normal number; the loss is the mean over outputs of
+# half the squared error, with labels drawn from the model:
 #
 #     forwards    q_1 = σ_w² E x² + σ_b²        q_l = σ_w² χ_{l−1} + σ_b²        χ_l = E φ(√q_l z)²
 #     backwards   p_L = 1 / n_L²                p_l = p_{l+1} · (n_{l+1} / n_l) σ_w² E φ'(√q_l z)²

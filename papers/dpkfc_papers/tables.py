@@ -55,13 +55,13 @@ class Published:
         """Read a number as it is printed, such as "91.7 ± 0.2", or `NOT_PRINTED`.
 
         Raises:
-            StudyError: the text is no such number.
+            StudyError: the text is not such a number.
         """
         if text == NOT_PRINTED:
             return cls(math.nan, None, text)
         match = _NUMBER.fullmatch(text)
         if match is None:
-            raise StudyError(f"{text!r} is no printed number; write it as 91.7 or 91.7 ± 0.2")
+            raise StudyError(f"{text!r} is not a printed number; write it as 91.7 or 91.7 ± 0.2")
         mean, std = match.groups()
         return cls(float(mean), None if std is None else float(std), text)
 
@@ -154,7 +154,7 @@ class Table:
         return reason
 
     def select(self, columns: Sequence[str]) -> list[Cell]:
-        """Return the cells of some columns, by their labels; all where none is given.
+        """Return the cells of some columns, by their labels; all where no label is given.
 
         Raises:
             StudyError: a column that the table does not have; those that it has are listed.
@@ -261,7 +261,7 @@ class Timed:
 
 
 def read_speed(path: Path | None) -> Content:
-    """Return results of `benchmarks/speed.py`, by default those of the checkout, if any.
+    """Return results of `benchmarks/speed.py`, by default the checkout's, if any.
 
     Raises:
         StudyError: the file is not there, or holds no such results.
@@ -421,7 +421,7 @@ class Tuning:
         """Return the settings of the best full trial of the cell's arm and protocol, or none.
 
         Raises:
-            StudyError: there are trials at several ε, and none at that of the cell.
+            StudyError: there are trials at several ε, and none at the cell's ε.
         """
         wanted = cell.run({}, 0)
         protocol = _protocol(wanted)
@@ -469,7 +469,7 @@ def reproduce(
         names: of tables.
         folder: for results, ledgers and reports; an earlier one is taken up again.
         results: file of the rows; None for `results.json` in the folder.
-        columns: whose cells are run; all where none is given. Reports are of whole tables.
+        columns: whose cells are run; all where no column is given. Reports are of whole tables.
         data_dir: folder of the data sets; empty as for `dpkfc train`.
         seeds: of the runs, each with its own initial weights.
         tuned: results files of tuning studies.
@@ -477,7 +477,7 @@ def reproduce(
         workers: cells at once.
         end: when no time is left, of `end_of`.
         console: where progress is drawn.
-        speed: results of `benchmarks/speed.py`; None for those of the checkout, where there are
+        speed: results of `benchmarks/speed.py`; None for the checkout's results, where there are
             some.
 
     Raises:
@@ -491,7 +491,8 @@ def reproduce(
     missing = next((path for path in tuned if not path.is_file()), None)
     if missing is not None:
         raise StudyError(
-            f"{missing} is no results file of a tuning study; give the results.json of `dpkfc tune`"
+            f"{missing} is not the results file of a tuning study;"
+            " give the results.json of `dpkfc tune`"
         )
     tuning = Tuning(Store(path) for path in tuned)
     times = read_speed(speed)
@@ -759,7 +760,7 @@ def run_small(
         tables: whose cells are tried.
         folder: for results and ledgers, kept apart from others in `FOLDER` below it. No report is
             written.
-        columns: whose cells are tried; all where none is given.
+        columns: whose cells are tried; all where no column is given.
         data_dir: folder of the data sets; empty as for `dpkfc train`.
         console: where progress is drawn.
         limits: `workers` and `end` of `drive`.

@@ -313,7 +313,7 @@ def test_linear_regression_reports_its_distance_to_the_truth(tmp_path: Path, mon
     )
     assert result.accuracy > 0.5 and result.score == "share of variance explained"
     excess = card["results"][
-        "squared error above that of the weights behind the data on the test set"
+        "squared error above the error of the weights behind the data on the test set"
     ]
     assert excess == pytest.approx(card["results"]["mean squared error on the test set"] - 0.01)
 

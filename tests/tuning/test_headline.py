@@ -42,11 +42,11 @@ CELLS = [
 
 def test_a_cell_is_the_mean_over_its_seeds(tmp_path: Path):
     table = headline.table(write_rows(tmp_path)).splitlines()
-    assert table[0] == "| MNIST, test % | its curvature sees | ε = 1 (seeds) | ε = 2 (seeds) |"
+    assert table[0] == "| MNIST, test % | curvature measured on | ε = 1 (seeds) | ε = 2 (seeds) |"
     assert table[2].startswith("| linear head on features")
     assert table[3:] == [
-        "| DP-KFC, inputs | nothing: pink noise | 96.10\xa0±\xa01.27\xa0(2) | – |",
-        "| DP-SGD | nothing | 94.00\xa0±\xa012.71\xa0(2) | 95.00\xa0(1) |",
+        "| DP-KFC, inputs | synthetic pink noise | 96.10\xa0±\xa01.27\xa0(2) | – |",
+        "| DP-SGD | – | 94.00\xa0±\xa012.71\xa0(2) | 95.00\xa0(1) |",
     ]
 
 

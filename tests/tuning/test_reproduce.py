@@ -175,7 +175,7 @@ def test_a_table_of_no_accuracies_is_headed_by_its_own_unit():
         (
             "throughput",
             "DP-KFC, NVIDIA A100",
-            "examples a second of DP-SGD ÷ those of DP-KFC",
+            "examples a second of DP-SGD ÷ of DP-KFC",
             "2.2",
         ),
     ],
@@ -214,7 +214,7 @@ def test_verdicts_by_the_rule(ours, says):
 
 def test_a_printed_number_without_a_deviation_takes_ours():
     assert verdict(Published.parse("90.0"), 1, [91.0, 93.0, 89.0]) == "reproduced"
-    with pytest.raises(StudyError, match="no printed number"):
+    with pytest.raises(StudyError, match="not a printed number"):
         Published.parse("about 90")
 
 

@@ -128,8 +128,7 @@ def _add_adapters(model: nn.Module) -> Logits:
 class ZipfBytes(Probe):
     """A probe for texts as bytes: frequent words by Zipf's law, with blanks between them.
 
-    Ids are those of `BYTES`: a byte plus 3, separator 2 near the middle, end 1, padding
-    0.
+    Ids follow `BYTES`: a byte plus 3, separator 2 near the middle, end 1, padding 0.
 
     Attributes:
         length: ids of a sequence.
@@ -339,7 +338,7 @@ def _tokens_of_gpt2(tokenizer: Any) -> Tokens:
         pad=end if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
         end=end,
         separator=tuple(encode("\n")),
-        name=f"those of the given folder, {len(tokenizer):,}",
+        name=f"from the given folder, {len(tokenizer):,}",
     )
 
 

@@ -121,7 +121,7 @@ SVHN = Source(
 # UTKFace, faces with age, gender and race, at 32×32: the authors' archive of JPEG files, or an
 # `.npz` of reduced images.
 #
-# The `.npz` holds `delta` as those of CIFAR-10 do, and `race`. The archive names each file
+# The `.npz` holds `delta`, as the archives of CIFAR-10 do, and `race`. The archive names each file
 # `AGE_GENDER_RACE_DATE.jpg.chip.jpg`; a few names lack the race and are left out. There is no
 # official split: a tenth is held out by a public permutation.
 
@@ -156,7 +156,7 @@ def _read_face_arrays(path: Path) -> Split:
 
 
 def _read_face_archive(path: Path) -> Split:
-    """Return the faces in the order of file names, which is that of every copy of the archive."""
+    """Return the faces in the order of file names, which is equal in every copy of the archive."""
     faces = []
     what = "is not a whole archive of JPEG files"
     try:
@@ -188,7 +188,7 @@ def _read_face_archive(path: Path) -> Split:
 
 
 def _unpack(file: IO[bytes]) -> IO[bytes]:
-    """Return the archive as a stream, unpacked where its first bytes are those of gzip."""
+    """Return the archive as a stream, unpacked where its first bytes are gzip's."""
     packed = file.read(2) == _GZIP
     file.seek(0)
     return cast("IO[bytes]", gzip.GzipFile(fileobj=file)) if packed else file

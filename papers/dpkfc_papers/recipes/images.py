@@ -170,7 +170,7 @@ SVHN_WRN = source_recipe(
 # (269,397 parameters).
 #
 # The DP-NGD paper trains this network on this set and does not say which of its labels it predicts;
-# that of five classes is taken.
+# the label with five classes is taken.
 
 
 UTKFACE_RESNET20 = source_recipe(

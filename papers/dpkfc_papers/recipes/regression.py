@@ -52,9 +52,8 @@ def _judge_numbers(model: nn.Module, examples: Examples) -> Judged:
 
 
 def _distance(judged: Judged) -> dict[str, float]:
-    return {
-        "squared error above that of the weights behind the data": judged.loss - REGRESSION_ERROR**2
-    }
+    excess = judged.loss - REGRESSION_ERROR**2
+    return {"squared error above the error of the weights behind the data": excess}
 
 
 LINEAR_REGRESSION = Recipe(

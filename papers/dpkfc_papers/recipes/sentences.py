@@ -68,7 +68,7 @@ STACKOVERFLOW = Source(
 # head are trained.
 #
 # Descriptions alone, without titles, on both sides. The stored training file is a part of the
-# official 120,000; those of its descriptions that also occur in the test file are left out.
+# official 120,000; descriptions that also occur in the test file are left out.
 
 AG_NEWS_MINILM = sentence_recipe(
     "ag-news-minilm",

@@ -1,1 +1,1 @@
-"""Studies behind the tables of README and docs, which are no part of the installed package."""
+"""Studies behind the tables of README and docs, which are not part of the installed package."""

@@ -101,7 +101,7 @@ def main() -> int:
     parser.add_argument(
         "--recipe",
         action="append",
-        help="of these alone; default: those of the study, digits for --smoke",
+        help="of these alone; default: all of the study, digits for --smoke",
     )
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--workers", type=int, help="cells at once; default: every core")

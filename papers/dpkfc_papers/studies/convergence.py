@@ -5,8 +5,8 @@
 
 With the learning rate 1 / √T the theorem bounds min over t < T of E ‖∇L(θ_t)‖² by a constant over
 √T: a slope of −1/2 or less on logarithmic axes. A network of 64, 32 and 10 units with tanh learns
-scikit-learn's digits in batches of 256. E is the mean over seeds. ‖∇L‖ is that of all digits, which
-are public here. The theorem holds σ; a budget does not: at a given ε, σ grows with T.
+scikit-learn's digits in batches of 256. E is the mean over seeds. ‖∇L‖ is taken over all digits,
+which are public here. The theorem holds σ; a budget does not: at a given ε, σ grows with T.
 """
 
 from __future__ import annotations

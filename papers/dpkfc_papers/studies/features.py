@@ -172,7 +172,7 @@ class Sentences:
         return torch.as_tensor([label for _, label in self._rows(part)])
 
     def inputs(self, arm: Arm, part: str) -> Tensor:
-        """Return the vectors of a part, or those of random tokens."""
+        """Return the vectors of a part, or of random tokens."""
         if part == "probe":
             config = run_config({"recipe": "stackoverflow-head"})
             noise = SentenceNoise(token_noise(config, HEAD_LENGTH))
@@ -261,7 +261,9 @@ class Features:
 
     @torch.no_grad()
     def raw(self, map_: str, part: str, mirror: bool = False) -> Tensor:
-        """Return features of a part; with `mirror`, their mean with those of mirrored images."""
+        """Return features of a part; with `mirror`, averaged with the features of mirrored
+        images.
+        """
         path = self._folder / f"{self._name}-{map_}-{part}{'-mirror' * mirror}.safetensors"
         if path.exists():
             return load_file(path)["features"]
@@ -289,7 +291,7 @@ class Features:
     def inputs(self, arm: Arm, part: str) -> Tensor:
         """Return the inputs of the model: pixels from -1 to 1 for a network.
 
-        Those of a head are `[n, d]` in half precision, and every map has equal energy.
+        Features of a head are `[n, d]` in half precision, and every map has equal energy.
         """
         if arm.kind == "network":
             return scaled(self.images(part)).to(self._device)
@@ -420,7 +422,7 @@ def _train_without_privacy(
 def split(
     arm: Arm, source: Source, data: tuple[Tensor, Tensor]
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Return the examples that a search trains on, and those of validation."""
+    """Return the examples that a search trains on, and the validation examples."""
     x, y = data
     if source.has_validation:
         return data, (source.inputs(arm, "validation"), source.labels("validation").to(y.device))

@@ -28,7 +28,7 @@ NAMES = {"public": "Fashion-MNIST", "oracle, other examples": "other private exa
 
 
 def likeness() -> str:
-    """Cosines of undamped factors with the oracle's, those of the authors' sums, and how far traces
+    """Cosines of undamped factors and of the authors' sums with the oracle's, and how far traces
     are off.
     """
     head = [

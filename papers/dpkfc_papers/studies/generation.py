@@ -3,12 +3,12 @@
     python -m dpkfc_papers.studies.generation --data-dir DIR --out runs/generation  # resumable
     python -m dpkfc_papers.studies.generation --table  # the tables
 
-A GPT-2 of two blocks stands for GPT-2-small. Public pairs stand for its pretraining: for E2E those
-of DART's development split without restaurants, which are E2E's; for DART some of E2E's training
-split. The vocabulary is pieces of public pairs, of E2E's development split or those just named, and
-the first words of WordPiece's list. Names and numbers of a prompt become slots, in the prompt and
-wherever its own reference has them, and are put back before anything is judged. Rates are chosen at
-ε = 3 on a validation split. The privacy unit is one pair.
+A GPT-2 of two blocks stands for GPT-2-small. Public pairs stand for its pretraining: for E2E the
+pairs of DART's development split without restaurants, which are E2E's; for DART some of E2E's
+training split. The vocabulary is pieces of public pairs, of E2E's development split or those just
+named, and the first words of WordPiece's list. Names and numbers of a prompt become slots, in the
+prompt and wherever its own reference has them, and are put back before anything is judged. Rates
+are chosen at ε = 3 on a validation split. The privacy unit is one pair.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def make_model(vocabulary: int, seed: int) -> nn.Module:
 
 
 def token_losses(model: nn.Module, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the loss of each token of references `[N, REFERENCE]`, and which are no fill."""
+    """Return the loss of each token of references `[N, REFERENCE]`, and which are not fill."""
     output = model(input_ids=ids, use_cache=False, logits_to_keep=REFERENCE + 1)
     wanted = ids[:, PROMPT:]
     logits = output.logits[:, :-1].transpose(1, 2)

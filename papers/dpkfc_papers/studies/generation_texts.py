@@ -193,7 +193,7 @@ def make_task(data: str, e2e: Splits, dart: Splits) -> Task:
     """Return the tokens of a data set; only a public split of E2E forms the vocabulary."""
     known = e2e.validation
     if data == "dart":
-        # All restaurants of DART's development split are from that of E2E.
+        # All restaurants of DART's development split are from E2E's development split.
         known = e2e.train[: len(e2e.validation)]
     public = []
     for prompt, reference in known:
@@ -264,7 +264,7 @@ def score(references: Sequence[Sequence[str]], texts: Sequence[str]) -> dict[str
 
 
 def score_cider(references: Sequence[Sequence[str]], texts: Sequence[str]) -> float:
-    """Return CIDEr of texts; its weights of words are those of the references."""
+    """Return CIDEr of texts; its weights of words come from the references."""
     cider = import_optional("pycocoevalcap.cider.cider", MISSING)
     wanted = {place: [split_words(text) for text in of] for place, of in enumerate(references)}
     found = {place: [split_words(text)] for place, text in enumerate(texts)}

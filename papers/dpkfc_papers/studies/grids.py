@@ -32,7 +32,7 @@ class Grid:
     common: Settings
     keys: Mapping[str, str] = field(default_factory=dict)  # of arms that other pages show too
     seeds: tuple[int, ...] = (0, 1, 2)
-    tuned_with: tuple[int, ...] = (100,)  # seeds of the points; those of tests are others
+    tuned_with: tuple[int, ...] = (100,)  # seeds of the points; tests have others
 
     def run(self, arm: str, point: Settings, seed: int, test: bool) -> Any:
         from dpkfc.app.tuning.runs import Run

@@ -39,15 +39,15 @@ class Line:
 
 # Colours of the style of all pictures; DP-KFC has triangles, what sees public images squares.
 LINES = (
-    Line("dp-kfc-natural", "DP-KFC, natural", "nothing: dead leaves", "C1", "^"),
-    Line("dp-kfc-a", "DP-KFC, inputs", "nothing: pink noise", "C4", "^"),
-    Line("dp-kfc-pink", "DP-KFC, both sides", "nothing: pink noise", "C3", "^"),
+    Line("dp-kfc-natural", "DP-KFC, natural", "synthetic dead leaves", "C1", "^"),
+    Line("dp-kfc-a", "DP-KFC, inputs", "synthetic pink noise", "C4", "^"),
+    Line("dp-kfc-pink", "DP-KFC, both sides", "synthetic pink noise", "C3", "^"),
     Line("dp-ngd", "DP-NGD", "500 public images", "C0", "s", "--"),
     Line("adadps", "AdaDPS", "500 public images", "C5", "s", "--"),
-    Line("disk", "DiSK", "nothing", "C2", "o"),
-    Line("dp-adambc", "DP-AdamBC", "nothing", "C3", "o"),
-    Line("dp-adam", "DP-Adam", "nothing", "C6", "o"),
-    Line("dp-sgd", "DP-SGD", "nothing", "black", "o"),
+    Line("disk", "DiSK", "–", "C2", "o"),
+    Line("dp-adambc", "DP-AdamBC", "–", "C3", "o"),
+    Line("dp-adam", "DP-Adam", "–", "C6", "o"),
+    Line("dp-sgd", "DP-SGD", "–", "black", "o"),
     Line("dp-kfc-oracle", "both sides, oracle: NOT PRIVATE", "private images", "black", "D", ":"),
 )
 
@@ -70,7 +70,7 @@ def table(folder: Path = RESULTS, recipe: str = "mnist-cnn") -> str:
     return markdown(
         [
             f"{TITLES[recipe]}, test %",
-            "its curvature sees",
+            "curvature measured on",
             *(f"ε = {e:g} (seeds)" for e in epsilons),
         ],
         rows,
@@ -86,7 +86,7 @@ def _head_on_features(epsilons: Sequence[float]) -> list[str]:
         if (row["data"], row["arm"]) == ("mnist", "scattering+encoder2, synthetic, dp-kfc")
     }
     cells = [_format_accuracy(values.get(epsilon, [])) for epsilon in epsilons]
-    return ["linear head on features, DP-KFC natural", "nothing: synthetic images", *cells]
+    return ["linear head on features, DP-KFC natural", "synthetic images", *cells]
 
 
 def _format_accuracy(values: Sequence[float]) -> str:

@@ -4,7 +4,7 @@
     python -m dpkfc_papers.studies.hessian --table  # the table
 
 `kfc-fig7` has the Fisher matrix, which has no negative eigenvalue; the paper's text names the
-Hessian. Networks and training are those of the figures (`dpkfc reproduce kfc-fig7`). Labels of
+Hessian. Networks and training are taken from the figures (`dpkfc reproduce kfc-fig7`). Labels of
 noise and of images of another set are drawn from the model; private examples have their own, which
 gives the Hessian that is trained on. NOT PRIVATE: a measurement for public benchmark data.
 """
@@ -150,7 +150,7 @@ def table(results: Mapping[str, Any]) -> str:
     head = ["model", "steps", *(names.get(source, source) for source in COLOURS)]
     sentence = (
         "Largest eigenvalue; smallest. After training the largest of noise is"
-        f" {min(ratios):.2g} to {max(ratios):.2g} times that of private examples."
+        f" {min(ratios):.2g} to {max(ratios):.2g} times the largest of private examples."
     )
     return f"{markdown(head, rows)}\n\n{sentence}\n\n![spectrum of the Hessian](img/{PICTURE})"
 

@@ -3,11 +3,11 @@
     python -m dpkfc_papers.studies.ngd_ablation --data-dir DIR  # resumable
     make results                                        # the tables and pictures
 
-Private images are those of Fashion-MNIST, public ones those of MNIST. A run takes 96 steps of 256
-images at ε = 2. Every method has a small grid of learning rates and clipping norms, judged on 5,000
-images cut from the training set; that search is not in ε. A variation changes one setting of
-DP-NGD's best point and nothing else. The paper's models and sets are others, so no accuracy here is
-compared with a printed one: only the order of the variations is.
+Private images come from Fashion-MNIST, public images from MNIST. A run takes 96 steps of 256 images
+at ε = 2. Every method has a small grid of learning rates and clipping norms, judged on 5,000 images
+cut from the training set; that search is not in ε. A variation changes one setting of DP-NGD's best
+point and nothing else. The paper's models and sets are others, so no accuracy here is compared with
+a printed one: only the order of the variations is.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ ORDERS = ("whitened", "before", "after")
 BASELINES = ("dp-sgd", "pretrained", "adadps")
 
 # Variations of a method's best point by the name of their group; the value of the paper's default,
-# whose runs are those of the point itself, is not among them.
+# whose runs are the point's own, is not among them.
 EVERY = {value: {"every": value} for value in (1, 4, 16, 32)}
 POWERS = {value: {"ngd_power": float(value)} for value in (2, 3, 5, 15)}
 WARM = {value: {"ngd_warm": value} for value in (0.05, 0.15, 0.2, 0.25)}

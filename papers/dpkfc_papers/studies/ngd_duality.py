@@ -6,9 +6,8 @@
 A clipped example moves the weights by Δθ = −η F̃^(−1/2) ḡ, and the paper says that the predictions
 move by KL = ½ Δθᵀ F Δθ = η²/2 ‖ḡ‖² ≤ η²/2 C². Whitened and Fisher norms are one thing by algebra
 (Eq. 13), which is checked. The rest is measured: KL of the network's own predictions, before and
-after the move, over the Kronecker formula. Weights are those of a private run of
-`ngd_ablation.py`; gradients are those of private images, so the figures are NOT PRIVATE and for
-the table alone.
+after the move, over the Kronecker formula. Weights come from a private run of `ngd_ablation.py`,
+gradients from private images, so the figures are NOT PRIVATE and for the table alone.
 """
 
 from __future__ import annotations

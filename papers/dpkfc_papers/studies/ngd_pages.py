@@ -41,7 +41,7 @@ class Cell:
         table: of the paper.
         label: the variation.
         printed: its accuracy in percent.
-        baseline: that of the baseline cell of the table.
+        baseline: accuracy of the baseline cell of the table.
         method: of the study, by its name there.
         varied: settings over the method's best point; None for the point itself.
     """
@@ -100,7 +100,7 @@ def direction(printed: float, ours: Values, baseline: Values) -> str:
     Args:
         printed: difference of the printed cell from its baseline, in points.
         ours: accuracies of the variation in percent, two or more.
-        baseline: those of the baseline.
+        baseline: accuracies of the baseline.
     """
     gain, error = compare_means(ours, baseline)
     if abs(gain) <= error:

@@ -200,7 +200,7 @@ def paper_cells() -> str:
 
 
 def methods(page: str = "") -> str:
-    """The methods on the digits, all or those of one page of docs/methods."""
+    """The methods on the digits: all, or the methods of one page of docs/methods."""
     from dpkfc.app.methods import METHODS
     from dpkfc_papers.studies import methods as study
 

@@ -1,5 +1,5 @@
 """How white a probe makes the inputs that a layer really sees: MNIST's CNN, factors of noise
-against those of private images.
+against factors of private images.
 
     python -m dpkfc_papers.studies.probe_whitening --data-dir DIR
     python -m dpkfc_papers.studies.probe_whitening --picture docs/img/probes.png --weights MODEL
@@ -58,7 +58,7 @@ def input_factors(model: nn.Sequential, x: Tensor) -> list[Tensor]:
 
 
 def effective_rank(probe: Tensor, true: Tensor) -> float:
-    """Of the true factor, whitened by that of the probe."""
+    """Of the true factor, whitened by the factor of the probe."""
     values, vectors = torch.linalg.eigh(
         probe + DAMPING * probe.diagonal().mean() * torch.eye(len(probe))
     )
@@ -92,7 +92,7 @@ def probes(data_dir: str, private: Tensor, generator: torch.Generator) -> dict[s
 
 
 def refined(model: nn.Sequential, x: Tensor, generator: torch.Generator) -> Tensor:
-    """Every second image moved towards a class of the model, as a refresh moves those of its
+    """Every second image moved towards a class of the model, as a refresh moves images of its
     probe.
     """
     from dpkfc import DeadLeaves, Refined

@@ -79,8 +79,8 @@ def grid_cells(name: str, folder: Path = RESULTS) -> Cells:
 def measured(folder: Path = RESULTS) -> Accuracies:
     """Return all that two arms were compared in at ε = 1.
 
-    Where a grid holds an arm, whose every point ran to its end, its tests stand for those of the
-    twenty trials, most of which were pruned.
+    Where a grid holds an arm, whose every point ran to its end, its tests stand for the tests of
+    the twenty trials, most of which were pruned.
     """
     found: dict[str, dict[str, Sequence[float]]] = defaultdict(dict)
     for recipe in FILES:

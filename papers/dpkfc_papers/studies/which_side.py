@@ -11,9 +11,9 @@ negative no step lowers the loss; an earlier table squared it all the same. With
 of each metric the three numbers, over C, are comparable between metrics: what is left of the
 gradient after clipping (signal), what the step meets of the curvature, and what noise meets of it.
 The natural gradient steps along U (z̄ + ξ), U the whitening (`--readout natural`): there noise meets
-U H U. H is the Fisher matrix at the model's own labels. Weights are those of a private run (σ and B
-of the study, inputs alone whitened, pink noise); gradients are those of private images, so the
-figures are NOT PRIVATE and for the table alone.
+U H U. H is the Fisher matrix at the model's own labels. Weights come from a private run (σ and B of
+the study, inputs alone whitened, pink noise), gradients from private images, so the figures are NOT
+PRIVATE and for the table alone.
 """
 
 from __future__ import annotations
