@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -404,6 +405,62 @@ def test_an_opacus_loss_reads_it_until_the_step() -> None:
         optimizer.step()
         assert model[0].attention is None and model[0].penalty == 0.0 and model[0].history == []
     assert engine.ledger.count == 2
+
+
+def opacus_script(first: nn.Module) -> Iterator[tuple[nn.Module, Tensor, Tensor]]:
+    """Yield the model, inputs and outputs of each batch, between its pass and its step."""
+    model = nn.Sequential(first, nn.Linear(4, 3)).double()
+    source = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data()), batch_size=12)
+    _, model, optimizer, batches = opacus_cases.private(model, data_loader=source)
+    for x, y in batches:
+        out = model(x)
+        yield model, x, out
+        F.cross_entropy(out, y).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("most", [3, 14, 100], ids=["never proved", "not for all", "proved"])
+def test_an_opacus_script_begins_every_pass_with_the_variables_that_it_had(most: int) -> None:
+    """Whether its batch is proved or each example is repeated alone."""
+    memory: list[int] = []
+
+    class Remembers(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            memory.append(len(x))
+            if len(x) > most:
+                x = x + 0 * torch.tensor(x.detach().numpy())  # hides the examples
+            return x * len(memory)
+
+    sizes = []
+    for model, x, out in opacus_script(Remembers()):
+        assert torch.allclose(out, model[1](x))
+        sizes.append(len(x))
+    assert sizes == [13, 15] and memory == []
+
+
+def test_an_opacus_loss_reads_variables_until_the_step() -> None:
+    """Two calls of the model, and a script that keeps values of its own beside them."""
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.steps, self.shown, self.last, self.store = 0, [], None, {}
+
+        def keep(self, module: nn.Module, args: Any, output: Tensor) -> None:
+            self.shown.append(output)
+            self.last = output
+
+    def put(store: dict[str, Tensor], module: nn.Module, args: Any, output: Tensor) -> None:
+        store["last"] = output
+
+    trainer, store = Trainer(), {}
+    first = nn.Identity()
+    first.register_forward_hook(trainer.keep)
+    first.register_forward_hook(partial(put, store))
+    for model, x, _ in opacus_script(first):
+        model(x + 1)
+        assert len(trainer.shown) == 2 and trainer.last is trainer.shown[1] is store["last"]
+        trainer.steps += 1
+    assert trainer.steps == 2 and trainer.shown == [] and trainer.last is None and store == {}
 
 
 class Counts(nn.Module):

@@ -26,7 +26,7 @@ import threading
 import warnings
 from array import array
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy as copy_object
 from dataclasses import dataclass
@@ -133,6 +133,16 @@ def _fill(x: Any, attributes: Mapping[str, Any]) -> None:
     if hasattr(x, "__dict__"):
         vars(x).clear()
         vars(x).update({name: y for name, y in attributes.items() if name not in slots})
+
+
+def _pairs_of(container: Any) -> Iterable[tuple[Any, Any]]:
+    return container.items() if isinstance(container, dict) else enumerate(container)
+
+
+def _refill(container: Any, items: Any) -> None:
+    """Make a container hold other items."""
+    container.clear()
+    (container.update if hasattr(container, "update") else container.extend)(items)
 
 
 def _write_bit_generator(x: np.random.Generator, state: Any) -> None:
@@ -335,6 +345,10 @@ class Replica:
         self._objects_after: dict[int, dict[str, Any]] = {}
         self._versions: list[tuple[nn.Module, str, Tensor, int]] = []
         self._generators: list[tuple[Any, Any]] = []
+        # By id: attributes that an object gets back where others are the program's again.
+        self._kept: dict[int, dict[str, Any]] = {}
+        # Containers, with copies that hold what they get back.
+        self._contents: list[tuple[Any, Any]] = []
         # What is shared although it may change, with the name of a variable and a mark of change.
         self._watched: list[tuple[str, Any, Any]] = []
         self._followed: dict[int, Any] = {}
@@ -424,8 +438,7 @@ class Replica:
     def _copy_container(self, x: Any, inside: int) -> Any:
         y = self._keep(x, x.copy())
         if len(x) <= _LONG:
-            pairs = x.items() if isinstance(x, dict) else enumerate(x)
-            for key, value in list(pairs):
+            for key, value in list(_pairs_of(x)):
                 item = self.copy(value, inside)
                 if item is not value and not isinstance(x, set):
                     y[key] = item
@@ -562,10 +575,56 @@ class Replica:
         for x in self._list_variables():
             if x.now is not x.before:
                 _write(x.place, x.key, x.before)
-        for generator, state in self._generators:
-            _GENERATORS[type(generator)][1](generator, state)
+        self._restore_generators()
         self._objects_after = {key: _attributes_of(self._copies[key][0]) for key in self._objects}
         self._switch(0, self._objects)
+        for key, before in self._kept.items():
+            x, _ = self._copies[key]
+            both = _attributes_of(x) | before
+            _fill(x, {name: y for name, y in both.items() if y is not _NOTHING})
+        for container, items in self._contents:
+            _refill(container, items)
+
+    def close_unchanged(self) -> None:
+        """Give back variables and attributes that have not changed; `close` gives back the others.
+
+        What the program does to them from now on stays. Containers become the objects that they
+        were, with what they hold now: a program may reach them on another way.
+        """
+        self._fill_originals()
+        for key, x in list(self._variables.items()):
+            if self._is_as_before(x.before, x.now):
+                if x.now is not x.before:
+                    _write(x.place, x.key, x.before)
+                del self._variables[key]
+        objects = {}
+        for key, before in self._objects.items():
+            now = _attributes_of(self._copies[key][0])
+            equal = {k: y for k, y in before.items() if self._is_as_before(y, now.get(k, _NOTHING))}
+            self._kept[key] = {k: before.get(k, _NOTHING) for k in before | now if k not in equal}
+            objects[key] = now | equal
+        self._switch(0, objects)
+        self._objects.clear()
+        self._restore_generators()
+
+    def _fill_originals(self) -> None:
+        """Put what copies of containers hold into their originals, until the replica is closed."""
+        pairs = [(x, y) for x, y in self._copies.values() if x is not y]
+        originals = {id(y): x for x, y in pairs}
+        containers = [pair for pair in pairs if type(pair[0]) in _CONTAINERS]
+        changed = [pair for pair in containers if not self._is_as_before(*pair)]
+        for x, y in changed:
+            self._contents.append((x, x.copy()))
+            items = y.copy()
+            for key, item in list(_pairs_of(y)):
+                if id(item) in originals and not isinstance(y, set):
+                    items[key] = originals[id(item)]
+            _refill(x, items)
+
+    def _restore_generators(self) -> None:
+        for generator, state in self._generators:
+            _GENERATORS[type(generator)][1](generator, state)
+        self._generators.clear()
 
     @contextmanager
     def suspended(self) -> Iterator[None]:

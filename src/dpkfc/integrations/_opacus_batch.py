@@ -17,7 +17,7 @@ import textwrap
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from itertools import islice, product
@@ -36,7 +36,7 @@ from dpkfc.distributed.fsdp import trainable_tensors
 from dpkfc.gradients.clipped_sum import ClippedSummer, batch_tracker
 from dpkfc.gradients.fallback import blocks_of_one
 from dpkfc.gradients.layers import Arguments, Calls, Keywords, Layer
-from dpkfc.gradients.replica import Replica, replicate
+from dpkfc.gradients.replica import Replica, replicate, replicate_variables
 from dpkfc.gradients.state import evaluation_mode, own_pass, own_variables
 from dpkfc.gradients.tape import Tape, custom_function, depends_on, is_differentiable, tensors_of
 from dpkfc.memory import is_out_of_memory
@@ -254,7 +254,8 @@ class BatchRecording:
         gradients: the gradients of every example instead, where the batch was not proved.
         passes: how often a loss of the batch was differentiated.
         forwards: how often the script called the model.
-        memory: attributes of the model, and what its code reaches, before its first call.
+        replica: of the model, in the passes over the batch.
+        variables: closes replicas of what its code reaches.
         runs_single_examples: whether the recording itself runs the model, on single examples.
         modes: follow the script.
         thread: in which the script iterates over the loader.
@@ -291,6 +292,7 @@ class BatchRecording:
         self._inputs: list[_Inputs] = []
         self._altered: Unknown | None = None
         self.replica: Replica | None = None
+        self.variables = ExitStack()
         self.runs_single_examples = False
         modes: list[Any] = []
         if self.size > 1:
@@ -315,6 +317,18 @@ class BatchRecording:
     def _close_tape(self) -> None:
         if self.tape is not None:
             self.tape.close_hooks()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Follow no operation of the body."""
+        if self.size < 2:
+            yield
+            return
+        self.tracker.pause()
+        try:
+            yield
+        finally:
+            self.tracker.resume()
 
     # -- the model --------------------------------------------------------------------------------
 
@@ -362,15 +376,12 @@ class BatchRecording:
         tracker = self.tracker
         joined, spec = tree_flatten(output)
         states: dict[int, State] = {}
-        tracker.pause()
-        try:
+        with self.paused():
             singles = self._run_singles(args, kwargs)
             for i, whole in enumerate(joined):
                 parts = [single[i] for single in singles]
                 if is_differentiable(parts[0]):
                     joined[i], states[i] = self._join(whole, parts)
-        finally:
-            tracker.resume()
         tracker.failure = None
         tracker.altered = None
         for i, state in states.items():
@@ -388,6 +399,7 @@ class BatchRecording:
         """Return the flattened outputs of the model for each example alone."""
         outputs = []
         assert self.replica is not None
+        self.variables.close()
         self.runs_single_examples = True
         try:
             with self.replica.suspended():
@@ -813,9 +825,9 @@ def _output_axes(model: nn.Module, call: _Call) -> list[BatchAxis | None]:
             tracker = batch_tracker(model, None, 3)
             for x, axis in zip(three, call.batch_axes, strict=True):
                 tracker.set_state(x, axis)
-            with torch.no_grad(), replicate(model), tracker.following():
+            with torch.no_grad(), _replicate_all(model), tracker.following():
                 outputs_of_three = call.outputs(model, three)
-            with torch.no_grad(), replicate(model):
+            with torch.no_grad(), _replicate_all(model):
                 outputs_of_two = call.outputs(model, two)
         except Exception as error:
             if is_out_of_memory(error):
@@ -826,6 +838,13 @@ def _output_axes(model: nn.Module, call: _Call) -> list[BatchAxis | None]:
             axes.append(tracker.axis(x) or _growing_axis(x, y))
         return axes
     return []
+
+
+@contextmanager
+def _replicate_all(model: nn.Module) -> Iterator[None]:
+    """Run the body on a replica of a model and of the variables that its code reaches."""
+    with replicate(model), replicate_variables(model, None):
+        yield
 
 
 def _growing_axis(of_three: Tensor, of_two: Tensor) -> BatchAxis | None:
@@ -914,7 +933,7 @@ class _PaddedCall:
         model = self.model
         # cuDNN differentiates no recurrent layer in evaluation mode.
         no_cudnn = torch.backends.cudnn.flags(enabled=False)
-        with torch.enable_grad(), no_cudnn, replicate(model), evaluation_mode(model):
+        with torch.enable_grad(), no_cudnn, _replicate_all(model), evaluation_mode(model):
             return _float_arrays(model(*args, **kwargs))
 
     def agree(self, batch: Any, alone: Any) -> bool:

@@ -149,9 +149,9 @@ class PrivateStep:
         self._has_released = False  # in the optimizer's step that runs now
         # Of the passes over a batch. The script's loss may read attributes until its step.
         self._replica: Replica | None = None
-        # Of a pass that will be repeated for each example alone.
+        # Of the code of the model, in the passes over a batch. The loss may read what they change.
         self._variables = ExitStack()
-        self._is_proved = False
+        self._pass_variables: Replica | None = None
         self._is_running_model = False
         self._step_hook: StepHook | None = None
         self._clear_gradients()
@@ -309,10 +309,9 @@ class PrivateStep:
         if self._replica is None:
             self._replica = Replica()
             self._replica.add_model(self.model, has_own_hooks=False)
-        self._variables.close()  # torch calls no hook after a KeyboardInterrupt
-        if not self._is_proved:
-            self._variables.enter_context(replicate_variables(self.model, None))
+        self._pass_variables = self._variables.enter_context(replicate_variables(self.model, None))
         recording.replica = self._replica
+        recording.variables = self._variables
         if recording.size > 1:
             recording.tracker.declare_persistent(self.model.buffers())
 
@@ -342,7 +341,6 @@ class PrivateStep:
             self._is_running_model = False
         self._verify = False
         self._exact = recording.exact = verdict.operation
-        self._is_proved = verdict.operation is None
         if verdict.operation is not None:
             _log.warning("%s", self.gradients)
         verdict.warn(stacklevel=4)
@@ -375,7 +373,6 @@ class PrivateStep:
         recording = self._recording
         if module is not self.model or self._is_busy():
             return None
-        self._variables.close()
         try:
             is_followed = module.training and torch.is_grad_enabled() and output is not None
             if recording is None or not is_followed:
@@ -385,7 +382,20 @@ class PrivateStep:
             self.forget()
             raise
         finally:
+            self._end_pass()
             self._check_replica()
+
+    def _end_pass(self) -> None:
+        """Give back variables that a pass has reached and not changed; all without a proof."""
+        replica, self._pass_variables = self._pass_variables, None
+        recording = self._recording
+        if replica is None or recording is None:
+            return
+        if recording.exact is not None:
+            self._variables.close()
+            return
+        with recording.paused():
+            replica.close_unchanged()
 
     def _check_replica(self) -> None:
         """Take back what a forward pass wrote into buffers, and refuse a written parameter."""
