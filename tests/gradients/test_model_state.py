@@ -174,6 +174,23 @@ def test_a_parameter_written_in_a_later_step_is_erased_and_named() -> None:
         assert s.model[0].loc.isnan().all() and s.ledger.count == 2
 
 
+class Replaces(nn.Linear):
+    """Makes a new parameter in every pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight = nn.Parameter(self.weight.detach().clone())
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_parameter_that_a_pass_replaces_is_refused_by_name(verify: bool) -> None:
+    with session(Replaces(4, 4), verify=verify) as s:
+        before = s.model[0].weight
+        with pytest.raises(ValueError, match="writes to the parameter '0.weight'"):
+            train(s)
+        assert s.ledger.count == 0 and s.model[0].weight is before
+
+
 # -- buffers and extra state -----------------------------------------------------------------------
 
 

@@ -75,10 +75,15 @@ def own_pass(model: nn.Module) -> Iterator[None]:
             data outside the mechanism.
     """
     extra = _extra_states(model)
+
+    def find_written() -> str:
+        reshard(model)  # FSDP2 puts gathered parameters into the modules
+        return erase_written(replica)
+
     with (
         replicate(model) as replica,
         _refuse_change(lambda: _restore_extra_states(model, extra)),
-        _refuse_change(partial(erase_written, replica)),
+        _refuse_change(find_written),
     ):
         yield
 
@@ -96,12 +101,16 @@ def _parameter_fault(name: str, fate: str) -> str:
 def erase_written(replica: Replica) -> str:
     """Erase parameters that passes have written, and return the message that refuses the first.
 
-    It is empty where none was written.
+    A trainable parameter that is another object now is refused too. The message is empty where
+    there is none.
     """
     faults = []
     for module, leaf, p in replica.written_parameters():
         _erase(p)
         faults.append(_parameter_fault(join_names(replica.paths[module], leaf), _ERASED))
+    for module, leaf, old, _ in replica.replaced_parameters():
+        if old is not None and old.requires_grad:
+            faults.append(_parameter_fault(join_names(replica.paths[module], leaf), _PUT_BACK))
     return next(iter(faults), "")
 
 
