@@ -347,6 +347,12 @@ def test_split_clipping_without_a_basis_is_refused(mlp, clipping: str) -> None:
         clip_factors(torch.ones(2), 1.0, clipping)
 
 
+@pytest.mark.parametrize("bound", [0.0, -1.0, math.inf, math.nan])
+def test_a_bound_that_bounds_nothing_is_refused(bound: float) -> None:
+    with pytest.raises(ValueError, match="max_grad_norm must be positive and finite"):
+        clip_factors(torch.ones(2), bound, "flat")
+
+
 def test_the_sensitivity_follows_from_the_name() -> None:
     assert contribution_bound("embedding", 1.0) == 1.0
     assert contribution_bound("embedding_residual", 1.0) == math.sqrt(2)
