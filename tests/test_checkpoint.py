@@ -179,7 +179,7 @@ def test_what_is_no_checkpoint_is_never_replaced(tmp_path: Path, other: str) -> 
         held.write_text("spent")
         with pytest.raises(
             CheckpointError,
-            match=rf"holds '{other.partition('/')[0]}', which is no part .* a folder of its own",
+            match=rf"holds '{other.partition('/')[0]}', which is not part .* a folder of its own",
         ):
             write(tmp_path / "c", {}, {"step": 1})
         assert held.read_text() == "spent"

@@ -251,7 +251,7 @@ def test_the_card_and_its_ledger_agree(fitted, tmp_path: Path):
     facts = verify_ledger(folder / "ledger.jsonl")
     assert facts["releases"] == 30
     assert facts["privacy card"] == "states what the ledger shows"
-    assert facts["weights"] == "those of the card (SHA-256)"
+    assert facts["weights"] == "equal to the card's (SHA-256)"
     card = json.loads((folder / "privacy_card.json").read_text("utf-8"))
     assert card["guarantee"]["epsilon"] == fitted.epsilon_
     assert card["public_seeds"]

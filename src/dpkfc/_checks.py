@@ -39,7 +39,7 @@ def check_in_range(name: str, value: Any, interval: str) -> None:
         interval: two numbers in round (open) or square (closed) brackets, such as "[0, 1)".
 
     Raises:
-        ValueError: the value lies outside, or is no number.
+        ValueError: the value lies outside, or is not a number.
     """
     low, high = (float(end) for end in interval[1:-1].split(","))
     is_inside = is_number(value) and low <= value <= high

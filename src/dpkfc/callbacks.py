@@ -1,6 +1,6 @@
 """Let code of the user watch a session, and end its loop early.
 
-A callback gets the numbers that ε covers. Those of private batches before noise reach only a
+A callback gets the numbers that ε covers. Numbers of private batches before noise reach only a
 callback that asks for them, and the privacy card then names them.
 """
 
@@ -94,7 +94,7 @@ class CallbackCalls:
         active: callbacks that still see steps, on the first process.
 
     Raises:
-        ValueError: an object that is no callback.
+        ValueError: an object that is not a callback.
     """
 
     def __init__(self, callbacks: Sequence[Callback], ranks: DistributedContext) -> None:
@@ -217,7 +217,7 @@ class EarlyStopping(_Patience):
     """Ends training when the loss on public examples has stopped falling.
 
     The caller keeps the losses, so that a checkpoint can hold them. After an early end, call
-    `Session.forfeit_steps`: releases have decided the number of steps, so ε is that of the plan.
+    `Session.forfeit_steps`: releases have decided the number of steps, so ε is the plan's.
 
     Attributes:
         patience: evaluations without a new least loss after which training ends.

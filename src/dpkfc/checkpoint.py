@@ -143,7 +143,7 @@ def _check_replaceable(place: Path, part: re.Pattern[str]) -> None:
 
     Args:
         place: the folder.
-        part: the names of files in it. Those of `_PART` must be a complete checkpoint.
+        part: the names of files in it. Files named in `_PART` must be a complete checkpoint.
 
     Raises:
         CheckpointError: naming a file that would be deleted.
@@ -157,7 +157,7 @@ def _check_replaceable(place: Path, part: re.Pattern[str]) -> None:
         foreign = foreign or names
     if foreign:
         raise CheckpointError(
-            f"cannot write the checkpoint {place}: the folder holds {min(foreign)!r}, which is no "
+            f"cannot write the checkpoint {place}: the folder holds {min(foreign)!r}, which is not "
             f"part of a checkpoint; give a folder of its own, such as {place / 'checkpoint'}"
         )
 

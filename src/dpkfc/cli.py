@@ -43,7 +43,7 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
     An error is one line on stderr and exit code 2; DPKFC_DEBUG=1 shows the traceback.
 
     Args:
-        words: of the command line; left out: those of the process.
+        words: of the command line; by default the words of the process.
     """
     words = list(sys.argv[1:] if words is None else words)
     quiet_libraries()

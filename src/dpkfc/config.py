@@ -60,8 +60,8 @@ class Plan(PlanBase):
         config: the settings it was made from.
         dataset_size: number of examples N, or of units where `config.unit` is larger than a record.
         sampler: how a logical batch is drawn.
-        noise_multiplier: standard deviation of the noise over the sensitivity; 0 is no noise and no
-            privacy.
+        noise_multiplier: standard deviation of the noise over the sensitivity; 0 means no noise and
+            no privacy.
         delta: δ of the guarantee.
         steps: planned number of releases.
         target_epsilon: the ε it was calibrated for, None where the noise was given.
@@ -111,7 +111,7 @@ class Plan(PlanBase):
 
         It is measured in the preconditioned space.
 
-        That of the sum as it is rounded, where the noise is.
+        Where the noise is rounded, it is the sensitivity of the rounded sum.
         """
         bound = contribution_bound(self.clipping, self.max_grad_norm)
         sensitivity = self.sampler.sensitivity(bound)
@@ -211,7 +211,7 @@ class Plan(PlanBase):
     def epsilon(self, steps: int | None = None, extra: Mapping[str, int] | None = None) -> float:
         """Return ε after a number of steps, by default all planned ones; infinite without noise.
 
-        A plan without a certified guarantee warns once that this number is none.
+        A plan without a certified guarantee warns once that this ε is not a guarantee.
 
         Args:
             steps: number of steps.
@@ -374,7 +374,7 @@ MOST_STEPS = 1_000_000
 def count_steps(
     steps: int | None, epochs: float | None, dataset_size: int, batch_size: float
 ) -> int:
-    """Return the steps that are given, or those of the expected passes over the data.
+    """Return the given steps, or the steps of the expected passes over the data.
 
     Raises:
         ValueError: more than `MOST_STEPS`, whose accounting would take minutes.

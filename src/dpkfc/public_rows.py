@@ -45,7 +45,7 @@ Axis = tuple[Any, ...]
 
 # What the longer of two records has more: short texts may be padded to a multiple of 64 or 512.
 _EXTRA_LENGTHS = (3, 35, 67, 131, 515)
-# Several short records: an id in one may be that of the padding.
+# Several short records: an id in one may be the padding's.
 _SHORT_RECORDS = 8
 _MAX_SUBSETS = 8  # axes of one length that are made longer one by one
 

@@ -102,7 +102,7 @@ class ReleasePipeline:
         return released
 
     def match_release_count(self, step: int, steps: int) -> None:
-        """Charge until the ledger of this process holds as many steps as that of the first one.
+        """Charge until the ledger of this process holds as many steps as the first process's.
 
         Args:
             step: the step in which the first process made its last release.

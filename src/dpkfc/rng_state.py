@@ -1,9 +1,9 @@
 """The random state of the CPU and of a model's device: read, compared, restored, or made unknown.
 
-Dropout masks and augmented views belong to places in a batch. One more example moves those of all
-later examples, and the sum then differs by more than the gradient of this example. The guarantee
-still holds while nobody can tell one mask from another: these random numbers must be as unknown as
-the noise. A seed (`set_seed(42)`) makes them known.
+Dropout masks and augmented views belong to places in a batch. One more example moves the masks and
+views of all later examples, and the sum then differs by more than the gradient of this example. The
+guarantee still holds while nobody can tell one mask from another: these random numbers must be as
+unknown as the noise. A seed (`set_seed(42)`) makes them known.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def restarter(device: torch.device) -> Callable[[], None]:
 
 @contextmanager
 def preserve_generators() -> Iterator[None]:
-    """Restore the global generators, those of all devices too, after the body."""
+    """Restore the global generators, on all devices too, after the body."""
     states = all_states()
     try:
         yield

@@ -785,7 +785,7 @@ class Session:
 
     @property
     def steps_done(self) -> int:
-        """Steps made so far, those of earlier runs on the same ledger included."""
+        """Steps made so far, including earlier runs on the same ledger."""
         return self.ledger.steps
 
     @property
@@ -873,7 +873,7 @@ class Session:
         Raises:
             CheckpointError: a folder that cannot be written or holds other files, or a checkpoint
                 that this session did not continue from.
-            LedgerError: the ledger holds an earlier run, and nothing of it was restored.
+            LedgerError: the ledger holds an earlier run, and no state of it was restored.
         """
         self._check_begun()
         if self._resume and self._unrestored_releases and self._step == 0:

@@ -250,8 +250,8 @@ class _PrivateEstimator(BaseEstimator):
 
         Raises:
             NotFittedError: there was no fit.
-            ValueError: the folder holds files, or `module_` holds other weights than those of the
-                fit.
+            ValueError: the folder holds files, or `module_` holds weights that the fit did not
+                make.
         """
         check_is_fitted(self, "module_")
         state = self.module_.state_dict()
@@ -354,7 +354,7 @@ class _PrivateClassifier(ClassifierMixin, _PrivateEstimator):
         return labels
 
     def decision_function(self, X: Any) -> Floats:
-        """Return logits `[n, K]`; for two classes those of the second over the first `[n]`."""
+        """Return logits `[n, K]`; for two classes log odds of the second `[n]`."""
         logits = merge_two_classes(self._outputs(X).T)
         return logits[0] if len(logits) == 1 else logits.T
 
@@ -378,7 +378,7 @@ class _PrivateNetwork(_PrivateEstimator):
         """Return linear layers with tanh between them.
 
         Raises:
-            ValueError: a width that is no integer >= 1.
+            ValueError: a width that is not an integer >= 1.
         """
         layers: list[nn.Module] = []
         before = self.n_features_in_
@@ -398,7 +398,7 @@ class DPLogisticRegression(_PrivateClassifier):
         delta: δ of one `fit`. It should be far below 1 / n.
         bounds: public bounds of the features: one pair for all, or `[d, 2]`. Values outside are
             clamped. None warns and takes [-3, 3].
-        classes: all labels that can occur. None warns and takes those of y as public.
+        classes: all labels that can occur. None warns and takes the labels of y as public.
         class_weights: label to a public number that multiplies the loss before the clip; 1 for
             labels that are left out.
         method: "dp-kfc" preconditions by curvature of noise, "dp-sgd" does not.
@@ -452,7 +452,7 @@ class DPLogisticRegression(_PrivateClassifier):
 class DPMLPClassifier(_PrivateNetwork, _PrivateClassifier):
     """A small neural network for classes under (ε, δ)-differential privacy.
 
-    Other arguments and all attributes are those of `DPLogisticRegression`, without weights.
+    Other arguments and all attributes are as in `DPLogisticRegression`, without weights.
 
     Args:
         hidden_layer_sizes: widths of the hidden layers, which have tanh.
@@ -467,7 +467,7 @@ class DPMLPClassifier(_PrivateNetwork, _PrivateClassifier):
 class DPMLPRegressor(RegressorMixin, _PrivateNetwork):
     """A small neural network for numbers under (ε, δ)-differential privacy.
 
-    Other arguments and attributes are those of `DPLogisticRegression`, without classes and weights.
+    Other arguments and attributes are as in `DPLogisticRegression`, without classes and weights.
 
     Args:
         target_bounds: public bounds of the target. Targets outside are clamped, and so are
@@ -594,7 +594,7 @@ def read_count(name: str, value: Any) -> int:
 
 
 def read_class_weights(weights: Mapping[Any, float] | None, classes: Sequence[Any]) -> Tensor:
-    """Return one public weight a class `[K]`, 1 where none is given.
+    """Return one public weight a class `[K]`, 1 where no weight is given.
 
     Raises:
         ValueError: no mapping, a label that is not among the classes, or a weight that is negative.
@@ -633,7 +633,7 @@ def read_targets(estimator: BaseEstimator, y: Any, count: int) -> NDArray[Any]:
 
 
 def merge_two_classes(rows: Floats) -> Floats:
-    """Return the second row less the first, if the rows are those of two classes."""
+    """Return the second row less the first, if the rows belong to two classes."""
     return rows[1:] - rows[:1] if len(rows) == 2 else rows
 
 
@@ -643,9 +643,9 @@ def keep_types(y: Any) -> Any:
 
 
 def parse_numbers(values: NDArray[Any]) -> Floats:
-    """Return numbers of the same shape, NaN where a value is none.
+    """Return numbers of the same shape, NaN where a value is not a number.
 
-    Each value is read alone: one that is no number gives neither an error nor a warning.
+    Each value is read alone: one that is not a number gives neither an error nor a warning.
     """
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
@@ -675,7 +675,7 @@ def _warn_of_texts(numbers: Floats, names: Sequence[Any]) -> None:
 def _parse_number(value: Any) -> float:
     try:
         return float(value)
-    # Whatever an object says that is no number.
+    # Whatever an object raises that is not a number.
     except Exception:
         return float("nan")
 

@@ -62,7 +62,7 @@ from dpkfc.tracking.tracker import UnknownOperation, forget_batches
 
 
 class ConstantNumbers(TorchDispatchMode):
-    """Replaces the random numbers of torch by constants, but for those of other generators."""
+    """Replaces the random numbers of torch by constants, except numbers of other generators."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation, with constants in place of its random numbers."""
@@ -340,7 +340,7 @@ class _Check:
         if failure is not None and not self._is_repeatable(lambda: batch, restarted=True):
             raise ValueError(
                 "model or loss_fn remembers earlier batches, or has a random generator of its"
-                " own; use those of torch, numpy and random (docs/errors.md#state)"
+                " own; use torch's, numpy's and random's (docs/errors.md#state)"
             )
         # A proof needs no comparison. Without a proof every example has a pass of its own.
         return Verdict(
@@ -358,7 +358,7 @@ class _Check:
         """Compare passes over the same rows, beside other rows and in batches of other sizes.
 
         Returns:
-            Why the gradients of a pass are not those of its examples, or None.
+            Why the gradients of a pass do not belong to its examples, or None.
         """
         with ConstantNumbers():
             # numpy and random draw different numbers for a batch of another size.
@@ -640,7 +640,7 @@ class _Check:
             )
 
     def _check_memory(self, rows: PublicRows) -> None:
-        """Check that the forward pass keeps nothing of its examples for later ones."""
+        """Check that the forward pass keeps no value of its examples for later ones."""
         few = range(len(rows))[:4]
         pairs = [(0, 1), *((i, i) for i in few)]
         batches = [rows.batch(pair) for pair in pairs]
@@ -733,7 +733,7 @@ def _check_sums(
     expected: NamedTensors,
     total_norm: float,
 ) -> None:
-    """Check the weighted sums of the examples' gradients of a layer, against those of autograd."""
+    """Check the weighted sums of the examples' gradients of a layer, against autograd's."""
     sums: NamedTensors = {}
     if calls:
         with full_precision():

@@ -170,7 +170,7 @@ def test_weights_that_were_exchanged_are_found(folder: Path) -> None:
         "sha256": file_digest(folder / "model.safetensors"),
     }
     assert card["weights"]["sha256"] in (folder / "privacy_card.md").read_text()
-    assert verify_ledger(folder / "ledger.jsonl")["weights"] == "those of the card (SHA-256)"
+    assert verify_ledger(folder / "ledger.jsonl")["weights"] == "equal to the card's (SHA-256)"
     other = bytearray((folder / "model.safetensors").read_bytes())
     other[-1] ^= 1
     (folder / "model.safetensors").write_bytes(other)

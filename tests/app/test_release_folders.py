@@ -107,7 +107,7 @@ def test_an_honest_folder_passes(make_folder: Folder, host: str, tmp_path: Path)
     folder = Path(shutil.copytree(make_folder(host), tmp_path / "run"))
     answers = verify_ledger(folder / "ledger.jsonl")
     assert answers["privacy card"] == "states what the ledger shows"
-    assert answers["weights"] == "those of the card (SHA-256)"
+    assert answers["weights"] == "equal to the card's (SHA-256)"
     assert answers["pages of the card"] == "say what the card says"
     card = json.loads((folder / "privacy_card.json").read_text("utf-8"))
     if host != "dpkfc train":
@@ -305,7 +305,7 @@ def test_a_restored_session_writes_the_weights_of_its_checkpoint(tmp_path: Path)
         again.write_card(tmp_path, **SAID)
     found = load_file(tmp_path / "model.safetensors")
     assert all(torch.equal(found[name], x) for name, x in expected.items())
-    assert verify_ledger(tmp_path / "ledger.jsonl")["weights"].startswith("those of")
+    assert verify_ledger(tmp_path / "ledger.jsonl")["weights"].startswith("equal to")
 
 
 def test_the_averaged_weights_are_delivered_and_the_model_keeps_its_own(tmp_path: Path) -> None:

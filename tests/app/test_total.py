@@ -170,12 +170,12 @@ FACT = "weights of the last release"
 
 def test_a_folder_says_whether_its_weights_are_those_of_its_ledger(folder: Path) -> None:
     ledger = folder / "ledger.jsonl"
-    assert verify_ledger(ledger)[FACT].startswith("those of model.safetensors")
+    assert verify_ledger(ledger)[FACT].startswith("equal to model.safetensors")
     for name in ("privacy_card.json", "privacy_card.md"):
         (folder / name).unlink()
     tensors = load_file(folder / "model.safetensors")
     save_file(tensors, folder / "model.safetensors")  # the same weights in another file
-    assert verify_ledger(ledger)[FACT].startswith("those of model.safetensors")
+    assert verify_ledger(ledger)[FACT].startswith("equal to model.safetensors")
     name = next(iter(tensors))
     save_file({**tensors, name: tensors[name] + 1e-7}, folder / "model.safetensors")
     assert "does not hold the weights of the last release" in refused("ledger", "verify", folder)

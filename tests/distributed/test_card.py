@@ -57,7 +57,7 @@ def test_all_processes_write_one_card(divided: bool, tmp_path: Path) -> None:
     written = torch.cat([tensors[name].flatten() for name in found[0]["names"]])
     assert written.tolist() == found[0]["averaged"] == found[1]["averaged"]
     answers = verify_ledger(tmp_path / "card" / "ledger.jsonl")
-    assert answers["weights"].startswith("those of") and answers["pages of the card"].startswith(
+    assert answers["weights"].startswith("equal to") and answers["pages of the card"].startswith(
         "say"
     )
     assert all("is not as the last release left it" in result["said"] for result in found)

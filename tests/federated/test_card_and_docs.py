@@ -77,7 +77,7 @@ def test_the_demo_leaves_a_folder_a_method(tmp_path):
         assert answers["privacy card"] == "states what the ledger shows" and answers[
             "privacy unit"
         ].startswith("one ")
-        assert answers["weights"] == "those of the card (SHA-256)"
+        assert answers["weights"] == "equal to the card's (SHA-256)"
     card = (tmp_path / "demo" / chosen[0] / "privacy_card.md").read_text("utf-8")
     assert "| weights, file | `model.safetensors` |" in card and "| weights, sha256 | `" in card
     one, other = (tmp_path / "demo" / name / "model.safetensors" for name in chosen)

@@ -57,5 +57,5 @@ def test_a_figure_that_is_not_finite_is_not_known_but_epsilon_stays():
 
 def test_a_damaged_file_is_named(tmp_path: Path):
     (tmp_path / "m.parquet").write_bytes(b"junk")
-    with pytest.raises(ValueError, match=r"m\.parquet: is no readable Parquet file"):
+    with pytest.raises(ValueError, match=r"m\.parquet: is not a readable Parquet file"):
         Metrics.read(tmp_path / "m.parquet")

@@ -90,7 +90,7 @@ def test_a_card_of_a_session_agrees_with_its_ledger(tmp_path: Path) -> None:
         and "5 of 6 planned" in render_card(card)
     )
     (tmp_path / "privacy_card.json").write_text(json.dumps(card))
-    assert verify_ledger(path)["weights"] == "those of the card (SHA-256)"
+    assert verify_ledger(path)["weights"] == "equal to the card's (SHA-256)"
     save_file({name: x + 1 for name, x in session.model.state_dict().items()}, weights)
     with pytest.raises(ValueError, match="does not hold the weights"):
         verify_ledger(path)

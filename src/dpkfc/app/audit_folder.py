@@ -89,7 +89,7 @@ def card_finding(ledger: Path, plan: Plan, device: str) -> Finding | None:
         "differs" if problem else "as plan and ledger give it",
         "what plan and ledger give",
         problem,
-        "ε, mechanism and plan are those of settings and ledger, the weights those it names",
+        "ε, mechanism and plan agree with settings and ledger, weights with their hashes",
     )
 
 
@@ -163,7 +163,7 @@ def _show(value: Any) -> str:
 
 def _weights_problem(card: Card) -> str:
     message = check_weights(card)
-    return "" if message.startswith("those of") else f"weights {message}"
+    return "" if message.startswith("equal to") else f"weights {message}"
 
 
 # --------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Where the value of each setting of a run comes from.
 
 Later values replace earlier ones: the defaults, the common part of the recipe's TOML, its part for
-a method that lends its own, the method's settings, the recipe's part for that very method, its part
-for the optimizer under that method, a file given with `--config`, and flags.
+a method whose defaults it uses, the method's settings, the recipe's part for that very method, its
+part for the optimizer under that method, a file given with `--config`, and flags.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _borrow_rate(
     of_method: Settings,
     by_optimizer: Settings,
 ) -> dict[str, float]:
-    """Return the learning rate that follows from another method's, {} where none does."""
+    """Return the learning rate that follows from another method's, {} without such a rate."""
     rate = borrowed.get("lr")
     adam = rate if method.like == "dp-adam" else None
     if "lr" not in of_method and isinstance(by_optimizer.get("adam"), Mapping):

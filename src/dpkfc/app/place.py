@@ -63,7 +63,7 @@ def move_data(config: RunConfig, moved: Mapping[str, str], first: str) -> RunCon
         first: what `data_digest` gave when the run was started.
 
     Raises:
-        ConfigError: a setting that the run does not have, or other data than those of the run.
+        ConfigError: a setting that the run does not have, or data that the run was not trained on.
         DatasetError: the new place cannot be read.
     """
     for name in moved:

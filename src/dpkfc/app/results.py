@@ -76,7 +76,7 @@ class Result:
 def evaluated_weights(session: Session) -> AbstractContextManager[None]:
     """Return a context with the weights that are evaluated and delivered.
 
-    They are the average where the plan keeps one, and those of the last step elsewhere.
+    They are the average where the plan keeps one, and the last step's weights elsewhere.
     """
     if session.plan.config.weight_average and session.steps_done:
         return session.averaged_weights()
@@ -272,7 +272,7 @@ def _plot_curvature(prepared: Prepared, folder: RunFolder, session: Session) -> 
         return capture(model, layers, loss)
 
     kfac, probe = _choose_factors(prepared)
-    # Take the probe in pieces as small as those of the run.
+    # Take the probe in pieces as small as the run's.
     rows = refresh_microbatch_size(kfac, plan.config.refresh_rows().most)
     kfac = dataclasses.replace(kfac, chunk=rows or kfac.chunk)
     rules = {layer.name: layer.rule for layer in layers}

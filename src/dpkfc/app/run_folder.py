@@ -283,7 +283,7 @@ def _expanded(path: str | os.PathLike[str]) -> Path:
     except (UnicodeEncodeError, RuntimeError):
         pass
     raise RunFolderError(
-        f"run folder {str(path)!r} is no name that a folder can have; choose another with --out"
+        f"run folder {str(path)!r} is not a name that a folder can have; choose another with --out"
     )
 
 
@@ -460,8 +460,8 @@ class Metrics:
             raise
         except (pa.ArrowException, OSError, ValueError, KeyError, RecursionError) as error:
             raise ValueError(
-                f"{path}: is no readable Parquet file of metrics ({one_line(error)}); delete it to"
-                " go on"
+                f"{path}: is not a readable Parquet file of metrics ({one_line(error)}); delete it"
+                " to go on"
             ) from None
         return cls(measured_on, [Row(**row) for row in rows], refreshes, settings, data)
 
@@ -471,7 +471,7 @@ def _column_type(column: str) -> pa.DataType:
 
 
 def _check_columns(schema: pa.Schema) -> None:
-    """Refuse columns that are not those of `Row`.
+    """Refuse columns that differ from `Row`'s.
 
     Raises:
         ValueError: naming the column.

@@ -546,7 +546,7 @@ class RunConfig:
         parse_pairs("norm_methods", self.privacy.norm_methods)
 
     def _resolve_optimizer(self) -> None:
-        """Take the optimizer of the method where none is given, and refuse a contradiction."""
+        """Take the optimizer of the method unless one is given, and refuse a contradiction."""
         method, given = METHODS[self.run.method], self.optimizer.optimizer
         preset = method.settings.get("optimizer", "")
         if method.defines_optimizer and given not in ("", preset):

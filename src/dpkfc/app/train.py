@@ -299,7 +299,7 @@ _PATIENCE = 20.0
 
 @contextmanager
 def processes() -> Iterator[DistributedContext]:
-    """Yield the processes of a run: those of torchrun, those of a group that exists, or this one.
+    """Yield the processes of a run: torchrun's, an existing group's, or this one.
 
     The processes of torchrun are joined, and the group is left at the end. An error ends the
     process, and torchrun ends the others.
@@ -365,7 +365,7 @@ def is_started(config: RunConfig, ranks: DistributedContext) -> bool:
             return False, False
         if not _has_settings(folder, config):
             raise RunFolderError(
-                f"run folder {run.out} holds a run of other settings: give those of its "
+                f"run folder {run.out} holds a run of other settings: give the settings in its "
                 "config.toml to continue it, or another --out"
             )
         has_checkpoint = checkpoint.exists(folder.checkpoint)
@@ -428,7 +428,7 @@ def use_own_device(config: RunConfig) -> RunConfig:
 def align_processes(ranks: DistributedContext, prepared: Prepared) -> None:
     """Give several processes equal weights and different random numbers.
 
-    The random numbers are those of dropout and augmentation.
+    Dropout and augmentation draw these random numbers.
     """
     if ranks.world_size == 1:
         return
@@ -968,7 +968,7 @@ class _Loop:
     def _end_early(self, row: Row) -> None:
         """Charge the steps that are left.
 
-        Released weights or losses have decided when the run ends, so ε is that of the whole plan.
+        Released weights or losses have decided when the run ends, so ε is the whole plan's.
         """
         self.session.forfeit_steps()
         plan = self.prepared.plan

@@ -70,7 +70,7 @@ def _release_changes(
     other_script: Batches,
     departures: Replay,
 ) -> Iterator[_Change | None]:
-    """Yield by how much each batch of the second script differs from that of the first.
+    """Yield by how much each batch of the second script differs from the first script's batch.
 
     Weights and metric are constant. Every batch has the same random numbers (augmentation).
 
@@ -185,7 +185,7 @@ RANDOM = 2  # sizes that are sampled
 
 @dataclass
 class _Departures:
-    """Departures over all sizes: those of zero sums, of halves, and of single examples."""
+    """Departures over all sizes: of zero sums, of halves, and of single examples."""
 
     unequal: int = 0
     additive: Worst = field(default_factory=Worst)

@@ -244,8 +244,8 @@ class WatchedSession(Session):
     def release_sum(self, tensor: Tensor) -> Tensor:
         """Charge and release a tensor in the place of a clipped sum, as one step.
 
-        The noise stream, the ledger and the mechanism are those of the run. Weights and metric do
-        not change.
+        The noise stream, the ledger and the mechanism belong to the run. Weights and metric do not
+        change.
         """
         clip = self._clip
         self._release(ClippedSum({"": tensor}, clip.max_grad_norm, clip.clipping))

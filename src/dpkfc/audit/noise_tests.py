@@ -271,8 +271,8 @@ def check_noise(
     """Test the distribution of releases of pure noise, across a crash and a restart.
 
     The first session runs a few steps beyond its checkpoint and is lost. The second one continues
-    from the checkpoint. Both begin with the same state of every global generator. The scale is
-    that of the event that is accounted for.
+    from the checkpoint. Both begin with the same state of every global generator. The scale comes
+    from the event that is accounted for.
 
     Args:
         subject: what is audited.
@@ -363,7 +363,7 @@ def judge_noise(
     Args:
         samples: the releases.
         entries: parameter name to its number of entries, in order; None for one parameter.
-        rate: probability that two numbers are equal; by default that of float64.
+        rate: probability that two numbers are equal; by default for float64.
     """
     numbers = np.concatenate(samples)
     return [

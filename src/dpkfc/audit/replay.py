@@ -51,7 +51,7 @@ SEED = 20_240_607
 Units = list[int]
 Batches = list[Units]
 Sums = dict[str, Tensor]
-# A name, the units of a batch, and those of its neighbour.
+# A name, the units of a batch, and the units of its neighbour.
 Pair = tuple[str, Units, Units]
 
 
@@ -194,7 +194,7 @@ def replay(
 def _neighbouring_pairs(
     subject: Subject, canaries: Canaries, sizes: Sequence[int]
 ) -> Iterator[Pair]:
-    """Yield a name, the units of a batch, and those of its neighbour.
+    """Yield a name, the units of a batch, and the units of its neighbour.
 
     If examples are augmented at random, a unit without a loss takes the canary's place in the
     first batch. The same random numbers then change the examples that both batches share. The

@@ -334,7 +334,7 @@ class Listener:
 
         In wide layers the estimate has an unknown scale. Otherwise it is the linear estimate of
         least mean square error. Counts are Binomial(T, q) for half the canaries and 0 for the
-        others. The noise is that of the plan or, if the scores vary more, what they show.
+        others. The noise is the plan's or, if the scores vary more, what they show.
 
         Raises:
             ValueError: no release was observed.

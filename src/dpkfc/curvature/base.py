@@ -274,7 +274,7 @@ class ProbePreconditioner(Preconditioner):
         """Refuse settings that no refresh can use.
 
         Args:
-            choices: field to its values, besides those of `labels` and `likelihood`.
+            choices: field to its values, besides `labels` and `likelihood`.
 
         Raises:
             ValueError: naming the field.

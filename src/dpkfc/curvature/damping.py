@@ -13,8 +13,8 @@ and √λ/π to G with π² = (tr(A)/d_A) / (tr(G)/d_G), which balances the two 
 
 So ρ has no unit: it means the same for every layer, loss scale and input scale.
 
-Absolute damping is that of the DP-KFC paper (Algorithm 1): π added to the factors and γ inside
-the root. The sides are (A + πI + γI)^(−p) and (G + πI + γI)^(−p).
+Absolute damping follows the DP-KFC paper (Algorithm 1): π added to the factors and γ inside the
+root. The sides are (A + πI + γI)^(−p) and (G + πI + γI)^(−p).
 
 Source: Martens and Grosse (2015), section 6.3; DP-KFC, Algorithm 1.
 """

@@ -5,10 +5,10 @@ It divides every gradient entry by the root of its second moment on public data,
     v = mean over mini-batches of (mean gradient of a mini-batch)²      at the released parameters
     z_i = g_i ⊘ √(v + ε),   clip_C(z_i),   + noise;   the step is z̄
 
-v reads public data or synthetic inputs only, so the cost is that of DP-SGD. An entry without any
-gradient on the probe has the factor 1/√ε. With an absolute ε of 1e-10 such entries are multiplied
-by 1e5 and dominate every clipped gradient. Here ε is a fraction of the mean of v, and one number
-for the whole map keeps the median gradient norm of the probe.
+v reads public data or synthetic inputs only, so the privacy cost equals DP-SGD's. An entry without
+any gradient on the probe has the factor 1/√ε. With an absolute ε of 1e-10 such entries are
+multiplied by 1e5 and dominate every clipped gradient. Here ε is a fraction of the mean of v, and
+one number for the whole map keeps the median gradient norm of the probe.
 
 Source: Li et al. (2022), Algorithm 1 (RMSProp form, public data).
 """

@@ -239,8 +239,8 @@ def gram(rows: Tensor) -> Tensor:
 def eigen_of_rows(rows: Tensor, n_total: float, keep: int | None = None) -> Eigen:
     """Return eigenpairs of RᵀR / n_total for rows R, without a d×d matrix if n < d.
 
-    With n < d the n×n Gram matrix RRᵀ is decomposed in float64: its eigenvectors u give those of
-    the factor as Rᵀu / ‖Rᵀu‖. Pairs below 1e-10 of the largest eigenvalue are dropped (eigenvalue
+    With n < d the n×n Gram matrix RRᵀ is decomposed in float64: its eigenvectors u give the
+    factor's as Rᵀu / ‖Rᵀu‖. Pairs below 1e-10 of the largest eigenvalue are dropped (eigenvalue
     exactly zero). Vectors that rounding made oblique are orthonormalised again.
 
     Args:

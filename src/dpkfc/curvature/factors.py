@@ -527,7 +527,7 @@ class FactorAccumulator:
         return restored
 
     def merge(self, other: FactorAccumulator) -> None:
-        """Add the sum of another one, as if its rows had come after those of this one."""
+        """Add the sum of another one, as if its rows had come after the rows of this one."""
         self.count += other.count
         self.reads += other.reads
         self._rest += other._rest

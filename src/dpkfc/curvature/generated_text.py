@@ -18,7 +18,7 @@ from dpkfc.curvature.probes import PublicData
 
 _WANTED = (
     "generated_text needs a causal language model that is called as model(input_ids=..., "
-    "past_key_values=..., use_cache=True), as those of transformers; give other texts as "
+    "past_key_values=..., use_cache=True), like models of transformers; give other texts as "
     "PublicData(...)"
 )
 
@@ -41,7 +41,7 @@ def generated_text(
     examples without noise void the guarantee.
 
     Args:
-        model: called as `model(input_ids=..., past_key_values=..., use_cache=True)`, as those of
+        model: called as `model(input_ids=..., past_key_values=..., use_cache=True)`, as models of
             transformers are. Its parameters, modes, buffers and the global random state stay as
             they are.
         n: number of texts, sampled once; a refresh samples its `probe_size` of them.

@@ -304,7 +304,7 @@ class _Group:
             image[:, columns].addmm_(products.T, gradient)
 
     def orthonormalize(self, image: Tensor) -> Tensor:
-        """Return orthonormal rows that span those of `image`, by Householder reflections.
+        """Return orthonormal rows that span the rows of `image`, by Householder reflections.
 
         Rows of a deficient image are completed by arbitrary ones.
 

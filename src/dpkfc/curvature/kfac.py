@@ -640,7 +640,7 @@ def randomize_directions(layers: Factors, seed: int) -> dict[str, LayerFactors]:
     """Return the same spectra along random orthogonal directions, with diagonals in random order.
 
     This control tells directions of curvature from a mere per-example normalisation by a metric of
-    the same spectrum. The directions are those of the seed at every refresh.
+    the same spectrum. The seed gives the same directions at every refresh.
     """
     generator = public_generator(seed, 0, "control")
     randomized = {}

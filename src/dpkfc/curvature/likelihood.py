@@ -1,7 +1,7 @@
 """The loss on a probe: a likelihood of the model's output, with labels from a public random stream.
 
-With labels drawn from the model's own predictive distribution the output gradients are those of
-the Fisher information (one Monte-Carlo draw). No label of a private example is used.
+With labels drawn from the model's own predictive distribution the output gradients estimate the
+Fisher information (one Monte-Carlo draw). No label of a private example is used.
 
 Outputs `[N, K]` and `[N, T, K]` have the classes on the last axis, `[N, K, *spatial]` with two or
 more spatial axes on the second. The loss of an example is the mean over its positions, as a

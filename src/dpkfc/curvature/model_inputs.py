@@ -17,7 +17,7 @@ from torch import Tensor, nn
 Inputs: TypeAlias = Tensor | Mapping[str, Tensor]
 Sample: TypeAlias = tuple[Inputs, Tensor | None]
 
-# The decoder's own mask comes first: its positions are those of the logits.
+# The decoder's own mask comes first: its positions match the logits'.
 _MASKS = ("decoder_attention_mask", "attention_mask")
 
 
@@ -90,7 +90,7 @@ def move_to_model(inputs: Inputs, model: nn.Module) -> Inputs:
 
 
 def named_inputs(inputs: Any) -> Any:
-    """Return several inputs by name: those of a tuple or list by their numbers."""
+    """Return several inputs by name: the items of a tuple or list by their numbers."""
     if isinstance(inputs, (tuple, list)):
         return {str(i): x for i, x in enumerate(inputs)}
     return inputs

@@ -4,10 +4,10 @@
     every step            Λ̃ = max(Λ, λ_t), λ_t by Eq. 18
     z_i = F̃^(−1/2) g_i,   clip_C(z_i),   + noise,   step F̃^(−1/2) z̄
 
-with `order="split"` and readout "natural". F reads no private data, so the cost is that of DP-SGD.
-λ_t is absolute: losses have the scale of one example, and nothing rescales the metric. Parameters
-without a Kronecker product (norm layers, embeddings) have the diagonal of their Fisher information
-under the same floor. All parameters are then in the same units.
+with `order="split"` and readout "natural". F reads no private data, so the privacy cost equals
+DP-SGD's. λ_t is absolute: losses have the scale of one example, and nothing rescales the metric.
+Parameters without a Kronecker product (norm layers, embeddings) have the diagonal of their Fisher
+information under the same floor. All parameters are then in the same units.
 
 The paper leaves these choices open. Labels of the probe are drawn from the model, which gives the
 Fisher information itself. A layer with T positions has A = 1/n Σ a aᵀ and G = 1/(nT) Σ b bᵀ, so
@@ -444,7 +444,7 @@ class NGD(ProbePreconditioner):
     def matched(
         cls, *, eta: float, clip: float, eta_sgd: float, clip_sgd: float, **settings: Any
     ) -> NGD:
-        """Return settings whose largest step in parameter space is that of a tuned DP-SGD.
+        """Return settings whose largest step in parameter space equals a tuned DP-SGD's.
 
             λ_safe = (η C / (η_sgd C_sgd))²
 

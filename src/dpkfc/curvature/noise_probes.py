@@ -48,7 +48,7 @@ def _standardize(x: Tensor, mean: float, std: float) -> Tensor:
 
 @dataclass(frozen=True)
 class PinkNoise(SyntheticProbe):
-    """Gaussian noise with the power spectrum 1 / f^power_exponent, like that of natural images.
+    """Gaussian noise with the power spectrum 1 / f^power_exponent, like natural images.
 
     f is the isotropic radial frequency in cycles per sample. Each axis has its own grid, so sizes
     need not be equal. The amplitude is f^(−power_exponent/2). The zero frequency takes the
@@ -162,7 +162,7 @@ class DeadLeaves(SyntheticProbe):
     Discs have random places, sizes and levels. Each covers those before it, on a ground with a
     level of its own. The density of radii falls as r^−size_exponent between two bounds. With
     exponent 3 an image looks alike at every scale, as natural images do, and its spectrum is close
-    to that of pink noise. Every example is then standardised over all its channels and positions.
+    to pink noise's. Every example is then standardised over all its channels and positions.
 
     Attributes:
         shape: `(channels, height, width)`.

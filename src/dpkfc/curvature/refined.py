@@ -125,7 +125,7 @@ class Refined(Probe):
         return torch.where(size > 0, unit, 0.0)
 
     def describe(self) -> dict[str, Any]:
-        """Return plain values: those of the other probe, and how its inputs are moved."""
+        """Return plain values: the other probe's, and how its inputs are moved."""
         own = self.probe.describe()
         return {
             **own,

@@ -2,8 +2,8 @@
 
 Every process runs its part of the probe and adds up what its examples contribute. The parts of a
 layer go to the process that owns it. The owner joins them in the order of the probe, decomposes
-the sum and sends the result to all. The result is that of one process, except for the order in
-which sums over many examples are added up.
+the sum and sends the result to all. The result equals one process's, except for the order in which
+sums over many examples are added up.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def check_same_probe(digests: Sequence[str]) -> None:
     """Refuse, on every process, a probe whose hashes differ between the processes.
 
     Raises:
-        RuntimeError: naming the first process whose hash differs from that of rank 0.
+        RuntimeError: naming the first process whose hash differs from rank 0's.
     """
     for rank, digest in enumerate(digests):
         if digest != digests[0]:

@@ -41,7 +41,7 @@ def signal_to_noise(
     max_grad_norm: float,
     noise_multiplier: float,
 ) -> dict[str, SignalToNoise]:
-    """Return, per layer, the energy of a clipped gradient over that of the noise added to it.
+    """Return, per layer, the energy of a clipped gradient over the energy of the noise added to it.
 
         SNR_l = mean_n ‖c_n P_l g_n,l‖² / (σ² C² d_l),  c_n = min(1, C / ‖P g_n‖) over all layers
 

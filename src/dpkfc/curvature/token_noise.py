@@ -38,8 +38,8 @@ class TokenNoise(ComparedByDescription):
 
     Tokens are uniform (Algorithm 4), or follow Zipf's law p ∝ 1/rank^zipf_exponent, or a given
     table. The rank of Zipf's law is the order of the ids from `first_id` on. Byte-pair and
-    WordPiece vocabularies list their entries roughly from frequent to rare (that of BERT from id
-    1996 on, with `first_id=1996`).
+    WordPiece vocabularies list their entries roughly from frequent to rare (BERT's from id 1996 on,
+    with `first_id=1996`).
 
     Attributes:
         vocab_size: V, one more than the largest id.
@@ -255,7 +255,7 @@ class TokenNoise(ComparedByDescription):
         Args:
             tokenizer: called on a text; the same one that prepares the private data.
             length: T.
-            settings: other fields; they override those of the tokenizer.
+            settings: other fields; they override the tokenizer's.
 
         Raises:
             ValueError: the tokenizer puts more than one token before or after a text.

@@ -52,7 +52,7 @@ def shared_rows(public: Any, private: Any) -> list[tuple[int, int]]:
 def check_disjoint(public: Any, private: Any, name: str = "the public data") -> None:
     """Refuse a public dataset that shares rows with a private one; arguments as in `shared_rows`.
 
-    The outcome is PRIVATE, as that of `shared_rows`. Call it for yourself, before any plan is made.
+    The outcome is PRIVATE, like `shared_rows`. Call it for yourself, before any plan is made.
 
     Args:
         public: the data of curvature or pretraining.

@@ -60,7 +60,7 @@ class _PlainCollate:
 
 
 class Fields(dict[str, Any]):
-    """A dict whose items are attributes too, as those of the `BatchEncoding` that it replaces."""
+    """A dict whose items are attributes too, as in the `BatchEncoding` that it replaces."""
 
     def __getattr__(self, name: str) -> Any:
         """Return the item of this name."""

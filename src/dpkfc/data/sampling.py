@@ -29,7 +29,7 @@ class Sampler(Protocol):
     """The choice of the examples in every logical batch, and its privacy event.
 
     Inherit from it, and write `dataset_size`, `expected_batch_size`, `event`, `indices` and
-    `describe`. The defaults are those of neighbours that add or remove one example.
+    `describe`. The defaults are for neighbours that add or remove one example.
 
     Attributes:
         dataset_size: number of examples N.
@@ -294,7 +294,7 @@ class FixedSize(_EqualBatches):
 class Shuffle(_EqualBatches):
     """Fixed batches along one permutation an epoch; the incomplete last batch is skipped.
 
-    UNCERTIFIED: `event` is that of a Poisson sampler of the same rate, for comparison with papers
+    UNCERTIFIED: `event` belongs to a Poisson sampler of the same rate, for comparison with papers
     only. The true loss of shuffled batches can be several times larger (Chua et al. 2024).
 
     Attributes:

@@ -2,8 +2,8 @@
 
 The sampler draws units. Of a unit with more records than the limit, a uniform subset of the size of
 the limit is drawn anew at every step. The choice uses the secret sampling stream and the data of no
-other unit. A step therefore stays the plan's event with the unit in place of the example: the
-guarantee of a mixture is that of its components.
+other unit. A step therefore stays the plan's event with the unit in place of the example: a mixture
+has the guarantee of its components.
 """
 
 from __future__ import annotations

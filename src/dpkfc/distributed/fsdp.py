@@ -55,7 +55,8 @@ def _units(model: nn.Module) -> list[Any]:
 def reshard(model: nn.Module) -> None:
     """Free gathered parameters.
 
-    After a forward pass without a backward pass, FSDP2 keeps those of the outermost module.
+    After a forward pass without a backward pass, FSDP2 keeps the full parameters of the outermost
+    module.
     """
     for unit in _units(model):
         unit.reshard()

@@ -1,8 +1,8 @@
 """Fixed features whose scales come from synthetic examples: they see no private data and cost no ε.
 
 A feature map stands before the layers that train. Neither its filters nor its scales depend on the
-private examples, so ε is that of the head alone. The scales are mean and deviation of each channel
-over a probe, and several maps side by side have equal weight.
+private examples, so ε is the head's alone. The scales are mean and deviation of each channel over a
+probe, and several maps side by side have equal weight.
 """
 
 from __future__ import annotations

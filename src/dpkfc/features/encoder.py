@@ -85,7 +85,7 @@ class SyntheticEncoder:
 
 
 def read_weights(path: str) -> dict[str, Tensor]:
-    """Return the weights of an encoder; "" reads those of the package and checks their SHA-256.
+    """Return the weights of an encoder; "" reads the package's own and checks their SHA-256.
 
     Raises:
         ValueError: the file cannot be read, or the package's own file was changed.
@@ -125,7 +125,7 @@ class EncoderFeatures(nn.Module):
         The norms stay as they are, so no example meets another.
 
         Args:
-            blocks: how many; that of all blocks takes the first convolution too.
+            blocks: how many; all blocks include the first convolution too.
 
         Raises:
             ValueError: no integer, less than one block, or more than there are.

@@ -134,5 +134,5 @@ class FeaturesOf(Probe):
         return torch.cat(parts), labels
 
     def describe(self) -> dict[str, Any]:
-        """Return plain values: those of the probe, and of the maps."""
+        """Return plain values of the probe, and of the maps."""
         return {**self.probe.describe(), "features": self.features.describe()}

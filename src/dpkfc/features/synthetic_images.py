@@ -34,7 +34,7 @@ def draw_images(n: int, side: int, generator: torch.Generator) -> Tensor:
     Args:
         n: number of images.
         side: height and width in pixels.
-        generator: its device is that of the images.
+        generator: its device is also the images'.
     """
     draw = Draw(n, generator)
     leaves = _draw_leaves(side, draw)
@@ -80,7 +80,7 @@ class Draw:
         return 2 * math.pi * turns
 
     def colours(self) -> Tensor:
-        """Return colours `[n, 3, 1, 1]` whose channels are correlated, as those of objects are."""
+        """Return colours `[n, 3, 1, 1]` whose channels are correlated, like objects'."""
         common = 0.22 * self.normal()
         own = 0.14 * self.normal(shape=_COLOUR)
         colours = 0.5 + common + own

@@ -171,8 +171,8 @@ def _convert(name: str, value: Any, default: Any) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------
-# A client on its own machine. All that has to outlive a process lies in the client's folder, and
-# none of it is ever sent.
+# A client on its own machine. All that has to outlive a process lies in the client's folder, which
+# is never sent.
 #
 #     ledger.jsonl    its own releases; the file is locked while a message is answered
 #     metric/         the preconditioner that the server sent, with its hash
@@ -497,7 +497,7 @@ def serve(
             used ledger without its checkpoint.
         TooFewClients: fewer clients than a round needs; the same call resumes.
         BudgetExhausted: the ledger in the folder holds every round of the plan; nothing was sent.
-        LedgerError, CheckpointError: the folder holds those of another run.
+        LedgerError, CheckpointError: the folder holds files of another run.
     """
     folder = Path(settings["folder"]).expanduser()
     if not folder.is_absolute():

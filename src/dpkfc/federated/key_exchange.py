@@ -94,7 +94,7 @@ class KeyExchange:
     def select_cohort(self, needed: int) -> tuple[int, ...]:
         """Return the clients of the round; under secure aggregation those that can mask a sum.
 
-        They are none if fewer were sampled than such a round needs.
+        It is empty if fewer were sampled than such a round needs.
 
         Raises:
             TooFewKeys: enough clients were sampled, and fewer than a round needs have keys.

@@ -64,7 +64,7 @@ class ClientRecords:
 class LocalModel(PartyModel):
     """The model of one or several clients of one process, and its preconditioner.
 
-    The parameters are those of the last round.
+    The parameters come from the last round.
 
     Args:
         plan: of the run.
@@ -183,7 +183,7 @@ class LocalModel(PartyModel):
         Args:
             records: of the client.
             indices: of the records, `[n]`.
-            together: clip the mean gradient of all records once, as that of one unit.
+            together: clip the mean gradient of all records once, as one unit.
 
         Raises:
             ValueError: the sum is not finite, as under a preconditioner that is not.

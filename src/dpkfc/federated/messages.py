@@ -18,10 +18,10 @@ are counted and dropped.
         error    round, contract, client, reason
 
 Keys and sealed shares are bytes, one row a client, in the order of `cohort`. The `key` of a hello
-is the client's public channel key, and that of `keys` its public mask key. `sealed` holds what the
-client sealed for the others, or the others for the client. The ledger numbers the rounds. A round
-that was charged and lost keeps its number, so no round is requested twice. `contract` is the hash
-of the plan and of the model that both sides were started with.
+is the client's public channel key, and the `key` of `keys` its public mask key. `sealed` holds what
+the client sealed for the others, or the others for the client. The ledger numbers the rounds. A
+round that was charged and lost keeps its number, so no round is requested twice. `contract` is the
+hash of the plan and of the model that both sides were started with.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ def _find_plain_problem(message: Received, plain: Plain, contract: str) -> str |
 
 
 def _find_form_problem(tensors: Mapping[str, Any], fields: _Fields) -> str | None:
-    """Return whether a field is no tensor of its type, or has another shape."""
+    """Return what is wrong with a field: its type, or its shape. None if all are right."""
     for name, (types, shape) in fields.items():
         x = tensors[name]
         if not isinstance(x, Tensor) or x.dtype not in types:

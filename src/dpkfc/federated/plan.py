@@ -458,7 +458,7 @@ class FederatedConfig:
 
     @property
     def filters(self) -> Sequence[PostProcess]:
-        """Return the steps between a release and the rule's step, those of the rule included."""
+        """Return the steps between a release and the rule's step, including the rule's own."""
         return (*self.postprocess, *self.rule.postprocess)
 
     @property
@@ -524,7 +524,7 @@ class FederatedConfig:
 
     @property
     def releases(self) -> int:
-        """Return the number of releases of the whole run: T times those of a round."""
+        """Return the number of releases of the whole run: T times the releases of a round."""
         return self.rounds * self.local.releases(self.privacy)
 
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
@@ -544,7 +544,7 @@ class FederatedConfig:
         )
 
     def with_noise(self, noise_multiplier: float, delta: float) -> FederatedPlan:
-        """Return the plan with a given noise multiplier; 0 is no noise and no privacy.
+        """Return the plan with a given noise multiplier; 0 means no noise and no privacy.
 
         Raises:
             ValueError: a value outside its range.

@@ -371,7 +371,7 @@ def open_shares(
         keys: of this client's round.
         client: its number.
         channel: its private channel key.
-        channels: client to its public channel key; those of the cohort at least.
+        channels: client to its public channel key, for the cohort at least.
         public: client of the cohort to its public mask key.
         sealed: client of the cohort to what it sealed for this one.
 

@@ -604,7 +604,7 @@ def capture(
 
     Returns:
         Layer name to block, formed on access. `Patched.explicit` writes out the patches of
-        a convolution. `b` holds gradients of the summed losses: row n is that of example n, not
+        a convolution. `b` holds gradients of the summed losses: row n belongs to example n, not
         divided by N.
 
     Raises:
@@ -699,7 +699,7 @@ def unknown_row(model: nn.Module, error: BaseException) -> str | None:
 # --------------------------------------------------------------------------------------------------
 # The passes of one logical batch.
 #
-# Nothing of a pass outlives it: the sum is built in local values. An exception in the middle of a
+# No value of a pass outlives it: the sum is built in local values. An exception in the middle of a
 # pass leaves no private tensor behind, and the whole batch can be computed again.
 
 
@@ -795,7 +795,7 @@ def clipped_sum(
 ) -> tuple[NamedTensors, Tensor]:
     """Return the clipped sum of one logical batch; PRIVATE until noise has been added.
 
-    The gradient of an example is that of a micro-batch of its own. A whole micro-batch is
+    The gradient of an example is computed as in a micro-batch of its own. A whole micro-batch is
     differentiated at once where the tracker proves that this gives the same. Otherwise its examples
     are differentiated one at a time.
 
@@ -945,7 +945,7 @@ class _Passes:
         return {name: torch.full_like(p, value) for name, p in tensors.items()}
 
     def _add_row(self, record: Any, weight: float, total: NamedTensors) -> None:
-        """Add the gradient of one row, at all points, to that of its privacy unit."""
+        """Add the gradient of one row, at all points, to its privacy unit's."""
         batch = move_batch(record, device_of_layers(self.layers))
         batch = augmented(self.augment, self.model, batch, 1)
         for point, own_batch in self._points_and_batches(batch):

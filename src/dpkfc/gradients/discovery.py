@@ -149,7 +149,7 @@ def find_layers(model: nn.Module) -> list[Layer]:
 class _Owner:
     """A module that answers for trainable parameters.
 
-    They are its own, or those of modules below it that are never called.
+    They are its own, or belong to modules below it that are never called.
     """
 
     name: str
@@ -316,8 +316,8 @@ def _is_transposed(module: nn.Module) -> bool:
 def _check_module(name: str, module: nn.Module) -> None:
     """Refuse a module that mixes examples, stores statistics of private data or moves its weights.
 
-    The number of passes of a step depends on the sampled batch. Gradients of single examples would
-    be taken of other weights than those of the batch, where every pass moves a spectral norm.
+    The number of passes of a step depends on the sampled batch. Spectral norm changes the weights
+    at each pass, so per-example gradients would use different weights.
     """
     where = f"module '{name}' ({type(module).__name__})"
     is_batch_norm = isinstance(module, _BATCH_NORMS)

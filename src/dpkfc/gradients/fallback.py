@@ -323,7 +323,7 @@ _TENSORS = ("weight", "bias")
 
 @dataclass(frozen=True)
 class Pull:
-    """Maps gradients with respect to an effective tensor to those of what it is computed from.
+    """Maps gradients with respect to an effective tensor to gradients of what it is computed from.
 
     Attributes:
         shape: of the effective tensor.

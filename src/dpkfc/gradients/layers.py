@@ -87,7 +87,7 @@ def named_tensors(layers: Sequence[Layer]) -> NamedTensors:
 
 
 def join_names(*names: str) -> str:
-    """Return the path that names make up; an empty one is that of the model itself."""
+    """Return the path that names make up; an empty one names the model itself."""
     return ".".join(name for name in names if name)
 
 
@@ -165,7 +165,7 @@ class Call:
 def name_arguments(
     names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Keywords:
-    """Return the arguments of a call by name, where `names` are those of its first parameters."""
+    """Return the arguments of a call by name, where `names` belong to its first parameters."""
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 

@@ -1,13 +1,13 @@
 """A replica of the model for one pass, and copies of the variables that its code and loss reach.
 
 A forward pass may write into a module: a running mean, a cache, attention maps, a counter, another
-method. Nothing of it may reach the next pass. So modules keep their identity, and for the time of a
-pass each of them has a `__dict__` of its own, with copies of buffers and of the values in plain
+method. No such change may reach the next pass. So modules keep their identity, and for the time of
+a pass each of them has a `__dict__` of its own, with copies of buffers and of the values in plain
 attributes. Afterwards it is thrown away. Parameters are shared. The variables that code reaches get
 copies in the same way.
 
 Copied are tensors, arrays, iterators and containers with their items. Objects of the user's own
-classes, and those of the standard library that hold attributes, stay what they are, and their
+classes, and objects of the standard library that hold attributes, stay what they are, and their
 attributes are copied. Generators of random numbers get a new seed. Objects of installed packages
 are shared.
 """

@@ -95,7 +95,7 @@ def settled(layers: Sequence[Layer], calls: Calls, batch_size: int) -> Calls:
 def blocks_of(layer: Layer, calls: Sequence[Any], batch_size: int) -> AnyBlock:
     """Return the contribution of a layer for a batch, all its calls joined.
 
-    The gradient is the SUM over calls. Arguments and errors are those of `joined_calls`.
+    The gradient is the SUM over calls. Arguments and errors are as in `joined_calls`.
     """
     joined = joined_calls(layer, calls, batch_size)
     return _pull_back(joined)

@@ -410,7 +410,7 @@ def paths_of(model: nn.Module) -> dict[nn.Module, str]:
 #
 # A memory of past features, a running mean or a counter would let one example move the gradients of
 # others, in other steps too. It may lie in the object whose method the function is, in a `partial`,
-# in a closure or in a global variable. Modules that the function reaches, and that are no part of
+# in a closure or in a global variable. Modules that the function reaches, and that are not part of
 # the model, may not change their buffers.
 
 
@@ -644,7 +644,7 @@ def check_unchanged(
 
 
 def _check_covered(model: nn.Module, layers: Sequence[Layer]) -> None:
-    """Refuse a model whose trainable parameters are no longer exactly those of its layers.
+    """Refuse a model whose trainable parameters are no longer exactly its layers' parameters.
 
     An adapter was added, or a layer was unfrozen, frozen or replaced after `find_layers`.
     """
@@ -762,7 +762,7 @@ def check_moved(
         old_version, old_entries = before[name]
         if version != old_version or not torch.equal(old_entries, entries):
             continue
-        # This process may hold nothing of a sharded parameter.
+        # This process may hold no entry of a sharded parameter.
         if to_local(parameter).numel() > 0 and rates[parameter] > 0:
             raise RuntimeError(
                 f"parameter '{name}' did not move in the first step although its learning rate is "
@@ -782,7 +782,7 @@ def step_on_release(
     Args:
         optimizer: of the run.
         parameters: trainable ones, by name.
-        record: takes the weights as they are for those of this release.
+        record: takes the weights as they are as the weights of this release.
 
     Raises:
         RuntimeError: a pre-hook replaced or wrote a gradient or a parameter, by name. Then no
@@ -832,7 +832,7 @@ def step_on_release(
 def register_first_post_hook(
     optimizer: torch.optim.Optimizer, hook: Callable[..., None]
 ) -> RemovableHandle:
-    """Register a hook that runs behind the step of an optimizer, before those of other code."""
+    """Register a hook that runs behind the step of an optimizer, before hooks of other code."""
     handle = optimizer.register_step_post_hook(hook)
     hooks: Any = optimizer._optimizer_step_post_hooks
     hooks.move_to_end(handle.id, last=False)

@@ -93,7 +93,7 @@ class _Record:
         layers: those that the module belongs to.
         call: the call without output gradients.
         outputs: its tensor outputs as (shape, type, device).
-        edges: where their gradients arrive, None where none does.
+        edges: where their gradients arrive, None without a gradient.
         versions: the inputs, each with the counter of writes that it had.
         is_public: the call read no example, so that all examples share its outputs.
     """
@@ -642,7 +642,7 @@ class _OpenCall:
         kinds: of states that the inputs have.
         paused: whether the tracker is.
         states: of the random generators of torch when it began, of a module that runs again.
-        host_states: of those of numpy and Python.
+        host_states: of the random generators of numpy and Python.
         given: its detached inputs before it began, of a module that runs again.
     """
 
@@ -675,7 +675,7 @@ def _call(record: _Record, arrived: Sequence[Tensor | None]) -> Call:
 
 
 def _add_call(calls: Calls, record: _Record, call: Call) -> None:
-    """Add a call to those of all layers that its module belongs to."""
+    """Add a call to the calls of all layers that its module belongs to."""
     for layer in record.layers:
         calls.setdefault(layer.name, []).append(call)
 
@@ -696,7 +696,7 @@ def _has_drawn(before: Sequence[Tensor], device: torch.device) -> bool:
 
 
 def _edge(x: Tensor, module: nn.Module) -> GradientEdge | None:
-    """Return where the gradients of an output arrive, None where none does.
+    """Return where the gradients of an output arrive, None without a gradient.
 
     A linear layer on sequences returns a view of its product. Where that view is changed in place
     later (`ReLU(inplace=True)`), it gets no gradient of its own, but the product does.
@@ -775,8 +775,7 @@ def _has_public_rows(
 ) -> bool:
     """Return whether a call on public inputs has a row for each example, equal for all of them.
 
-    Position ids `[N, T]` have. Where the rows may be those of undeclared examples, their number
-    decides.
+    Position ids `[N, T]` have. Where the rows may be undeclared examples, their number decides.
     """
     if layer.rule not in _SINGLE_OUTPUT or layer.paths or call.kinds & {Parametric, Unknown}:
         return False
@@ -814,7 +813,7 @@ def custom_function(losses: Tensor, ends: Sequence[Tensor] = ()) -> Unknown | No
 
 
 def nodes_of(losses: Tensor, ends: Sequence[Tensor] = ()) -> Iterator[Any]:
-    """Yield all nodes of the graph of some losses, down to those of `ends`, which are left out."""
+    """Yield all nodes of the graph of some losses, down to `ends`, whose nodes are left out."""
     with torch._C.DisableTorchFunction():
         first, *excluded = [x.grad_fn for x in (losses, *ends)]
     seen: set[Any] = {None, *excluded}
@@ -1139,7 +1138,7 @@ class SharedUses:
 
 
 def _name_of(function: Any) -> str:
-    """Return the name of a function of torch, and that of the attribute for one that reads it."""
+    """Return the name of a function of torch; for one that reads an attribute, the attribute's."""
     name: str = getattr(function, "__name__", "").strip("_")
     if name == "get":
         attribute = getattr(function, "__self__", None)

@@ -241,7 +241,7 @@ class BatchRecording:
     Args:
         model: the model.
         layers: its layers.
-        physical: the batch. Its N examples may be none.
+        physical: the batch. It may be empty: N may be 0.
         batch: what the loader yields.
         reduction: of the loss, "mean" or "sum".
         exact: the reason to run the model on one example at a time, or None.
@@ -286,7 +286,7 @@ class BatchRecording:
         self.gradients: list[dict[str, Tensor]] = []
         self.passes = 0
         self.forwards = 0
-        # Differentiable outputs that the script got, and those of each example alone.
+        # Differentiable outputs that the script got, and the outputs of each example alone.
         self._outputs: list[Tensor] = []
         self._singles: list[list[Tensor]] = [[] for _ in range(self.size)]
         self._inputs: list[_Inputs] = []
@@ -450,7 +450,7 @@ class BatchRecording:
             yield tree_map(pick, (args, kwargs), is_leaf=self._is_list_of_examples)
 
     def _is_list_of_examples(self, x: Any) -> bool:
-        """Return whether an argument has a value for each example, none of which is a tensor."""
+        """Return whether an argument has a value for each example, and no value is a tensor."""
         if isinstance(x, np.ndarray):
             return self.tracker.is_opaque and x.shape[:1] == (self.size,)
         is_list = self.tracker.is_opaque and isinstance(x, (list, tuple))
@@ -543,7 +543,7 @@ class BatchRecording:
 
         Raises:
             ValueError: the loss is not a sum over examples, by name of the operation. Or its
-                reduction is not the declared one, or its factor is not that of earlier batches.
+                reduction is not the declared one, or its factor differs from earlier batches.
         """
         if isinstance(state, Unknown):
             fix = "; reduce losses by mean() or sum()"
@@ -560,7 +560,7 @@ class BatchRecording:
         return self._check_reduction(cast(Total, state))
 
     def _check_reduction(self, state: Total) -> float:
-        """Return the factor of a loss whose reduction and constant factor are those of the run."""
+        """Return the factor of a loss whose reduction and constant factor are the run's."""
         if state.is_quotient and self.reduction == "sum":
             # N happens to divide a constant of the script.
             state = replace(state, is_mean=False, number=state.number / self.size)

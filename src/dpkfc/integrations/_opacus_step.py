@@ -672,8 +672,8 @@ def check_not_private(model: nn.Module, optimizer: Optimizer) -> None:
 # --------------------------------------------------------------------------------------------------
 # Which batch of the private loader has to be stepped next.
 #
-# If a run could skip batches by their content, ε would not be that of the sampler. A batch yielded
-# in training mode therefore stays pending until it is released: leaving the loop, an error or a new
+# If a run could skip batches by their content, ε would not be the sampler's. A batch yielded in
+# training mode therefore stays pending until it is released: leaving the loop, an error or a new
 # pass do not change that, and the next pass begins with it. A pass in evaluation mode without any
 # step only reads the data, and leaves no batch pending.
 

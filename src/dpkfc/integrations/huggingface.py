@@ -396,7 +396,7 @@ class ModelLoss:
             return per_example_cross_entropy(logits, labels, label_smoothing)
         if label_smoothing:
             raise ValueError(
-                f"label_smoothing_factor is for labels that are classes, not those of {self._name};"
+                f"label_smoothing_factor is for labels that are classes, not for {self._name};"
                 " leave it out or pass per_example_loss="
             )
         if labels.is_floating_point() and labels.numel() == logits.numel() and logits.dim() == 2:
@@ -436,7 +436,7 @@ class ModelLoss:
                 )
             try:
                 outputs = model(**single)
-            except Exception as error:  # drawn numbers may be no tokens or labels of this model
+            except Exception as error:  # drawn numbers may not be tokens or labels of this model
                 if is_out_of_memory(error):
                     raise
                 failed = error
@@ -652,7 +652,7 @@ class PrivateTrainer(Trainer):
         plan: from `PrivacyConfig.calibrate`, for the examples (or units) of `train_dataset`.
         per_example_loss: maps (model, inputs) to one loss per example `[N]`; default: the
             cross-entropy of logits and labels, averaged over each example's own labelled positions.
-        units: as of `Session`; a name is that of a column of `train_dataset`.
+        units: as of `Session`; a name is a column of `train_dataset`.
         ledger_path: file of the privacy ledger; default: `ledger.jsonl` in the output folder.
         budget: of the people in the dataset; the whole plan is charged to it.
         log_private_loss: also log the mean training loss, which ε does NOT protect.
@@ -666,8 +666,7 @@ class PrivateTrainer(Trainer):
         ValueError: arguments that do not go with private training, naming each fix.
 
     Guarantee:
-        That of `Session`: every step of the optimizer is one release, in the ledger before it
-        exists.
+        As in `Session`: every step of the optimizer is one release, in the ledger before it exists.
     """
 
     model: Any  # The Trainer sets these four, without types.
@@ -792,7 +791,7 @@ class PrivateTrainer(Trainer):
                 self._event("on_epoch_end")
                 self._respond(ignore_keys)
             if self.control.should_training_stop:
-                # What was released may have decided it, so ε is that of the plan.
+                # What was released may have decided it, so ε is the plan's.
                 session.forfeit_steps()
                 break
 
@@ -912,7 +911,7 @@ class PrivateTrainer(Trainer):
         return write_card(self.session, folder, **statements)
 
     def _not_private(self) -> list[str]:
-        """Return the logged values, those of resumed runs included, that ε does not cover."""
+        """Return the logged values, also of resumed runs, that ε does not cover."""
         names = {name for row in self.state.log_history for name in row}
         uncovered = []
         if PRIVATE_LOSS in names:

@@ -251,7 +251,7 @@ class PrivateTraining(pl.Callback):
         session: of the fit, None before it.
 
     Guarantee:
-        That of `Session`. The Trainer's own optimization is closed: automatic optimization is
+        As in `Session`. The Trainer's own optimization is closed: automatic optimization is
         refused, and a step of the optimizer without a release is an error.
     """
 
@@ -421,7 +421,7 @@ class PrivateTraining(pl.Callback):
         if self.session is None:
             return
         if module.trainer.should_stop:
-            # A callback has ended the fit by what was released, so ε is that of the plan.
+            # A callback has ended the fit by what was released, so ε is the plan's.
             self.session.forfeit_steps()
         self.session.close()
         if self._ledger_path is None:

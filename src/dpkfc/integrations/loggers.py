@@ -2,8 +2,8 @@
 
     Session(plan, model, optimizer, dataset, callbacks=[Logger(TensorBoard("runs/first"))])
 
-A logger writes numbers that ε covers. With `private=True` it also writes those of private batches,
-under names that begin with `not_private/`, and the privacy card names them.
+A logger writes numbers that ε covers. With `private=True` it also writes numbers of private
+batches, under names that begin with `not_private/`, and the privacy card names them.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class TensorBoard:
 
 
 class MLflow:
-    """Writes a run of MLflow; its server or file is that of MLflow's own settings.
+    """Writes a run of MLflow; its server or file comes from MLflow's own settings.
 
     Args:
         experiment: created where it does not exist.
@@ -197,7 +197,7 @@ class MLflow:
 
 
 class WandB:
-    """Writes a run of Weights & Biases; account, project and mode are those of its own settings.
+    """Writes a run of Weights & Biases; account, project and mode come from its own settings.
 
     What the console shows and how much memory and processor a run takes follow private batches, so
     neither is recorded. The tool notes when a row arrives (`_runtime`), so rows wait for the end of

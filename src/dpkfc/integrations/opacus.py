@@ -101,8 +101,8 @@ class PrivacyEngine:
 
     Guarantee:
         Each `optimizer.step()` that ends a logical batch is one release of the plan's event, in the
-        ledger before it exists. A loss that is no mean (or sum, as declared) of per-example losses
-        is refused, before its batch contributes.
+        ledger before it exists. A loss that is not a mean (or sum, as declared) of per-example
+        losses is refused, before its batch contributes.
     """
 
     def __init__(
@@ -130,15 +130,15 @@ class PrivacyEngine:
     ) -> tuple[Any, ...]:
         """Make training private with a given noise; steps have no limit, and ε grows with each.
 
-        The plan in the ledger is that of ONE pass over the loader, and its δ is only descriptive.
+        The plan in the ledger covers ONE pass over the loader, and its δ is only descriptive.
         `get_epsilon(delta)` counts what was released, at any δ.
 
         Args:
             module: the model.
             optimizer: a torch optimizer of exactly its trainable parameters.
             data_loader: a torch DataLoader with a batch_size over a map-style dataset.
-            noise_multiplier: standard deviation of the noise over max_grad_norm; 0 is no noise and
-                no privacy.
+            noise_multiplier: standard deviation of the noise over max_grad_norm; 0 means no noise
+                and no privacy.
             max_grad_norm: clipping norm C, measured in the coordinates of the preconditioner.
             options: see `Options`.
 
@@ -548,7 +548,7 @@ def _check_parts(module: Any, optimizer: Any) -> None:
 
 
 def _batches_per_pass(options: Options, data_loader: DataLoader[Any], size: int) -> int:
-    """Return the number of logical batches in one pass, that of the script's own loader.
+    """Return the number of logical batches in one pass over the script's own loader.
 
     Shuffled batches must be whole, so a smaller last batch does not count.
     """
@@ -920,7 +920,7 @@ _MISPLACED_KEYWORDS = {
 class Options:
     """The other keywords of `make_private` and `make_private_with_epsilon`.
 
-    Those of Opacus come first.
+    Arguments of Opacus come first.
 
     Attributes:
         criterion: the script's loss, returned as it is where `grad_sample_mode="ghost"`.
@@ -942,7 +942,7 @@ class Options:
         ledger_path: file of the privacy ledger; None keeps it in memory.
         resume: go on with a ledger that holds releases, after the script has loaded the weights of
             its last checkpoint. If the plan is spent, only evaluation is left.
-        uncertified: accept shuffled batches, whose ε is no guarantee.
+        uncertified: accept shuffled batches, whose ε is not a guarantee.
         test_mode_seed: repeatable noise and sampling; NOT PRIVATE.
         verify: check on public rows, at the first call of the model, that examples do not mix.
             "strict" refuses operations whose batch axis cannot be followed. Every batch is proved
@@ -1077,13 +1077,13 @@ class Accountant:
         eps_error: float | None = None,
         delta_error: float | None = None,
     ) -> float:
-        """Return ε of all releases so far, those of earlier runs on the ledger included.
+        """Return ε of all releases so far, including earlier runs on the ledger.
 
         A plan without a certified guarantee (test mode, shuffled batches) warns once that ε is not
         valid.
 
         Args:
-            delta: any δ in (0, 1), not only that of the plan.
+            delta: any δ in (0, 1), not only the plan's.
             alphas: ignored; this library chooses its own orders.
             eps_error: ignored; this library has a precision of its own.
             delta_error: as `eps_error`.

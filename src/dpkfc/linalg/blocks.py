@@ -25,7 +25,7 @@ from dpkfc.linalg.metric import Eigenbasis, Entry, Identity, Kronecker, NamedTen
 # Rows and chunks.
 
 RowIndex = slice | Tensor
-"""Examples of a block: from start to stop, or those of a mask `[N]`."""
+"""Examples of a block: from start to stop, or where a mask `[N]` is true."""
 _CHUNK_ELEMENTS = 1 << 24
 _CURVATURE_ELEMENTS = 1 << 22  # in float64, next to a probe
 
@@ -128,7 +128,7 @@ class _Block:
     """What most blocks share.
 
     Attributes:
-        kind: kind of the factors of the layer, None where none are known.
+        kind: kind of the factors of the layer, None if unknown.
         dimensions: positions T, input features and output features of a matrix-shaped layer whose
             norm method is chosen, None for others.
         settings: of a convolution, None for others.
@@ -201,7 +201,7 @@ class _Block:
     def squared_norms(self: Any, entry: Entry | None) -> Tensor:
         """Return ‖z_n‖² in an entry of a metric, `[N]` in float64, up to rounding.
 
-        These numbers choose a scale and draw pictures. The certified norms are those of
+        These numbers choose a scale and draw pictures. The certified norms come from
         `per_example_norms`.
 
         Args:
@@ -450,7 +450,7 @@ class Patched(_Block):
     Attributes:
         view: the patches as a strided view of the padded input,
             `[N, views, groups, c_in / groups, *kernel, *positions]`.
-        b: as of `Outer`, `[N * groups, T, d_out]`. The T positions are those of the views in order.
+        b: as of `Outer`, `[N * groups, T, d_out]`. The T positions belong to the views in order.
         homogeneous: the bias is trained, so that every row ends in 1.
     """
 
@@ -587,7 +587,7 @@ class Lookup(_Block):
         return total.index_add_(0, ids, rows.flatten(0, 1))
 
     def drop_row(self, row: int | None) -> Lookup:
-        """Return the block without the gradients of one row, such as that of padding."""
+        """Return the block without the gradients of one row, such as padding's."""
         if row is None:
             return self
         is_dropped = (self.ids == row).unsqueeze(-1)
@@ -595,7 +595,7 @@ class Lookup(_Block):
         return replace(self, b=b)
 
     def scale_rows(self, metric: Eigenbasis) -> Lookup:
-        """Return a lookup whose gradients have the norms that those of this one have in a metric.
+        """Return a lookup whose gradients have the norms of this one's in a metric.
 
         Raises:
             ValueError: a metric that rotates the rows of a table.
@@ -875,8 +875,8 @@ class MaterializedGradients(_Block):
     """Materialised gradients of a matrix-shaped layer.
 
     Attributes:
-        gradients: `[N * groups, d_out, d_in]`, the bias as last column. Those of an embedding are
-            `[N, num_rows, d_out]`.
+        gradients: `[N * groups, d_out, d_in]`, the bias as last column. Gradients of an embedding
+            are `[N, num_rows, d_out]`.
         groups: groups of a grouped convolution.
         crosswise: the matrix lies as an embedding's table does, so that a metric maps its
             transpose.
@@ -938,7 +938,7 @@ class ConvBlock(_Block):
         kernel, stride, padding, dilation: one integer per spatial axis.
         groups: groups of the convolution.
         weight, bias: whether each is trained.
-        views: consecutive rows whose gradients add up to that of ONE example.
+        views: consecutive rows whose gradients add up to the gradient of ONE example.
     """
 
     x: Tensor
@@ -965,7 +965,7 @@ class ConvBlock(_Block):
 
     @property
     def positions(self) -> int:
-        """Return the output positions T of one example, those of all its views."""
+        """Return the output positions T of one example, over all its views."""
         return self.views * math.prod(self.b.shape[2:])
 
     @property

@@ -61,7 +61,8 @@ def eigenbasis_norms_of_one_position(block: Outer, metric: Eigenbasis) -> Tensor
 
     Rows are scaled to unit length and the scale to its largest entry first, so that squares neither
     overflow nor vanish. All terms are squares, so nothing cancels. The result is off by a fraction
-    of (d_in + d_out) units of roundoff, and by those of the two rotations, which are bounded apart.
+    of (d_in + d_out) units of roundoff, and by the errors of the two rotations, which are bounded
+    apart.
     """
     a = block.explicit().a[:, 0]
     b = block.b[:, 0]

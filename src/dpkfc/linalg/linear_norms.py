@@ -150,7 +150,7 @@ def _gram_squares(block: Outer, cache: InputCache) -> tuple[Tensor, Tensor, Tens
     output_depth = min(block.d_out, longest)
     depth_sum = 2 * math.log2(a.shape[1])
     units = input_depth + output_depth + depth_sum + 8
-    # Products of tiny rows may vanish, and are multiplied with those of huge rows.
+    # Products of tiny rows may vanish, and are multiplied with products of huge rows.
     terms = units + block.d_in + block.d_out
     tiny = torch.finfo(torch.float32).tiny
     row_sizes = input_norms.sum(1) + output_norms.sum(1) + position_counts
@@ -334,7 +334,7 @@ def rounding_of_second_pass(
     _, d_in, d_out = block.dimensions
     size = 2 * math.sqrt(d_in * d_out)
     if isinstance(metric, Eigenbasis):
-        # Rotated and rotated back. The gain is that of the flattest direction.
+        # Rotated and rotated back. The gain is the flattest direction's.
         size = 8 * (math.sqrt(d_in) + math.sqrt(d_out))
     terms = positions * magnitudes + size * plain
     return roundoff(block.b) * metric.operator_norm * terms
@@ -345,8 +345,8 @@ def _rounding_of_map(
 ) -> Tensor | float:
     """Return how far mapping the sum can move an example's part of it, `[N]`.
 
-    The arguments are those of `_rounding_of_second_pass`. Rows are rotated before they cancel, so
-    an eigenbasis counts their magnitudes.
+    The arguments are as in `_rounding_of_second_pass`. Rows are rotated before they cancel, so an
+    eigenbasis counts their magnitudes.
     """
     if metric.is_identity:
         return 0.0

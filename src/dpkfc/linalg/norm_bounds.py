@@ -67,7 +67,7 @@ def matrix_norms(z: Tensor, groups: int = 1) -> Tensor:
 
 
 def add_groups(norms: Tensor, groups: int) -> Tensor:
-    """Return the norms of examples `[N]` from those of their groups `[N * groups]`."""
+    """Return the norms of examples `[N]` from the norms of their groups `[N * groups]`."""
     if groups == 1:
         return norms
     by_group = norms.view(-1, groups)

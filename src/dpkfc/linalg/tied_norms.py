@@ -86,7 +86,7 @@ def _gram_tied_norms(block: Tied) -> Tensor:
         magnitudes, rows_together = _tied_magnitudes(part)
         square = _tied_gram_squares(part)
         slack = rounding * magnitudes.square()
-        # Products of tiny rows may vanish, and are multiplied with those of huge rows.
+        # Products of tiny rows may vanish, and are multiplied with products of huge rows.
         sizes = rows_together + count_uses(part)
         lost = (d + v) * tiny * sizes.square()
         # Where positions cancel, rounding follows the shapes, and with them the other examples.

@@ -52,7 +52,7 @@ AT_PARAMETERS = (LookaheadPoint(0.0, 1.0),)
 class PostProcess(Protocol):
     """A step between release and optimizer. It sees released values only, so it costs no privacy.
 
-    Inherit from it and write `describe` and `apply`. The defaults are those of a linear map of one
+    Inherit from it and write `describe` and `apply`. The defaults are for a linear map of one
     release at the parameters.
 
     Attributes:
@@ -105,8 +105,8 @@ def state_entries(kind: str, tensors: NamedTensors) -> Tensors:
 
 # --------------------------------------------------------------------------------------------------
 # The read-out of a release along a public basis L: the step is S₁ / α · L w̃ + S₂ / β · r̃, where
-# w̃ is the released embedding and r̃ the released residual. The variance of its noise is that of
-# the release times (S₁ / α)² diag(L Lᵀ) + (S₂ / β)².
+# w̃ is the released embedding and r̃ the released residual. The variance of its noise is the
+# release's times (S₁ / α)² diag(L Lᵀ) + (S₂ / β)².
 
 
 def combine_subspace_release(
@@ -151,8 +151,8 @@ def combine_subspace_release(
 #     natural    P z: the natural-gradient step P² ḡ, noise ∝ P²  (DP-NGD, Algorithm 1, Theorem 3.1)
 #     inverse    P⁻¹ z: P shapes clip and noise only, noise ∝ P⁻²
 #
-# P is symmetric, so the variance of an entry is that of the release times the diagonal of P²
-# (natural) or P⁻² (inverse).
+# P is symmetric, so the variance of an entry is the release's times the diagonal of P² (natural) or
+# P⁻² (inverse).
 
 READOUTS = ("whitened", "natural", "inverse")
 
@@ -504,14 +504,14 @@ class WeightEMA:
 
 
 def check_fields(preconditioner: Any, weight_average: Any) -> None:
-    """Refuse a post-processing step in another field, and a value that is no weight average.
+    """Refuse a post-processing step in another field, and a value that is not a weight average.
 
     Raises:
         ValueError: naming the right field.
     """
     if isinstance(preconditioner, PostProcess):
         raise ValueError(
-            f"{type(preconditioner).__name__} acts on releases, behind the noise, and is no"
+            f"{type(preconditioner).__name__} acts on releases, behind the noise, and is not a"
             " preconditioner: give it as postprocess=(...,)"
         )
     if weight_average is not None and not isinstance(weight_average, WeightEMA):

@@ -123,7 +123,7 @@ def filter_release(
     """Filter every parameter by one step.
 
     Args:
-        released: its noise is independent of that of all other releases.
+        released: its noise is independent of the noise of all other releases.
         state: of the step before.
         recursion: the coefficients.
         normalise: divide by c_t, the answer of the filter to a constant 1 since the first step, so

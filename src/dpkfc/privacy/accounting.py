@@ -548,7 +548,7 @@ def cross_check(
 def _compare_totals(
     charges: Charges, delta: float, alone: float, by_pld: float, by_rdp: float
 ) -> None:
-    """Refuse a total below that of a part, or above a looser bound."""
+    """Refuse a total below a part's ε, or above a looser bound."""
     event, _ = compose(charges)
     count = sum(n for _, n in charges)
     grid = _grid_error(event, count, delta)
@@ -847,7 +847,7 @@ def quiet_accountants() -> Iterator[None]:
 
 
 _POINTS = 24
-_LARGEST_EXPONENT = 700.0  # e to the power of more than 709 is no float
+_LARGEST_EXPONENT = 700.0  # e to the power of more than 709 is not a float
 _MOST_ITERATIONS = 100
 
 
@@ -1019,7 +1019,7 @@ def _losses_of_group(rate: float, stddev: float, size: int) -> tuple[Losses, Los
 
 
 def _bound_of_group(event: DpEvent, count: int, delta: float, size: int, relation: str) -> float:
-    """Return k ε' with the δ' that the group bound turns into δ; infinite where none is found."""
+    """Return k ε' with the δ' that the group bound turns into δ; infinite without such a δ'."""
     log_delta = math.log(delta)
     smaller = delta
     for _ in range(_MOST_ITERATIONS):

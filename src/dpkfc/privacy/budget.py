@@ -1,9 +1,9 @@
 """The budget of one group of people: a file that each run on their data charges at its start.
 
-A run charges all releases of its plan. The accountant composes them with those of all earlier runs,
-and a run that would take the total above the budget is refused. A crash between charge and start
-therefore counts too much, never too little. Nothing is given back: a ledger cannot prove that a
-stopped run will never go on.
+A run charges all releases of its plan. The accountant composes them with the releases of all
+earlier runs, and a run that would take the total above the budget is refused. A crash between
+charge and start therefore counts too much, never too little. Nothing is given back: a ledger cannot
+prove that a stopped run will never go on.
 """
 
 from __future__ import annotations
@@ -115,9 +115,9 @@ class Budget:
 
     Args:
         path: a TOML file; begun where it does not exist and `epsilon` and `delta` are given.
-        epsilon: ε of all runs together. None takes that of the file.
-        delta: δ of all runs together. None takes that of the file.
-        people: whom the budget is about; "" takes that of the file, for a new one its name.
+        epsilon: ε of all runs together. None takes the file's.
+        delta: δ of all runs together. None takes the file's.
+        people: whom the budget is about; "" takes the file's entry, for a new file its name.
 
     Raises:
         BudgetError: no budget, a damaged one, or one with another ε, δ or other people.
@@ -227,7 +227,7 @@ class Budget:
 
         Raises:
             BudgetError: the old file exists, or no charge of this ledger has that path.
-            LedgerError: the new file is no valid ledger.
+            LedgerError: the new file is not a valid ledger.
         """
         if os.path.exists(old):
             raise BudgetError(

@@ -125,7 +125,7 @@ def draw_normal(key: bytes, size: int, dtype: torch.dtype, device: torch.device)
 
 @cache
 def _check_device(device: torch.device) -> None:
-    """Compare the keystream of a device with that of the `cryptography` package, once a process."""
+    """Compare the keystream of a device with the `cryptography` package's, once a process."""
     key = bytes(range(32))
     nonce = bytes(range(12))
     blocks = 33

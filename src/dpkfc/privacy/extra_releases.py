@@ -65,6 +65,6 @@ class ExtraRelease:
 
 
 def charge_extra(ledger: Ledger, kind: ExtraRelease, step: int) -> None:
-    """Charge one release of a kind; errors are those of `Ledger.charge`."""
+    """Charge one release of a kind; errors are as in `Ledger.charge`."""
     noise = kind.noise_multiplier
     ledger.charge(step, kind.event, noise, kind.stddev, kind.sensitivity, kind.purpose)

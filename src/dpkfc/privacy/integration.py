@@ -34,7 +34,7 @@ Floats = NDArray[np.float64]
 # example the batch is a uniform subset T of size B, whatever k is. With it, with probability p, the
 # example replaces another one in T: a Poisson step of rate p and sensitivity 2 C. Whether k < B
 # does not depend on the example, and divergences are jointly convex, so the loss of a step is at
-# most that of the mixture of the two (Ganesh 2025, arXiv 2508.15089). Both parts are events of
+# most the loss of the mixture of the two (Ganesh 2025, arXiv 2508.15089). Both parts are events of
 # dp-accounting, for PLD and for RDP. Its own event of this name uses the second part for the
 # replacement of an example. It serves all its neighbouring relations and claims up to 40 % more ε.
 

@@ -170,8 +170,8 @@ def check_header(header: Values, wanted: Values, name: str) -> None:
     Other fields of a header are in the hash of the plan, or have no consequence.
 
     Raises:
-        LedgerError: another plan, kind of noise, or number of releases (None is no limit; a header
-            of an older version may lack it).
+        LedgerError: another plan, kind of noise, or number of releases (None means no limit; a
+            header of an older version may lack it).
     """
     if header["plan_hash"] != wanted["plan_hash"]:
         raise LedgerError(
@@ -260,7 +260,7 @@ def _check_event(text: str) -> None:
     """Raise unless this is an event; the lines of a ledger share a few of them.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not an event.
         RecursionError: it goes too deep.
     """
     event = json.loads(text)["event"]
@@ -458,7 +458,7 @@ class Ledger:
             purpose: of a release beside the steps; "" for a step.
 
         Returns:
-            Number of this release among those of its purpose, from 1.
+            Number of this release among the releases of its purpose, from 1.
 
         Raises:
             BudgetExhausted: the plan allows no further release; nothing was written.
@@ -635,7 +635,7 @@ def _open_locked(path: Path) -> tuple[int, BaseFileLock]:
     """Open a ledger's file and take its lock.
 
     Raises:
-        LedgerError: it cannot be written or locked, is no ordinary file, or is open elsewhere.
+        LedgerError: it cannot be written or locked, is not an ordinary file, or is open elsewhere.
     """
     # In text mode Windows would write two bytes at the end of a line.
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)

@@ -255,7 +255,7 @@ def check_total(
         charges: events of this run, each with the number of its releases.
 
     Raises:
-        ValueError: the total is below the ε of this run, or is no number.
+        ValueError: the total is below the ε of this run, or is not a number.
     """
     if not total:
         return
@@ -490,7 +490,7 @@ def _check_same_run(path: Path, ledger: Ledger) -> None:
     """Refuse to replace the ledger of another run.
 
     Raises:
-        CheckpointError: the file is no earlier state of this ledger.
+        CheckpointError: the file is not an earlier state of this ledger.
     """
     if not path.exists():
         return

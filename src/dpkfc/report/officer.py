@@ -33,7 +33,7 @@ class Declared:
         region: whose law applies, or what region the data describe.
 
     Raises:
-        ValueError: a value that is no line of visible text, or longer than 200 characters.
+        ValueError: a value that is not a line of visible text, or longer than 200 characters.
     """
 
     owner: str = ""

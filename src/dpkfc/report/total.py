@@ -31,7 +31,7 @@ class LedgerCost:
         ledger: the verified content of the file.
         unit: whom the run protects.
         neighbouring_relation: of the plan.
-        doubt: why ε of this ledger is no guarantee, "" if it is one.
+        doubt: why ε of this ledger is not a guarantee, "" if it is one.
         epsilon: of the releases of this ledger alone, at the δ of the total.
     """
 
@@ -59,7 +59,7 @@ class TotalCost:
 
     @property
     def doubts(self) -> list[str]:
-        """Why the total is no guarantee; empty if it is one."""
+        """Why the total is not a guarantee; empty if it is one."""
         return [f"{row.path}: {row.doubt}" for row in self.rows if row.doubt]
 
 
@@ -95,7 +95,7 @@ def total_of_ledgers(paths: Sequence[Path], delta: float | None = None) -> Total
 
 
 def _find_ledgers(path: Path) -> list[Path]:
-    """Return the ledger that a path names, or those of the runs in a folder."""
+    """Return the ledger that a path names, or the ledgers of the runs in a folder."""
     if path.is_file():
         return [path]
     ledger = path / LEDGER

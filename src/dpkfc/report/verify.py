@@ -408,7 +408,7 @@ def check_weights(card: Card) -> str:
     """Compare the weights next to a card with the digest that the card names.
 
     Returns:
-        "those of the card (SHA-256)", or why nothing could be compared.
+        "equal to the card's (SHA-256)", or why nothing could be compared.
 
     Raises:
         CardError: the file next to the card holds other weights.
@@ -424,7 +424,7 @@ def check_weights(card: Card) -> str:
             f"{path} does not hold the weights that the card next to it was written for: one of "
             "them was changed"
         )
-    return "those of the card (SHA-256)"
+    return "equal to the card's (SHA-256)"
 
 
 def check_recorded(path: Path, ledger: Verified, card: Card | None) -> str:
@@ -465,7 +465,7 @@ def check_recorded(path: Path, ledger: Verified, card: Card | None) -> str:
             f"{weights} does not hold the weights of the last release in {path}: they were"
             " exchanged, or changed after training"
         )
-    return f"those of {weights.name} (SHA-256 of each tensor)"
+    return f"equal to {weights.name} (SHA-256 of each tensor)"
 
 
 # -- what a ledger says was spent ------------------------------------------------------------------
@@ -496,8 +496,8 @@ def verify_ledger(
 
     Args:
         path: the ledger.
-        delta: δ of the reported ε; None takes that of the card next to the ledger, else that of the
-            first line, else 1e-5.
+        delta: δ of the reported ε; None takes the δ of the card next to the ledger, else the first
+            line's, else 1e-5.
         copy: a head that somebody has kept, and the number of releases after which it was taken.
         pages: compare the Markdown and the record of the registry with the card too.
 

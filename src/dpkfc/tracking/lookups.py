@@ -293,7 +293,7 @@ def _axis_of_written_values(
 
     Args:
         operation: the write.
-        indices: its indices, none of which is private.
+        indices: its indices, all public.
         values_axis: the axis of the values in the shape of `x[indices]`.
     """
     untouched = indices.untouched_dims

@@ -3,7 +3,7 @@
 So every gradient is proved to belong to one example. Two modes of torch apply the rules. The
 dispatch mode sees every ATen operation and keeps the state of every tensor: this is the proof. The
 function mode sees what Python code calls. It notes reads that leave torch, and it gives parameters
-that meet the examples a row for each of them (`gradients.tape`), which is no part of the proof.
+that meet the examples a row for each of them (`gradients.tape`), which is not part of the proof.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ _LEAVES_TORCH = split_names(
 )
 _WRITES_VALUES = split_names("apply_ map_ map2_")
 _CREATES = split_names("tensor as_tensor from_numpy asarray frombuffer from_dlpack new_tensor")
-# Operations in place whose result has nothing of the old values.
+# Operations in place whose result does not depend on the old values.
 _OVERWRITES = split_names(
     "copy fill zero normal uniform random exponential bernoulli cauchy geometric "
     "log_normal _foreach_copy _foreach_zero"
 )
-# Memory that these return holds what was there before, which is no part of the program.
+# Memory that these return holds what was there before, which is not part of the program.
 _UNFILLED = frozenset(
     (
         torch.ops.aten.empty.memory_format,
@@ -133,7 +133,7 @@ class Tracker:
 
     Attributes:
         failure: the first reason why the pass is not proved, or None.
-        altered: the first of them that is no mere read of values, or None.
+        altered: the first of them that does more than read values, or None.
         is_opaque: the batch holds values that are not tensors.
         call: calls a function of torch in the place of the function mode; None calls it as it is.
         read: ids of the declared parameters that were read outside of a layer that covers them.
@@ -173,7 +173,7 @@ class Tracker:
             return self._state(x)
 
     def _state(self, x: Tensor) -> State | None:
-        # None is no key of a table.
+        # None is not a key of a table.
         base_key = id(x._base)
         if base_key in self._rewritten:
             return self._rewritten[base_key]
@@ -230,7 +230,7 @@ class Tracker:
             table.pop(reference.key, None)
 
     def _note_alias(self, x: Tensor) -> None:
-        """Note a tensor that shares memory with another one, of which it is no view."""
+        """Record a tensor that aliases another without being a view of it."""
         self._remember(x)
         self._aliases[id(x)] = _memory(x)
 

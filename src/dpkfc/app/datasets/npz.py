@@ -80,7 +80,7 @@ def _array(archive: zipfile.ZipFile, member: str) -> np.ndarray:
 def _read_header(file: IO[bytes], member: str) -> tuple[str, bool, tuple[int, ...]]:
     """Return the type of the numbers, whether they lie in Fortran's order, and the shape."""
     if file.read(len(_MAGIC)) != _MAGIC:
-        raise ValueError(f"{member} is no npy file of version 1")
+        raise ValueError(f"{member} is not an npy file of version 1")
     (length,) = struct.unpack("<H", file.read(2))
     header = _HEADER.fullmatch(file.read(length).decode("latin-1"))
     if header is None:

@@ -22,7 +22,7 @@ class Standing:
     Attributes:
         group: its runs; of several settings those with the best mean.
         settings: number of settings that were tried at this ε.
-        half_width: of the 95 % interval of the mean score, None of a single run.
+        half_width: of the 95 % interval of the mean score, None for a single run.
         verdict: how it compares with the best mean.
         is_tied: whether it has the best mean or does not differ significantly from it.
     """

@@ -85,7 +85,7 @@ class RunSummary:
         against: whom the guarantee holds against, if not everyone who sees the weights.
         curve: (step, score).
         spending: (step, ε).
-        command: that trains it again; empty where none is known.
+        command: that trains it again; empty if unknown.
         config: settings as TOML, for a command that reads them.
         card: the privacy card.
         pictures: title to a data URI of a PNG file.

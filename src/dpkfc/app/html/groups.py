@@ -14,8 +14,8 @@ from dpkfc.app.plots import PALETTE
 from dpkfc.report.text import number, plain
 
 Item = TypeVar("Item")
-# Colours and symbols have different periods, so that 56 methods look different. Symbols are those
-# of the plotting library.
+# Colours and symbols have different periods, so that 56 methods look different. Symbols are named
+# by the plotting library.
 SYMBOLS = ("o", "s", "D", "^", "X", "v", "*", "p")
 GLYPHS = ("●", "■", "◆", "▲", "✖", "▼", "★", "⬟")
 # Both have the same style in every report.
@@ -48,8 +48,8 @@ class RunGroup:
 
     Attributes:
         runs: one or more.
-        mean: of their scores, None where none is known.
-        std: sample deviation, None of a single run.
+        mean: of their scores, None where no score is known.
+        std: sample deviation, None for a single run.
         epsilon: the largest that a run spent, None where there is no guarantee.
         differs: settings in which groups of the same method differ, in words.
     """
@@ -67,7 +67,7 @@ class RunGroup:
 
     @property
     def sort_score(self) -> float:
-        """The mean to sort by: 0 where none is known."""
+        """The mean to sort by: 0 where no score is known."""
         return self.mean or 0.0
 
     @property

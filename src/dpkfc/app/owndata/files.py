@@ -151,8 +151,8 @@ def text_width(schema: Schema) -> int:
 def encode_texts(path: Path, schema: Schema) -> Records:
     """Read a file of texts and encode it. Empty lines are ignored.
 
-    A key that a line lacks is a missing value, and a line that is no object lacks all of them: what
-    lines hold must not decide whether a run begins, even where no line has the key.
+    A key that a line lacks is a missing value, and a line that is not an object lacks all keys:
+    what lines hold must not decide whether a run begins, even where no line has the key.
 
     Args:
         path: of the file.
@@ -208,7 +208,7 @@ def _read_objects(path: Path) -> tuple[list[int], list[Entry]]:
         content = path.read_bytes()
     except OSError as error:
         raise unreadable_error(path, error) from None
-    # Bytes that are no UTF-8 become lone surrogates, of which a line that is UTF-8 has none.
+    # Bytes that are not UTF-8 become lone surrogates; valid UTF-8 has no lone surrogate.
     lines = content.decode("utf-8-sig", "surrogateescape").split("\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():

@@ -24,7 +24,7 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 _FORMATS = ("PNG", "JPEG", "TIFF", "BMP")
 
 # --------------------------------------------------------------------------------------------------
-# Names of folders, which are public: classes, and folders that are none.
+# Names of folders, which are public: classes, and folders that are not classes.
 
 _SPLITS = {
     "train": {"train", "training", "trainset"},
@@ -223,7 +223,8 @@ CLAMPED = "with pixels outside of 0 to white"
 PAGES = "with several pages, of which the first is read"
 REPEATED = "named by several rows"
 COPIED = "equal to another file in pixels and class"
-# A column of a label file whose cells name files, where those of its first or stated one do not.
+# A column of a label file whose cells name files, where the cells of its first or stated column do
+# not.
 BETTER_COLUMN = "rows whose file is named by"
 OTHERS = "left out, since their suffix is not of a known image"
 
@@ -246,8 +247,8 @@ def encode_folder(
 
     Raises:
         DatasetError: a folder that does not hold images of a class, or there are no images; a file
-            cannot be read and `broken` is "error". In training it is no error that no file can be
-            read.
+            cannot be read and `broken` is "error". In training, a folder without a readable file
+            does not stop the run.
     """
     import torch
 

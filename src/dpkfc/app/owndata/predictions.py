@@ -47,7 +47,7 @@ def load_run(path: Path) -> Trained:
 
     Raises:
         RunFolderError: no folder of a finished run.
-        DatasetError: weights that cannot be read or are those of another model.
+        DatasetError: weights that cannot be read or belong to another model.
     """
     folder = RunFolder.locate(path)
     folder.check_settings()
@@ -89,7 +89,7 @@ def read_records(
             " model.safetensors in Python, or dpkfc export"
         )
     if trained.config.run.recipe == "own-images" and not data.is_dir():
-        raise DatasetError(f"{data}: is no folder of images, as the run was trained on")
+        raise DatasetError(f"{data}: is not a folder of images, as the run was trained on")
     if label_file is None:
         records = trained.recipe.read(data)
     elif trained.config.data.label_file:

@@ -222,7 +222,7 @@ def _refuse_found_bounds(schema: Schema, where: str) -> None:
 def _find_bounds(schema: Schema, title: str, data: ExampleSet, plan: Plan, ledger: Ledger) -> str:
     """Make the one release that bounds are found by, and return the schema with them.
 
-    Errors are those of `dpkfc.privacy.mechanism.release_vector`.
+    Raises what `dpkfc.privacy.mechanism.release_vector` raises.
     """
     kind = plan.extra_release("bounds")
     places = schema.private_columns

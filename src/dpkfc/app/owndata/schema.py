@@ -46,14 +46,14 @@ TEXT_BUCKETS = 1024
 _HASH_KEY = b"dpkfc categories 1"
 
 # --------------------------------------------------------------------------------------------------
-# Names that look like those of a person, or like free text.
+# Names that look as if they identify a person, or like free text.
 
 _IDENTIFIERS = frozenset(
     "id ids uid uuid guid ssn mrn nhs name firstname lastname surname forename fullname username"
     " email passport iban identifier".split()
 )
 # These name a person alone or with the other words, as in `home_phone` and `street address`. A
-# `phone_service` is none of a person.
+# `phone_service` does not.
 _CONTACTS = frozenset(
     "mail phone telephone mobile fax address street account license licence".split()
 )

@@ -209,8 +209,8 @@ def check_file(path: Path) -> None:
 def read_table(path: Path, names: Sequence[str], schema: Schema) -> Table:
     """Read these columns of a file.
 
-    A row of a CSV file that has no form counts as a row without values: what rows hold must not
-    decide whether a run begins, even where none has a form.
+    An unparsable row of a CSV file counts as all-missing: what rows hold must not decide whether a
+    run begins, so even a fully unparsable file does not stop it.
 
     Raises:
         DatasetError: a column is missing, has a type that cannot be read, or the file is damaged.
@@ -349,7 +349,7 @@ def look_like_names(cells: Sequence[str]) -> bool:
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether a text has a form in UTF-8: bytes that were none are lone surrogates."""
+    """Return whether a text was UTF-8: bytes that were not are lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:

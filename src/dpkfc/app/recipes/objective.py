@@ -30,7 +30,7 @@ class Judged:
 def cross_entropy(model: nn.Module, batch: Examples) -> Tensor:
     """Return the per-example losses `[B]` of a batch (inputs `[B, ...]`, labels `[B]`).
 
-    An example whose label is no class has loss 0: a private label must not end a run.
+    An example whose label is not a class has loss 0: a private label must not end a run.
     """
     inputs, labels = batch
     outputs = model(inputs)
@@ -42,7 +42,7 @@ _NO_CLASS = -100
 
 
 def _known_labels(labels: Tensor, classes: int) -> Tensor:
-    """Return labels with `_NO_CLASS` where one is no class; shares of classes stay."""
+    """Return labels with `_NO_CLASS` where one is not a class; shares of classes stay."""
     if labels.is_floating_point():
         return labels
     labels = labels.long()
@@ -79,7 +79,7 @@ def model_outputs(model: nn.Module, inputs: Tensor, chunk: int = 250) -> Iterato
 def evaluate(model: nn.Module, examples: Examples, chunk: int = 250) -> Judged:
     """Return accuracy and mean cross-entropy, and restore the model's mode afterwards.
 
-    Examples whose label is no class are left out.
+    Examples whose label is not a class are left out.
 
     Args:
         model: on any device.

@@ -14,10 +14,10 @@ from dpkfc.app.tuning.runs import Plain, Run, StudyError
 class Range:
     """Numbers from `low` to `high`, uniform or uniform in the logarithm.
 
-    With `times`, names of other ranges of the space and their powers, the bounds are those of the
-    product with them. A step of DP-SGD has length lr · C where examples are clipped. Good values
-    of lr and C so lie along a ridge that independent samples of both mostly miss. A step of DP-NGD
-    has length lr · C / √λ_safe (Eq. 16), one of DP-AdamBC lr over the root of its floor.
+    With `times`, names of other ranges of the space and their powers, the bounds hold for the
+    product with them. A step of DP-SGD has length lr · C where examples are clipped. Good values of
+    lr and C so lie along a ridge that independent samples of both mostly miss. A step of DP-NGD has
+    length lr · C / √λ_safe (Eq. 16), one of DP-AdamBC lr over the root of its floor.
     """
 
     low: float

@@ -76,7 +76,7 @@ class Source(Protocol):
     def failed(self, task: Task, reason: str, *, lost: bool) -> None:
         """Record a cell that could not be run.
 
-        `lost` says that the machine failed or the time was up, which says nothing of the cell.
+        `lost` says that the machine failed or the time was up, which says nothing about the cell.
         """
 
 
@@ -101,7 +101,7 @@ def worker_count(count: int | None) -> int:
 
 
 def end_of(budget_minutes: float | None) -> float:
-    """Return when a budget that begins now is spent, by `time.monotonic`; None is no bound.
+    """Return when a budget that begins now is spent, by `time.monotonic`; None means no bound.
 
     Raises:
         StudyError: minutes below zero, or not a number.

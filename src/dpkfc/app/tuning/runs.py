@@ -129,7 +129,7 @@ class Run:
     def identity(self) -> dict[str, Any]:
         """Return the settings that differ from the defaults of the library and decide the result.
 
-        Nothing of the machine is among them.
+        No property of the machine is among them.
 
         A recipe's file and a method's preset are resolved, so a change of either is another run; a
         setting that is added to the library later with a default that changes nothing leaves the
