@@ -598,11 +598,12 @@ class Replica:
                     _write(x.place, x.key, x.before)
                 del self._variables[key]
         objects = {}
-        for key, before in self._objects.items():
-            now = _attributes_of(self._copies[key][0])
+        for number, before in self._objects.items():
+            now = _attributes_of(self._copies[number][0])
             equal = {k: y for k, y in before.items() if self._is_as_before(y, now.get(k, _NOTHING))}
-            self._kept[key] = {k: before.get(k, _NOTHING) for k in before | now if k not in equal}
-            objects[key] = now | equal
+            changed = {k: before.get(k, _NOTHING) for k in before | now if k not in equal}
+            self._kept[number] = changed
+            objects[number] = now | equal
         self._switch(0, objects)
         self._objects.clear()
         self._restore_generators()
