@@ -376,7 +376,7 @@ def test_the_fields_are_settings_of_their_own_section(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text('[run]\nrecipe = "digits"\n[card]\nowner = "Ward 3"\ncontact = "us"\n', "utf-8")
     config = run_config(read_choices(path, {"purpose": "predict readmission"}))
-    assert config.declared == Declared(owner="Ward 3", contact="us", purpose="predict readmission")
+    assert config.card == Declared(owner="Ward 3", contact="us", purpose="predict readmission")
     assert '[card]\nowner = "Ward 3"' in to_toml(config)
     with pytest.raises(ConfigError, match="owner of a card must be one line"):
         run_config({"recipe": "digits", "owner": "two\nlines"})
