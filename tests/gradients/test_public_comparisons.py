@@ -249,3 +249,29 @@ def test_a_list_of_series_as_long_as_the_batch_is_no_mixing() -> None:
     model = OfSeries()
     model.table.requires_grad_(False)
     train_on_texts(model, listed_series)
+
+
+class Counting(Inner):
+    """Scale by the number of examples, or of passes, that a module has counted."""
+
+    def __init__(self, counts_examples: bool) -> None:
+        super().__init__(lambda h: h)
+        self.counts_examples, self.count = counts_examples, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += len(x) if self.counts_examples else 1
+        return super().forward(x) * (1 + self.count / 10)
+
+
+def test_a_module_may_count_passes_and_not_examples() -> None:
+    x = torch.randn(24, 3, dtype=torch.float64)
+    plan = PrivacyConfig(expected_batch_size=8, steps=2, test_mode_seed=1).with_noise(1.0, 1e-3, 24)
+
+    def step(model: nn.Module) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with Session(plan, model, optimizer, (x, x)) as session:
+            session.step(next(session.batches()), lambda m, b: m(b[0]).sin().sum(1))
+
+    step(Counting(False))
+    with pytest.raises(ValueError, match="the loss of a row in a batch of 16 differs"):
+        step(Counting(True))

@@ -608,6 +608,13 @@ class Replica:
         self._objects.clear()
         self._restore_generators()
 
+    def give_up(self) -> None:
+        """Do as `close_unchanged`, and leave variables that have changed as they are, for good."""
+        self.close_unchanged()
+        self._variables.clear()
+        self._classes.clear()
+        self._kept.clear()
+
     def _fill_originals(self) -> None:
         """Put what copies of containers hold into their originals, until the replica is closed."""
         pairs = [(x, y) for x, y in self._copies.values() if x is not y]

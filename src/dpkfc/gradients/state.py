@@ -198,6 +198,12 @@ class PublicCheck:
     changed: dict[tuple[str, str], set[str]] = field(default_factory=dict)
     variables: dict[str, set[str]] = field(default_factory=dict)
 
+    @contextmanager
+    def begin_afresh(self, model: nn.Module) -> Iterator[Replica]:
+        """Run the body, a pass or several, with the state that the model had before the check."""
+        with self.replica.suspended(), replicate(model) as replica:
+            yield replica
+
     def note(self, replica: Replica) -> None:
         """Note which attributes passes have changed, caches and the like aside."""
         for module, names in replica.changed_attributes().items():
@@ -345,7 +351,7 @@ def check_memory(
 
     def run(*sequence: Any, mode: Callable[[], Any] = nullcontext) -> tuple[Tensor, Replica]:
         """Return the losses of the last of several batches, in a mode, and what they changed."""
-        with check.replica.suspended(), replicate(model) as replica:
+        with check.begin_afresh(model) as replica:
             for batch in sequence[:-1]:
                 restart()
                 losses(batch)

@@ -189,6 +189,7 @@ class PrivateStep:
 
     def _close_replica(self) -> None:
         """Throw away the replica that the passes of a batch ran on, at its step."""
+        self._end_interrupted_pass()
         self._variables.close()
         replica, self._replica = self._replica, None
         if replica is not None:
@@ -309,6 +310,7 @@ class PrivateStep:
         if self._replica is None:
             self._replica = Replica()
             self._replica.add_model(self.model, has_own_hooks=False)
+        self._end_interrupted_pass()
         self._pass_variables = self._variables.enter_context(replicate_variables(self.model, None))
         recording.replica = self._replica
         recording.variables = self._variables
@@ -384,6 +386,15 @@ class PrivateStep:
         finally:
             self._end_pass()
             self._check_replica()
+
+    def _end_interrupted_pass(self) -> None:
+        """Leave variables as they are where torch called no hook, after a KeyboardInterrupt.
+
+        What the pass has changed cannot be told from what the script has done since.
+        """
+        if self._pass_variables is not None:
+            self._pass_variables.give_up()
+            self._pass_variables = None
 
     def _end_pass(self) -> None:
         """Give back variables that a pass has reached and not changed; all without a proof."""
