@@ -1,4 +1,4 @@
-"""What a page reads: run folders and results files, and one clear line for each that cannot be
+"""What a page reads: run folders and studies, and one clear line for each that cannot be
 read.
 """
 

@@ -12,7 +12,7 @@ from cyclopts.token import Token
 from dpkfc.app.settings import SECTION_OF, SETTINGS, explain_setting
 from dpkfc.terminal import make_table, open_console
 
-# What `--help` shows of the settings, by group; `--help-all` shows all of them by section.
+# What `--help` shows of the settings, by group; `dpkfc settings` shows all of them by section.
 _SHORT_HELP = {
     "Data": {
         "data": "CSV, Parquet, Feather, JSONL or image folder.",

@@ -40,7 +40,7 @@ _COMMANDS = {
     ),
     "report": (
         "report:report",
-        "Write one HTML page of run folders and results files (RUNS).\n\n"
+        "Write one HTML page of run folders and tuning studies (RUNS).\n\n"
         "It shows accuracy against ε, curves, curvature, privacy cards and commands, and "
         "fetches nothing. Files that cannot be read are named, on the page too.",
         "dpkfc report runs/* --out report.html",
