@@ -122,7 +122,7 @@ class LayerSpectra:
         ]
 
 
-def in_style(draw: Callable[_P, Item]) -> Callable[_P, Item]:
+def apply_style(draw: Callable[_P, Item]) -> Callable[_P, Item]:
     """Let a function draw in the style of all pictures, and leave the global style as it is."""
 
     @functools.wraps(draw)
@@ -167,7 +167,7 @@ def save(figure: Figure, path: Path) -> Path:
     return write_atomically(path, lambda part: figure.savefig(part, format="png"))
 
 
-@in_style
+@apply_style
 def history(curve: Curve) -> Figure:
     """Draw accuracy above and ε spent below, against the same steps."""
     figure = make_figure(_WIDTH, 4.6, curve.label, curve.caption, curve.stamp)
@@ -223,7 +223,7 @@ def _label_end(
     )
 
 
-@in_style
+@apply_style
 def comparison(curves: Sequence[Curve], title: str, caption: str = "") -> Figure:
     """Draw the accuracy of one or more runs against steps, each labelled where it ends."""
     stamp = next((curve.stamp for curve in curves if curve.stamp), "")
@@ -257,7 +257,7 @@ def _label_shifts(curves: Sequence[Curve]) -> list[float]:
     return [new - old - middle for new, old in zip(shifted, places, strict=True)]
 
 
-@in_style
+@apply_style
 def signal_to_noise(layers: Sequence[LayerSignal], caption: str = "", stamp: str = "") -> Figure:
     """Draw the signal-to-noise ratio of each layer on a logarithmic axis.
 
@@ -294,7 +294,7 @@ def signal_to_noise(layers: Sequence[LayerSignal], caption: str = "", stamp: str
     return figure
 
 
-@in_style
+@apply_style
 def spectra(layers: Sequence[LayerSpectra], caption: str = "", stamp: str = "") -> Figure:
     """Draw the eigenvalues of A and G of every layer, largest first, with the damping dashed.
 
@@ -372,7 +372,7 @@ def counts(
     return table, [str(name) for name in names]
 
 
-@in_style
+@apply_style
 def partition(
     labels: ArrayLike, pieces: Sequence[NDArray[np.int64]], *, caption: str = ""
 ) -> Figure:

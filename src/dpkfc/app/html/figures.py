@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 from dpkfc.app.html.answer import group_by_budget, interval, scores_of
 from dpkfc.app.html.groups import MethodStyle, Panel, RunGroup, collect
 from dpkfc.app.html.texts import count_text, epsilon_text, score_text
-from dpkfc.app.plots import evenly_spaced, in_style, make_figure
+from dpkfc.app.plots import apply_style, evenly_spaced, make_figure
 from dpkfc.report.text import plain
 
 MAX_LINES = 48
@@ -122,7 +122,7 @@ def _set_scores(axes: Axes, score: str, which: str = "y") -> None:
         axes.set(**{f"{which}lim": tuple(limits.values())})
 
 
-@in_style
+@apply_style
 def plot_accuracy(panel: Panel, styles: Styles) -> Plot:
     """Plot score against ε with 95 % intervals over seeds.
 
@@ -211,7 +211,7 @@ def _plot_rows(panel: Panel, styles: Styles, budgets: Sequence[float]) -> Plot:
     return canvas.finish(panel.title + budget, says)
 
 
-@in_style
+@apply_style
 def plot_learning(panel: Panel, styles: Styles) -> list[Plot]:
     """Plot score against steps: a figure for each ε, a line for the mean of each group."""
     plots = []
@@ -233,7 +233,7 @@ def plot_learning(panel: Panel, styles: Styles) -> list[Plot]:
     return plots
 
 
-@in_style
+@apply_style
 def plot_spending(panel: Panel, styles: Styles) -> list[Plot]:
     """Plot ε against steps. Return no figure where no run records ε by step."""
     curves = []
