@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -532,6 +533,18 @@ def test_train_says_its_method_and_why(tmp_path: Path):
     assert code == 0 and "method: dp-sgd (the default: level with DP-KFC" in text
     assert text.index("example of the schema") < text.index("PRIVATE, for you alone")
     assert re.search(r"PRIVATE, for you alone.*│ age +│ 0.5% +│ 1.0% +│ – +│", text, re.DOTALL)
+
+
+def test_a_dry_run_without_the_resource_module_asks_psutil(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    memory = SimpleNamespace(peak_wset=3 * 2**30)
+    psutil = SimpleNamespace(Process=lambda: SimpleNamespace(memory_info=lambda: memory))
+    monkeypatch.setitem(sys.modules, "resource", None)
+    for module, said in ((psutil, "estimated memory: 3.00 GiB"), (None, "unknown without psutil")):
+        monkeypatch.setitem(sys.modules, "psutil", module)
+        code, text = _call("train", "--recipe", "digits", "--steps", "1", "--dry-run")
+        assert code == 0 and said in text
 
 
 def test_labels_of_no_class_are_said_before_and_after_a_run(tmp_path: Path):

@@ -61,6 +61,7 @@ def test_help_and_small_commands_do_not_import_torch(run: Path, tmp_path: Path) 
     table.write_text("age,smoker,died\n", "utf-8")
     commands = [
         ["--version"],
+        *([name, "--help"] for name in ("evaluate", "predict", "export", "report", "methods")),
         ["calibrate", "-e", "1", "-n", "60000", "-b", "256", "--steps", "3"],
         ["epsilon", "-s", "1.1", "-n", "60000", "-b", "256", "--steps", "3"],
         ["ledger", "verify", str(run)],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
 import sys
 import time
 from dataclasses import dataclass
@@ -33,7 +33,8 @@ class Estimate:
     Attributes:
         seconds: of all steps and refreshes, without evaluations.
         measured: steps that were measured.
-        memory: peak bytes of the process or accelerator; None where the system does not tell.
+        memory: peak bytes of the process or accelerator; None on Windows
+            without psutil.
     """
 
     seconds: float
@@ -65,8 +66,10 @@ def preview(config: RunConfig, console: Console) -> None:
         f"estimated time: {duration} and evaluations, from {steps} on rows of zeros",
         highlight=False,
     )
+    memory = "unknown without psutil; `pip install psutil`"
     if estimate.memory is not None:
-        console.print(f"estimated memory: {estimate.memory / 2**30:.2f} GiB", highlight=False)
+        memory = f"{estimate.memory / 2**30:.2f} GiB"
+    console.print(f"estimated memory: {memory}", markup=False, highlight=False)
     print_shares(console, prepared.data.figures)
     console.print("dry run: no budget is spent and no file is written", highlight=False)
 
@@ -110,9 +113,13 @@ def _peak_bytes(device: torch.device) -> int | None:
     """Return the most bytes that a device, or this process on a CPU, has held."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    if importlib.util.find_spec("resource") is None:  # on Windows
-        return None
-    import resource
+    with contextlib.suppress(ImportError):
+        import resource
 
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    with contextlib.suppress(ImportError):  # Windows
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+    return None

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dpkfc.app import audit_folder as audits
 from dpkfc.app.commands.flags import SettingsWithoutFolder
-from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.settings_file import read_choices
 from dpkfc.app.toml import ConfigError
 from dpkfc.terminal import Whole, open_console
@@ -35,6 +33,9 @@ def audit(
         quiet: No progress bar.
         settings: flags of settings that were given.
     """
+    from dpkfc.app import audit_folder as audits
+    from dpkfc.app.recipes.catalogue import run_config
+
     console = open_console()
     if run is not None and (settings or config is not None):
         raise ConfigError(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dpkfc.app.commands.flags import SettingsOfModel
 from dpkfc.app.commands.train import announce, results_table
-from dpkfc.app.demos import ENGINES, federated_demo
-from dpkfc.app.demos import demo as run_demo
 from dpkfc.app.methods import METHOD_LABELS
 from dpkfc.app.settings_file import read_choices
 from dpkfc.terminal import Whole, open_console
@@ -24,6 +22,8 @@ def demo(
         quiet: No progress bar.
         settings: flags of settings that were given.
     """
+    from dpkfc.app.demos import demo as run_demo
+
     console = open_console()
     result = run_demo(read_choices(None, settings or {}), out, None if quiet else console)
     for run in result.results.values():
@@ -52,6 +52,8 @@ def demo_federated(
         engine: here (one process), flower (its simulation), or both.
         quiet: No progress bar.
     """
+    from dpkfc.app.demos import ENGINES, federated_demo
+
     console = open_console()
     result = federated_demo(
         out,

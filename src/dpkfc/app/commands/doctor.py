@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dpkfc.app.commands.flags import SettingsOfModel
-from dpkfc.app.doctor import doctor_report
 from dpkfc.terminal import open_console
 
 
@@ -21,4 +20,6 @@ def doctor(
         input_shape: Shape of one input of a factory's model, e.g. 3,32,32.
         settings: flags of settings that were given.
     """
+    from dpkfc.app.doctor import doctor_report
+
     doctor_report(model, settings or {}, input_shape, open_console())

@@ -7,15 +7,6 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from dpkfc.app.owndata.display import print_shares
-from dpkfc.app.owndata.predictions import (
-    evaluate_examples,
-    evaluate_records,
-    export_model,
-    load_run,
-    read_records,
-    write_predictions,
-)
 from dpkfc.app.toml import ConfigError
 from dpkfc.terminal import make_table, open_console, print_line
 
@@ -34,6 +25,9 @@ def predict(
         data: A file of the form that was trained on.
         out: CSV file of what is predicted.
     """
+    from dpkfc.app.owndata.display import print_shares
+    from dpkfc.app.owndata.predictions import load_run, read_records, write_predictions
+
     if out.resolve() == data.resolve():
         raise ConfigError(f"--out {out} is the file of --data; choose another")
     trained = load_run(run)
@@ -60,6 +54,13 @@ def evaluate_run(
         label_file: Table of image files and labels.
         public: Anyone may see the file and figures of it.
     """
+    from dpkfc.app.owndata.predictions import (
+        evaluate_examples,
+        evaluate_records,
+        load_run,
+        read_records,
+    )
+
     trained = load_run(run)
     if data or label_file:
         folder = data or Path(trained.config.data.data)
@@ -115,6 +116,8 @@ def export_run(
         form: torch (a program), safetensors (weights) or onnx.
         out: The file; left out: in RUN/export.
     """
+    from dpkfc.app.owndata.predictions import export_model, load_run
+
     trained = load_run(run)
     path = export_model(trained, run, form, out)
     console = open_console()

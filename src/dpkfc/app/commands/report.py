@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpkfc.app.html.page import write_page
-from dpkfc.app.html.texts import count_text
-from dpkfc.report.text import plain
 from dpkfc.terminal import print_error, print_line
 
 
@@ -24,6 +21,10 @@ def report(
         out: The page; an earlier report is replaced.
         title: Heading of the page.
     """
+    from dpkfc.app.html.page import write_page
+    from dpkfc.app.html.texts import count_text
+    from dpkfc.report.text import plain
+
     contents = write_page(runs, out, title=title)
     for path, why in contents.broken:
         print_error(f"not shown: {plain(path)}: {why}")

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from rich.table import Table
 
-from dpkfc.app import train as training
 from dpkfc.app.commands.flags import Settings, print_every_flag
-from dpkfc.app.owndata.display import print_shares, schema_table
 from dpkfc.app.place import MOVABLE
-from dpkfc.app.preview import preview
-from dpkfc.app.recipes.catalogue import recipe_of, run_config
-from dpkfc.app.recipes.recipe import Recipe
-from dpkfc.app.results import Result
-from dpkfc.app.settings import RunConfig
 from dpkfc.app.settings_file import read_choices, to_toml
 from dpkfc.app.toml import ConfigError
 from dpkfc.report.text import rounded_up
 from dpkfc.terminal import INTERRUPTED, make_table, open_console, print_error, print_line
 from dpkfc.torchrun import is_first, is_launched
+
+if TYPE_CHECKING:
+    from dpkfc.app.recipes.recipe import Recipe
+    from dpkfc.app.results import Result
+    from dpkfc.app.settings import RunConfig
 
 
 def train(
@@ -44,6 +42,11 @@ def train(
         quiet: No progress bar.
         settings: flags of settings that were given.
     """
+    from dpkfc.app import train as training
+    from dpkfc.app.owndata.display import schema_table
+    from dpkfc.app.preview import preview
+    from dpkfc.app.recipes.catalogue import recipe_of, run_config
+
     given = settings or {}
     if resume is not None and (given.keys() - set(MOVABLE) or config is not None or dry_run):
         raise ConfigError(
@@ -78,6 +81,8 @@ def _describe_method(recipe: Recipe, choices: dict[str, Any], settings: RunConfi
 
 def announce(result: Result) -> None:
     """Print the result of a run, and how to continue it."""
+    from dpkfc.app.owndata.display import print_shares
+
     if result.interrupted:
         again = "the same command" if is_launched() else f"dpkfc train --resume {result.folder}"
         print_error(f"stopped after step {result.steps}; continue with: {again}")
@@ -127,6 +132,8 @@ def every_setting(
         config: TOML file of settings; flags win.
         settings: flags of settings that were given.
     """
+    from dpkfc.app.recipes.catalogue import run_config
+
     if config is None and not settings:
         print_every_flag()
         return

@@ -10,11 +10,7 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from dpkfc.app.commands.flags import SettingsOfSearch
-from dpkfc.app.owndata.recipes import own_kind
 from dpkfc.app.settings_file import read_choices
-from dpkfc.app.tuning import tune as tuning
-from dpkfc.app.tuning.pool import worker_count
-from dpkfc.app.tuning.tune import TuneSettings, percent, settings_text
 from dpkfc.report.text import rounded_up
 from dpkfc.terminal import Whole, make_table, open_console, resumable
 
@@ -52,11 +48,15 @@ def tune(
         quiet: No progress bar.
         settings: flags of settings of all trials that were given.
     """
+    from dpkfc.app.owndata.recipes import own_kind
+    from dpkfc.app.tuning import tune as tuning
+    from dpkfc.app.tuning.pool import worker_count
+
     console = open_console()
     given = read_choices(None, settings or {})
     recipe = own_kind({**given, "recipe": recipe}) or recipe
     folder = out or Path("runs") / f"tune-{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
-    study = TuneSettings(
+    study = tuning.TuneSettings(
         recipe=recipe,
         methods=tuple(method),
         trials=trials,
@@ -86,6 +86,8 @@ def tune(
 
 
 def _tuned_table(tuned: Any) -> Table:
+    from dpkfc.app.tuning.tune import percent, settings_text
+
     title = (
         f"{tuned.recipe}: each trial ε = {rounded_up(tuned.epsilon)}; accuracy on "
         f"{tuned.validation:,} validation examples"
