@@ -338,3 +338,9 @@ def test_a_method_takes_one_line_of_80_columns_and_its_sheet_says_the_rest():
     assert "one pass over the probe a refresh" in "\n".join(lines)
     sheet = call("methods", "gep").output
     assert "extra privacy cost" in sheet and METHODS["gep"].source[:20] in sheet
+
+
+def test_the_name_of_a_file_is_printed_as_it_is(tmp_path: Path):
+    table, out = tmp_path / "table.csv", tmp_path / "[bold]schema[1].toml"
+    table.write_text("age,died\n", "utf-8")
+    assert str(out) in call("schema", table, "--target", "died", "--out", out).stdout

@@ -84,7 +84,7 @@ def reproduce(
         "workers": worker_count(workers),
     }
     failed = False
-    with resumable(console, f"the same command goes on (reports so far: {out})"):
+    with resumable(f"the same command goes on (reports so far: {out})"):
         if tables and smoke:
             failed = _show_smoke(tables, out, console, columns=columns, end=end, **common)
         elif tables:

@@ -30,7 +30,15 @@ from rich.table import Column, Table
 
 from dpkfc.allocator import keep_freed_memory
 from dpkfc.report.text import rounded_up
-from dpkfc.terminal import INTERRUPTED, MEANT, Whole, open_console, print_error, quiet_libraries
+from dpkfc.terminal import (
+    INTERRUPTED,
+    MEANT,
+    Whole,
+    open_console,
+    print_error,
+    print_line,
+    quiet_libraries,
+)
 from dpkfc.torchrun import check_single
 
 # Errors whose message is written for users.
@@ -271,14 +279,13 @@ def total(
     from dpkfc.report.total import describe_total, total_of_ledgers
 
     composed = total_of_ledgers(runs, delta)
-    console = open_console()
     if as_json:
         text = json.dumps(describe_total(composed), indent=1, ensure_ascii=False)
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        print_line(text)
         return
     for doubt in composed.doubts:
-        console.print(doubt, markup=False, soft_wrap=True)
-    console.print(total_table(composed))
+        print_line(doubt)
+    open_console().print(total_table(composed))
 
 
 @app.command()

@@ -79,12 +79,12 @@ def print_error(text: str) -> None:
 
 
 @contextmanager
-def resumable(console: Console, how: str) -> Iterator[None]:
+def resumable(how: str) -> Iterator[None]:
     """Print how to continue if Ctrl-C stops the body, and exit with 130."""
     try:
         yield
     except KeyboardInterrupt:
-        console.print(f"stopped; {how}", soft_wrap=True)
+        print_line(f"stopped; {how}")
         raise SystemExit(INTERRUPTED) from None
 
 

@@ -19,6 +19,7 @@ from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import check_budget, prepare
 from dpkfc.report.tables import plan_table
 from dpkfc.session import Session
+from dpkfc.terminal import print_line
 from dpkfc.torchrun import is_launched
 
 # Steps are measured until one of these is reached; the first step has a refresh of its own.
@@ -62,16 +63,13 @@ def preview(config: RunConfig, console: Console) -> None:
     estimate = measure_run(prepared)
     duration = timedelta(seconds=round(estimate.seconds))
     steps = f"{estimate.measured} step" + "s" * (estimate.measured > 1)
-    console.print(
-        f"estimated time: {duration} and evaluations, from {steps} on rows of zeros",
-        highlight=False,
-    )
+    print_line(f"estimated time: {duration} and evaluations, from {steps} on rows of zeros")
     memory = "unknown without psutil; `pip install psutil`"
     if estimate.memory is not None:
         memory = f"{estimate.memory / 2**30:.2f} GiB"
-    console.print(f"estimated memory: {memory}", markup=False, highlight=False)
+    print_line(f"estimated memory: {memory}")
     print_shares(console, prepared.data.figures)
-    console.print("dry run: no budget is spent and no file is written", highlight=False)
+    print_line("dry run: no budget is spent and no file is written")
 
 
 def measure_run(prepared: Prepared) -> Estimate:

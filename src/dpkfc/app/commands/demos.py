@@ -6,7 +6,7 @@ from dpkfc.app.commands.flags import SettingsOfModel
 from dpkfc.app.commands.train import announce, results_table
 from dpkfc.app.methods import METHOD_LABELS
 from dpkfc.app.settings_file import read_choices
-from dpkfc.terminal import Whole, open_console
+from dpkfc.terminal import Whole, open_console, print_line
 
 
 def demo(
@@ -32,7 +32,7 @@ def demo(
     console.print(
         results_table({METHOD_LABELS[method]: run for method, run in result.results.items()})
     )
-    console.print(f"pictures and privacy cards: {result.folder}", soft_wrap=True)
+    print_line(f"pictures and privacy cards: {result.folder}")
 
 
 def demo_federated(
@@ -63,5 +63,5 @@ def demo_federated(
         engines=ENGINES if engine == "both" else (engine,),
     )
     console.print(result.table)
-    console.print("One run each, with its own noise: differences of a point or two are that noise.")
-    console.print(f"pictures, ledgers and privacy cards: {result.folder}", soft_wrap=True)
+    print_line("One run each, with its own noise: differences of a point or two are that noise.")
+    print_line(f"pictures, ledgers and privacy cards: {result.folder}")

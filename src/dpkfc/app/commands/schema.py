@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dpkfc.app.owndata.proposals import empty_schema
 from dpkfc.app.run_folder import RunFolderError, write_text
-from dpkfc.terminal import open_console
+from dpkfc.terminal import open_console, print_line
 
 
 def write_schema(
@@ -34,4 +34,4 @@ def write_schema(
     if out.exists():
         raise RunFolderError(f"{out} exists and may be filled in; choose another name with --out")
     write_text(out, content)
-    open_console().print(f"schema to fill in: {out}", soft_wrap=True)
+    print_line(f"schema to fill in: {out}")

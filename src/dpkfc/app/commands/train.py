@@ -93,16 +93,15 @@ def announce(result: Result) -> None:
     console.print(results_table({result.curve.label: result}))
     if result.stamp:
         console.print(f"[bold red]{result.stamp}[/bold red]")
-    console.print(f"run folder: {result.folder}", soft_wrap=True)
+    print_line(f"run folder: {result.folder}")
     if result.errors:
         errors = ", ".join(f"{name} {value:.5g}" for name, value in result.errors.items())
         print_line(f"{errors} ({result.measured_on}; ε does not cover these figures)")
     print_shares(console, result.figures)
     if result.head:
-        console.print(
+        print_line(
             f"ledger: {result.releases} releases, head {result.head} (send both to the person who"
-            " will check the run)",
-            soft_wrap=True,
+            " will check the run)"
         )
 
 

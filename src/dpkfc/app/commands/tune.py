@@ -12,7 +12,7 @@ from rich.table import Table
 from dpkfc.app.commands.flags import SettingsOfSearch
 from dpkfc.app.settings_file import read_choices
 from dpkfc.report.text import rounded_up
-from dpkfc.terminal import Whole, make_table, open_console, resumable
+from dpkfc.terminal import Whole, make_table, open_console, print_line, resumable
 
 
 def tune(
@@ -66,7 +66,7 @@ def tune(
         optimizer=optimizer,
         settings=given,
     )
-    with resumable(console, f"go on with the same command and --out {folder}"):
+    with resumable(f"go on with the same command and --out {folder}"):
         tuned = tuning.tune(
             study,
             folder,
@@ -81,8 +81,8 @@ def tune(
         lines.append(f"not finished: go on with the same command and --out {folder}")
     lines += [tuned.statement.replace("**", ""), tuned.unpublished]
     for line in filter(None, lines):
-        console.print(line, soft_wrap=True, highlight=False)
-    console.print(f"report: {folder / 'tune.md'}", soft_wrap=True)
+        print_line(line)
+    print_line(f"report: {folder / 'tune.md'}")
 
 
 def _tuned_table(tuned: Any) -> Table:
