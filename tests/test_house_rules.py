@@ -26,8 +26,8 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
     "core": 267_900,
-    "app": 93_450,
-    "papers": 87_050,
+    "app": 96_350,
+    "papers": 87_120,
     "benchmarks": 35_000,
 }
 LINALG = {"Outer", "Lookup", "Tied", "PerExample", "ConvBlock", "Patched", "MaterializedGradients"}

@@ -14,7 +14,7 @@ pytest.importorskip("sklearn")
 
 from dpkfc.app.owndata.tasks import Task, judgement
 from dpkfc.app.recipes.catalogue import run_config
-from dpkfc.app.recipes.objective import cross_entropy, evaluate, score_classes
+from dpkfc.app.recipes.objective import cross_entropy, evaluate
 from dpkfc.app.run_folder import Metrics
 from dpkfc.app.settings import make_config
 from dpkfc.app.toml import ConfigError
@@ -108,23 +108,14 @@ def test_public_validation_without_labels_is_one_error(tmp_path: Path):
         prepare(config)
 
 
-def test_scores_of_classes():
-    model = torch.nn.Identity()
-    model.register_parameter("unused", torch.nn.Parameter(torch.zeros(1)))
-    outputs = torch.eye(4)[[0, 0, 1, 1, 1]]
-    scores = score_classes(model, (outputs, torch.tensor([0, 1, 1, 1, 2])))
-    assert [score.recall for score in scores] == [1.0, pytest.approx(2 / 3), 0.0, None]
-    assert [score.precision for score in scores] == [0.5, pytest.approx(2 / 3), None, None]
-    assert [score.examples for score in scores] == [1, 3, 1, 0]
-
-
 @pytest.mark.slow
-def test_a_run_writes_the_scores_of_its_classes(tmp_path: Path):
+def test_a_run_writes_its_scores(tmp_path: Path):
     out = tmp_path / "run"
-    run(run_config({**BASE, "steps": 3, "out": str(out)}))
-    content = json.loads((out / "classes.json").read_text("utf-8"))
+    result = run(run_config({**BASE, "steps": 3, "out": str(out)}))
+    content = json.loads((out / "scores.json").read_text("utf-8"))
     card = json.loads((out / "privacy_card.json").read_text("utf-8"))
     assert content["measured_on"] == "test" and len(content["classes"]) == 10
-    recalls = [score["recall"] for score in content["classes"]]
-    assert card["results"]["lowest recall of a class on the test set"] == min(recalls)
-    assert any("classes.json" in name for name in card["not_private"])
+    assert sum(map(sum, content["confusion"])) == content["examples"]
+    assert content["scores"][0]["value"] == pytest.approx(result.accuracy)
+    assert "constant guess" in card["results"]["AUROC, mean of each class against the rest, test"]
+    assert any("scores.json" in name for name in card["not_private"])

@@ -9,8 +9,9 @@ from torch import nn
 
 from dpkfc.app.datasets.examples import Examples, ExampleSet
 from dpkfc.app.models import linear_from_zero
-from dpkfc.app.recipes.objective import Judged, Objective, squared_error
+from dpkfc.app.recipes.objective import Judged, Objective, model_outputs, squared_error
 from dpkfc.app.recipes.recipe import Recipe
+from dpkfc.app.scores import Scores, score_numbers
 from dpkfc.app.settings import RunConfig
 
 # Linear regression on synthetic data, for sweeps of the noise multiplier. DiSK, Figure 6a, is a
@@ -51,6 +52,11 @@ def _judge_numbers(model: nn.Module, examples: Examples) -> Judged:
     return Judged(1.0 - error / float(targets.var(correction=0)), error)
 
 
+def _score_numbers(model: nn.Module, examples: Examples) -> Scores:
+    predicted = torch.cat([output.squeeze(1).cpu() for output in model_outputs(model, examples[0])])
+    return score_numbers(predicted.numpy(), examples[1].cpu().numpy())
+
+
 def _distance(judged: Judged) -> dict[str, float]:
     excess = judged.loss - REGRESSION_ERROR**2
     return {"squared error above the error of the weights behind the data": excess}
@@ -75,5 +81,6 @@ LINEAR_REGRESSION = Recipe(
         score="share of variance explained",
         mean_loss="mean squared error",
         also=_distance,
+        scores=_score_numbers,
     ),
 )

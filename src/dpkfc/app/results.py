@@ -16,8 +16,9 @@ from dpkfc.app import plots
 from dpkfc.app.assembly import Prepared, describe_choice, make_kfac
 from dpkfc.app.methods import METHOD_LABELS
 from dpkfc.app.plots import Curve, LayerSignal, LayerSpectra
-from dpkfc.app.recipes.objective import ClassScore
+from dpkfc.app.recipes.objective import finite
 from dpkfc.app.run_folder import LAST_PLOT, Metrics, Row, RunFolder, not_private
+from dpkfc.app.scores import Scores, missing_score
 from dpkfc.app.settings import RunConfig
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.kfac import KFAC
@@ -40,7 +41,7 @@ class Result:
     Attributes:
         folder: the run folder.
         accuracy: of the released weights on the test or validation set, in [0, 1]; the score of a
-            task without classes.
+            task without classes. NaN where no example of the set has a known label.
         measured_on: which of the two.
         epsilon: spent.
         steps: releases made.
@@ -54,6 +55,9 @@ class Result:
         errors: further figures of the task on the same set, by name.
         releases: lines of the ledger then, which are more than steps where some are for bounds.
         figures: of the schema of own data: shares that were clamped, missing or unknown. PRIVATE.
+        scores: of the released weights on the same set; None for a run without results, or a task
+            without them.
+        classes: names of the classes.
     """
 
     folder: Path
@@ -71,6 +75,8 @@ class Result:
     errors: Mapping[str, float] = field(default_factory=dict)
     releases: int = 0
     figures: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    scores: Scores | None = None
+    classes: Sequence[str] = ()
 
 
 def evaluated_weights(session: Session) -> AbstractContextManager[None]:
@@ -85,24 +91,30 @@ def evaluated_weights(session: Session) -> AbstractContextManager[None]:
 
 def write_results(
     prepared: Prepared, folder: RunFolder, session: Session, metrics: Metrics
-) -> None:
-    """Write what a finished run leaves next to settings, ledger and checkpoint."""
-    score = prepared.recipe.task.classes
-    with evaluated_weights(session):
-        classes = score(prepared.model, prepared.evaluation_examples) if score else []
-    if classes:
-        rows = [dataclasses.asdict(score) for score in classes]
-        folder.write_json(folder.classes, {"measured_on": metrics.measured_on, "classes": rows})
-    card = build_card(prepared.plan, _facts(prepared, session, metrics, classes))
+) -> Scores | None:
+    """Write what a finished run leaves next to settings, ledger and checkpoint.
+
+    Returns:
+        The scores of the released weights; None for a task without them.
+    """
+    recipe = prepared.recipe
+    scores = None
+    if recipe.task.scores is not None:
+        with evaluated_weights(session):
+            scores = recipe.task.scores(prepared.model, prepared.evaluation_examples)
+        content = {"measured_on": metrics.measured_on, **scores.as_json(recipe.classes)}
+        folder.write_json(folder.scores, content)
+    card = build_card(prepared.plan, _facts(prepared, session, metrics, scores))
     metrics.write(folder.metrics)
     write_weights_and_card(folder.path, session.released_state(), session.ledger, card)
     history = plots.history(curve_of(prepared, metrics))
     plots.save(history, folder.plots / "accuracy_and_epsilon.png")
     _plot_curvature(prepared, folder, session)
+    return scores
 
 
 def _facts(
-    prepared: Prepared, session: Session, metrics: Metrics, classes: Sequence[ClassScore]
+    prepared: Prepared, session: Session, metrics: Metrics, scores: Scores | None
 ) -> CardFacts:
     config = prepared.config
     seeds = {"initial weights and probes": config.run.seed}
@@ -116,7 +128,7 @@ def _facts(
         assumed_public=_assumed_public(prepared),
         chosen_by=describe_choice(config),
         not_private={**_unprotected(prepared), **session.unprotected_figures},
-        results=_scores(prepared, metrics.evaluated()[-1], classes),
+        results=_results(prepared, metrics.evaluated()[-1], scores),
         seeds=seeds,
         refreshes=metrics.refreshes,
         settings={
@@ -143,17 +155,15 @@ def _early_end(prepared: Prepared, metrics: Metrics) -> dict[str, str]:
     return {"early end": f"after step {last} by the {measured}; all {planned} steps are charged"}
 
 
-def _scores(prepared: Prepared, last: Row, classes: Sequence[ClassScore]) -> dict[str, Any]:
-    """Return score, mean loss and the further figures of the task, by name."""
+def _results(prepared: Prepared, last: Row, scores: Scores | None) -> dict[str, Any]:
+    """Return score, mean loss, the further figures of the task, and all scores, by name."""
     measured_on = prepared.config.run.eval_on
     figures: dict[str, Any] = dict(prepared.recipe.task.figures(last.accuracy, last.loss))
-    for name in ("recall", "precision"):
-        values = [getattr(score, name) for score in classes]
-        known = [value for value in values if value is not None]
-        if known:
-            figures[f"lowest {name} of a class"] = min(known)
-    scores = {f"{name} on the {measured_on} set": value for name, value in figures.items()}
-    return {**scores, f"{measured_on} examples": len(prepared.evaluation_examples[1])}
+    if finite(last.accuracy) is None:
+        figures[prepared.recipe.task.score] = missing_score(scores, measured_on)
+    rows = {f"{name} on the {measured_on} set": value for name, value in figures.items()}
+    rows[f"{measured_on} examples"] = len(prepared.evaluation_examples[1])
+    return rows | (scores.card_rows(measured_on, prepared.recipe.classes) if scores else {})
 
 
 def _card_settings(config: RunConfig) -> dict[str, Any]:
@@ -226,13 +236,14 @@ def _unprotected(prepared: Prepared) -> dict[str, str]:
     figures["progress bar: clipped fraction, examples/s"] = (
         "computed from private examples before noise"
     )
-    results = "this card: results; classes.json; plots/accuracy_and_epsilon.png: accuracy"
+    results = "this card: results; scores.json; plots/accuracy_and_epsilon.png: accuracy"
     return {**figures, results: columns["accuracy"]}
 
 
 def curve_of(prepared: Prepared, metrics: Metrics) -> Curve:
     """Return accuracy and ε of a run for plots, with the exact ε of a few dozen steps."""
-    plan, evaluated = prepared.plan, metrics.evaluated()
+    plan = prepared.plan
+    evaluated = [row for row in metrics.evaluated() if finite(row.accuracy) is not None]
     done = metrics.rows[-1].step
     fractions = [(i / _EPSILON_POINTS) ** 1.5 for i in range(_EPSILON_POINTS + 1)]
     epsilon = {}

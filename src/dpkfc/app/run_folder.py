@@ -58,8 +58,8 @@ class RunFolder:
     ledger = _Place("ledger.jsonl")
     # State from which a run continues.
     checkpoint = _Place("checkpoint")
-    # Recall and precision of each class on held-out examples.
-    classes = _Place("classes.json")
+    # Scores on held-out examples.
+    scores = _Place("scores.json")
     # The privacy card as JSON; a Markdown form is next to it.
     card = _Place("privacy_card.json")
     # PNG files.
@@ -317,7 +317,7 @@ class Row:
     Attributes:
         step: steps done, from 1; row 0 is the untrained model.
         epsilon: ε spent after the step, never below the truth.
-        accuracy: share of right answers, where it was measured.
+        accuracy: share of right answers, where it was measured; NaN if no label was known.
         loss: mean loss, where it was measured.
         seconds: wall time of the step. NOT PRIVATE.
         batch_size: realised logical batch. NOT PRIVATE.
@@ -380,11 +380,12 @@ class Metrics:
     def add(self, row: Row) -> None:
         """Append a row, or replace the last row of the same step.
 
-        A figure that is not finite becomes None.
+        A figure that is not finite becomes None, but for an accuracy without known labels.
         """
         known = {}
         for name, value in vars(row).items():
-            if name == "epsilon" or not isinstance(value, float) or math.isfinite(value):
+            is_kept = name in ("epsilon", "accuracy")
+            if is_kept or not isinstance(value, float) or math.isfinite(value):
                 known[name] = value
         if self.rows and self.rows[-1].step == row.step:
             self.rows.pop()

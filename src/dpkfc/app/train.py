@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -39,6 +40,7 @@ from dpkfc.app.recipes.objective import evaluate
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.results import Result, curve_of, evaluated_weights, write_results
 from dpkfc.app.run_folder import Metrics, Row, RunFolder, RunFolderError
+from dpkfc.app.scores import Scores
 from dpkfc.app.settings import RunConfig
 from dpkfc.app.settings_file import (
     check_unchanged,
@@ -250,7 +252,8 @@ class TrainingProgress:
     def accuracy(self, value: float, measured_on: str) -> None:
         """Show the accuracy that was measured last; the time it took does not count as training."""
         self._last = time.perf_counter()
-        self._progress.update(self._task, accuracy=f"[green]{measured_on} {100 * value:.1f} %")
+        share = f"{100 * value:.1f} %" if math.isfinite(value) else "–"
+        self._progress.update(self._task, accuracy=f"[green]{measured_on} {share}")
 
     def __enter__(self) -> TrainingProgress:
         self._progress.start()
@@ -842,10 +845,11 @@ def _train(
         ) as progress:
             interrupted = loop.run(progress)
         ranks.run_on_all(partial(check_finite, session.layers))
+        scores = None
         if not interrupted and not figures_only:
             write = partial(write_results, prepared, folder, session, metrics)
-            ranks.broadcast_from_rank0(write, "results")
-        return _make_result(prepared, folder, session, metrics, interrupted)
+            scores = ranks.broadcast_from_rank0(write, "results")
+        return _make_result(prepared, folder, session, metrics, interrupted, scores)
 
 
 def _announce_receipt(receipt: Receipt, console: Console) -> None:
@@ -1033,14 +1037,19 @@ def _row(record: StepRecord, epsilon: float) -> Row:
 
 
 def _make_result(
-    prepared: Prepared, folder: RunFolder, session: Session, metrics: Metrics, interrupted: bool
+    prepared: Prepared,
+    folder: RunFolder,
+    session: Session,
+    metrics: Metrics,
+    interrupted: bool,
+    scores: Scores | None,
 ) -> Result:
     """Return the result of a run that has ended, with the figures of its last evaluation."""
     last = metrics.evaluated()[-1]
     task = prepared.recipe.task
     return Result(
         folder=folder.path,
-        accuracy=last.accuracy or 0.0,
+        accuracy=math.nan if last.accuracy is None else last.accuracy,
         measured_on=prepared.config.run.eval_on,
         epsilon=session.epsilon,
         steps=session.steps_done,
@@ -1054,4 +1063,6 @@ def _make_result(
         errors=task.further(last.accuracy, last.loss),
         releases=session.ledger.count,
         figures=prepared.data.figures,
+        scores=scores,
+        classes=prepared.recipe.classes,
     )

@@ -7,8 +7,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from dpkfc.app.commands.score_tables import print_scores
+from dpkfc.app.scores import digits
 from dpkfc.app.toml import ConfigError
-from dpkfc.terminal import make_table, open_console, print_line
+from dpkfc.terminal import open_console, print_line
 
 
 def predict(
@@ -72,34 +74,19 @@ def evaluate_run(
     console = open_console()
     judged = evaluation.judged
     named = trained.recipe.task.figures(judged.accuracy, judged.loss)
-    figures = [f"{name} {_number(value)}" for name, value in named.items()]
+    figures = [f"{name} {digits(value)}" for name, value in named.items()]
     line = f"{', '.join(figures)}, {evaluation.examples:,} records"
     if evaluation.unlabelled:
         line += f"; {evaluation.unlabelled:,} without a known target left out"
     console.print(line, highlight=False)
-    if evaluation.classes:
-        numbers = ("records", "recall", "precision")
-        table = make_table("class", *numbers, right=numbers)
-        for name, count, recall, precision in evaluation.classes:
-            table.add_row(name, f"{count:,}", _percent(recall), _percent(precision))
-        console.print(table)
+    if evaluation.scores is not None:
+        print_scores(console, evaluation.scores, trained.recipe.classes)
     if not public:
         console.print(
             "PRIVATE: ε does not protect these figures from the records they are computed on;"
             " --public says that anyone may see the file.",
             highlight=False,
         )
-
-
-def _number(value: float | None) -> str:
-    """Return four places of a number below ten, five digits of a greater one."""
-    if value is None:
-        return "–"
-    return f"{value:.4f}" if abs(value) < 10 else f"{value:.5g}"
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1%}"
 
 
 def export_run(

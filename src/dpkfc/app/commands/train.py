@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +11,9 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from dpkfc.app.commands.flags import Settings, print_every_flag
+from dpkfc.app.commands.score_tables import print_scores
 from dpkfc.app.place import MOVABLE
+from dpkfc.app.scores import missing_score
 from dpkfc.app.settings_file import read_choices, to_toml
 from dpkfc.app.toml import ConfigError
 from dpkfc.report.text import rounded_up
@@ -81,7 +84,7 @@ def _describe_method(recipe: Recipe, choices: dict[str, Any], settings: RunConfi
 
 def announce(result: Result) -> None:
     """Print the result of a run, and how to continue it."""
-    from dpkfc.app.owndata.display import print_shares
+    from dpkfc.app.owndata.display import MARK, print_shares
 
     if result.interrupted:
         again = "the same command" if is_launched() else f"dpkfc train --resume {result.folder}"
@@ -93,6 +96,9 @@ def announce(result: Result) -> None:
     console.print(results_table({result.curve.label: result}))
     if result.stamp:
         console.print(f"[bold red]{result.stamp}[/bold red]")
+    if result.scores is not None:
+        print_line(f"{MARK}: scores on the {result.measured_on} set, which ε does not cover")
+        print_scores(console, result.scores, result.classes)
     print_line(f"run folder: {result.folder}")
     if result.errors:
         errors = ", ".join(f"{name} {value:.5g}" for name, value in result.errors.items())
@@ -112,12 +118,19 @@ def results_table(results: dict[str, Result]) -> Table:
     for label, result in results.items():
         table.add_row(
             label,
-            f"{100 * result.accuracy:.1f} % ({result.measured_on})",
+            score_cell(result),
             rounded_up(result.epsilon),
             f"{result.steps:,}",
             f"{result.seconds:.1f}",
         )
     return table
+
+
+def score_cell(result: Result) -> str:
+    """Return the score of a run, or why it has none."""
+    if math.isnan(result.accuracy):
+        return missing_score(result.scores, result.measured_on)
+    return f"{100 * result.accuracy:.1f} % ({result.measured_on})"
 
 
 def every_setting(

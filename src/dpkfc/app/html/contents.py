@@ -18,6 +18,7 @@ from typing import Any
 from dpkfc.app.datasets.unpacking import UnpackedSizeError
 from dpkfc.app.plots import evenly_spaced
 from dpkfc.app.recipes.catalogue import run_config
+from dpkfc.app.recipes.objective import finite
 from dpkfc.app.run_folder import Metrics, RunFolder
 from dpkfc.app.settings_file import MACHINE, known_settings
 from dpkfc.app.toml import ConfigError, ensure_text, tomllib
@@ -242,7 +243,8 @@ def _read_run_folder(path: Path) -> RunSummary:
     card = _read_card(folder.card)
     guarantee = card["guarantee"]
     metrics = _read_metrics(folder.metrics)
-    curve = [(float(row.step), row.accuracy or 0.0) for row in metrics.evaluated()]
+    evaluated = [(float(row.step), finite(row.accuracy)) for row in metrics.evaluated()]
+    curve = [(step, value) for step, value in evaluated if value is not None]
     seconds = [row.seconds for row in metrics.rows if row.seconds is not None]
     spending = [(row.step, row.epsilon) for row in metrics.rows if number(row.epsilon) is not None]
     method, _, task = str(card.get("title", path.name)).partition(" on ")

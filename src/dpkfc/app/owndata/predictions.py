@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,16 +19,14 @@ from dpkfc.app.datasets.errors import DatasetError, damaged_error
 from dpkfc.app.datasets.examples import Examples
 from dpkfc.app.owndata.records import Records
 from dpkfc.app.recipes.catalogue import recipe_of
-from dpkfc.app.recipes.objective import CLASSIFICATION, Judged, model_outputs, score_classes
+from dpkfc.app.recipes.objective import Judged, model_outputs
 from dpkfc.app.recipes.recipe import Recipe, compute_features
 from dpkfc.app.run_folder import RunFolder, RunFolderError, write_atomically
+from dpkfc.app.scores import NO_LABEL, Scores
 from dpkfc.app.settings import RunConfig
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import read_settings
 from dpkfc.features import build_features
-
-# Name, number of records, recall and precision of a class.
-ClassRow = tuple[str, int, float | None, float | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,14 +135,13 @@ class Evaluation:
         judged: score and mean loss.
         examples: number of records.
         unlabelled: records that were left out, since they have no known target.
-        classes: for each class its name, number of records, recall and precision; None where there
-            is nothing to divide by.
+        scores: all scores; None for a task without them.
     """
 
     judged: Judged
     examples: int
     unlabelled: int
-    classes: list[ClassRow]
+    scores: Scores | None
 
 
 def evaluate_records(trained: Trained, records: Records) -> Evaluation:
@@ -164,38 +162,24 @@ def evaluate_records(trained: Trained, records: Records) -> Evaluation:
 
 
 def evaluate_examples(trained: Trained, examples: Examples, unlabelled: int = 0) -> Evaluation:
-    """Evaluate a model on examples, with figures for each class where there are classes.
+    """Evaluate a model on examples; those without a known target are left out.
 
     Raises:
         DatasetError: no example has a known target.
     """
-    task = trained.recipe.task
-    rows: list[ClassRow] = []
-    count = trained.recipe.num_classes
-    if task.judge is CLASSIFICATION.judge and count > 1:
-        is_known = (examples[1] >= 0) & (examples[1] < count)
-        unlabelled += int((~is_known).sum())
-        examples = examples[0][is_known], examples[1][is_known]
-        names = trained.recipe.classes or tuple(map(str, range(count)))
-        for name, score in zip(names, score_classes(trained.model, examples), strict=True):
-            rows.append((name, score.examples, score.recall, score.precision))
-    elif trained.recipe.answer is not None:
-        # A number of a file, NaN where it is missing.
-        is_known = ~examples[1].isnan()
-        unlabelled += int((~is_known).sum())
-        examples = examples[0][is_known], examples[1][is_known]
-    if not len(examples[1]):
+    recipe = trained.recipe
+    scores = recipe.task.scores(trained.model, examples) if recipe.task.scores else None
+    count = len(examples[1])
+    if scores is not None:
+        unlabelled += scores.unlabelled
+        count = scores.examples
+    judged = recipe.task.judge(trained.model, examples)
+    if not count or math.isnan(judged.accuracy):
         raise DatasetError(
-            "no test row has a known label; check the column of the target, --label-file, and"
-            " classes or target_bounds in schema.toml of the run"
+            f"{NO_LABEL.format('test')}; check the column of the target, --label-file, and classes"
+            " or target_bounds in schema.toml of the run"
         )
-    judged = task.judge(trained.model, examples)
-    return Evaluation(
-        judged=judged,
-        examples=len(examples[1]),
-        unlabelled=unlabelled,
-        classes=rows,
-    )
+    return Evaluation(judged=judged, examples=count, unlabelled=unlabelled, scores=scores)
 
 
 # --------------------------------------------------------------------------------------------------

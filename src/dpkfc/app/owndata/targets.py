@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from dpkfc.app.datasets.examples import Examples
@@ -15,11 +16,13 @@ from dpkfc.app.owndata.records import UNKNOWN, Figures
 from dpkfc.app.owndata.schema import Column, Schema
 from dpkfc.app.recipes.objective import (
     CLASSIFICATION,
+    NOTHING_KNOWN,
     Judged,
     Objective,
     model_outputs,
     squared_error,
 )
+from dpkfc.app.scores import Scores, score_numbers
 
 _CHUNK = 250
 
@@ -143,7 +146,16 @@ class Number:
             score="1 − mean absolute error ÷ range",
             mean_loss="mean squared error",
             also=lambda judged: _errors(judged, unit),
+            scores=self._score,
         )
+
+    def _score(self, model: nn.Module, examples: Examples) -> Scores:
+        """Return all scores in the unit of the target."""
+        unit = (self.greatest - self.least) / 2
+        outputs = [output.squeeze(1).cpu() for output in model_outputs(model, examples[0], _CHUNK)]
+        predicted = torch.cat(outputs).double().clamp(-1, 1)
+        targets = examples[1].cpu().double()
+        return score_numbers((predicted + 1) * unit + self.least, (targets + 1) * unit + self.least)
 
 
 def _judge(model: nn.Module, examples: Examples, unit: float) -> Judged:
@@ -162,7 +174,7 @@ def _judge(model: nn.Module, examples: Examples, unit: float) -> Judged:
         squared += float(errors.square().sum())
     count = len(known)
     if not count:
-        return Judged(0.0, 0.0)
+        return NOTHING_KNOWN
     # The scaled range is 2 wide.
     score = 1 - absolute / count / 2
     loss = squared / count * unit**2

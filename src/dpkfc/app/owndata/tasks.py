@@ -6,7 +6,7 @@ import importlib
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.app.datasets.examples import Examples, ExampleSet
-from dpkfc.app.recipes.objective import Judged, cross_entropy, evaluate
+from dpkfc.app.recipes.objective import CLASSIFICATION, Judged, cross_entropy, evaluate
 from dpkfc.app.recipes.objective import Objective as Judgement
 from dpkfc.app.toml import ConfigError, nearest
 from dpkfc.curvature.probes import Probe
@@ -197,7 +197,7 @@ def _tensors(examples: Any, where: str) -> Examples:
 def judgement(task: Task) -> Judgement:
     """Return loss and score of a task in the form of a recipe."""
     if task.metrics is None and task.loss is cross_entropy:
-        return Judgement(score=task.score)
+        return replace(CLASSIFICATION, score=task.score)
     judge = _judge_by(task, task.metrics or _accuracy)
     return Judgement(loss=task.loss, judge=judge, score=task.score)
 
@@ -221,6 +221,6 @@ def _judge_by(task: Task, metrics: Metrics) -> Judge:
             figures = metrics(model, (inputs, labels))
         score = float(next(iter(figures.values())))
         # A private label must not end a run.
-        return Judged(score if math.isfinite(score) else 0.0, total / len(labels))
+        return Judged(score if math.isfinite(score) else math.nan, total / len(labels))
 
     return judge

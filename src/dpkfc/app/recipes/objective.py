@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpkfc.app.datasets.examples import Examples
+from dpkfc.app.scores import Scores, choose_classes, score_classes
 from dpkfc.gradients.state import evaluation_mode
 
 
@@ -19,12 +21,15 @@ class Judged:
 
     Attributes:
         accuracy: the score of the task, 1 for a perfect model; for classes the fraction of right
-            answers.
-        loss: mean loss.
+            answers. NaN where no example has a known label.
+        loss: mean loss, NaN in the same case.
     """
 
     accuracy: float
     loss: float
+
+
+NOTHING_KNOWN = Judged(math.nan, math.nan)
 
 
 def cross_entropy(model: nn.Module, batch: Examples) -> Tensor:
@@ -76,15 +81,18 @@ def model_outputs(model: nn.Module, inputs: Tensor, chunk: int = 250) -> Iterato
             yield model(part.to(device))
 
 
-def evaluate(model: nn.Module, examples: Examples, chunk: int = 250) -> Judged:
+def evaluate(
+    model: nn.Module, examples: Examples, chunk: int = 250, threshold: float = 0.5
+) -> Judged:
     """Return accuracy and mean cross-entropy, and restore the model's mode afterwards.
 
-    Examples whose label is not a class are left out.
+    Examples whose label is not a class are left out; without others both are NaN.
 
     Args:
         model: on any device.
         examples: inputs `[N, ...]` and labels `[N]`.
         chunk: examples of a forward pass.
+        threshold: probability of the second of two classes from which it is the answer.
     """
     right = 0
     total = 0
@@ -92,60 +100,23 @@ def evaluate(model: nn.Module, examples: Examples, chunk: int = 250) -> Judged:
     outputs = model_outputs(model, examples[0], chunk)
     for output, batch in zip(outputs, examples[1].split(chunk), strict=True):
         labels = _known_labels(batch.to(output.device), output.shape[1])
-        right += int((output.argmax(1) == labels).sum())
+        right += int((choose_classes(output, threshold) == labels).sum())
         total += int((labels != _NO_CLASS).sum())
         losses = functional.cross_entropy(output, labels, reduction="sum", ignore_index=_NO_CLASS)
         loss += float(losses)
-    total = max(1, total)
-    return Judged(right / total, loss / total)
+    return Judged(right / total, loss / total) if total else NOTHING_KNOWN
 
 
-@dataclass(frozen=True)
-class ClassScore:
-    """How well a model knows one class, on held-out examples.
-
-    Attributes:
-        label: of the class.
-        examples: held-out examples of the class.
-        recall: fraction of them that the model gives this label; None without examples.
-        precision: fraction of the examples with this answer that are of the class; None where the
-            model gives no such answer.
-    """
-
-    label: int
-    examples: int
-    recall: float | None
-    precision: float | None
-
-
-def score_classes(model: nn.Module, examples: Examples) -> list[ClassScore]:
-    """Return recall and precision of every class, and restore the model's mode afterwards.
+def score_model(model: nn.Module, examples: Examples, threshold: float = 0.5) -> Scores:
+    """Return all scores of a model with one output a class; its mode is restored.
 
     Args:
-        model: on any device, with one output a class.
-        examples: inputs `[N, ...]` and labels `[N]`.
+        model: on any device.
+        examples: inputs `[N, ...]` and class numbers `[N]`.
+        threshold: probability of the second of two classes from which it is the answer.
     """
-    answers = []
-    count = 0
-    for output in model_outputs(model, examples[0]):
-        count = output.shape[1]
-        answers.append(output.argmax(1).cpu())
-    labels = _known_labels(examples[1].cpu(), count)
-    given = torch.cat(answers)[labels != _NO_CLASS]
-    labels = labels[labels != _NO_CLASS]
-    scores = []
-    for label in range(count):
-        of_class = int((labels == label).sum())
-        answered = int((given == label).sum())
-        right = int(((labels == label) & (given == label)).sum())
-        score = ClassScore(
-            label=label,
-            examples=of_class,
-            recall=right / of_class if of_class else None,
-            precision=right / answered if answered else None,
-        )
-        scores.append(score)
-    return scores
+    outputs = [output.cpu() for output in model_outputs(model, examples[0])]
+    return score_classes(torch.cat(outputs).double().numpy(), examples[1].cpu().numpy(), threshold)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +129,8 @@ class Objective:
         score: name of the score, which is 1 for a perfect model.
         mean_loss: name of the mean loss.
         also: more figures that follow from score and mean loss, by name.
-        classes: maps model and held-out examples to the scores of classes; None without classes.
+        scores: maps model and held-out examples to all scores; None where there is nothing to show
+            but the score and the mean loss.
     """
 
     loss: Callable[[nn.Module, Examples], Tensor] = cross_entropy
@@ -166,17 +138,24 @@ class Objective:
     score: str = "accuracy"
     mean_loss: str = "mean loss"
     also: Callable[[Judged], dict[str, float]] | None = None
-    classes: Callable[[nn.Module, Examples], list[ClassScore]] | None = None
+    scores: Callable[[nn.Module, Examples], Scores] | None = None
 
     def figures(self, score: float | None, loss: float | None) -> dict[str, float | None]:
-        """Return score, mean loss and what follows from them, by name."""
-        return {self.score: score, self.mean_loss: loss, **self.further(score, loss)}
+        """Return score, mean loss and what follows from them, by name; None for no number."""
+        named = {self.score: score, self.mean_loss: loss, **self.further(score, loss)}
+        return {name: finite(value) for name, value in named.items()}
 
     def further(self, score: float | None, loss: float | None) -> dict[str, float]:
         """Return the figures that follow from score and mean loss, by name."""
+        score, loss = finite(score), finite(loss)
         if self.also is None or score is None or loss is None:
             return {}
         return self.also(Judged(score, loss))
 
 
-CLASSIFICATION = Objective(classes=score_classes)
+def finite(value: float | None) -> float | None:
+    """Return a number, and None for one that is not finite: there was nothing to measure it on."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+CLASSIFICATION = Objective(scores=score_model)

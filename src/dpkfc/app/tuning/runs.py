@@ -21,6 +21,7 @@ from typing import Any, cast
 import torch
 
 from dpkfc.app.recipes.catalogue import read_data, run_config
+from dpkfc.app.recipes.objective import finite
 from dpkfc.app.run_folder import Metrics, RunFolder
 from dpkfc.app.settings import SETTINGS, RunConfig
 from dpkfc.app.toml import ConfigError
@@ -243,7 +244,7 @@ def run_cell(run: Run, place: Place, judge: Judge | None = None) -> Row:
     def watch(row: Any) -> bool:
         nonlocal evaluations, stopped
         evaluations += 1
-        stopped = judge is not None and not judge(evaluations, row.accuracy)
+        stopped = judge is not None and not judge(evaluations, finite(row.accuracy) or 0.0)
         return not stopped
 
     try:
@@ -297,11 +298,11 @@ def _row(run: Run, prepared: Any, result: Any, folder: RunFolder, wall: float) -
     return {
         "run": run.describe(),
         "hash": run.hash,
-        "accuracy": result.accuracy,
+        "accuracy": finite(result.accuracy) or 0.0,
         "measured_on": result.measured_on,
         "score": result.score,
         "loss": result.loss,
-        "curve": [[row.step, round(row.accuracy or 0.0, 5)] for row in metrics.evaluated()],
+        "curve": [[row.step, round(finite(row.accuracy) or 0.0, 5)] for row in metrics.evaluated()],
         "epsilon": result.epsilon,
         "target_epsilon": plan.target_epsilon,
         "delta": plan.delta,

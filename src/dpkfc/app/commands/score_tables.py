@@ -1,0 +1,47 @@
+"""Tables of the scores of a model, for its owner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from dpkfc.app.scores import MOST_SHOWN, Score, Scores, digits, name_of
+from dpkfc.terminal import make_table, print_line
+
+
+def print_scores(console: Console, scores: Scores, names: Sequence[str]) -> None:
+    """Print scores with their intervals, recall and precision of classes, and their confusion.
+
+    Args:
+        console: of the owner.
+        scores: of a model.
+        names: of the classes; empty where they have none.
+    """
+    if not scores.scores:
+        return
+    numbers = ("value", "95 % interval", "constant guess")
+    table = make_table("score", *numbers, right=numbers)
+    for score in scores.scores:
+        table.add_row(score.name, digits(score.value), score.interval, digits(score.guess))
+    console.print(table)
+    if scores.classes:
+        columns = ("records", "recall", "precision")
+        answers = [name_of(score.label, names) for score in scores.classes]
+        is_shown = len(answers) <= MOST_SHOWN
+        answered = [f"→ {name}" for name in answers] if is_shown else []
+        table = make_table("class", *columns, *answered, right=(*columns, *answered))
+        rows = zip(answers, scores.classes, scores.confusion, strict=True)
+        for name, of_class, counts in rows:
+            shares = [_share(of_class.recall), _share(of_class.precision)]
+            cells = [f"{count:,}" for count in counts] if is_shown else []
+            table.add_row(name, f"{of_class.examples:,}", *shares, *cells)
+        console.print(table)
+    print_line(f"{scores.intervals}. The constant guess is the best one for these records.")
+
+
+def _share(score: Score) -> str:
+    """Return a share with its interval, in per cent."""
+    if score.value is None or score.low is None or score.high is None:
+        return "–"
+    return f"{score.value:.1%} ({100 * score.low:.0f}–{100 * score.high:.0f})"
