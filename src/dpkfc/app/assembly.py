@@ -535,6 +535,8 @@ _SEARCHED = {
     "weight_average",
     "pretrain_epochs",
     "pretrain_lr",
+    "class_weights",
+    "threshold",
 }
 _SEARCHED |= {name for name, section in SECTION_OF.items() if section in _SEARCHED_SECTIONS}
 _ALL_BUT_RATE = tuple(name for name in SECTION_OF if name not in ("lr", "out"))

@@ -243,6 +243,15 @@ class DataSettings(_Section):
     )
     target: str = _setting("", "column of own data that is learned")
     schema: str = _setting("", "TOML file with what is public of own data; dpkfc schema")
+    class_weights: str = _setting(
+        "", "public factors of the losses before the clip, '1 5' for two classes; empty: equal"
+    )
+    threshold: float = _setting(
+        0.5,
+        "probability of the second of two classes from which it is the answer",
+        above=0,
+        below=1,
+    )
     bounds: str = _setting(
         "",
         "private: find bounds that the schema leaves out, for a part of ε",

@@ -22,7 +22,7 @@ from dpkfc.app.recipes.objective import (
     model_outputs,
     squared_error,
 )
-from dpkfc.app.scores import Scores, score_numbers
+from dpkfc.app.scores import Scores, choose_classes, score_numbers
 
 _CHUNK = 250
 
@@ -74,10 +74,10 @@ class Classes:
         shares = {(LIKE_A_CLASS, "labels"): share} if share else {}
         return np.array(numbers, np.int64), shares
 
-    def answer(self, outputs: Tensor) -> dict[str, list[str]]:
-        """Return the most probable class, and the probabilities of all."""
+    def answer(self, outputs: Tensor, threshold: float = 0.5) -> dict[str, list[str]]:
+        """Return the class that a public threshold chooses, and the probabilities of all."""
         scores = outputs.softmax(1)
-        best = scores.argmax(1).tolist()
+        best = choose_classes(outputs, threshold).tolist()
         columns = {"class": [self.names[number] for number in best]}
         for name, shares in zip(self.names, scores.T.tolist(), strict=True):
             columns[f"p({name})"] = [f"{share:.6f}" for share in shares]

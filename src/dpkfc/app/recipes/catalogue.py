@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from functools import partial
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -17,6 +20,7 @@ from dpkfc.app.recipes.images import (
     MNIST_HEAD,
     PNEUMONIAMNIST_HEAD,
 )
+from dpkfc.app.recipes.objective import cross_entropy, evaluate, score_model
 from dpkfc.app.recipes.recipe import Recipe, read_defaults
 from dpkfc.app.recipes.smoke import cap_for_smoke
 from dpkfc.app.recipes.text import (
@@ -67,9 +71,73 @@ def recipe_of(config: RunConfig) -> Recipe:
         ConfigError: no such recipe, or own data without what a recipe needs.
         DatasetError: own data that cannot be read.
     """
-    if config.run.recipe in OWN_KINDS:
-        return own_recipe(config)
-    return find_recipe(config.run.recipe)
+    own = config.run.recipe in OWN_KINDS
+    return _weigh_classes(own_recipe(config) if own else find_recipe(config.run.recipe), config)
+
+
+def _weigh_classes(recipe: Recipe, config: RunConfig) -> Recipe:
+    """Return a recipe with the class weights and the threshold of the settings.
+
+    The largest weight becomes 1, so that a clip that is longer than every gradient stays so.
+
+    Raises:
+        ConfigError: weights that are not one number a class, or a recipe that does not take them.
+    """
+    given, threshold = config.data.class_weights, config.data.threshold
+    if not given and threshold == 0.5:
+        return recipe
+    name, value = ("class_weights", repr(given)) if given else ("threshold", f"{threshold:g}")
+    if recipe.task.loss is not cross_entropy or recipe.task.scores is None:
+        raise ConfigError(
+            f"{name} = {value:.40} is for classes with cross-entropy, and {recipe.title[:40]!r} has"
+            " a loss of its own; leave it out"
+        )
+    if threshold != 0.5 and recipe.num_classes != 2:
+        raise ConfigError(
+            f"threshold = {threshold:g} is for two classes, and {recipe.title[:40]!r} has"
+            f" {recipe.num_classes}; leave it out"
+        )
+    weights = read_weights(given, recipe.num_classes)
+    loss = partial(cross_entropy, weights=weights) if weights else cross_entropy
+    task = replace(
+        recipe.task,
+        loss=loss,
+        judge=partial(evaluate, threshold=threshold),
+        scores=partial(score_model, threshold=threshold),
+    )
+    constants = dict(recipe.constants)
+    if weights:
+        shown = ", ".join(f"{weight:g}" for weight in weights)
+        constants["class weights"] = (
+            shown,
+            "stated by the user; losses are multiplied, then clipped",
+        )
+    constants["threshold"] = (f"{threshold:g}", "of the second class; stated by the user")
+    answer = recipe.answer and partial(recipe.answer, threshold=threshold)
+    return replace(recipe, task=task, answer=answer, constants=constants)
+
+
+def read_weights(text: str, classes: int) -> tuple[float, ...]:
+    """Return one weight a class, the largest 1; nothing for an empty text.
+
+    Raises:
+        ConfigError: another number of weights, or one that is not a number above 0.
+    """
+    words = text.replace(",", " ").split()
+    if not words:
+        return ()
+    try:
+        weights = [float(word) for word in words]
+    except ValueError:
+        raise ConfigError(
+            f"class_weights = {text!r:.40} must be public numbers in the order of the classes, as"
+            " '1 5'; counts of labels are private"
+        ) from None
+    if len(weights) != classes or not all(0 < weight < math.inf for weight in weights):
+        raise ConfigError(
+            f"class_weights = {text!r:.60} must be {classes} numbers above 0, one a class"
+        )
+    return tuple(weight / max(weights) for weight in weights)
 
 
 def read_data(config: RunConfig) -> ExampleSet:

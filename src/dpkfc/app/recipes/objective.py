@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,15 +32,23 @@ class Judged:
 NOTHING_KNOWN = Judged(math.nan, math.nan)
 
 
-def cross_entropy(model: nn.Module, batch: Examples) -> Tensor:
+def cross_entropy(model: nn.Module, batch: Examples, weights: Sequence[float] = ()) -> Tensor:
     """Return the per-example losses `[B]` of a batch (inputs `[B, ...]`, labels `[B]`).
 
     An example whose label is not a class has loss 0: a private label must not end a run.
+
+    Args:
+        model: with one output a class.
+        batch: inputs and labels.
+        weights: public factor of each class; empty for equal ones.
     """
     inputs, labels = batch
     outputs = model(inputs)
     known = _known_labels(labels, outputs.shape[1])
-    return functional.cross_entropy(outputs, known, reduction="none", ignore_index=_NO_CLASS)
+    factors = outputs.new_tensor(weights) if weights else None
+    return functional.cross_entropy(
+        outputs, known, factors, reduction="none", ignore_index=_NO_CLASS
+    )
 
 
 _NO_CLASS = -100
