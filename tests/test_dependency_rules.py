@@ -31,6 +31,7 @@ LIBRARY |= {
     "tensors",
     "config",
     "session",
+    "convex",
 }
 LIBRARY |= {"callbacks", "weights", "weights_record"}
 EVERYWHERE = {"_checks", "_errors", "allocator", "clipping", "torchrun"}
@@ -62,6 +63,7 @@ ALLOWED = {
     "preconditioning": MACHINE | {"linalg", "privacy", "gradients", "curvature"},
     "release_pipeline": {"distributed", "privacy", "gradients", "postprocess", "preconditioning"},
     "config": {"linalg", "data", "gradients", "curvature", "postprocess", "privacy", "memory"},
+    "convex": {"config", "curvature", "postprocess", "privacy"},
     "session": LIBRARY | {"report"},  # `write_card` imports it when it is called
     "": LIBRARY,  # dpkfc/__init__.py
     "integrations": LIBRARY | {"report"},

@@ -25,7 +25,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
-    "core": 267_900,
+    "core": 271_500,
     "app": 96_350,
     "papers": 87_120,
     "benchmarks": 35_000,

@@ -525,6 +525,13 @@ class PrivacyConfig:
     def _check_extra(self) -> None:
         kinds = tuple(self.extra_releases)
         object.__setattr__(self, "extra_releases", kinds)
+        purpose = "" if self.preconditioner is None else self.preconditioner.purpose
+        if purpose and purpose not in [kind.purpose for kind in kinds]:
+            name = type(self.preconditioner).__name__
+            raise ValueError(
+                f"{name} is built from a release: add ExtraRelease(purpose={purpose!r}, norm=1.0,"
+                " noise_multiplier=...) to extra_releases, or take convex_config"
+            )
         if kinds and self.sampler not in ("poisson", "truncated_poisson"):
             raise ValueError(
                 f"releases beside the steps add up with sampler='poisson', not with"

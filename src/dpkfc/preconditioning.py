@@ -96,6 +96,11 @@ class PreconditionerManager:
             return {}
         return self._config.metric_at(self.current, self._step)
 
+    def set_state(self, state: PreconditionerState) -> None:
+        """Take a state that was built from a release."""
+        self.current = state
+        self.refreshed.append(state.step)
+
     def refresh(self, step: int) -> None:
         """Rebuild the metric before a step if it is due."""
         self._step = step

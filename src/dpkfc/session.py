@@ -27,6 +27,7 @@ from dpkfc.callbacks import Callback, CallbackCalls, StepReport
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, check_plan
 from dpkfc.curvature.base import PreconditionerState
+from dpkfc.curvature.second_moments import pack_symmetric, split_head
 from dpkfc.data.loading import Collate, MicroBatches, Part, layout
 from dpkfc.data.units import make_units
 from dpkfc.distributed import fsdp
@@ -35,6 +36,7 @@ from dpkfc.distributed.context import DistributedContext
 from dpkfc.gradients.clipped_sum import EvaluationPoint, GradientMode, LossFn, clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import device_of_layers
+from dpkfc.gradients.moment_sum import sum_second_moments
 from dpkfc.gradients.state import (
     check_moved,
     check_optimizer,
@@ -61,6 +63,8 @@ from dpkfc.weights import ReleasedWeights, check_recorded_weights, record_weight
 # What a step takes and what it reports.
 
 _log = logging.getLogger(__name__)
+# Rows of a pass over all of them, where the plan sets no limit. It changes no result.
+_MOST_ROWS = 4096
 # The fields of a StepRecord that ε does not protect. The time of a step follows its batch size.
 PRIVATE_FIGURES = (
     "batch_size",
@@ -485,6 +489,7 @@ class Session:
         self._check_state()
         if not self._callbacks.has_started:
             self._callbacks.start(self, self.preconditioner)
+        self.release_curvature()
         self._pipeline.preconditioning.refresh(self._step)
         run = self._ranks.run_collective if self._is_sharded else self._ranks.run_on_all
         sums, norms = run(lambda: self._clipped_sum(batch, loss_fn))
@@ -763,6 +768,42 @@ class Session:
         # In test mode every draw has a number of its own; others ignore it.
         draw = self.plan.steps + 1 + self.ledger.extra.get(purpose, 0)
         return release_vector(vector, kind, self.plan, self.ledger, draw)
+
+    def release_curvature(self) -> None:
+        """Make the one release that the preconditioner is built from, if it needs one.
+
+        The first step does so. Called before, a checkpoint of the initial weights holds it too.
+
+        Raises:
+            LedgerError: the release was charged, and no checkpoint holds its result.
+            ValueError: a model that the preconditioner is not for, or as of `release_vector`.
+        """
+        config = self.plan.config.preconditioner
+        if config is None or not config.purpose or self.preconditioner is not None:
+            return
+        kind = self.plan.extra_release(config.purpose)
+        if self.ledger.extra.get(config.purpose):
+            raise LedgerError(
+                f"{self.ledger.name} has paid for {config.purpose}, and no checkpoint holds them:"
+                " take a new ledger"
+            )
+        maps, head = split_head(self.model)
+        rows = np.arange(self.plan.dataset_size)
+        if self._units is not None:
+            rows = self._units.draw(rows, self.plan.generator(self._step, self._sampling))
+        bound = self.plan.config.micro_batch.most or _MOST_ROWS
+        parts = layout(rows, bound, None, self.plan.config.unit_reduction)
+        loaded = self._loader.load([part.records for part in parts])
+        total = sum_second_moments(
+            maps, head, kind.norm, zip(loaded, parts, strict=True), self._loader.alone
+        )
+        vector = pack_symmetric(total.double().cpu()).numpy()
+        noisy = self.release_vector(config.purpose, vector, kind.norm)
+        self._pipeline.preconditioning.set_state(
+            config.build_from_release(
+                self.model, noisy, kind.stddev, self.plan.dataset_size, self._step
+            )
+        )
 
     def forfeit_steps(self) -> None:
         """Charge all that the plan has left, without a release.

@@ -15,6 +15,7 @@ from dpkfc.curvature.noise_probes import DeadLeaves, FeatureNoise, PinkNoise, Wh
 from dpkfc.curvature.private_oracle import PrivateOracle
 from dpkfc.curvature.probes import Probe, PublicData
 from dpkfc.curvature.refined import Refined
+from dpkfc.curvature.second_moments import SecondMoments
 from dpkfc.curvature.token_noise import TokenNoise
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Probe",
     "PublicData",
     "Refined",
+    "SecondMoments",
     "TokenNoise",
     "WhiteNoise",
     "generated_text",

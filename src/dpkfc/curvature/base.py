@@ -8,7 +8,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from dpkfc._checks import check_integer, check_one_of, check_optional_integer
@@ -168,6 +170,25 @@ class Preconditioner(ABC):
             step: step of training.
             rules: layer name to kind.
         """
+
+    @property
+    def purpose(self) -> str:
+        """The release beside the steps that the metric is built from; empty for a probe."""
+        return ""
+
+    def build_from_release(
+        self, model: nn.Module, vector: NDArray[np.float64], stddev: float, count: int, step: int
+    ) -> PreconditionerState:
+        """Build the metric from the release named by `purpose`.
+
+        Args:
+            model: any module.
+            vector: what was released.
+            stddev: of its noise.
+            count: public number of rows or units.
+            step: of training.
+        """
+        raise NotImplementedError
 
     @property
     def required_clipping(self) -> str | None:

@@ -7,6 +7,7 @@ probe, and several maps side by side have equal weight.
 
 from __future__ import annotations
 
+from dpkfc.features.additive import AdditiveFeatures, AdditiveModel, Effect, InputColumn
 from dpkfc.features.encoder import EncoderFeatures, SyntheticEncoder
 from dpkfc.features.joined import FeaturesOf, FlatFeatures, JoinedFeatures, build_features
 from dpkfc.features.scales import Standardised, standardise
@@ -14,9 +15,13 @@ from dpkfc.features.scattering import Scattering, ScatteringTransform
 from dpkfc.features.synthetic_images import SyntheticImages, draw_images
 
 __all__ = [
+    "AdditiveFeatures",
+    "AdditiveModel",
+    "Effect",
     "EncoderFeatures",
     "FeaturesOf",
     "FlatFeatures",
+    "InputColumn",
     "JoinedFeatures",
     "Scattering",
     "ScatteringTransform",

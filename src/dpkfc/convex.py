@@ -1,0 +1,157 @@
+"""The plan of a convex head on rows of norm at most 1: all rows in every step, averaged weights.
+
+Clip norm, rate and steps follow from public numbers: rows, ε, δ, features and the kind of the
+target. Where it pays, a part of the budget buys one noisy matrix of second moments, in whose
+coordinates all steps are taken.
+
+Source: the factors were chosen on a validation part of the Adult table, whole and in small parts;
+docs/results/tables.md.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpkfc._checks import check_one_of
+from dpkfc.config import Plan, PrivacyConfig
+from dpkfc.curvature.base import PreconditionerState
+from dpkfc.curvature.likelihood import LIKELIHOODS
+from dpkfc.curvature.second_moments import MOMENTS, SecondMoments
+from dpkfc.postprocess.pipeline import WeightEMA
+from dpkfc.privacy.calibration import calibrate_noise_multiplier
+from dpkfc.privacy.extra_releases import ExtraRelease
+
+# Steps of the plan. Their noise adds up to that of one, and the average takes it out again.
+STEPS = 40
+# Without a warm-up: 0.87⁴⁰ leaves 0.4 % of the initial weights.
+AVERAGE = WeightEMA(0.87, warmup=False)
+# The part of μ² of Gaussian privacy that the second moments take.
+SHARE = 0.3
+# Rows · μ at which a clip norm of 1 balances noise and bias.
+_ROWS = 280.0
+# The longest gradient of the outputs: of the cross-entropy, and of half a squared error that is
+# rarely above ½ on a target from −1 to 1.
+_LONGEST = {"categorical": math.sqrt(2), "gaussian": 1.0}
+# 1 / L for the largest second derivative L of the loss: ½ for the cross-entropy of classes, else 1.
+_RATES = {"categorical": 2.0, "gaussian": 1.0}
+
+
+def gaussian_noise(epsilon: float, delta: float, share: float = 1.0) -> float:
+    """Return the noise multiplier of one Gaussian release that takes a share of μ² at (ε, δ)."""
+    import dp_accounting
+
+    whole = calibrate_noise_multiplier(epsilon, delta, dp_accounting.GaussianDpEvent, 1)
+    return whole / math.sqrt(share)
+
+
+def moments_release(epsilon: float, delta: float, share: float = SHARE) -> ExtraRelease:
+    """Return the release of second moments of inputs of norm at most 1."""
+    noise = gaussian_noise(epsilon, delta, share)
+    return ExtraRelease(purpose=MOMENTS, noise_multiplier=noise, norm=1.0)
+
+
+def convex_clip(rows: int, epsilon: float, delta: float, features: int, likelihood: str) -> float:
+    """Choose C in the coordinates of the second moments: about √(rows · μ), at most √d / 2.
+
+    Args:
+        rows: public number of rows (or units).
+        epsilon: ε of the run.
+        delta: δ of the run.
+        features: d, inputs of the head.
+        likelihood: "categorical" or "gaussian".
+    """
+    enough = math.sqrt(rows / gaussian_noise(epsilon, delta) / _ROWS)
+    return min(enough, math.sqrt(features) / 2) * _LONGEST[likelihood]
+
+
+def convex_rate(likelihood: str) -> float:
+    """Return 1 / L of the loss in its outputs.
+
+    Raises:
+        ValueError: an unknown likelihood.
+    """
+    check_one_of("likelihood", likelihood, LIKELIHOODS)
+    return _RATES[likelihood]
+
+
+def convex_config(
+    rows: int,
+    epsilon: float,
+    delta: float,
+    features: int,
+    likelihood: str = "categorical",
+    **settings: Any,
+) -> PrivacyConfig:
+    """Return the settings for a linear head without bias on features of norm at most 1.
+
+    Take `torch.optim.SGD(model.parameters(), lr=convex_rate(likelihood))` with them, and
+    `.calibrate(epsilon, delta, rows)`.
+
+    Args:
+        rows: public number of rows (or units).
+        epsilon: ε of the run, the second moments included.
+        delta: δ of the run.
+        features: d, inputs of the head.
+        likelihood: "categorical" for classes, "gaussian" for a target from −1 to 1.
+        settings: of `PrivacyConfig`, in place of these.
+    """
+    chosen: dict[str, Any] = {
+        "expected_batch_size": rows,
+        "steps": STEPS,
+        "max_grad_norm": convex_clip(rows, epsilon, delta, features, likelihood),
+        "preconditioner": SecondMoments(),
+        "readout": "natural",
+        "weight_average": AVERAGE,
+        "extra_releases": (moments_release(epsilon, delta),),
+    }
+    return PrivacyConfig(**chosen | settings)
+
+
+def noise_covariance(
+    plan: Plan, state: PreconditionerState, rate: float, curvature: float
+) -> Tensor | None:
+    """Return the covariance of the noise in the averaged weights of one output `[d, d]`.
+
+    It is exact for a quadratic loss; the steps of the plan are replayed for its noise alone.
+
+    Args:
+        plan: of a run as `convex_config` plans it.
+        state: the second moments of that run.
+        rate: of the steps.
+        curvature: mean second derivative of the loss in an output; 1 for a squared error.
+
+    Returns:
+        None for another plan.
+    """
+    config = plan.config
+    average = config.weight_average
+    if not isinstance(config.preconditioner, SecondMoments) or average is None:
+        return None
+    (entry,) = state.metric.values()
+    root = entry.input.root.double().cpu()
+    scales, basis = torch.linalg.eigh(root)
+    values = scales.square().reciprocal()
+    kind = plan.extra_release(MOMENTS)
+    noise = kind.stddev / plan.dataset_size * math.sqrt(2 * len(values))
+    values = values - config.preconditioner.damping * noise
+    is_seen = values > noise
+    rest = state.report[0]["trace"] - float(values[is_seen].sum())
+    values[~is_seen] = max(rest, 0.0) / max(1, int((~is_seen).sum()))
+    kept = 1 - rate * curvature * values * scales.square()
+    # What a unit of noise in one step is in the average at the end, the last step first.
+    weights = torch.zeros_like(values)
+    averaged = torch.zeros_like(values)
+    total = torch.zeros_like(values)
+    for first in range(plan.steps):
+        weights, averaged = torch.full_like(values, -rate), torch.zeros_like(values)
+        for step in range(first, plan.steps):
+            decay = average.decay_at(step)
+            averaged = decay * averaged + (1 - decay) * weights
+            weights = kept * weights
+        total += averaged.square()
+    variance = total * (plan.stddev / plan.expected_batch_size) ** 2
+    return basis * (scales.square() * variance) @ basis.T

@@ -1,0 +1,310 @@
+"""The plan of a convex head: additive features, the release of second moments, and its noise."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import dp_accounting
+import numpy as np
+import pytest
+import torch
+from dp_accounting.pld import PLDAccountant
+from torch import nn
+from torch.nn import functional
+
+from dpkfc import PrivacyConfig, Session
+from dpkfc.convex import (
+    STEPS,
+    convex_clip,
+    convex_config,
+    convex_rate,
+    gaussian_noise,
+    moments_release,
+    noise_covariance,
+)
+from dpkfc.curvature.second_moments import SecondMoments, pack_symmetric, unpack_symmetric
+from dpkfc.data.loading import layout
+from dpkfc.features import AdditiveFeatures, AdditiveModel, InputColumn
+from dpkfc.features.additive import MOST_FEATURES, SMOOTHNESS, choose_knots
+from dpkfc.gradients.moment_sum import sum_second_moments
+from dpkfc.privacy.ledger import LedgerError
+
+COLUMNS = (
+    InputColumn("age", 1, 1),
+    InputColumn("job", 3),
+    InputColumn("pressure", 2, 2, norm=math.sqrt(2)),
+    InputColumn("smoker", 1),
+)
+TINY = (InputColumn("age", 1, 1), InputColumn("job", 2))
+
+
+def _rows(count: int = 200, columns=COLUMNS) -> torch.Tensor:
+    """Return encoded rows, some with missing values."""
+    generator = torch.Generator().manual_seed(0)
+    parts = []
+    for column in columns:
+        values = torch.zeros(count, column.values + 1)
+        if column.numbers:
+            values[:, :-1] = 2 * torch.rand(count, column.numbers, generator=generator) - 1
+        else:
+            places = torch.randint(column.values, (count,), generator=generator)
+            values[torch.arange(count), places] = 1.0
+        is_missing = torch.rand(count, generator=generator) < 0.1
+        values[is_missing] = 0.0
+        values[is_missing, -1] = 1.0
+        parts.append(values)
+    return torch.cat(parts, 1)
+
+
+def _loss(model, batch):
+    return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def _session(count: int = 300, *, columns=TINY, epsilon: float = 50.0, **more) -> Session:
+    rows = _rows(count, columns)
+    labels = (rows[:, 0] > 0).long()
+    model = AdditiveModel(columns, 2)
+    config = convex_config(count, epsilon, 1e-5, model[0].features, test_mode_seed=1)
+    plan = config.calibrate(epsilon, 1e-5, count)
+    optimizer = torch.optim.SGD(model.parameters(), lr=convex_rate("categorical"))
+    return Session(plan, model, optimizer, (rows, labels), **more)
+
+
+# -- features --------------------------------------------------------------------------------------
+
+
+def test_features_are_those_of_a_plain_loop():
+    rows = _rows(50).double()
+    maps = AdditiveFeatures(COLUMNS, knots=5)
+    kernel = np.exp(-np.abs(np.subtract.outer(np.arange(5), np.arange(5))) / SMOOTHNESS)
+    values, vectors = np.linalg.eigh(kernel)
+    root = vectors @ np.diag(np.sqrt(values)) @ vectors.T
+    found = maps(rows).numpy()
+    for row, features in zip(rows.numpy(), found, strict=True):
+        expected = list(row)
+        for place, missing in ((0, 1), (6, 8), (7, 8)):
+            spot = (row[place] + 1) / 2 * 4
+            hats = [max(0.0, 1 - abs(spot - knot)) for knot in range(5)]
+            expected += list((1 - row[missing]) * np.array(hats) @ root)
+        expected.append(1.0)
+        np.testing.assert_allclose(features, np.array(expected) * maps.scale, atol=1e-6)
+
+
+def test_no_row_is_longer_than_one_and_a_full_row_nearly_reaches_it():
+    maps = AdditiveFeatures(COLUMNS)
+    rows = _rows(4000)
+    ends = torch.zeros(2, maps.width)
+    ends[:, [0, 2, 6, 7, 10]] = torch.tensor([[-1.0, 1, -1, -1, -1], [1.0, 1, 1, 1, 1]])
+    lengths = maps(torch.cat([rows, ends])).norm(dim=1)
+    assert 0.95 < float(lengths.max()) <= 1.0
+
+
+def test_a_value_outside_of_its_bounds_has_the_curve_of_the_bound():
+    maps = AdditiveFeatures(TINY)
+    rows = torch.zeros(2, maps.width)
+    rows[:, 0] = torch.tensor([1.0, 7.0])
+    curves = maps(rows)[:, maps.width :]
+    assert torch.equal(curves[0], curves[1])
+
+
+def test_many_columns_have_no_curves():
+    assert choose_knots([InputColumn(str(number), 1, 1) for number in range(20)]) == 16
+    many = [InputColumn(str(number), 1, 1) for number in range(MOST_FEATURES // 8)]
+    assert choose_knots(many) == 0
+    assert AdditiveModel(many, 2)[0].features == 2 * len(many) + 1
+
+
+def test_effects_add_up_to_the_output():
+    model = AdditiveModel(COLUMNS, 3)
+    nn.init.normal_(model[1].weight)
+    model.double()
+    effects = model.effects()
+    assert [effect.column for effect in effects] == [column.name for column in COLUMNS]
+    assert [effect.is_curve for effect in effects] == [True, False, False, False]
+    row = torch.zeros(2, model[0].width, dtype=torch.float64)
+    # Two values of age and of job, all else alike: outputs differ by the effects.
+    row[0, 0], row[1, 0] = -1.0, 1.0
+    row[0, 2], row[1, 3] = 1.0, 1.0
+    outputs = model(row).detach()
+    outputs = outputs - outputs.mean(1, keepdim=True)
+    age, job = effects[0].values, effects[1].values
+    expected = age[-2] - age[0] + job[1] - job[0]
+    np.testing.assert_allclose((outputs[1] - outputs[0]).numpy(), expected, atol=1e-6)
+    np.testing.assert_allclose(age.sum(1), 0, atol=1e-9)
+    assert np.isnan(effects[0].deviation).all()
+
+
+# -- the release of second moments -----------------------------------------------------------------
+
+
+def _moments(rows: torch.Tensor, norm: float) -> torch.Tensor:
+    head = nn.Linear(rows.shape[1], 2, bias=False).double()
+    parts = layout(np.arange(len(rows)), 16)
+    batches = [((rows[part.records],), part) for part in parts]
+    return sum_second_moments(
+        nn.Sequential(), head, norm, batches, lambda number: (rows[number : number + 1],)
+    )
+
+
+def test_second_moments_are_the_clipped_sum_of_outer_products():
+    generator = torch.Generator().manual_seed(3)
+    rows = torch.randn(40, 4, generator=generator, dtype=torch.float64)
+    rows[3] = math.nan
+    expected = torch.zeros(4, 4, dtype=torch.float64)
+    for row in rows:
+        outer = torch.outer(row, row)
+        if outer.isfinite().all():
+            expected += outer * min(1.0, 2.0 / float(outer.norm()))
+    found = _moments(rows, 2.0)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_one_row_more_or_less_moves_the_packed_moments_by_at_most_the_norm():
+    generator = torch.Generator().manual_seed(4)
+    rows = 3 * torch.randn(12, 3, generator=generator, dtype=torch.float64)
+    whole = pack_symmetric(_moments(rows, 1.0))
+    distances = []
+    for gone in range(len(rows)):
+        fewer = pack_symmetric(_moments(torch.cat([rows[:gone], rows[gone + 1 :]]), 1.0))
+        distances.append(float((whole - fewer).norm()))
+    assert max(distances) <= 1.0 + 1e-12
+    assert max(distances) > 0.999, "the norm is reached"
+
+
+def test_packing_keeps_the_matrix_and_its_norm():
+    generator = torch.Generator().manual_seed(5)
+    matrix = torch.randn(6, 6, generator=generator, dtype=torch.float64)
+    matrix = matrix + matrix.T
+    packed = pack_symmetric(matrix)
+    torch.testing.assert_close(unpack_symmetric(packed), matrix)
+    torch.testing.assert_close(packed.norm(), matrix.norm())
+
+
+def test_the_plan_composes_the_moments_with_the_steps():
+    plan = convex_config(5000, 1.0, 1e-6, 100).calibrate(1.0, 1e-6, 5000)
+    accountant = PLDAccountant()
+    accountant.compose(dp_accounting.GaussianDpEvent(plan.noise_multiplier), STEPS)
+    accountant.compose(dp_accounting.GaussianDpEvent(moments_release(1.0, 1e-6).noise_multiplier))
+    assert plan.epsilon() == pytest.approx(accountant.get_epsilon(1e-6), rel=1e-3)
+    assert 0.99 < plan.epsilon() <= 1.0
+    # 30 % of μ² are the moments', the rest is the steps'.
+    whole = gaussian_noise(1.0, 1e-6)
+    steps = plan.noise_multiplier / math.sqrt(STEPS)
+    assert (whole / steps) ** 2 == pytest.approx(0.7, abs=0.01)
+
+
+def test_a_plan_without_the_release_is_refused():
+    with pytest.raises(ValueError, match="SecondMoments is built from a release"):
+        PrivacyConfig(
+            expected_batch_size=5, steps=1, max_grad_norm=1, preconditioner=SecondMoments()
+        )
+
+
+@pytest.mark.parametrize(
+    "model", [nn.Linear(3, 2), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2, bias=False))]
+)
+def test_a_model_without_a_linear_head_is_refused_before_a_charge(model):
+    plan = convex_config(20, 1.0, 1e-5, 3).calibrate(1.0, 1e-5, 20)
+    data = torch.zeros(20, 3), torch.zeros(20, dtype=torch.int64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with Session(plan, model, optimizer, data) as session:
+        with pytest.raises(ValueError, match="SecondMoments is for one trained layer"):
+            session.release_curvature()
+        assert session.ledger.count == 0
+
+
+def test_the_metric_is_the_damped_root_of_what_was_released():
+    with _session() as session:
+        session.release_curvature()
+        state = session.preconditioner
+        assert state is not None
+        assert session.ledger.extra == {"moments": 1} and session.steps_done == 0
+        assert session.ledger.releases[0]["purpose"] == "moments"
+        digest = state.digest
+        session.release_curvature()
+        assert session.preconditioner.digest == digest, "one release serves all"
+        features = session.model[0](_rows(300, TINY)).double()
+        moments = features.T @ features / 300
+        kind = session.plan.extra_release("moments")
+        noise = kind.stddev / 300 * math.sqrt(2 * len(moments))
+        root = state.metric["1"].input.root.double()
+        inverse = torch.linalg.inv(root @ root)
+        # The inverse is moments + ν I but for the noise, and what stands below it.
+        assert float((inverse - moments - noise * torch.eye(len(moments))).norm(2)) < 3 * noise
+
+
+def test_a_run_goes_on_with_the_moments_of_its_checkpoint(tmp_path: Path):
+    ledger = tmp_path / "ledger.jsonl"
+    with _session(ledger_path=ledger) as session:
+        session.release_curvature()
+        session.save(tmp_path / "checkpoint")
+        digest = session.preconditioner.digest
+    with _session(ledger_path=ledger, resume=True) as session:
+        session.restore(tmp_path / "checkpoint")
+        assert session.preconditioner.digest == digest
+        for batch in session.batches():
+            session.step(batch, _loss)
+        assert session.ledger.extra == {"moments": 1}
+        assert session.steps_done == STEPS
+    with _session(ledger_path=ledger, resume=True) as session:
+        with pytest.raises(LedgerError, match="has paid for moments"):
+            session.release_curvature()
+
+
+def test_several_records_of_a_unit_count_as_one_row():
+    rows = _rows(60, TINY)
+    labels = (rows[:, 0] > 0).long()
+    model = AdditiveModel(TINY, 2)
+    config = convex_config(
+        20, 9.0, 1e-5, model[0].features, unit="patient", max_records_per_unit=3, test_mode_seed=1
+    )
+    plan = config.calibrate(9.0, 1e-5, 20)
+    optimizer = torch.optim.SGD(model.parameters(), lr=2.0)
+    units = torch.arange(60) // 3
+    with Session(plan, model, optimizer, (rows, labels), units=units) as session:
+        for batch in session.batches():
+            session.step(batch, _loss)
+        assert session.preconditioner.report[0]["trace"] < 2
+
+
+# -- what the noise does ---------------------------------------------------------------------------
+
+
+def test_the_covariance_is_what_noise_alone_makes_of_a_quadratic_loss():
+    with _session(epsilon=8.0) as session:
+        session.release_curvature()
+        plan, state = session.plan, session.preconditioner
+    covariance = noise_covariance(plan, state, 2.0, 0.3)
+    root = state.metric["1"].input.root.double()
+    width = len(root)
+    values, basis = torch.linalg.eigh(root)
+    damped = values**-2
+    kind = plan.extra_release("moments")
+    noise = kind.stddev / plan.dataset_size * math.sqrt(2 * width)
+    known = damped - noise
+    rest = (state.report[0]["trace"] - known[known > noise].sum()) / (known <= noise).sum()
+    known[known <= noise] = max(0.0, float(rest))
+    hessian = 0.3 * basis @ torch.diag(known) @ basis.T
+    expected = torch.zeros_like(root)
+    for noisy_step in range(STEPS):
+        weights = torch.zeros(width, width, dtype=torch.float64)
+        average = torch.zeros_like(weights)
+        for step in range(STEPS):
+            gradient = root @ hessian @ weights
+            if step == noisy_step:
+                gradient = gradient + torch.eye(width, dtype=torch.float64)
+            weights = weights - 2.0 * root @ gradient
+            average = 0.87 * average + 0.13 * weights
+        expected += average @ average.T
+    expected *= (plan.stddev / plan.expected_batch_size) ** 2
+    torch.testing.assert_close(covariance, expected, rtol=1e-4, atol=1e-9)
+
+
+def test_a_clip_norm_follows_from_public_numbers():
+    small, large = (convex_clip(rows, 1.0, 1e-5, 200, "gaussian") for rows in (1000, 16_000))
+    assert large == pytest.approx(4 * small)
+    assert convex_clip(10**9, 1.0, 1e-5, 100, "gaussian") == 5.0
+    assert convex_clip(1000, 1.0, 1e-5, 200, "categorical") == pytest.approx(math.sqrt(2) * small)
+    with pytest.raises(ValueError, match="likelihood"):
+        convex_rate("poisson")
