@@ -300,7 +300,7 @@ def tracking(row: Row) -> Figure:
     names = _select_layers(row)
     checkpoints = row["checkpoints"]
     title = "Undamped factors of probes and of private data"
-    width = 1.4 + 1.9 * len(names)
+    width = 1.4 + 2.1 * len(names)
     figure = sheet(width, 7.4, title, _caption(row), private=True)
     figure.text(0.3 / width, 0.36 / 7.4, _describe_sums(row, names), color=MUTED, fontsize=8.5)
     axes = grid(figure, len(_TRACKED), len(names), top=1.35, left=0.75)
@@ -605,7 +605,7 @@ def noise_sweep(rows: Sequence[Row]) -> Figure:
     rates = sorted({point.lr for point in measured})
     runs = max(point.runs for point in measured)
     caption = (
-        f"{first['steps']} steps of {first['expected_batch_size']} examples, C = 1; "
+        f"{first['steps']} steps, C = 1; "
         f"mean ± one standard deviation of {runs} runs, "
         "on validation examples; dashed: the weights behind the data"
     )

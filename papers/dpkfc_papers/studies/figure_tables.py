@@ -191,24 +191,25 @@ def draw(folder: Path) -> None:
     `dpkfc reproduce` draws them first, from all that it has measured.
     """
     from dpkfc.app.plots import save
-    from dpkfc_papers.draw import densities, landscape, mean_field, realised_map, spectra, tracking
+    from dpkfc_papers import draw as pictures
 
     of_checkpoints = {
-        "kfc-fig2": spectra,
-        "kfc-fig3": tracking,
-        "kfc-fig7": densities,
-        "kfc-theorem-5.4": realised_map,
+        "kfc-fig2": pictures.spectra,
+        "kfc-fig3": pictures.tracking,
+        "kfc-theorem-5.4": pictures.realised_map,
     }
     for name, make in of_checkpoints.items():
-        for row in read_json(RESULTS / "figures" / f"{name}.json").get("rows", []):
-            path = folder / f"{name}-{row['run']['recipe']}.png"
-            if path.exists():
-                last = row["values"][-1]
-                save(make({**row, "checkpoints": row["values"], "epsilon": last["epsilon"]}), path)
-    grid: dict[str, list[Mapping[str, Any]]] = {}
-    for row in read_json(RESULTS / "figures" / "kfc-fig10.json").get("rows", []):
+        for row in read_json(RESULTS / "figures" / f"{name}.json")["rows"]:
+            values = row["values"]
+            figure = make({**row, "checkpoints": values, "epsilon": values[-1]["epsilon"]})
+            save(figure, folder / f"{name}-{row['run']['recipe']}.png")
+    grid: dict[str, list[Any]] = {}
+    for row in read_json(RESULTS / "figures" / "kfc-fig10.json")["rows"]:
         grid.setdefault(row["run"]["recipe"], []).append({**row, **row["values"]})
     for recipe, rows in grid.items():
-        save(landscape(rows), folder / f"kfc-fig10-{recipe}.png")
-    for row in read_json(RESULTS / "figures" / "kfc-mean-field.json").get("rows", []):
-        save(mean_field({**row, **row["values"]}), folder / "kfc-mean-field.png")
+        save(pictures.landscape(rows), folder / f"kfc-fig10-{recipe}.png")
+    for row in read_json(RESULTS / "figures" / "kfc-mean-field.json")["rows"]:
+        save(pictures.mean_field({**row, **row["values"]}), folder / "kfc-mean-field.png")
+    rows = read_json(RESULTS / "figures" / "disk-fig6a.json")["rows"]
+    flat = [{**row, **row["values"]} for row in rows]
+    save(pictures.noise_sweep(flat), folder / "disk-fig6a-linear-regression.png")

@@ -14,6 +14,7 @@ from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
+from dpkfc_papers.store import Store
 from dpkfc_papers.studies import (
     claims,
     disk_pages,
@@ -35,6 +36,7 @@ from dpkfc_papers.studies.harness import (
     read_json,
 )
 
+FEDERATED = "papers/results/federated_accuracy.json"
 SPEED = ROOT / "benchmarks" / "results" / "speed.json"
 VERDICTS = ("reproduced", "better", "not reproduced", "no verdict", "not run")
 
@@ -221,15 +223,13 @@ def federated_accuracy(part: str) -> str:
     """
     from dpkfc_papers import federated_study
     from dpkfc_papers.federated_study import STUDY
-    from dpkfc_papers.store import Store
 
     if part == "noise":
         return federated_study.noise(STUDY)
-    path = "papers/results/federated_accuracy.json"
-    store = Store(ROOT / path)
+    store = Store(ROOT / FEDERATED)
     rows = list(store)
     if not rows:
-        return missing(f"dpkfc reproduce dp-fedsofim --results {path}")
+        return missing(f"dpkfc reproduce dp-fedsofim --results {FEDERATED}")
     kind, _, task = part.partition("-")
     if kind == "gains":
         return federated_study.second_order(STUDY, store, task)
@@ -285,10 +285,12 @@ PARTS: dict[str, Callable[[str], str]] = {
 
 def main() -> int:
     """Draw the pictures of what has been measured."""
+    from dpkfc_papers.federated_study import STUDY, figure
     from dpkfc_papers.studies import federated_variations, hessian
 
     # The others set a style of their own.
     figure_tables.draw(IMAGES)
+    figure(STUDY, Store(ROOT / FEDERATED), IMAGES / "federated-accuracy.png")
     headline.picture(IMAGES / "accuracy.png")
     for module in (task_pages, ngd_pages, disk_pages, federated_variations, hessian):
         module.draw(IMAGES)
