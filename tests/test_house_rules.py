@@ -26,7 +26,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
     "core": 271_500,
-    "app": 96_350,
+    "app": 99_960,
     "papers": 87_140,
     "benchmarks": 35_000,
 }

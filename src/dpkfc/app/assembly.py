@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from dpkfc.app.datasets.examples import Examples, ExampleSet
 from dpkfc.app.owndata.schema import norm_of
+from dpkfc.app.private_scores import PURPOSE as SCORES
+from dpkfc.app.private_scores import CountForm
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.settings import RECIPE_DEFAULTS, SECTION_OF, RunConfig, library_values
@@ -50,6 +52,7 @@ class Prepared:
         plan: calibrated for the training set.
         start: where the initial weights come from, if not from the seed alone.
         stopping: ends the run early, None for no early end.
+        counts: how test rows are counted for noisy scores; None for scores without noise.
     """
 
     config: RunConfig
@@ -59,6 +62,7 @@ class Prepared:
     plan: Plan
     start: str = ""
     stopping: EarlyStopping | PrivateEarlyStopping | None = None
+    counts: CountForm | None = None
 
     @property
     def evaluation_examples(self) -> Examples:
@@ -330,6 +334,7 @@ def make_privacy_config(
     unit: str = "example",
     max_records_per_unit: int | None = None,
     private_bounds: int = 0,
+    scores_norm: float = 0.0,
 ) -> PrivacyConfig:
     """Return the privacy settings.
 
@@ -342,6 +347,7 @@ def make_privacy_config(
         unit: what ε protects.
         max_records_per_unit: most records of a unit that count in a step.
         private_bounds: number of columns whose bounds a release decides.
+        scores_norm: the most that a test row adds to the counts of noisy scores; 0 for none.
 
     Raises:
         ConfigError: settings that do not go together.
@@ -356,6 +362,10 @@ def make_privacy_config(
         extra = []
         if private_bounds:
             extra.append(_bounds_release(config, private_bounds))
+        if scores_norm:
+            noise = share_noise(privacy.private_scores, privacy.epsilon, privacy.delta)
+            kind = ExtraRelease(purpose=SCORES, noise_multiplier=noise, norm=scores_norm)
+            extra.append(kind)
         if config.stops_privately:
             extra.append(_evaluation_releases(config, steps))
         # GEP splits each gradient and clips its parts separately, so it decides the clipping.

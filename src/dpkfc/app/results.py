@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from dpkfc.app import plots
 from dpkfc.app.assembly import Prepared, describe_choice, make_kfac
 from dpkfc.app.methods import METHOD_LABELS
 from dpkfc.app.plots import Curve, LayerSignal, LayerSpectra
+from dpkfc.app.private_scores import PURPOSE, CountForm, count_rows, judge, noisy_scores
 from dpkfc.app.recipes.objective import finite
 from dpkfc.app.run_folder import LAST_PLOT, Metrics, Row, RunFolder, not_private
 from dpkfc.app.scores import Scores, missing_score
@@ -58,6 +61,7 @@ class Result:
         scores: of the released weights on the same set; None for a run without results, or a task
             without them.
         classes: names of the classes.
+        noisy: whether the scores were released with noise, so that ε covers them.
     """
 
     folder: Path
@@ -77,6 +81,7 @@ class Result:
     figures: Mapping[tuple[str, str], float] = field(default_factory=dict)
     scores: Scores | None = None
     classes: Sequence[str] = ()
+    noisy: bool = False
 
 
 def evaluated_weights(session: Session) -> AbstractContextManager[None]:
@@ -99,7 +104,12 @@ def write_results(
     """
     recipe = prepared.recipe
     scores = None
-    if recipe.task.scores is not None:
+    if prepared.counts is not None:
+        scores = _release_scores(prepared, prepared.counts, folder, session)
+        judged = judge(prepared.counts, scores)
+        last = replace(metrics.rows[-1], accuracy=judged.accuracy, loss=judged.loss)
+        metrics.add(last)
+    elif recipe.task.scores is not None:
         with evaluated_weights(session):
             scores = recipe.task.scores(prepared.model, prepared.evaluation_examples)
         content = {"measured_on": metrics.measured_on, **scores.as_json(recipe.classes)}
@@ -110,6 +120,30 @@ def write_results(
     history = plots.history(curve_of(prepared, metrics))
     plots.save(history, folder.plots / "accuracy_and_epsilon.png")
     _plot_curvature(prepared, folder, session)
+    return scores
+
+
+def _release_scores(
+    prepared: Prepared, form: CountForm, folder: RunFolder, session: Session
+) -> Scores:
+    """Return noisy scores on the test rows: of the one release, or as an earlier start wrote them.
+
+    A run that was cut off between charge and file has none.
+    """
+    kind = prepared.plan.extra_release(PURPOSE)
+    if not session.ledger.extra.get(PURPOSE, 0):
+        with evaluated_weights(session):
+            counts = count_rows(form, prepared.model, prepared.evaluation_examples)
+        noisy = session.release_vector(PURPOSE, counts, form.norm)
+    elif folder.scores.is_file():
+        noisy = np.array(json.loads(folder.scores.read_text("utf-8"))["released"])
+    else:
+        noisy = np.full_like(form.add(np.zeros(prepared.recipe.num_classes), 0), math.nan)
+    scores = noisy_scores(form, noisy, kind.stddev)
+    names = prepared.recipe.classes
+    content = {"measured_on": "test", "released": noisy.tolist(), **scores.as_json(names)}
+    if np.isfinite(noisy).all():
+        folder.write_json(folder.scores, content)
     return scores
 
 
@@ -236,8 +270,14 @@ def _unprotected(prepared: Prepared) -> dict[str, str]:
     figures["progress bar: clipped fraction, examples/s"] = (
         "computed from private examples before noise"
     )
+    if prepared.counts is not None:
+        # Released with noise.
+        return {name: why for name, why in figures.items() if not name.endswith(_RELEASED)}
     results = "this card: results; scores.json; plots/accuracy_and_epsilon.png: accuracy"
     return {**figures, results: columns["accuracy"]}
+
+
+_RELEASED = (": accuracy", ": loss")
 
 
 def curve_of(prepared: Prepared, metrics: Metrics) -> Curve:

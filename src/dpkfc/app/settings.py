@@ -306,6 +306,12 @@ class PrivacySettings(_Section):
     bounds_share: float = _setting(
         0.25, "part of ε that finding bounds would cost alone", above=0, most=0.9
     )
+    private_scores: float = _setting(
+        0.0,
+        "part of ε that noisy scores on the test split would cost alone; 0: scores without noise",
+        least=0,
+        most=0.9,
+    )
     stop_share: float = _setting(
         0.25, "part of ε that private evaluations would cost alone", above=0, most=0.9
     )
@@ -578,6 +584,13 @@ class RunConfig:
             raise ConfigError(
                 f"augmentations = {privacy.augmentations} without augment gives equal views; "
                 f"give augment, one of {' | '.join(AUGMENTS[1:])}"
+            )
+        if privacy.private_scores and (
+            run.eval_on != "test" or run.patience or privacy.noise_multiplier
+        ):
+            raise ConfigError(
+                "private_scores takes a part of epsilon for the test split: leave out patience,"
+                " noise_multiplier and eval_on = 'validation'"
             )
         longest = self.optimizer.schedule_steps
         if privacy.steps and longest > privacy.steps:

@@ -35,8 +35,9 @@ from dpkfc.app.datasets.examples import ExampleSet
 from dpkfc.app.methods import METHOD_LABELS
 from dpkfc.app.models import seeded
 from dpkfc.app.place import change_places, data_digest, move_data
+from dpkfc.app.private_scores import make_form
 from dpkfc.app.recipes.catalogue import recipe_of
-from dpkfc.app.recipes.objective import evaluate
+from dpkfc.app.recipes.objective import NOTHING_KNOWN, evaluate
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.results import Result, curve_of, evaluated_weights, write_results
 from dpkfc.app.run_folder import Metrics, Row, RunFolder, RunFolderError
@@ -498,6 +499,11 @@ def prepare(
         if "private-oracle" in (config.preconditioner.source, config.preconditioner.output_source)
         else None
     )
+    counts = None
+    if config.privacy.private_scores:
+        counts = make_form(recipe, config.data.threshold)
+        if DistributedContext.current().world_size > 1:
+            raise ConfigError("private_scores is for one process; leave it out")
     plan = make_plan(
         config,
         recipe.input_shape,
@@ -507,6 +513,7 @@ def prepare(
         unit=recipe.unit,
         max_records_per_unit=recipe.max_records_per_unit,
         private_bounds=recipe.private_bounds,
+        scores_norm=counts.norm if counts else 0.0,
     )
     # Refuse a schedule longer than the plan.
     learning_rate(config, 0, plan.steps)
@@ -527,6 +534,7 @@ def prepare(
         plan=plan,
         start=start,
         stopping=_make_stopping(config, recipe, data),
+        counts=counts,
     )
 
 
@@ -990,11 +998,16 @@ class _Loop:
             group["lr"] = rate
 
     def _evaluate(self, row: Row, progress: TrainingProgress) -> Row:
-        """Return a row with the score and the mean loss on held-out examples."""
+        """Return a row with the score and the mean loss on held-out examples.
+
+        Where scores are released with noise, nothing else is computed from the test rows.
+        """
         with evaluated_weights(self.session):
-            judged = self.prepared.recipe.task.judge(
-                self.prepared.model, self.prepared.evaluation_examples
-            )
+            judged = NOTHING_KNOWN
+            if self.prepared.counts is None:
+                judged = self.prepared.recipe.task.judge(
+                    self.prepared.model, self.prepared.evaluation_examples
+                )
             public_loss = self._public_loss()
         progress.accuracy(judged.accuracy, self.prepared.config.run.eval_on)
         return replace(row, accuracy=judged.accuracy, loss=judged.loss, public_loss=public_loss)
@@ -1065,4 +1078,5 @@ def _make_result(
         figures=prepared.data.figures,
         scores=scores,
         classes=prepared.recipe.classes,
+        noisy=prepared.counts is not None,
     )

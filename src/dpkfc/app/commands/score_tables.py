@@ -25,17 +25,19 @@ def print_scores(console: Console, scores: Scores, names: Sequence[str]) -> None
     for score in scores.scores:
         table.add_row(score.name, digits(score.value), score.interval, digits(score.guess))
     console.print(table)
-    if scores.classes:
-        columns = ("records", "recall", "precision")
-        answers = [name_of(score.label, names) for score in scores.classes]
+    if scores.confusion:
+        answers = [name_of(label, names) for label in range(len(scores.confusion))]
+        columns = ["records", "recall", "precision"] if scores.classes else []
         is_shown = len(answers) <= MOST_SHOWN
-        answered = [f"→ {name}" for name in answers] if is_shown else []
-        table = make_table("class", *columns, *answered, right=(*columns, *answered))
-        rows = zip(answers, scores.classes, scores.confusion, strict=True)
-        for name, of_class, counts in rows:
-            shares = [_share(of_class.recall), _share(of_class.precision)]
-            cells = [f"{count:,}" for count in counts] if is_shown else []
-            table.add_row(name, f"{of_class.examples:,}", *shares, *cells)
+        columns += [f"→ {name}" for name in answers] if is_shown else []
+        table = make_table("class", *columns, right=columns)
+        for label, name in enumerate(answers):
+            cells = []
+            if scores.classes:
+                found = scores.classes[label]
+                cells = [f"{found.examples:,}", _share(found.recall), _share(found.precision)]
+            cells += [f"{count:,}" for count in scores.confusion[label]] if is_shown else []
+            table.add_row(name, *cells)
         console.print(table)
     print_line(f"{scores.intervals}. The constant guess is the best one for these records.")
 

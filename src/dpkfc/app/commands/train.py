@@ -97,12 +97,14 @@ def announce(result: Result) -> None:
     if result.stamp:
         console.print(f"[bold red]{result.stamp}[/bold red]")
     if result.scores is not None:
-        print_line(f"{MARK}: scores on the {result.measured_on} set, which ε does not cover")
+        private = f"{MARK}: scores on the {result.measured_on} set, which ε does not cover"
+        print_line("scores on the test set with noise, which ε covers" if result.noisy else private)
         print_scores(console, result.scores, result.classes)
     print_line(f"run folder: {result.folder}")
     if result.errors:
         errors = ", ".join(f"{name} {value:.5g}" for name, value in result.errors.items())
-        print_line(f"{errors} ({result.measured_on}; ε does not cover these figures)")
+        covers = "covers" if result.noisy else "does not cover"
+        print_line(f"{errors} ({result.measured_on}; ε {covers} these figures)")
     print_shares(console, result.figures)
     if result.head:
         print_line(

@@ -147,6 +147,7 @@ class Number:
             mean_loss="mean squared error",
             also=lambda judged: _errors(judged, unit),
             scores=self._score,
+            unit=unit,
         )
 
     def _score(self, model: nn.Module, examples: Examples) -> Scores:

@@ -139,6 +139,7 @@ class Objective:
         also: more figures that follow from score and mean loss, by name.
         scores: maps model and held-out examples to all scores; None where there is nothing to show
             but the score and the mean loss.
+        unit: half the range of a number that is learned between −1 and 1; 0 for others.
     """
 
     loss: Callable[[nn.Module, Examples], Tensor] = cross_entropy
@@ -147,6 +148,7 @@ class Objective:
     mean_loss: str = "mean loss"
     also: Callable[[Judged], dict[str, float]] | None = None
     scores: Callable[[nn.Module, Examples], Scores] | None = None
+    unit: float = 0.0
 
     def figures(self, score: float | None, loss: float | None) -> dict[str, float | None]:
         """Return score, mean loss and what follows from them, by name; None for no number."""
