@@ -1,11 +1,13 @@
-"""How long a draw of noise takes: the CPU stream, and on a GPU its copy against ChaCha20 in
-operations of torch.
+"""How long noise takes, in ratio to numbers of `torch.randn`, which come from no cipher.
 
-    python benchmarks/noise.py                  # the CPU stream, and ChaCha20 on the CPU
-    python benchmarks/noise.py --device cuda    # the three sources on a GPU
+    python benchmarks/noise.py                  # results/noise.json
+    python benchmarks/noise.py --smoke          # small; writes only to --output
+    python benchmarks/noise.py --device cuda    # on a GPU
 
-The mechanism copies draws of at most `rng.CHUNK` numbers to a GPU and makes larger ones there.
-Medians of seven draws.
+A draw is what the mechanism makes for one release; a release adds it to a sum and divides, in the
+kinds "gaussian" and "rounded". Beside it stand `torch.randn`, and `torch.randn` added to the sum.
+Contenders take turns. Figures are medians of nine rounds: nanoseconds a number by the clock, the
+ratio within a round by the clock, and the ratio of processor time, of all threads together.
 """
 
 from __future__ import annotations
@@ -13,58 +15,111 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from functools import partial
+from operator import truediv
+from pathlib import Path
+from typing import Any
 
-import torch
+from common import RESULTS, hardware, load_average, markdown, now, write_json
 
-from common import hardware, markdown
-from dpkfc.privacy.chacha20 import draw_normal
-from dpkfc.privacy.rng import NoiseStream, draw_key
-
-SIZES = (1000, 1 << 17, 1_000_000, 1 << 24)
+OUTPUT = RESULTS / "noise.json"
+SIZES = (26_010, 1_863_690, 1 << 24)  # the MNIST CNN, the MLP of the speed benchmark, more
+ROUNDS = 9
 
 
-def milliseconds(draw: Callable[[], object], device: torch.device) -> float:
-    """Median wall time of a draw, after one that is not measured."""
-    taken = []
-    for _ in range(8):
-        started = time.perf_counter()
-        draw()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        taken.append(1000 * (time.perf_counter() - started))
-    return statistics.median(taken[1:])
+def contenders(size: int, device: str) -> dict[str, Any]:
+    """Return each kind of work with what it is compared with."""
+    import torch
+
+    from dpkfc.privacy import mechanism
+    from dpkfc.privacy.normal_numbers import serial_operations
+    from dpkfc.privacy.rng import NoiseStream
+
+    stream, sums = NoiseStream.secure(), {"weight": torch.zeros(size, device=device)}
+
+    def source() -> Any:
+        return mechanism._choose_source(stream, 0, sums["weight"].device, size)
+
+    def draw(kind: str) -> None:
+        with serial_operations():
+            for _ in stream.pieces(size, 0, kind):
+                pass
+
+    def plain(kind: str = "float32") -> Any:
+        return torch.randn(size, dtype=getattr(torch, kind), device=device)
+
+    def plain_release() -> Any:
+        return plain().add_(sums["weight"]).div_(8.0)
+
+    found: dict[str, Any] = {
+        f"draw {kind}": (partial(draw, kind), partial(plain, kind))
+        for kind in ("float32", "float64")
+    }
+    if device != "cpu":
+        found = {"draw float32": (lambda: source()(size, torch.float32), plain)}
+    found["gaussian"] = (
+        lambda: mechanism.gaussian_release(sums, 1.0, 8.0, source()),
+        plain_release,
+    )
+    found["rounded"] = (
+        lambda: mechanism.rounded_release(sums, 1.0, 8.0, source(), 2.0**-30),
+        plain_release,
+    )
+    return found
+
+
+def measure(size: int, device: str) -> dict[str, dict[str, float]]:
+    """Return the figures of each kind for a number of numbers."""
+    import torch
+
+    found = {}
+    for kind, pair in contenders(size, device).items():
+        taken = []
+        for _ in range(ROUNDS + 1):
+            row = []
+            for work in pair:
+                begun, used = time.perf_counter(), time.process_time()
+                work()
+                if device != "cpu":
+                    torch.cuda.synchronize()
+                row += [time.perf_counter() - begun, time.process_time() - used]
+            taken.append(row)
+        own, processor, other, processor_of_other = zip(*taken[1:], strict=True)
+        found[kind] = {
+            "ns": 1e9 * statistics.median(own) / size,
+            "ratio": statistics.median(map(truediv, own, other)),
+            "processor_ratio": statistics.median(map(truediv, processor, processor_of_other)),
+        }
+    return {
+        kind: {name: round(x, 2) for name, x in figures.items()} for kind, figures in found.items()
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
-    given = parser.parse_args()
-    device, stream = torch.device(given.device), NoiseStream.secure()
-    rows = []
-    for name in ("float32", "float64"):
-        dtype = getattr(torch, name)
-        for size in given.sizes:
-            on_cpu = milliseconds(lambda n=size, kind=name: stream.normal(n, 0, kind), device)
-            numbers = torch.from_numpy(stream.normal(size, 0, name))
-            copy = milliseconds(lambda z=numbers: z.to(device, copy=True), device)
-            cipher = milliseconds(
-                lambda n=size, kind=dtype: draw_normal(draw_key(), n, kind, device), device
-            )
-            rate = numbers.numel() * numbers.element_size() / 1e3 / on_cpu
-            rows.append(
-                [name, f"{size:,}", f"{on_cpu:.2f}", f"{rate:.0f}", f"{copy:.2f}", f"{cipher:.2f}"]
-            )
-    print(
-        markdown(
-            ["type", "numbers", "CPU stream, ms", "MB/s", "copy, ms", f"ChaCha20 on {device}, ms"],
-            rows,
-        )
-    )
-    print(hardware(torch.get_num_threads(), device.type))
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    found: dict[str, Any] = {
+        "date": now(),
+        "hardware": hardware(1, options.device),
+        "load_before": load_average(),
+        "sizes": {},
+    }
+    for size in (1000,) if options.smoke else SIZES:
+        found["sizes"][f"{size:,}"] = measure(size, options.device)
+    head = ["numbers", "work", "ns a number", "ratio", "of processor time"]
+    rows = [
+        [size, kind, *map(str, figures.values())]
+        for size, kinds in found["sizes"].items()
+        for kind, figures in kinds.items()
+    ]
+    print(markdown(head, rows))
+    output = options.output or (None if options.smoke else OUTPUT)
+    if output:
+        write_json(output, found)
 
 
 if __name__ == "__main__":

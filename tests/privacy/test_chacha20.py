@@ -5,6 +5,7 @@ against the CPU stream.
 from __future__ import annotations
 
 import os
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dpkfc.privacy import chacha20, mechanism, rng
+from dpkfc.privacy import chacha20, mechanism, normal_numbers, rng
 from dpkfc.privacy.chacha20 import compute_keystream, draw_normal
 from dpkfc.privacy.rng import NoiseStream
 
@@ -41,8 +42,8 @@ def reference(key: bytes, nonce: bytes, counter: int, blocks: int) -> bytes:
 
 
 class Words:
-    """The words of a reference keystream as `rng._fill_normal` asks for them; every request begins
-    with a new block.
+    """The words of a keystream in the order in which they are used; every request begins with a new
+    block.
     """
 
     def __init__(self, key: bytes, chunk: int) -> None:
@@ -53,7 +54,22 @@ class Words:
         blocks = -(-size // 64)
         stream = reference(self.key, self.nonce, self.counter, blocks)
         self.counter += blocks
-        return np.frombuffer(stream[:size], dtype)
+        return np.frombuffer(stream[:size], dtype).astype(object)
+
+
+def box_muller(size: int, bits: int, words: Words, rare: int) -> np.ndarray:
+    """The numbers of a chunk by the formula, in integers, fractions and float64 of numpy."""
+    half = -(-size // 2)
+    drawn = words(2 * half, "<u4" if bits == 32 else "<u8") >> (0 if bits == 32 else 11)
+    places = [i for i in range(half) if drawn[i] < rare]
+    fine = dict(zip(places, words(len(places), "<u8") >> 11, strict=True)) if places else {}
+    parts = [Fraction(2 * fine[i] + 1, 2**54) if i in fine else Fraction(1, 2) for i in range(half)]
+    uniform = [float((drawn[i] + parts[i]) / 2**bits) for i in range(half)]
+    radius = np.sqrt(-2 * np.log(uniform))
+    angle = drawn[half:].astype(float) * (2 * np.pi * 2.0**-bits)
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[
+        [*range(half), *range(half, size)]
+    ]
 
 
 def test_the_block_of_the_rfc() -> None:
@@ -86,22 +102,27 @@ def test_the_keystream_of_a_gpu_is_that_of_another_implementation() -> None:
 @pytest.mark.parametrize("rare", [None, 2])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 1000, 1001, 3 * 4096 + 5])
-def test_the_normal_numbers_are_those_of_the_cpu_stream(
+def test_the_normal_numbers_follow_the_formula(
     size: int, dtype: str, rare: int | None, monkeypatch
 ) -> None:
-    """Fed with one keystream, also where half of the radii are refined."""
+    """Also where half of the radii are refined."""
+    bits = {"float32": 32, "float64": 53}[dtype]
+    bounds = {32: normal_numbers._RARE, 53: normal_numbers._RARE_FINE}
     if rare:
-        for module in (chacha20, rng):
-            monkeypatch.setattr(module, "_RARE", 2**32 // rare)
-            monkeypatch.setattr(module, "_RARE_FINE", 2**53 // rare)
+        bounds = {32: 2**32 // rare, 53: 2**53 // rare}
+        monkeypatch.setattr(normal_numbers, "_RARE", bounds[32])
+        monkeypatch.setattr(normal_numbers, "_RARE_FINE", bounds[53])
     monkeypatch.setattr(chacha20, "NONCE_CHUNK", 4096)
     numbers = draw_normal(KEY, size, getattr(torch, dtype), CPU)
-    expected = np.empty(size, dtype)
-    for chunk in range(-(-size // 4096)):
-        rng._fill_normal(expected[chunk * 4096 : (chunk + 1) * 4096], Words(KEY, chunk))
+    expected = [
+        box_muller(min(4096, size - begin), bits, Words(KEY, begin // 4096), bounds[bits])
+        for begin in range(0, size, 4096)
+    ]
     assert numbers.shape == (size,) and numbers.dtype == getattr(torch, dtype)
     tolerance = {"float32": 3e-6, "float64": 1e-14}[dtype]
-    np.testing.assert_allclose(numbers.numpy(), expected, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(
+        numbers.numpy(), np.concatenate([[], *expected]), rtol=tolerance, atol=tolerance
+    )
 
 
 def test_chunks_and_keys_share_no_numbers(monkeypatch) -> None:

@@ -186,7 +186,7 @@ def test_gaussian_release_refuses_a_bad_divisor(divisor):
 @pytest.mark.parametrize(
     "dtypes", [(torch.float32,) * 5, (torch.float64,) * 5, (torch.float32, torch.float64) * 3]
 )
-def test_a_large_release_is_the_same_in_pieces(dtypes, monkeypatch):
+def test_a_release_is_the_same_in_pieces(dtypes, monkeypatch):
     """Tensors that end within a chunk, at its end, and lie across several; one that is not
     contiguous.
     """
@@ -197,15 +197,30 @@ def test_a_large_release_is_the_same_in_pieces(dtypes, monkeypatch):
     }
     tensors["p4"] = tensors["p4"].T
     plan = make_plan(test_mode_seed=5)
-    whole = release(
-        zeros(plan, **tensors), plan, plan.noise_stream(), make_ledger(plan), 3
-    ).gradients
-    monkeypatch.setattr(mechanism, "LARGE", 10)
+    threads = torch.get_num_threads()
+    with monkeypatch.context() as one_piece:
+        one_piece.setattr(mechanism, "CHUNK", sum(x.numel() for x in tensors.values()))
+        whole = release(
+            zeros(plan, **tensors), plan, plan.noise_stream(), make_ledger(plan), 3
+        ).gradients
     stream = plan.noise_stream()
     parts = release(zeros(plan, **tensors), plan, stream, make_ledger(plan), 3).gradients
-    assert stream._draws == 1
+    assert stream._draws == 1 and torch.get_num_threads() == threads
     for name, x in whole.items():
         assert (
             torch.equal(x, parts[name]) and x.dtype == parts[name].dtype == tensors[name].dtype
         ), name
         assert x.data_ptr() != tensors[name].data_ptr() != parts[name].data_ptr() or not x.numel()
+
+
+def test_a_draw_that_fails_leaves_the_threads_of_torch_alone(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    numbers = []
+    monkeypatch.setattr(torch, "set_num_threads", numbers.append)
+
+    def fail(size, dtype):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        gaussian_release({"a": torch.zeros(1)}, 1.0, 1.0, fail)
+    assert numbers == [1, 3]

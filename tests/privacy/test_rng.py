@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpkfc.privacy import rng
+from dpkfc.privacy.normal_numbers import fill_normal
 from dpkfc.privacy.rng import CHUNK, NoiseStream, SamplingStream
 
 STREAMS = [NoiseStream, SamplingStream]
@@ -29,17 +29,17 @@ def test_chunks_have_nothing_to_do_with_one_another():
     assert np.isfinite(z).all() and len({chunk.tobytes() for chunk in chunks}) == 33
 
 
-def test_the_tail_has_more_bits_than_the_rest(monkeypatch):
+def test_the_tail_has_more_bits_than_the_rest():
     """Words of zeros are the farthest radius; without further bits it would end at 6.8 and take few
     values.
     """
-    last = {"<u4": np.zeros(8, "<u4"), "<u8": np.zeros(4, "<u8")}
-    out = np.empty(8, np.float32)
-    rng._fill_normal(out, lambda count, dtype: last[dtype][:count])
+    zeros = torch.zeros(8, dtype=torch.int64)
+    out = torch.empty(8)
+    fill_normal(out, lambda count, bits: zeros[:count])
     assert 10.9 < out.max() < 10.95  # sqrt(2 · 86 · ln 2)
-    fine = {"<u4": np.zeros(8, "<u4"), "<u8": np.arange(4, dtype="<u8") << np.uint64(62)}
-    rng._fill_normal(out, lambda count, dtype: fine[dtype][:count])
-    assert len(np.unique(out[:4])) == 4
+    fine = {32: zeros, 53: torch.arange(4) << 51}
+    fill_normal(out, lambda count, bits: fine[bits][:count])
+    assert len(out[:4].unique()) == 4
 
 
 def test_draws_and_chunks_use_counters_that_never_overlap():

@@ -1,18 +1,16 @@
 """Draw standard normal numbers on an accelerator by ChaCha20 (RFC 8439) in operations of torch.
 
-The numbers are made from the keystream as `rng` makes them, with equal precision and equal tails.
-Every draw has a key of its own, and every chunk of a draw a nonce of its own.
+Every draw has a key of its own, and every chunk of a draw a nonce of its own. `normal_numbers`
+makes the numbers, as on a CPU.
 
-Why not copy the CPU's numbers: the CPU stream takes about 15 ns of one core for a float32 number
-(260 MB/s), far more than the copy. The cipher starts about 560 kernels a chunk. At 5 µs a kernel,
-an estimate that no GPU has confirmed, that is 3 ms for up to 4 million numbers. So the cipher
-wins from about 2·10⁵ numbers on one core, and the mechanism copies draws up to 1.3·10⁵.
-`benchmarks/noise.py --device cuda` measures both.
+Why not copy the CPU's numbers: the CPU stream takes about 3 ns of one core for a float32 number,
+far more than the copy. The cipher starts about 560 kernels a chunk. At 5 µs a kernel, an estimate
+that no GPU has confirmed, that is 3 ms for up to 4 million numbers. So the cipher wins from about
+10⁶ numbers on one core. `benchmarks/noise.py --device cuda` measures both.
 """
 
 from __future__ import annotations
 
-import math
 from functools import cache
 
 import numpy as np
@@ -20,14 +18,13 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 
+from dpkfc.privacy.normal_numbers import fill_normal
+
 NONCE_CHUNK = 1 << 22  # numbers a nonce; 16 MiB of words
 _WORDS = 16  # words of 32 bits in a block
 _ROUNDS = 10  # double rounds
 _LOW_32 = (1 << 32) - 1
 _LOW_53 = (1 << 53) - 1
-# The radius gets 53 more bits where its own bits fall below these bounds, as in `rng`.
-_RARE = 1 << 10
-_RARE_FINE = 1 << 45
 
 
 def compute_keystream(
@@ -119,7 +116,7 @@ def draw_normal(key: bytes, size: int, dtype: torch.dtype, device: torch.device)
     _check_device(device)
     out = torch.empty(size, dtype=dtype, device=device)
     for chunk, part in enumerate(out.split(NONCE_CHUNK)):
-        _fill_normal(part, _Keystream(key, chunk, device))
+        fill_normal(part, _Keystream(key, chunk, device).take)
     return out
 
 
@@ -148,49 +145,12 @@ class _Keystream:
         self._device = device
         self._counter = 0
 
-    def take(self, words: int) -> Tensor:
-        """Return the next int32 words `[words]`."""
-        if not words:
-            return torch.empty(0, dtype=torch.int32, device=self._device)
-        blocks = -(-words // _WORDS)
-        stream = compute_keystream(self._key, self._nonce, self._counter, blocks, self._device)
+    def take(self, count: int, bits: int) -> Tensor:
+        """Return the next uniform integers of 32 or 53 bits, int64 `[count]`."""
+        blocks = -(-count * (1 if bits == 32 else 2) // _WORDS)
+        words = compute_keystream(self._key, self._nonce, self._counter, blocks, self._device)
         self._counter += blocks
-        return stream[:words]
-
-    def take_53(self, count: int) -> Tensor:
-        """Return the next uniform integers of 53 bits, int64 `[count]`."""
-        words = self.take(2 * count)
-        wide = words.view(torch.int64) >> 11
+        if bits == 32:
+            return words[:count].to(torch.int64) & _LOW_32
+        wide = words.view(torch.int64)[:count] >> 11
         return wide & _LOW_53
-
-
-def _fill_normal(out: Tensor, stream: _Keystream) -> None:
-    """Fill `out` by the transform of Box and Muller, as `rng._fill_normal` does."""
-    half = -(-out.numel() // 2)
-    if out.dtype == torch.float32:
-        words = stream.take(2 * half)
-        bits = words.to(torch.int64) & _LOW_32
-        bound = _RARE
-        unit = 2.0**-32
-    else:
-        bits = stream.take_53(2 * half)
-        bound = _RARE_FINE
-        unit = 2.0**-53
-    radius = bits[:half].double()
-    is_rare = bits[:half] < bound
-    rare = is_rare.nonzero().squeeze(1)
-    more_bits = stream.take_53(rare.numel())
-    fraction = more_bits.double() * 2.0**-53 + 2.0**-54
-    refined = radius[rare] + fraction
-    radius += 0.5
-    radius[rare] = refined
-    radius.mul_(unit)
-    radius.log_()
-    radius.mul_(-2.0)
-    radius.sqrt_()
-    scale = radius.to(out.dtype)
-    angle = bits[half:].to(out.dtype)
-    angle.mul_(2 * math.pi * unit)
-    rest = out.numel() - half
-    out[:half] = angle.cos() * scale
-    out[half:] = angle[:rest].sin() * scale[:rest]

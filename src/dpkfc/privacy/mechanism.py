@@ -8,7 +8,8 @@ grid.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,13 +22,13 @@ from dpkfc.privacy.extra_releases import ExtraRelease, charge_extra
 from dpkfc.privacy.grid import MOST_STEPS, ROUNDED, grid_of
 from dpkfc.privacy.integration import Floats
 from dpkfc.privacy.ledger import Ledger
+from dpkfc.privacy.normal_numbers import serial_operations
 from dpkfc.privacy.rng import CHUNK, NoiseStream, draw_key
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 from dpkfc.privacy.chacha20 import draw_normal
 
-LARGE = 1 << 24  # larger draws are used in pieces
 # Tensors by name.
 Tensors = dict[str, Tensor]
 NamedTensors = Mapping[str, Tensor]
@@ -228,7 +229,8 @@ def gaussian_release(
         stddev: absolute standard deviation, >= 0; at 0 nothing is drawn.
         divisor: positive.
         normal: maps (size, dtype) to independent N(0, 1) numbers `[size]` on the device of the
-            tensors. For a large model on a CPU it is called for consecutive pieces of the draw.
+            tensors. For a model on a CPU it is called for consecutive pieces of the draw, each of
+            which is used before the next is asked for.
 
     Returns:
         New tensors of the same names, shapes and types.
@@ -237,60 +239,60 @@ def gaussian_release(
         ValueError: stddev negative or not finite, or divisor not positive and finite.
     """
     _check_scale(stddev, divisor)
-    with torch.no_grad():
-        if stddev == 0:
-            return {name: x.detach() / divisor for name, x in tensors.items()}
-        widest = torch.float32
-        is_on_cpu = True
-        sizes = []
-        for x in tensors.values():
-            widest = torch.promote_types(widest, x.dtype)
-            is_on_cpu = is_on_cpu and x.device.type == "cpu"
-            sizes.append(x.numel())
-        numbers = sum(sizes)
-        if numbers > LARGE and is_on_cpu:
-            return _release_in_pieces(tensors, stddev, divisor, normal, widest)
-        pieces = normal(numbers, widest).split(sizes)
-        noisy = {}
-        for (name, x), z in zip(tensors.items(), pieces, strict=True):
-            noise = z.to(x.dtype).view(x.shape)
-            noise.mul_(stddev)
-            noise.add_(x.detach())
-            noise.div_(divisor)
-            noisy[name] = noise
-        return noisy
+    widest = torch.float32
+    for x in tensors.values():
+        widest = torch.promote_types(widest, x.dtype)
+
+    def finish(out: Tensor, x: Tensor, z: Tensor) -> None:
+        out.copy_(z).mul_(stddev).add_(x).div_(divisor)
+
+    return _release_in_pieces(tensors, normal if stddev else _draw_zeros, widest, finish)
 
 
+def _draw_zeros(size: int, dtype: torch.dtype) -> Tensor:
+    """Return the noise of a standard deviation of 0."""
+    return torch.zeros(size, dtype=dtype)
+
+
+@torch.no_grad()
 def _release_in_pieces(
-    tensors: NamedTensors, stddev: float, divisor: float, normal: Normal, dtype: torch.dtype
+    tensors: NamedTensors,
+    normal: Normal,
+    dtype: torch.dtype,
+    finish: Callable[[Tensor, Tensor, Tensor], None],
 ) -> Tensors:
-    """Return the result of `gaussian_release` from a draw in pieces.
+    """Return new tensors that `finish` fills with a sum and its share of one draw.
 
-    New memory for the whole draw would cost more than the draw.
+    On a CPU the draw comes in pieces that fit a cache: new memory for the whole would cost more
+    than the draw.
+
+    Args:
+        tensors: name to a part of the sum.
+        normal: the source of the draw.
+        dtype: of the draw.
+        finish: fills its first argument from the sum and the noise, all `[n]`.
     """
     remaining = sum(x.numel() for x in tensors.values())
+    is_on_cpu = all(x.is_cpu for x in tensors.values())
+    most = CHUNK if is_on_cpu else remaining
     noisy = {}
-    z: NDArray[Any] = np.zeros(0)
-    for name, x in tensors.items():
-        result = torch.empty_like(x, memory_format=torch.contiguous_format)
-        noisy[name] = result
-        # Numpy, because threads of torch would wait for the threads of the noise.
-        flat = x.detach().reshape(-1).numpy()
-        out = result.view(-1).numpy()
-        start = 0
-        while start < len(flat):
-            if not len(z):
-                z = normal(min(CHUNK, remaining), dtype).numpy()
-                remaining -= len(z)
-            missing = len(flat) - start
-            piece = z[:missing].astype(flat.dtype, copy=False)
-            z = z[missing:]
-            stop = start + len(piece)
-            part = out[start:stop]
-            np.multiply(piece, flat.dtype.type(stddev), out=part)
-            part += flat[start:stop]
-            part /= flat.dtype.type(divisor)
-            start = stop
+    z = torch.zeros(0)
+    with serial_operations() if is_on_cpu else nullcontext():
+        for name, x in tensors.items():
+            result = torch.empty_like(x, memory_format=torch.contiguous_format)
+            noisy[name] = result
+            flat = x.detach().reshape(-1)
+            out = result.view(-1)
+            start = 0
+            while start < len(flat):
+                if not len(z):
+                    z = normal(min(most, remaining), dtype)
+                    remaining -= len(z)
+                part = z[: len(flat) - start]
+                z = z[len(part) :]
+                stop = start + len(part)
+                finish(out[start:stop], flat[start:stop], part)
+                start = stop
     return noisy
 
 
@@ -318,29 +320,16 @@ def rounded_release(
         ValueError: stddev negative or not finite, or divisor not positive and finite.
     """
     _check_scale(stddev, divisor)
-    sizes = [x.numel() for x in tensors.values()]
-    with torch.no_grad():
-        pieces: Sequence[Tensor | None] = [None] * len(sizes)
-        if stddev > 0:
-            pieces = normal(sum(sizes), torch.float64).split(sizes)
-        noisy = {}
-        for (name, x), z in zip(tensors.items(), pieces, strict=True):
-            device = torch.device("cpu")
-            if z is not None:
-                device = z.device
-            steps = x.detach().to(device, torch.float64, copy=True)
-            steps.div_(grid)
-            steps.round_()
-            steps.clamp_(-MOST_STEPS, MOST_STEPS)
-            # Adding zero turns −0 into 0: −0 would reveal the sign of x.
-            steps.add_(0.0)
-            if z is not None:
-                noise = z.view(x.shape)
-                noise.mul_(stddev / grid)
-                steps += noise.round_()
-            steps.mul_(grid / divisor)
-            noisy[name] = steps.to(x)
-        return noisy
+
+    def finish(out: Tensor, x: Tensor, z: Tensor) -> None:
+        steps = x.to(z.device, torch.float64, copy=True).div_(grid).round_()
+        steps.clamp_(-MOST_STEPS, MOST_STEPS)
+        # Adding zero turns −0 into 0: −0 would reveal the sign of x.
+        steps.add_(0.0)
+        steps.add_((z * (stddev / grid)).round_())
+        out.copy_(steps.mul_(grid / divisor))
+
+    return _release_in_pieces(tensors, normal if stddev else _draw_zeros, torch.float64, finish)
 
 
 def _check_scale(stddev: float, divisor: float) -> None:
@@ -366,7 +355,7 @@ def _choose_source(noise: NoiseStream, step: int, device: torch.device, numbers:
     def draw_from_stream(size: int, dtype: torch.dtype) -> Tensor:
         nonlocal pieces
         kind = str(dtype).removeprefix("torch.")
-        if size == numbers or numbers <= LARGE:
+        if size == numbers:
             return torch.from_numpy(noise.normal(size, step, kind))
         if pieces is None:
             pieces = noise.pieces(numbers, step, kind)

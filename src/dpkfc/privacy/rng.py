@@ -7,11 +7,9 @@ release as a whole, since the sum is fixed before its noise is drawn. An observe
 releases cannot predict another one without breaking the cipher. Batches come from Philox (Salmon
 et al. 2011) under fresh keys of their own.
 
-Normal numbers are made by the transform of Box and Muller (1958). In float32, 32 bits decide the
-angle and 32 the radius, and 53 more where the radius exceeds 5.5; the tail ends at 10.9 standard
-deviations. In float64 both have 53 bits, and 53 more where the radius exceeds 3.3; the tail ends at
-12.1. The guarantee is stated for ideal Gaussian noise. Rounded noise alone (`mechanism`), made of
-the float64 numbers, accounts for the floating-point numbers that a sum with noise can become.
+`normal_numbers` makes normal numbers of these words. The guarantee is stated for ideal Gaussian
+noise. Rounded noise alone (`mechanism`), made of the float64 numbers, accounts for the
+floating-point numbers that a sum with noise can become.
 """
 
 from __future__ import annotations
@@ -20,9 +18,8 @@ import hashlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -87,14 +84,12 @@ def count_forks() -> int:
 
 # --------------------------------------------------------------------------------------------------
 
-# Numbers drawn from one counter: they fit a cache, and threads seldom wait. No draw depends on the
+# Numbers drawn from one counter: they and what they are made of fit a cache. No draw depends on the
 # number of threads.
 CHUNK = 1 << 17
+# The keystream is this, encrypted: as many bytes as the largest chunk takes at once.
+_ZEROS = memoryview(bytes(8 * CHUNK))
 _DOMAINS = {"noise": 1, "sampling": 2, "device": 3}
-# Radii whose 32 bits fall below this get more bits: about one in four million.
-_RARE = 1 << 10
-# The same for 53 bits: one in 256. The radius is then known to 2⁻⁴⁵ of its probability anywhere.
-_RARE_FINE = 1 << 45
 
 
 def _test_words(count: int, seed: int, domain: str, *numbers: int) -> NDArray[Any]:
@@ -180,23 +175,8 @@ class NoiseStream(_Stream):
         Raises:
             ValueError: a negative size or step.
         """
-        key, draw = self._next_draw(size, step)
-        out = np.empty(size, dtype=dtype)
-        chunks = -(-size // CHUNK)
-        workers = min(_count_workers(), chunks)
-        if workers <= 1:
-            _fill_chunks(out, key, draw, range(chunks))
-            return out
-        bounds = [worker * chunks // workers for worker in range(workers + 1)]
-        with ThreadPoolExecutor(max_workers=workers) as pool:
-            tasks = []
-            for begin, end in pairwise(bounds):
-                own_chunks = range(begin, end)
-                task = pool.submit(_fill_chunks, out, key, draw, own_chunks)
-                tasks.append(task)
-            for task in tasks:
-                task.result()
-        return out
+        pieces = self.pieces(size, step, dtype)
+        return np.concatenate([np.empty(0, dtype), *pieces])
 
     def pieces(self, size: int, step: int, dtype: DTypeLike = np.float32) -> Iterator[NDArray[Any]]:
         """Yield the numbers of `normal` in order, by chunks; threads make some in advance.
@@ -242,92 +222,43 @@ def _count_workers() -> int:
 
 def _iterate_chunks(size: int, key: bytes, draw: int, dtype: DTypeLike) -> Iterator[NDArray[Any]]:
     """Yield the chunks of a draw in order; threads make some chunks in advance."""
-
-    def make_chunk(chunk: int) -> NDArray[Any]:
-        remaining = size - chunk * CHUNK
-        length = min(CHUNK, remaining)
-        out = np.empty(length, dtype=dtype)
-        _fill_chunks(out, key, draw, range(chunk, chunk + 1), chunk)
-        return out
-
-    chunks = -(-size // CHUNK)
-    workers = _count_workers()
-    ahead = min(chunks, 4 * workers)
+    lengths = [min(CHUNK, size - begin) for begin in range(0, size, CHUNK)]
+    workers = min(_count_workers(), len(lengths))
+    if workers <= 1:
+        for chunk, length in enumerate(lengths):
+            yield _draw_chunk(length, key, draw, chunk, dtype)
+        return
     with ThreadPoolExecutor(max_workers=workers) as pool:
-        first = [pool.submit(make_chunk, chunk) for chunk in range(ahead)]
-        pending = deque(first)
-        for following in range(ahead, chunks + ahead):
-            oldest = pending.popleft()
-            yield oldest.result()
-            if following < chunks:
-                task = pool.submit(make_chunk, following)
-                pending.append(task)
+        pending = deque[Any]()
+        for chunk, length in enumerate(lengths):
+            pending.append(pool.submit(_draw_chunk, length, key, draw, chunk, dtype))
+            if len(pending) > 2 * workers:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
 
 
-def _fill_chunks(out: NDArray[Any], key: bytes, draw: int, chunks: range, first: int = 0) -> None:
-    """Fill some chunks of a draw, each from its own counter; `out` begins with `first`."""
-    most = min(CHUNK, out.size) + 1
-    zeros = bytes(most * out.itemsize)
-    buffer = bytearray(len(zeros) + 16)  # the cipher needs one more block
+def _draw_chunk(length: int, key: bytes, draw: int, chunk: int, dtype: DTypeLike) -> NDArray[Any]:
+    """Return the numbers of one chunk, from a counter of its own."""
+    # It imports torch, which accounting alone does without.
+    from dpkfc.privacy.normal_numbers import fill_array
 
-    for chunk in chunks:
-        counter = draw.to_bytes(8, "big")
-        counter += chunk.to_bytes(4, "big")
-        counter += bytes(4)
-        cipher = Cipher(algorithms.AES(key), modes.CTR(counter))
-        keystream = cipher.encryptor()
+    counter = draw.to_bytes(8, "big") + chunk.to_bytes(4, "big") + bytes(4)
+    keystream = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
 
-        def words(count: int, dtype: str, keystream: Any = keystream) -> NDArray[Any]:
-            size = count * np.dtype(dtype).itemsize
-            if size > len(zeros):
-                stream = keystream.update(bytes(size))
-                return np.frombuffer(stream, dtype)
-            plain = memoryview(zeros)[:size]
-            keystream.update_into(plain, buffer)
-            return np.frombuffer(buffer, dtype, count)
+    def words(count: int, bits: int) -> NDArray[Any]:
+        size = count * (4 if bits == 32 else 8)
+        buffer = np.empty(size + 16, np.uint8)  # the cipher needs one more block
+        keystream.update_into(_ZEROS[:size], buffer.data)
+        stream = buffer[:size]
+        if bits == 32:
+            return stream.view("<u4").astype(np.uint32, copy=False)
+        wide = stream.view("<u8") >> np.uint64(11)
+        return wide.view(np.int64)
 
-        begin = (chunk - first) * CHUNK
-        part = out[begin : begin + CHUNK]
-        _fill_normal(part, words)
-
-
-def _fill_normal(out: NDArray[Any], words: Callable[[int, str], NDArray[Any]]) -> None:
-    """Fill `out` with independent N(0, 1) numbers.
-
-    Args:
-        out: the numbers.
-        words: maps (count, dtype) to uniform words of a keystream, which are valid until the next
-            call.
-    """
-    half = -(-out.size // 2)
-    if out.dtype == np.float32:
-        bits = words(2 * half, "<u4")
-        bound = _RARE
-        unit = 2.0**-32
-    else:
-        wide = words(2 * half, "<u8")
-        bits = wide >> np.uint64(11)
-        bound = _RARE_FINE
-        unit = 2.0**-53
-    radius: NDArray[Any] = bits[:half].astype(np.float64)
-    angle: NDArray[Any] = bits[half:].astype(out.dtype)
-    rare = np.flatnonzero(bits[:half] < bound)
-    more_bits = words(rare.size, "<u8") >> np.uint64(11)
-    fraction = more_bits * 2.0**-53 + 2.0**-54
-    refined = fraction + radius[rare]
-    radius += 0.5
-    radius[rare] = refined
-    radius *= unit
-    angle *= angle.dtype.type(2 * np.pi * unit)
-    np.log(radius, out=radius)
-    radius *= -2.0
-    np.sqrt(radius, out=radius)
-    scale = radius.astype(out.dtype, copy=False)
-    cosines = np.cos(angle)
-    np.multiply(cosines, scale, out=out[:half])
-    rest = out.size - half
-    sines = np.sin(angle[:rest])
-    np.multiply(sines, scale[:rest], out=out[half:])
+    out = np.empty(length, dtype)
+    fill_array(out, words)
+    return out
 
 
 class SamplingStream(_Stream):
