@@ -9,15 +9,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import nn
 
-from dpkfc.app import plots
 from dpkfc.app.assembly import Prepared, describe_choice, make_kfac
 from dpkfc.app.methods import METHOD_LABELS
-from dpkfc.app.plots import Curve, LayerSignal, LayerSpectra
 from dpkfc.app.private_scores import PURPOSE, CountForm, count_rows, judge, noisy_scores
 from dpkfc.app.recipes.objective import finite
 from dpkfc.app.run_folder import LAST_PLOT, Metrics, Row, RunFolder, not_private
@@ -33,6 +31,9 @@ from dpkfc.privacy.accounting import describe_extra
 from dpkfc.report.card import CardFacts, build_card, dataset_size, stamp, write_weights_and_card
 from dpkfc.report.text import rounded_up
 from dpkfc.session import Session
+
+if TYPE_CHECKING:
+    from dpkfc.app.plots import Curve, LayerSignal, LayerSpectra
 
 _EPSILON_POINTS = 32
 
@@ -102,6 +103,8 @@ def write_results(
     Returns:
         The scores of the released weights; None for a task without them.
     """
+    from dpkfc.app import plots
+
     recipe = prepared.recipe
     scores = None
     if prepared.counts is not None:
@@ -282,6 +285,8 @@ _RELEASED = (": accuracy", ": loss")
 
 def curve_of(prepared: Prepared, metrics: Metrics) -> Curve:
     """Return accuracy and ε of a run for plots, with the exact ε of a few dozen steps."""
+    from dpkfc.app.plots import Curve
+
     plan = prepared.plan
     evaluated = [row for row in metrics.evaluated() if finite(row.accuracy) is not None]
     done = metrics.rows[-1].step
@@ -316,6 +321,8 @@ def _plot_curvature(prepared: Prepared, folder: RunFolder, session: Session) -> 
     Both are public figures. A method without K-FAC is shown with the factors that the settings
     describe.
     """
+    from dpkfc.app import plots
+
     plan, model = prepared.plan, prepared.model
     layers = find_layers(model)
 
@@ -343,7 +350,7 @@ def _plot_curvature(prepared: Prepared, folder: RunFolder, session: Session) -> 
         )
         batch_size = plan.expected_batch_size
         for name, ratio in ratios.items():
-            layer_signal = LayerSignal(
+            layer_signal = plots.LayerSignal(
                 name=_layer_name(model, name),
                 plain=batch_size * math.sqrt(ratio.plain),
                 preconditioned=batch_size * math.sqrt(ratio.preconditioned),
@@ -384,6 +391,8 @@ def _layer_name(model: nn.Module, name: str) -> str:
 
 def _spectra(model: nn.Module, kfac: KFAC, state: PreconditionerState) -> list[LayerSpectra]:
     """Return undamped eigenvalues and what damping adds, for layers that have both factors."""
+    from dpkfc.app.plots import LayerSpectra
+
     short = {"input": "A", "output": "G"}
     traces = {}
     for row in state.report:
