@@ -145,12 +145,11 @@ def _add_source_legend(figure: Figure, sources: Sequence[str], *, marker: bool =
             style |= {"linestyle": "", "markersize": 7, "markeredgecolor": style["color"]}
             style |= _marker(source)
         handles.append(Line2D([], [], linewidth=2, **style))
-    width, _ = figure.get_size_inches()
     add_legend(
         figure,
         handles,
         left=0.27,
-        ncols=min(3 if width < 10 else 6, len(handles)),
+        ncols=min(4, len(handles)),
         borderpad=0.2,
         columnspacing=1.4,
         handlelength=0.8 if marker else 2.4,
@@ -243,7 +242,7 @@ def _select_sources(known: Any) -> list[str]:
 def _layer_title(row: Row, name: str) -> str:
     layer = row["checkpoints"][0]["layers"][name]
     sizes = layer["sizes"]
-    return f"{layer['module']} {name}  ({sizes['A']} → {sizes['G']})"
+    return f"{layer['module']} {name}\n({sizes['A']} → {sizes['G']})"
 
 
 def _time_text(checkpoint: Row) -> str:
@@ -255,9 +254,9 @@ def spectra(row: Row) -> Figure:
     names = _select_layers(row)
     ends = _ends(row)
     title = "Spectra of undamped curvature factors"
-    width = 1.2 + 2.9 * len(names)
+    width = max(8, 1.1 + 1.9 * len(names))
     figure = sheet(width, 9.6, title, _caption(row), private=True)
-    axes = grid(figure, 4, len(names))
+    axes = grid(figure, 4, len(names), top=1.5)
     first_layer = ends[0]["layers"][names[0]]
     sources = _select_sources(first_layer["spectra"]["A"])
     _dress_table(axes, [_layer_title(row, name) for name in names], "rank of the eigenvalue")
@@ -300,10 +299,10 @@ def tracking(row: Row) -> Figure:
     names = _select_layers(row)
     checkpoints = row["checkpoints"]
     title = "Undamped factors of probes and of private data"
-    width = 1.4 + 2.1 * len(names)
+    width = max(8, 1.1 + 1.9 * len(names))
     figure = sheet(width, 7.4, title, _caption(row), private=True)
     figure.text(0.3 / width, 0.36 / 7.4, _describe_sums(row, names), color=MUTED, fontsize=8.5)
-    axes = grid(figure, len(_TRACKED), len(names), top=1.35, left=0.75)
+    axes = grid(figure, len(_TRACKED), len(names), top=1.5, left=0.75)
     steps = [checkpoint["step"] for checkpoint in checkpoints]
     first_layer = checkpoints[0]["layers"][names[0]]
     sources = _select_sources(first_layer["tracking"]["undamped"])
@@ -386,7 +385,7 @@ def signal(row: Row) -> Figure:
 
 
 _REALISED = (
-    ("held", "condition number", "over the directions that hold 99 % of the trace of A and of G"),
+    ("held", "condition number", "over the directions that hold\n99 % of the trace of A and of G"),
     ("flatness", "cosine to the identity", "1: a multiple of the identity"),
 )
 
@@ -429,9 +428,9 @@ def _draw_dots(
         panels: title, values by layer, and text below, for each panel.
     """
     lines = math.ceil(len(panels) / 2)
-    panel_height = 0.7 + 0.33 * max(3, len(names))
+    panel_height = 1.1 + 0.33 * max(3, len(names))
     height = 2.25 + lines * panel_height
-    figure = sheet(12.4, height, title, _caption(row), private=True)
+    figure = sheet(8.8, height, title, _caption(row), private=True)
     axes = grid(figure, lines, 2, left=1.9, sharey="row")
     labels = [_short_label(row, name) for name in names]
     for panel, (panel_title, layers, below) in zip(axes.flat, panels, strict=True):
@@ -479,7 +478,7 @@ def mean_field(row: Row) -> Figure:
         f"{row['seeds']} networks; no data read"
     )
     title = "Mean-field theory next to random networks"
-    width = 1.2 + 2.8 * len(activations)
+    width = 1.1 + 1.9 * len(activations)
     figure = sheet(width, 7.4, title, caption)
     axes = grid(figure, len(_VARIANCES), len(activations))
     colours = dict(zip(widths, (PLAIN, SPENT, WHITENED), strict=False))
@@ -518,7 +517,7 @@ def landscape(rows: Sequence[Row]) -> Figure:
     caption = f"{recipe}, ε = {epsilon:.2f}, SGD; accuracy on a validation split; "
     caption += "the search is not in ε"
     title = "How sensitive accuracy is to clipping norm and learning rate"
-    figure = sheet(13.4, 4.9, title, caption)
+    figure = sheet(9.2, 4.9, title, caption)
     widths = {"width_ratios": [1, 1, 0.8]}
     axes = grid(figure, 1, 3, top=1.1, gridspec_kw=widths)
     figure.subplots_adjust(wspace=0.42)
@@ -538,7 +537,7 @@ def _draw_heat_map(panel: Axes, method: str, rows: Sequence[Row]) -> None:
     (one,) = maps(rows)
     values = 100 * np.array(one.values, dtype=float)
     best = np.nanmax(values)
-    title = f"{method}: {100 * plateau(rows):.0f} % of cells within 2 points of the best"
+    title = f"{method}: {100 * plateau(rows):.0f} % within 2 points of the best"
     dress(panel, title, "learning rate").grid(False)
     panel.imshow(values, cmap=_HEAT, vmin=0, vmax=100, aspect="auto", origin="lower")
     for (i, j), value in np.ndenumerate(values):
@@ -564,7 +563,7 @@ def _draw_heat_map(panel: Axes, method: str, rows: Sequence[Row]) -> None:
 
 
 def _draw_importance(panel: Axes, rows: Sequence[Row]) -> None:
-    title = "share of the variance of accuracy"
+    title = "share of the variance"
     dress(panel, title, "explained by the setting alone").grid(False, axis="y")
     labels = []
     fractions = []
@@ -617,7 +616,7 @@ def noise_sweep(rows: Sequence[Row]) -> Figure:
     panels.append(("each at its best rate", best_points, best_points))
     columns = -(-len(panels) // 2)
     title = "Linear regression under more and more noise"
-    width = 1.0 + 3.6 * columns
+    width = 1.0 + 2.6 * columns
     figure = sheet(width, 7.2, title, caption)
     axes = grid(figure, 2, columns)
     for panel, (title, shown, scaled_to) in zip(axes.flat, panels, strict=False):

@@ -952,7 +952,7 @@ def figure(study: Study, store: Store, path: Path) -> Path:
         "20 clients, 70 rounds, δ = 1e-5, replace-one, trusted server; linear head on public"
         " features; 95 % intervals"
     )
-    width = max(7.2, 1.2 + 3.2 * len(tasks))
+    width = max(7.2, 1.1 + 2.5 * len(tasks))
     title = "Federated: what second order adds at a matched learning rate"
     picture = sheet(width, 4.3, title, caption)
     axes = grid(picture, 1, len(tasks), top=1.6)

@@ -22,9 +22,9 @@ from dpkfc.app.plots import apply_style, evenly_spaced, make_figure
 from dpkfc.report.text import plain
 
 MAX_LINES = 48
-# Inches across: text of 9 points is then about as large as the text of the page.
-_WIDTH = 5.4
-_HEIGHT = 3.6
+# Inches: text of 9 points can then be read on a screen of 390 pixels too.
+_WIDTH = 4.6
+_HEIGHT = 3.1
 _MARKED = 40
 _MOST_TICKS = 12
 # End of an axis of accuracies: 100 % and room for half a symbol.
@@ -224,6 +224,7 @@ def plot_learning(panel: Panel, styles: Styles) -> list[Plot]:
         for group in shown:
             points = _mean_curve([run.curve for run in group.runs])
             _plot_line(canvas, group, styles, points, panel.score)
+        _set_steps(canvas.axes)
         _set_scores(canvas.axes, panel.score)
         fewer = ""
         if len(shown) < len(with_curve):
@@ -246,6 +247,7 @@ def plot_spending(panel: Panel, styles: Styles) -> list[Plot]:
     canvas = _Canvas()
     for group, points in evenly_spaced(curves, MAX_LINES):
         _plot_line(canvas, group, styles, points, "")
+    _set_steps(canvas.axes)
     canvas.axes.set_ylabel("ε spent")
     canvas.axes.set_ylim(bottom=0)
     says = (
@@ -265,9 +267,13 @@ def _plot_line(
         look["marker"] = None
     x, y = zip(*points, strict=True)
     canvas.mark(canvas.axes.plot(x, y, **look), style, _describe(group, score or group.first.score))
-    canvas.axes.set_xlabel("steps")
-    canvas.axes.set_xlim(left=0)
-    canvas.axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
+
+
+def _set_steps(axes: Axes) -> None:
+    """Set the axis of steps, which all lines share, so after the last line."""
+    axes.set_xlabel("steps")
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
 
 
 def _mean_curve(curves: Sequence[Points]) -> Points:
