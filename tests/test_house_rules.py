@@ -26,7 +26,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
     "core": 271_500,
-    "app": 100_000,
+    "app": 102_000,
     "papers": 87_140,
     "benchmarks": 35_000,
 }

@@ -25,6 +25,7 @@ from dpkfc.torchrun import is_launched
 # Steps are measured until one of these is reached; the first step has a refresh of its own.
 _MOST_STEPS = 6
 _MOST_SECONDS = 20.0
+DRY_RUN = "dry run: no budget is spent and no file is written"
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Estimate:
     memory: int | None
 
 
-def preview(config: RunConfig, console: Console) -> None:
+def preview(config: RunConfig, console: Console, end: str = DRY_RUN) -> None:
     """Print the plan of a run, its time and memory, and the PRIVATE shares of its data.
 
     Data are read as for the run. No release is made, no budget is charged, and no file is written.
@@ -51,6 +52,7 @@ def preview(config: RunConfig, console: Console) -> None:
     Args:
         config: settings of the run.
         console: of the owner.
+        end: the last line.
 
     Raises:
         ConfigError, DatasetError, BudgetExhausted: as `dpkfc.app.train.run`.
@@ -69,7 +71,7 @@ def preview(config: RunConfig, console: Console) -> None:
         memory = f"{estimate.memory / 2**30:.2f} GiB"
     print_line(f"estimated memory: {memory}")
     print_shares(console, prepared.data.figures)
-    print_line("dry run: no budget is spent and no file is written")
+    print_line(end)
 
 
 def measure_run(prepared: Prepared) -> Estimate:

@@ -78,6 +78,13 @@ _COMMANDS = {
         "Write a schema to fill in, from the header of a file alone.",
         "dpkfc schema patients.csv --target readmitted",
     ),
+    "try": (
+        "try_data:try_data",
+        "Ask for what is public of a table, show what a run costs, train and score.\n\n"
+        "Proposals come from the header alone. It writes the schema, and prints the commands that"
+        " do the same.",
+        "dpkfc try patients.csv --target readmitted --epsilon 3",
+    ),
     "recipes": (
         "recipes:print_recipes",
         "Show the built-in tasks that --recipe takes.",

@@ -65,7 +65,7 @@ _FREE_TEXT = frozenset(
 )
 
 
-def _words_of_name(name: str) -> set[str]:
+def words_of_name(name: str) -> set[str]:
     """Return the words of a column's name in lower case: `PatientID` has patient and id."""
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)
     words = re.findall(r"[a-z]+", spaced.lower())
@@ -74,14 +74,14 @@ def _words_of_name(name: str) -> set[str]:
 
 def is_identifier(name: str) -> bool:
     """Return whether a column is named like something that identifies a person."""
-    words = _words_of_name(name)
+    words = words_of_name(name)
     is_contact = bool(words & _CONTACTS) and words <= _CONTACTS | _BESIDE_CONTACTS
     return is_contact or bool(words & _IDENTIFIERS)
 
 
 def is_free_text(name: str) -> bool:
     """Return whether a column is named like free text."""
-    return bool(_words_of_name(name) & _FREE_TEXT)
+    return bool(words_of_name(name) & _FREE_TEXT)
 
 
 # --------------------------------------------------------------------------------------------------
