@@ -108,20 +108,20 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || \
 	    { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install pip; }
 	$(PIP) install "$(TORCH)"
-	$(PIP) install -c constraints.txt -e ".[demo]" -e papers
+	$(PIP) install -c constraints.txt -e ".[demo]" -e papers -e verifier
 	@touch $@
 
 # Flower and Ray, which only the federated demo needs.
 $(FLOWER): $(STAMP)
-	$(PIP) install -c constraints.txt -e ".[demo,federated]" -e papers
+	$(PIP) install -c constraints.txt -e ".[demo,federated]" -e papers -e verifier
 	@touch $@
 
 # What only tests and benchmarks need (peers, transformers, checkers) comes on top, so that the demo need not wait for it.
 $(TOOLS): $(STAMP)
-	$(PIP) install -c constraints.txt -e ".[dev,demo]" -e papers
+	$(PIP) install -c constraints.txt -e ".[dev,demo]" -e papers -e verifier
 	@touch $@
 
 # What only slow tests and the site need: Ray, Sphinx and Jupyter, a browser's driver, a sentence encoder.
 $(SLOW): $(TOOLS)
-	$(PIP) install -c constraints.txt -e ".[dev-slow,demo]" -e papers
+	$(PIP) install -c constraints.txt -e ".[dev-slow,demo]" -e papers -e verifier
 	@touch $@

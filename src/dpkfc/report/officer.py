@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 # Sizes of the groups whose ε a card states.
 GROUPS = (2, 5, 10)
 _MOST_CHARACTERS = 200
+# How a field of the registry begins that only the owner can fill in.
+MISSING = "to be filled in: "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +46,21 @@ class Declared:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if not isinstance(value, str) or not all(map(is_visible, value)):
-                raise ValueError(f"{name} of a card must be one line of text, got {value!r:.60}")
-            if len(value) > _MOST_CHARACTERS:
-                raise ValueError(
-                    f"{name} of a card has {len(value)} characters; shorten it to"
-                    f" {_MOST_CHARACTERS}"
-                )
+            check_line(name, value)
+
+
+def check_line(name: str, value: Any) -> None:
+    """Refuse a field of a card that is not one short line of visible text.
+
+    Raises:
+        ValueError: naming the field.
+    """
+    if not isinstance(value, str) or not all(map(is_visible, value)):
+        raise ValueError(f"{name} of a card must be one line of text, got {value!r:.60}")
+    if len(value) > _MOST_CHARACTERS:
+        raise ValueError(
+            f"{name} of a card has {len(value)} characters; shorten it to {_MOST_CHARACTERS}"
+        )
 
 
 def explain_guarantee(
@@ -101,7 +111,7 @@ def render(template: str, card: Mapping[str, Any], **values: Any) -> str:
     """
     try:
         text = _TEMPLATES.get_template(template).render(
-            card=card, is_promised=_is_promised(card), **values
+            card=card, is_promised=is_promised(card), **values
         )
     except UndefinedError as error:
         raise KeyError(error.message) from None
@@ -109,10 +119,10 @@ def render(template: str, card: Mapping[str, Any], **values: Any) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def meaning_text(card: Mapping[str, Any]) -> str:
+def meaning_lines(card: Mapping[str, Any]) -> list[str]:
     """Return what ε means in plain sentences."""
-    lines = render("meaning.md", card).splitlines()
-    return " ".join(line.removeprefix("- ") for line in lines).replace("**", "")
+    lines = render("meaning.md", card).replace("**", "").splitlines()
+    return [line.removeprefix("- ") for line in lines]
 
 
 def registry_record(card: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,17 +134,19 @@ def registry_record(card: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         KeyError: the card lacks something that the record needs.
     """
-    record: dict[str, Any] = json.loads(render("registry.json", card, meaning=meaning_text(card)))
+    record: dict[str, Any] = json.loads(
+        render("registry.json", card, meaning=" ".join(meaning_lines(card)))
+    )
     deployment = record["deployment"]
-    missing = [
+    flags = [
         _fill_in(deployment["basic"], "data_curators", "owner"),
         _fill_in(deployment["basic"], "intended_use", "purpose"),
         _fill_in(deployment["basic"], "data_product_region", "region"),
         _fill_in(deployment["administrative"], "registry_authors", "contact"),
     ]
-    if flags := " ".join(filter(None, missing)):
+    if missing := " ".join(filter(None, flags)):
         notes = deployment["administrative"]["notes"]
-        deployment["administrative"]["notes"] = f"to be filled in: dpkfc card RUN {flags}; {notes}"
+        deployment["administrative"]["notes"] = f"{MISSING}dpkfc card RUN {missing}; {notes}"
     for name, section in deployment.items():
         deployment[name] = {key: value for key, value in section.items() if value != ""}
     return record
@@ -144,7 +156,7 @@ def _fill_in(section: dict[str, Any], key: str, field: str) -> str:
     """Put a reminder where the owner of a run has said nothing, and return the flag to give."""
     if section[key] not in ("", [""]):
         return ""
-    reminder = f"to be filled in: {field}"
+    reminder = f"{MISSING}dpkfc card RUN --{field} TEXT"
     section[key] = [reminder] if isinstance(section[key], list) else reminder
     return f"--{field} TEXT"
 
@@ -154,7 +166,8 @@ def show_name(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _is_promised(card: Mapping[str, Any]) -> bool:
+def is_promised(card: Mapping[str, Any]) -> bool:
+    """Return whether a card states a certified and finite ε."""
     certified = card["guarantee"].get("certified") is True
     return certified and number(card["guarantee"].get("epsilon")) is not None
 
@@ -174,7 +187,7 @@ def _line(value: Any) -> str:
     return _cell(plain(value or "", _MOST_CHARACTERS))
 
 
-def _noun(card: Mapping[str, Any]) -> str:
+def describe_noun(card: Mapping[str, Any]) -> str:
     """Return the unit in a word: "example", "patient", "client"."""
     differ = str(card["guarantee"]["neighbours_differ_in"]).removeprefix("one ")
     return differ.removesuffix(" added or removed").removesuffix(" replaced by another")
@@ -252,7 +265,7 @@ _TEMPLATES.filters |= {
     "joined": _join,
     "label": show_name,
     "line": _line,
-    "noun": _noun,
+    "noun": describe_noun,
     "number": number,
     "percent": _percent,
     "reasons": _reasons,

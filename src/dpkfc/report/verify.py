@@ -24,6 +24,7 @@ from dpkfc.privacy.accounting import (
     relation_of,
     total_epsilon,
 )
+from dpkfc.privacy.calibration import hash_plan
 from dpkfc.privacy.ledger import Verified, verify
 from dpkfc.report.card import (
     CARD,
@@ -193,6 +194,9 @@ def check_promise(card: Card, ledger: Verified, cost: Cost) -> None:
         ("number of releases", promise.get("releases"), card.releases),
         ("certified", promise.get("certified"), header.get("certified")),
     ]
+    if "plan" in card.content:
+        stated_plan = hash_plan(ensure_mapping(card.content["plan"]))
+        statements.append(("content of the plan", stated_plan, header["plan_hash"]))
     for name in ("unit", "neighbouring_relation", "delta"):
         if name in header and name in promise:
             statements.append((name.replace("_", " "), promise[name], header[name]))

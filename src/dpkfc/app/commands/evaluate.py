@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from dpkfc.app.commands.score_tables import print_scores
 from dpkfc.app.scores import digits
 from dpkfc.app.toml import ConfigError
+from dpkfc.report.registry import export_entry
 from dpkfc.terminal import open_console, print_line
 
 
@@ -95,14 +96,30 @@ def export_run(
     *,
     form: Annotated[str, Parameter(name="--format")] = "torch",
     out: Path | None = None,
+    sector: str = "",
+    actors: str = "",
+    justification: str = "",
 ) -> None:
-    """Write the model of a run for use without this package.
+    """Write the model of a run for use without this package, or its entry in the public registry.
 
     Args:
         run: Folder of a finished run.
-        form: torch (a program), safetensors (weights) or onnx.
-        out: The file; left out: in RUN/export.
+        form: torch (a program), safetensors (weights), onnx, or registry (a YAML file).
+        out: The file; left out: in RUN/export, or RUN for the registry.
+        sector: For the registry: Healthcare, Technology, Education, Government, Energy or Finance.
+        actors: For the registry: who may see the model, and whom people have to trust.
+        justification: For the registry: why these settings were chosen.
     """
+    stated = {"sector": sector, "actors": actors, "justification": justification}
+    given = {name: value for name, value in stated.items() if value}
+    if form == "registry":
+        path, missing = export_entry(run, out, given)
+        print_line(f"entry: {path}")
+        for line in missing:
+            print_line(f"missing: {line}")
+        return
+    if given:
+        raise ValueError(f"--{next(iter(given))} is for --format registry alone")
     from dpkfc.app.owndata.predictions import export_model, load_run
 
     trained = load_run(run)

@@ -66,6 +66,11 @@ _COMMANDS = {
         "A flag fills in a field, and the files of the card are written anew.",
         "dpkfc card runs/first --owner 'Ward 3'",
     ),
+    "certify": (
+        "certify:certify",
+        "Write a certificate of a run: one page to sign, an annex, and what dpkfc-verify reads.",
+        "dpkfc certify runs/first --out first.pdf --controller 'City Hospital'",
+    ),
     "settings": (
         "train:every_setting",
         "Print every setting that `train` would take, as TOML; without a recipe, every flag.\n\n"
@@ -102,8 +107,8 @@ _COMMANDS = {
     ),
     "export": (
         "evaluate:export_run",
-        "Write the model of a run for use without this package.",
-        "dpkfc export runs/first --format onnx",
+        "Write the model of a run for use without this package, or its entry in the registry.",
+        "dpkfc export runs/first --format onnx\n\ndpkfc export runs/first --format registry",
     ),
 }
 

@@ -1,0 +1,78 @@
+"""Compare ε of `dpkfc-verify` with dp-accounting's PLD on 200 settings: results/verifier.json.
+
+PLD takes a finer grid than by default, on which its own error is small. About ten minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "verifier"))
+
+from dpkfc_verify.accountant import Composition, epsilon, read_releases  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results" / "verifier.json"
+DELTA = 1e-5
+MOST = 2e7  # losses on the grid of PLD
+
+
+def settings(number: int = 200) -> list[tuple[float, float, int]]:
+    """Return rates, noise multipliers and numbers of steps, over the whole range as logarithms."""
+    draws = np.random.default_rng(56).random((number, 3))
+    points = []
+    for rate, noise, steps in draws:
+        q = 1.0 if rate > 0.9 else 10 ** (-5 + 5 * rate / 0.9)
+        points.append((float(q), float(0.3 * (100 / 0.3) ** noise), max(1, int(10 ** (6 * steps)))))
+    return points
+
+
+def by_pld(q: float, noise: float, steps: int, about: float, tilt: float) -> float | None:
+    """Return ε by PLD on a grid that adds below 1e-4 (of ε above 10), None if it is too fine."""
+    h = math.sqrt(8e-4 * max(1.0, about / 10) / (steps * (1 + tilt)))
+    h = min(h, max(about, 1e-4) / 32)
+    if (20 / noise + 1 / noise**2) / h > MOST or about / h > MOST:
+        return None
+    make = dp_accounting.pld.privacy_loss_distribution.from_gaussian_mechanism
+    losses = make(noise, sampling_prob=q, value_discretization_interval=h)
+    return float(losses.self_compose(steps).get_epsilon_for_delta(DELTA))
+
+
+def main() -> None:
+    points: list[dict[str, Any]] = []
+    for q, noise, steps in settings():
+        event: dict[str, Any] = {"type": "GaussianDpEvent", "noise_multiplier": noise}
+        if q < 1:
+            event = {"type": "PoissonSampledDpEvent", "sampling_probability": q, "event": event}
+        begin = time.perf_counter()
+        found = epsilon([(event, steps)], DELTA)
+        seconds = time.perf_counter() - begin
+        releases = read_releases([(event, steps)])
+        tilt = Composition(releases, DELTA, 1).tilt if releases else 1.0
+        row = {"q": q, "noise": noise, "steps": steps, "epsilon": found, "seconds": seconds}
+        row["pld"] = by_pld(q, noise, steps, found, tilt)
+        points.append(row)
+        print(row, flush=True)
+    gaps = [(p["epsilon"] - p["pld"]) / max(1, p["pld"]) for p in points if p["pld"] is not None]
+    summary = {
+        "points": len(points),
+        "compared": len(gaps),
+        "largest_gap": max(gaps),
+        "smallest_gap": min(gaps),
+        "largest_epsilon": max(p["epsilon"] for p in points),
+        "largest_seconds": max(p["seconds"] for p in points),
+    }
+    print(summary)
+    RESULTS.write_text(json.dumps({"summary": summary, "points": points}, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

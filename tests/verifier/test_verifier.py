@@ -1,0 +1,302 @@
+"""`dpkfc-verify` finds what does not belong together, without torch and dp-accounting."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from dpkfc.app.commands.certify import certify
+from dpkfc.privacy.ledger import Ledger, encode_line
+from dpkfc.report.card import write_card_files
+from dpkfc.report.witness import keep_stamp, witness_line
+from dpkfc_verify.__main__ import main
+from dpkfc_verify.run import FAILS, HOLDS, OPEN, Kept, verify_run
+from tests.documents import ROOT
+from tests.verifier.folders import (
+    chain,
+    edit_card,
+    forged_folders,
+    good_folders,
+    head_of,
+    read_lines,
+    sentence_of,
+    stamp_of,
+)
+
+GOOD = ["plain", "certified", "stamped", "with a release beside the steps", "cut batches"]
+GOOD += ["federated"]
+FORGED = ["weights swapped", "ledger cut and renumbered", "card edited", "noise halved in the plan"]
+FORGED += ["another run's certificate", "a time stamp of another head"]
+# Imports of other packages fail, as they do where NumPy and SciPy alone are installed.
+ALONE = """
+import importlib.abc, sys
+known = {"numpy", "scipy", "dpkfc_verify"}
+
+class Refuse(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top not in known and top not in sys.stdlib_module_names and not top.startswith("_"):
+            raise ImportError(f"{name} is not installed")
+
+sys.meta_path.insert(0, Refuse())
+from dpkfc_verify.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory) -> dict[str, Path]:
+    return good_folders(tmp_path_factory.mktemp("good"))
+
+
+@pytest.fixture(scope="module")
+def forged(tmp_path_factory, good) -> dict[str, tuple[Path, str]]:
+    return forged_folders(tmp_path_factory.mktemp("forged"), good)
+
+
+@pytest.fixture
+def copied(tmp_path, good) -> Path:
+    return shutil.copytree(good["certified"], tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_folder_whose_files_belong_together_holds(good, name: str) -> None:
+    report = verify_run(good[name])
+    assert report.verdict == HOLDS and not report.reason, report.findings
+    assert not [finding for finding in report.findings if finding[1] == FAILS]
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forgery_is_one_sentence(forged, capsys, name: str) -> None:
+    folder, expected = forged[name]
+    assert main([str(folder)]) == 1
+    sentence = sentence_of(capsys.readouterr().out)
+    assert expected in sentence and len(sentence) < 200
+
+
+def test_it_runs_where_numpy_and_scipy_alone_can_be_imported(good) -> None:
+    words = [sys.executable, "-c", ALONE, *map(str, good.values()), "--json"]
+    path = {"PYTHONPATH": str(ROOT / "verifier")}
+    done = subprocess.run(words, capture_output=True, text=True, env=path, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    content = json.loads(done.stdout)
+    assert [run["verdict"] for run in content["runs"]] == [HOLDS] * len(good)
+    assert content["total"].endswith("at δ = 0.001 for all 6 runs together")
+
+
+@pytest.mark.slow
+def test_it_runs_in_a_fresh_environment(good, tmp_path) -> None:
+    """The environment has the distribution of the verifier, NumPy and SciPy, and nothing else."""
+    source = tmp_path / "source"
+    shutil.copytree(ROOT / "verifier", source, ignore=shutil.ignore_patterns("*.egg-info"))
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    offline = ["--no-index", "--no-deps"]
+    build = [*pip, "wheel", *offline, "--no-build-isolation", "-w", tmp_path, source]
+    subprocess.run(list(map(str, build)), check=True)
+    environment = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    bases = {"base": str(environment), "platbase": str(environment)}
+    site = Path(sysconfig.get_path("purelib", "venv", bases))
+    for library in Path(sysconfig.get_path("purelib")).iterdir():
+        if library.name.startswith(("numpy", "scipy")):
+            (site / library.name).symlink_to(library)
+    scripts = Path(sysconfig.get_path("scripts", "venv", bases))
+    (wheel,) = tmp_path.glob("*.whl")
+    install = [*pip, "--python", scripts / "python", "install", *offline, wheel]
+    subprocess.run(list(map(str, install)), check=True)
+    words = [scripts / "dpkfc-verify", good["certified"]]
+    done = subprocess.run(words, capture_output=True, text=True, env={}, check=False)
+    assert done.returncode == 0 and ": HOLDS" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda c: c["plan"].update(noise_multiplier=0.1), "another noise multiplier"),
+        (lambda c: c["plan"].update(sensitivity=9.0), "not the one whose hash the ledger"),
+        (lambda c: c["mechanism"].update(stddev=9.0), "another stddev"),
+        (lambda c: c["guarantee"].update(delta=1e-9), "another delta"),
+        (lambda c: c["guarantee"].update(unit="one hospital"), "another unit"),
+        (lambda c: c["guarantee"].update(certified=1), "another certified"),
+        (lambda c: c["meaning"].update(right_at_even_odds=0.51), "states 51.00% right at even"),
+        (lambda c: c.update(total={"epsilon": 0.1, "delta": 1e-5, "runs": ["x"]}), "total of"),
+        (lambda c: c.pop("mechanism"), "damaged or changed (KeyError"),
+    ],
+)
+def test_each_statement_of_a_card_is_compared(copied, change, expected: str) -> None:
+    (copied / "certificate.json").unlink()
+    path = copied / "privacy_card.json"
+    card = json.loads(path.read_text())
+    change(card)
+    path.write_text(json.dumps(card))
+    report = verify_run(copied)
+    assert report.verdict == FAILS
+    assert any(expected in text for _, verdict, text in report.findings if verdict == FAILS)
+
+
+def test_noise_and_event_of_a_line_must_agree(copied) -> None:
+    lines = read_lines(copied)
+    lines[1]["stddev"] /= 2
+    chain(copied, lines)
+    assert "line 2 has noise of" in verify_run(copied).reason
+
+
+def test_a_page_that_says_something_else_is_found(copied) -> None:
+    (copied / "certificate.json").unlink()
+    page = copied / "privacy_card.md"
+    page.write_text(page.read_text().replace("| ε spent | ", "| ε spent | 0."))
+    assert verify_run(copied).reason.startswith("page of the card: privacy_card.md lacks")
+
+
+def test_a_head_that_somebody_kept_shows_a_ledger_cut_at_its_end(copied) -> None:
+    kept = Kept(head=head_of(copied), releases=4)
+    assert verify_run(copied, kept).verdict == HOLDS
+    for name in ("privacy_card.json", "certificate.json", "ledger.weights.json"):
+        (copied / name).unlink()
+    chain(copied, read_lines(copied)[:-1])
+    assert verify_run(copied).verdict == HOLDS
+    assert "head that was kept" in verify_run(copied, kept).reason
+    assert f" releases 3 head {head_of(copied)}" in witness_line(copied)
+
+
+# -- input that cannot be judged -------------------------------------------------------------------
+
+
+def test_a_folder_without_a_ledger_is_one_clear_answer(tmp_path, capsys) -> None:
+    assert main([str(tmp_path)]) == 2
+    assert "CANNOT BE CHECKED; ledger: there is no ledger" in capsys.readouterr().out
+
+
+def test_a_certificate_of_a_later_version_is_not_judged(copied) -> None:
+    path = copied / "certificate.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"certificate": 2}))
+    report = verify_run(copied)
+    assert report.verdict == OPEN and "has version 2, and this program reads 1" in report.reason
+
+
+def test_a_run_without_a_guarantee_does_not_hold(tmp_path) -> None:
+    for certified, rng, expected in ((True, "repeatable", "NOT PRIVATE"), (False, "secure", "UNC")):
+        folder = tmp_path / expected
+        folder.mkdir()
+        with Ledger.open(folder / "ledger.jsonl", "a" * 64, {"certified": certified, "rng": rng}):
+            pass
+        report = verify_run(folder)
+        assert report.verdict == FAILS and report.reason.startswith(f"guarantee: {expected}")
+
+
+def test_batches_of_a_fixed_size_are_said_to_be_beyond_the_integral(tmp_path) -> None:
+    folder = shutil.copytree(good_fixed(tmp_path), tmp_path / "copy")
+    report = verify_run(folder)
+    assert report.verdict == OPEN and "SampledWithoutReplacementDpEvent" in report.reason
+
+
+def good_fixed(place: Path) -> Path:
+    from tests.verifier.folders import train
+
+    return train(place / "fixed", sampler="fixed")
+
+
+@pytest.mark.slow
+def test_a_million_releases_are_read_and_accounted_for(tmp_path) -> None:
+    event = {"type": "GaussianDpEvent", "noise_multiplier": 300.0}
+    event = {"type": "PoissonSampledDpEvent", "sampling_probability": 0.01, "event": event}
+    header = {"format": 1, "plan_hash": "a" * 64, "certified": True, "rng": "secure"}
+    line, head = encode_line(header)
+    with (tmp_path / "ledger.jsonl").open("wb") as file:
+        file.write(line)
+        for step in range(1_000_000):
+            content = {"release": step + 1, "step": step, "event": event}
+            content |= {"noise_multiplier": 300.0, "stddev": 300.0, "sensitivity": 1.0}
+            line, head = encode_line(content | {"prev": head})
+            file.write(line)
+    report = verify_run(tmp_path)
+    assert report.verdict == HOLDS and report.epsilon is not None and 0.1 < report.epsilon < 0.2
+
+
+# -- time stamps -----------------------------------------------------------------------------------
+
+
+def openssl(*words: object) -> None:
+    subprocess.run(["openssl", *map(str, words)], check=True, capture_output=True)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_a_stamp_of_a_local_authority_is_checked_without_network(copied, tmp_path) -> None:
+    pytest.importorskip("rfc3161_client")
+    settings = tmp_path / "tsa.cnf"
+    (tmp_path / "serial").write_text("01\n")
+    settings.write_text(
+        "[req]\ndistinguished_name=dn\n[dn]\n"
+        "[root]\nbasicConstraints=critical,CA:TRUE\nkeyUsage=critical,keyCertSign\n"
+        "subjectKeyIdentifier=hash\n"
+        "[leaf]\nbasicConstraints=CA:FALSE\nkeyUsage=critical,digitalSignature\n"
+        "extendedKeyUsage=critical,timeStamping\nsubjectKeyIdentifier=hash\n"
+        "authorityKeyIdentifier=keyid\n"
+        f"[tsa]\ndefault_tsa=here\n[here]\nserial={tmp_path}/serial\ncrypto_device=builtin\n"
+        f"signer_cert={tmp_path}/leaf.pem\nsigner_key={tmp_path}/leaf.key\ncerts={tmp_path}/root.pem\n"
+        "signer_digest=sha256\ndefault_policy=1.2.3.4\ndigests=sha256\naccuracy=secs:1\n"
+        "ess_cert_id_alg=sha256\n"
+    )
+    request = ("req", "-new", "-newkey", "rsa:2048", "-nodes", "-config", settings)
+    for name in ("root", "stranger"):
+        files = ("-keyout", tmp_path / f"{name}.key", "-out", tmp_path / f"{name}.pem")
+        openssl(*request, "-x509", "-subj", f"/CN={name}", "-extensions", "root", *files)
+    leaf = ("-keyout", tmp_path / "leaf.key", "-out", tmp_path / "leaf.csr")
+    openssl(*request, "-subj", "/CN=leaf", *leaf)
+    signer = ("-CA", tmp_path / "root.pem", "-CAkey", tmp_path / "root.key", "-CAcreateserial")
+    extension = ("-extfile", settings, "-extensions", "leaf")
+    files = ("-in", tmp_path / "leaf.csr", "-out", tmp_path / "leaf.pem")
+    openssl("x509", "-req", *files, *signer, *extension)
+    query, answer = tmp_path / "head.tsq", tmp_path / "head.tsr"
+    openssl("ts", "-query", "-digest", head_of(copied), "-sha256", "-cert", "-out", query)
+    files = ("-queryfile", query, "-out", answer)
+    openssl("ts", "-reply", "-config", settings, "-section", "here", *files)
+
+    root = tmp_path / "root.pem"
+    assert "4 releases at 20" in keep_stamp(copied, answer, root)
+    report = verify_run(copied, Kept(root=root))
+    assert report.verdict == HOLDS
+    name, verdict, text = report.findings[-1]
+    assert (
+        name == "time stamp ledger-4.tsr" and verdict == HOLDS and "signed under root.pem" in text
+    )
+    assert (
+        "is not signed under stranger"
+        in verify_run(copied, Kept(root=tmp_path / "stranger.pem")).reason
+    )
+    content = bytearray((copied / "ledger-4.tsr").read_bytes())
+    content[-1] ^= 1
+    (copied / "ledger-4.tsr").write_bytes(content)
+    assert "is not signed under root.pem" in verify_run(copied, Kept(root=root)).reason
+
+
+def test_what_is_not_a_stamp_is_named(copied, tmp_path) -> None:
+    path = tmp_path / "x.tsr"
+    for content in (b"", b"hello", stamp_of(b"short"), stamp_of(bytes(32))[:40]):
+        (copied / "x.tsr").write_bytes(content)
+        assert "x.tsr" in verify_run(copied).reason
+    path.write_bytes(stamp_of(bytes(32)))
+    with pytest.raises(ValueError, match="of another head"):
+        keep_stamp(copied, path)
+
+
+# -- certificates ----------------------------------------------------------------------------------
+
+
+def test_a_certificate_is_refused_where_there_is_nothing_to_sign(copied, tmp_path) -> None:
+    with pytest.raises(ValueError, match="must be one line"):
+        certify(copied, controller="two\nlines")
+    with pytest.raises(ValueError, match="a certificate is a PDF"):
+        certify(copied, out=tmp_path / "x.doc")
+    edit_card(copied, lambda card: card.update(stamp="UNCERTIFIED"))
+    card = json.loads((copied / "privacy_card.json").read_text())
+    card["audit"] = {"ledger": {"check": "ledger", "passed": False}}
+    write_card_files(copied, card)
+    with pytest.raises(ValueError, match="no guarantee to certify"):
+        certify(copied)

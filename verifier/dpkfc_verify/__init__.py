@@ -1,0 +1,3 @@
+"""Check the folder of a dpkfc run without dpkfc, PyTorch or dp-accounting."""
+
+from __future__ import annotations

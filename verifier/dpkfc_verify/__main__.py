@@ -1,0 +1,73 @@
+"""The command `dpkfc-verify`: check the folder of a run without dpkfc, PyTorch or dp-accounting."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dpkfc_verify.ledger import Unchecked
+from dpkfc_verify.run import FAILS, HOLDS, NEVER, OPEN, Kept, Report, add_up, round_up, verify_run
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command; 0: all holds, 1: something does not hold, 2: it cannot be checked."""
+    parser = argparse.ArgumentParser("dpkfc-verify", description=__doc__)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
+    parser.add_argument("--certificate", type=Path, help="FILE.json beside a certificate")
+    parser.add_argument("--head", default="", help="a head of the ledger that you have kept")
+    parser.add_argument("--releases", type=int, help="after how many releases it was noted")
+    parser.add_argument("--tsa-root", type=Path, help="certificate of the time-stamping authority")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(words)
+    if bool(options.head) != (options.releases is not None):
+        parser.error("--head and --releases belong together")
+    if len(options.runs) > 1 and (options.certificate or options.head):
+        parser.error("--certificate and --head are about one run")
+    kept = Kept(options.certificate, options.head, options.releases, options.tsa_root)
+    reports, total = [verify_run(run, kept) for run in options.runs], ""
+    if len(reports) > 1:
+        try:
+            spent, delta = add_up(reports)
+            total = f"ε = {round_up(spent)} at δ = {delta:g} for all {len(reports)} runs together"
+        except Unchecked as error:
+            total = f"cannot be checked: {error}"
+    if options.json:
+        content = {"runs": list(map(_to_dict, reports)), "total": total or None}
+        print(json.dumps(content, indent=1, ensure_ascii=False))
+    else:
+        print("\n\n".join(map(_render, reports)) + (total and f"\n\ntotal: {total}"))
+    verdicts = {report.verdict for report in reports}
+    return next(
+        code for verdict, code in ((FAILS, 1), (OPEN, 2), (HOLDS, 0)) if verdict in verdicts
+    )
+
+
+def _to_dict(report: Report) -> dict[str, Any]:
+    ledger, spent = report.ledger, report.epsilon
+    names = ("check", "verdict", "text")
+    return {
+        "run": str(report.run),
+        "verdict": report.verdict,
+        "reason": report.reason,
+        "epsilon": spent if spent is None or spent < float("inf") else "inf",
+        "delta": report.delta,
+        "releases": ledger and ledger.count,
+        "head": ledger and ledger.heads[-1],
+        "findings": [dict(zip(names, finding, strict=True)) for finding in report.findings],
+        "never_checked": NEVER,
+    }
+
+
+def _render(report: Report) -> str:
+    lines = [f"{verdict:18} {check}: {text}" for check, verdict, text in report.findings]
+    title = f"{report.run}: {report.verdict.upper()}"
+    title += report.reason and f"; {report.reason}"
+    return "\n".join([title, *lines, f"{'never checked':18} {NEVER}"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

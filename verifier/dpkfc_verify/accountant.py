@@ -1,0 +1,288 @@
+"""Compute ε of composed Gaussian releases, as an upper bound by an integral of its own.
+
+A release is a pair of distributions of x: with one unit more (1 - q) N(0, σ²) + q N(1, σ²), without
+it N(0, σ²). The line is cut where the privacy loss of x is a multiple of h, and the mass of each
+piece moves to its two ends so that its probabilities under both distributions stay the same. Such a
+pair reveals no less than the true one (Doroshenko et al. 2022, "Connect the Dots"), and neither do
+compositions of it. They are made by a Fourier transform of losses weighted by exp(tilt · loss),
+which puts the digits where δ is. What leaves the grid at its upper end, and an allowance for
+rounding, is added to δ. Both directions are computed: one unit added, and one removed.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import fft, optimize, special, stats
+
+from dpkfc_verify.ledger import Unchecked
+
+Floats = NDArray[np.float64]
+Charges = Iterable[tuple[Mapping[str, Any], int]]
+# The public alternatives of a release: probability, sampling rate q, noise multiplier σ.
+Release = tuple[tuple[float, float, float], ...]
+
+_NO_NOISE = 1e-3  # a multiplier below this is taken for none
+_FAR = 13.0  # standard deviations; a Gaussian has less than 1e-37 beyond
+_TOLERANCE = 2e-4  # of ε that the grid may add below ε = 10; in proportion above
+_POINTS = 1 << 22
+_CUT = 1e-9  # of δ, above the upper end of the grid
+_WRAP = math.log(1e-9)  # of the weighted mass that comes in at the other end and only raises ε
+_ROUNDING = 1e-13  # of the weighted mass, for each point that is added up
+_EXPONENT = 600.0
+
+
+def read_releases(charges: Charges, larger: int = 0) -> dict[Release, int] | None:
+    """Return the number of each kind of release; None if one has no noise.
+
+    Args:
+        charges: events as a ledger states them, each with its number.
+        larger: 1 for the neighbour with one unit more than the data, of a truncated sampler.
+
+    Raises:
+        Unchecked: an event that is not made of Poisson sampling and Gaussian noise.
+    """
+    counts: Counter[Release] = Counter()
+    precision, left = 0.0, list(charges)
+    while left:
+        event, count = left.pop()
+        kind = event.get("type")
+        if kind == "ComposedDpEvent":
+            left += [(inner, count) for inner in event["events"]]
+        elif kind == "SelfComposedDpEvent":
+            left.append((event["event"], count * int(event["count"])))
+        elif kind != "NoOpDpEvent" and count:
+            release = _read_event(event, larger)
+            if any(noise < _NO_NOISE for _, _, noise in release):
+                return None
+            if len(release) == 1 and release[0][1] == 1:
+                # Releases of everybody's data are together one release.
+                precision += count / release[0][2] ** 2
+            else:
+                counts[release] += count
+    if precision:
+        counts[((1.0, 1.0, precision**-0.5),)] += 1
+    return dict(counts)
+
+
+def _read_event(event: Mapping[str, Any], larger: int) -> Release:
+    kind, rate, inner = event.get("type"), event.get("sampling_probability", 1.0), event
+    if kind == "NonPrivateDpEvent":
+        return ((1.0, 1.0, 0.0),)
+    if kind == "PoissonSampledDpEvent":
+        inner = event["event"]
+    is_gaussian = inner.get("type") == "GaussianDpEvent"
+    if not (is_gaussian or kind == "TruncatedSubsampledGaussianDpEvent") or not 0 < rate <= 1:
+        raise Unchecked(f"its integral does not cover releases of the kind {str(kind)[:50]}")
+    noise = float(inner["noise_multiplier"])
+    if is_gaussian:
+        return ((1.0, float(rate), noise),)
+    # At most B units: a batch with room, or a full one in which the unit replaces another one, at
+    # twice the distance (Ganesh 2025, arXiv 2508.15089).
+    size, most = int(event["dataset_size"]) + larger, int(event["truncated_batch_size"])
+    full = float(stats.binom.sf(most - 1, size - 1, rate))
+    if full == 0:
+        return ((1.0, float(rate), noise),)
+    replaces = min(1.0, float(stats.binom.sf(most, size, rate)) * most / size / full)
+    parts = ((1 - full, float(rate), noise), (full, replaces, noise / 2))
+    return tuple(part for part in parts if part[0] > 0 and part[1] > 0)
+
+
+def epsilon(charges: Charges, delta: float) -> float:
+    """Return an upper bound of ε at δ of all these releases together; `Unchecked` as above."""
+    charges, largest = list(charges), 0.0
+    for larger in (0, 1):
+        releases = read_releases(charges, larger)
+        if releases is None:
+            return math.inf
+        if [parts for parts in releases if parts[0][1] == 1 and len(releases) == 1]:
+            ((_, _, noise),) = next(iter(releases))
+            return _solve(functools.partial(_log_delta_of_gaussian, noise), delta, 1.0)
+        for sign in (1, -1) if releases else ():
+            composed = Composition(releases, delta, sign)
+            # Chernoff's bound of the other direction is often enough.
+            if composed.bound * (1 + 1e-6) > largest:
+                largest = max(largest, composed.epsilon())
+        if releases == read_releases(charges, 1):
+            break
+    return largest
+
+
+def attack_rates(charges: Charges, largest: float) -> tuple[float, float]:
+    """Return bounds of every attack that asks whether a unit was in the data.
+
+    Returns:
+        The share of right answers at even odds, and the share of members that are found where 1 of
+        100 others is taken for one.
+    """
+    charges, logs = list(charges), []
+    epsilons = np.linspace(0, max(1.0, min(largest, 100.0)), 200)
+    for larger, sign in ((0, 1), (0, -1), (1, 1), (1, -1)):
+        releases = read_releases(charges, larger)
+        if releases is None:
+            return 1.0, 1.0
+        composed = Composition(releases, 0.05, sign)
+        logs.append([composed.log_delta(e) for e in epsilons])
+    deltas = np.minimum(np.exp(np.max(logs, axis=0)), 1.0)
+    found = np.minimum(deltas + np.exp(epsilons) * 0.01, 1 - np.exp(-epsilons) * (0.99 - deltas))
+    return 0.5 + 0.5 * float(deltas[0]), float(min(found.min(), 1.0))
+
+
+def _log_delta_of_gaussian(noise: float, epsilon: float) -> float:
+    """Return log δ(ε) of one Gaussian release of everybody's data (Balle and Wang 2018)."""
+    mu = 1 / noise
+    above = special.log_ndtr(mu / 2 - epsilon / mu)
+    below = epsilon + special.log_ndtr(-mu / 2 - epsilon / mu)
+    return float(above + math.log(-math.expm1(min(below - above, -1e-300))))
+
+
+def _solve(log_delta: Callable[[float], float], delta: float, high: float) -> float:
+    """Return the ε at which a falling log δ(ε) is log δ, or slightly more."""
+    goal = math.log(delta)
+    if log_delta(0.0) <= goal:
+        return 0.0
+    while log_delta(high) > goal:
+        high *= 2
+    root = optimize.brentq(lambda e: log_delta(e) - goal, 0.0, high, xtol=1e-9, rtol=1e-12)
+    return float(root) * (1 + 1e-9) + 1e-8
+
+
+class Composition:
+    """The privacy loss of several releases together, on a grid that is made for ε at δ.
+
+    Args:
+        releases: number of each kind.
+        delta: δ.
+        sign: 1 for the presence of a unit against its absence, -1 for the opposite.
+    """
+
+    def __init__(self, releases: Mapping[Release, int], delta: float, sign: int) -> None:
+        self.releases, self.delta, self.sign = releases, delta, sign
+        self._atoms = [(n, *_sample_losses(release, sign)) for release, n in releases.items()]
+        best = optimize.minimize_scalar(self._exceed, bounds=(-14.0, 12.0), method="bounded")
+        self.tilt, self.bound = math.exp(float(best.x)), max(float(best.fun), 0.0)
+
+    def _cumulant(self, tilt: float) -> float:
+        """Return log E exp(tilt · loss), by the trapezoidal rule."""
+        each = (n * special.logsumexp(tilt * loss, b=mass) for n, loss, mass in self._atoms)
+        return float(sum(each))
+
+    def _exceed(self, log_tilt: float, share: float = 1.0) -> float:
+        """Return a loss that is exceeded with probability share · δ at most (Chernoff)."""
+        log_probability = math.log(share * self.delta)
+        return (self._cumulant(math.exp(log_tilt)) - log_probability) / math.exp(log_tilt)
+
+    @functools.cached_property
+    def _grid(self) -> tuple[float, int, Floats, float, float]:
+        """Interval, first multiple, weights, log of their scale, share of infinite losses."""
+        tilt, number = self.tilt, sum(self.releases.values())
+        here, shifts = self._cumulant(tilt), tilt * np.exp(np.linspace(-6, 3, 37))
+        top = min(self._exceed(math.log(tilt) + x, _CUT) for x in np.linspace(-2, 4, 37))
+        top = max(top, min((self._cumulant(tilt + s) - here - _WRAP) / s for s in shifts))
+        bottom = max((here - self._cumulant(tilt - s) + _WRAP) / s for s in shifts)
+        width = max(top - bottom, 1e-6 * (1 + abs(top)))
+        # The grid adds about number · (1 + tilt) · h² / 8 to ε.
+        h = math.sqrt(8 * _TOLERANCE * max(1.0, self.bound / 10) / (number * (1 + tilt)))
+        h = max(min(h, width / 64, max(self.bound, 1e-4) / 32), width / _POINTS)
+        points = fft.next_fast_len(math.ceil(width / h) + 2, real=True)
+        spectrum = np.ones(points // 2 + 1, np.complex128)
+        place, log_scale, infinite = 0, 0.0, _CUT * self.delta
+        for release, count in self.releases.items():
+            first, mass, lost = move_to_grid(release, self.sign, h, _CUT * self.delta / count)
+            exponents = tilt * h * (first + np.arange(mass.size))
+            scale = float(special.logsumexp(exponents, b=mass))
+            weighted = mass * np.exp(exponents - scale)
+            # Around its middle, the phase of a power is small.
+            middle = round(float(weighted @ np.arange(mass.size)))
+            index = (np.arange(mass.size) - middle) % points
+            spectrum *= fft.rfft(np.bincount(index, weighted, points)) ** count
+            place += count * (first + middle)
+            log_scale, infinite = log_scale + count * scale, infinite + count * lost
+        lowest = math.floor((top - width) / h)
+        weights = np.roll(np.maximum(fft.irfft(spectrum, points), 0.0), (place - lowest) % points)
+        return h, lowest, weights, log_scale, infinite
+
+    def log_delta(self, epsilon: float) -> float:
+        """Return an upper bound of log δ(ε)."""
+        h, lowest, weights, log_scale, infinite = self._grid
+        begin = max(0, math.floor(epsilon / h) + 1 - lowest)
+        weights = weights[begin : begin + math.ceil(45 / (self.tilt * h)) + 2]
+        away = h * (lowest + begin + np.arange(weights.size)) - epsilon
+        tail = float((-np.expm1(-away) * np.exp(-self.tilt * away)) @ weights)
+        log_tail = math.log(tail + _ROUNDING * (1 + weights.size))
+        return float(np.logaddexp(log_scale - self.tilt * epsilon + log_tail, math.log(infinite)))
+
+    def epsilon(self) -> float:
+        """Return an upper bound of ε at δ."""
+        return _solve(self.log_delta, self.delta, max(self.bound, 1e-6))
+
+
+def _loss(x: Floats, rate: float, noise: float) -> Floats:
+    log_absence = math.log1p(-rate) if rate < 1 else -math.inf
+    return np.asarray(np.logaddexp(log_absence, math.log(rate) + (x - 0.5) / noise**2))
+
+
+def _sample_losses(release: Release, sign: int) -> tuple[Floats, Floats]:
+    losses, masses = [], []
+    for share, rate, noise in release:
+        points = 4000 + int(200 / noise + 0.2 / noise**2)
+        x = np.linspace(-_FAR * noise, 1 + _FAR * noise, points)
+        loss = _loss(x, rate, noise)
+        mass = np.exp(-0.5 * (x / noise) ** 2 + (loss if sign == 1 else 0.0))
+        losses.append(sign * loss)
+        masses.append(share * mass / mass.sum())
+    return np.concatenate(losses), np.concatenate(masses)
+
+
+def move_to_grid(
+    release: Release, sign: int, h: float, allowed: float
+) -> tuple[int, Floats, float]:
+    """Return losses that dominate those of a release: first multiple of h, masses, infinite mass.
+
+    The infinite mass is about `allowed`.
+    """
+    grids, lost = [], 0.0
+    far = min(_FAR, -float(special.ndtri(max(allowed, 1e-38))))
+    for share, rate, noise in release:
+        reach = noise * np.array([_FAR, far] if sign == 1 else [far, _FAR])
+        low, high = _loss(np.array([-reach[0], 1 + reach[1]]), rate, noise)
+        first, last = math.floor(low / h), math.ceil(high / h)
+        loss = h * np.arange(first, last + 1)
+        with np.errstate(divide="ignore", over="ignore"):
+            # Where each loss is; below the smallest one there is nothing.
+            odds = np.log(np.maximum(np.expm1(loss) + rate, 0.0) / rate)
+        x = 0.5 + noise**2 * np.where(loss > _EXPONENT, loss - math.log(rate), odds)
+        absent, *absent_ends = _masses(x / noise)
+        present, *present_ends = _masses((x - 1) / noise)
+        present = rate * present + (1 - rate) * absent
+        present_ends = rate * np.array(present_ends) + (1 - rate) * np.array(absent_ends)
+        start, mass, other, (end, beyond) = loss[:-1], present, absent, present_ends
+        if sign == -1:
+            start, mass, other = -loss[:0:-1], absent[::-1], present[::-1]
+            first, (beyond, end) = -last, absent_ends
+        with np.errstate(over="ignore", invalid="ignore"):
+            up = (mass - np.exp(start) * other) / -math.expm1(-h)
+        # Far out all of it moves up, which is an upper bound too.
+        up = np.where(start < _EXPONENT, np.clip(up, 0.0, mass), mass)
+        grids.append((first, share * (np.append(mass - up, 0.0) + np.insert(up, 0, end))))
+        lost += share * float(beyond)
+    begin = min(first for first, _ in grids)
+    total = np.zeros(max(first + moved.size for first, moved in grids) - begin)
+    for first, moved in grids:
+        total[first - begin : first - begin + moved.size] += moved
+    return begin, total, lost
+
+
+def _masses(x: Floats) -> tuple[Floats, float, float]:
+    """Return what a standard Gaussian has between points, before the first and after the last."""
+    tail = special.ndtr(-np.abs(x))
+    left, right = tail[:-1], tail[1:]
+    masses = np.where(x[1:] <= 0, right - left, left - right)
+    masses = np.where((x[:-1] < 0) & (x[1:] > 0), 1 - left - right, masses)
+    return masses, float(special.ndtr(x[0])), float(special.ndtr(-x[-1]))
