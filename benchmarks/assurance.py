@@ -51,6 +51,22 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "crash": ("tests/audit/test_crash.py",),
     "fuzz": ("tests/audit",),
     "side doors": ("tests/audit/test_side_doors.py",),
+    "verifier": ("tests/verifier",),
+}
+# What each section is about, and how it is shown: the first three columns of the table.
+PROMISES: dict[str, tuple[str, str]] = {
+    "leaks": ("a faulty build is noticed", "faults are planted"),
+    "audit": ("one example moves a release by C at most", "neighbours replayed, two worlds"),
+    "one-run": ("ε is not below what canaries show", "a lower bound from one run"),
+    "membership": ("no attack finds more members than ε allows", "attacks on trained models"),
+    "accounting": ("ε bounds the loss of its event", "an integral, a grid of settings"),
+    "samplers": ("batches have the law of the event", "statistical tests of draws"),
+    "noise": ("noise has its scale and never repeats", "statistical tests of draws"),
+    "floating point": ("rounding moves no norm below its value", "brute force in float64"),
+    "crash": ("a crash never counts too few releases", "processes killed at each step"),
+    "fuzz": ("damaged files are refused", "random damage"),
+    "side doors": ("no gradient leaves without noise", "each way out is tried"),
+    "verifier": ("a stranger finds what was forged", "good and forged folders"),
 }
 # The step from a batch to the weights.
 STEP = ("config.py", "session.py", "preconditioning.py", "release_pipeline.py")
@@ -71,6 +87,7 @@ COVERED: dict[str, tuple[str, ...]] = {
     "crash": (*STEP, "checkpoint.py", "app/train.py", "app/run_folder.py"),
     "fuzz": (*STEP, "checkpoint.py", "cli.py", "report", "app"),
     "side doors": (*STEP, "checkpoint.py", "callbacks.py", "app/train.py", "app/run_folder.py"),
+    "verifier": ("report", "privacy/ledger.py", "weights_record.py"),
 }
 _LONG = 24  # rows of a folded table
 
@@ -175,8 +192,12 @@ def summary_table(results: Mapping[str, Any]) -> str:
         seconds, date = f"{section['seconds']:,.0f} s", section["date"][:10]
         is_current = section.get("source") == source_digest(name)
         state = "as tested" if is_current else "**changed since**"
-        rows.append([name, verdict, state, section["summary"], seconds, date, section["commit"]])
-    return markdown(["section", "verdict", "source", "tests", "time", "date", "commit"], rows)
+        promise, how = PROMISES[name]
+        tests = section["summary"].partition(" in ")[0]
+        row = [promise, how, f"`--only {name!r}`".replace("'", '"'), verdict, state, tests]
+        rows.append([*row, seconds, date, section["commit"]])
+    titles = ["promise", "how", "section", "verdict", "source", "tests", "time", "date", "commit"]
+    return markdown(titles, rows)
 
 
 def evidence_table(results: Mapping[str, Any], section: str) -> str:

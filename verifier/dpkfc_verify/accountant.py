@@ -127,7 +127,7 @@ def attack_rates(charges: Charges, largest: float) -> tuple[float, float]:
         releases = read_releases(charges, larger)
         if releases is None:
             return 1.0, 1.0
-        composed = Composition(releases, 0.05, sign)
+        composed = Composition(releases, 0.05, sign, 1 << 12)
         logs.append([composed.log_delta(e) for e in epsilons])
     deltas = np.minimum(np.exp(np.max(logs, axis=0)), 1.0)
     found = np.minimum(deltas + np.exp(epsilons) * 0.01, 1 - np.exp(-epsilons) * (0.99 - deltas))
@@ -160,10 +160,13 @@ class Composition:
         releases: number of each kind.
         delta: δ.
         sign: 1 for the presence of a unit against its absence, -1 for the opposite.
+        points: the least number of points of the grid.
     """
 
-    def __init__(self, releases: Mapping[Release, int], delta: float, sign: int) -> None:
-        self.releases, self.delta, self.sign = releases, delta, sign
+    def __init__(
+        self, releases: Mapping[Release, int], delta: float, sign: int, points: int = 1 << 18
+    ) -> None:
+        self.releases, self.delta, self.sign, self.points = releases, delta, sign, points
         self._atoms = [(n, *_sample_losses(release, sign)) for release, n in releases.items()]
         best = optimize.minimize_scalar(self._exceed, bounds=(-14.0, 12.0), method="bounded")
         self.tilt, self.bound = math.exp(float(best.x)), max(float(best.fun), 0.0)
@@ -189,7 +192,7 @@ class Composition:
         width = max(top - bottom, 1e-6 * (1 + abs(top)))
         # The grid adds about number · (1 + tilt) · h² / 8 to ε.
         h = math.sqrt(8 * _TOLERANCE * max(1.0, self.bound / 10) / (number * (1 + tilt)))
-        h = max(min(h, width / 64, max(self.bound, 1e-4) / 32), width / _POINTS)
+        h = max(min(h, width / self.points), width / _POINTS)
         points = fft.next_fast_len(math.ceil(width / h) + 2, real=True)
         spectrum = np.ones(points // 2 + 1, np.complex128)
         place, log_scale, infinite = 0, 0.0, _CUT * self.delta

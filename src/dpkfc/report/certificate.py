@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpkfc.checkpoint import file_digest, place_file
 from dpkfc.privacy.ledger import verify
@@ -20,10 +20,9 @@ from dpkfc.report.officer import check_line, describe_noun, is_promised, meaning
 from dpkfc.report.text import number, rounded_up
 from dpkfc.report.verify import CardError, read_card, verify_ledger
 
-if TYPE_CHECKING:
-    from reportlab.platypus import Flowable
-
 FORMAT = 1
+# A part of a page, of reportlab, which is optional.
+Flowable = Any
 _EMPTY = "................................................................................"
 _FIELDS = {
     "owner": "Made by",
