@@ -284,7 +284,7 @@ _RELEASED = (": accuracy", ": loss")
 
 
 def curve_of(prepared: Prepared, metrics: Metrics) -> Curve:
-    """Return accuracy and ε of a run for plots, with the exact ε of a few dozen steps."""
+    """Return accuracy and ε of a run for plots, with ε of a few dozen steps."""
     from dpkfc.app.plots import Curve
 
     plan = prepared.plan
@@ -293,7 +293,7 @@ def curve_of(prepared: Prepared, metrics: Metrics) -> Curve:
     fractions = [(i / _EPSILON_POINTS) ** 1.5 for i in range(_EPSILON_POINTS + 1)]
     epsilon = {}
     for step in sorted({round(done * fraction) for fraction in fractions}):
-        value = plan.epsilon(step)
+        value = plan.curve.running_epsilon(step)
         if math.isfinite(value):
             epsilon[step] = value
     added = plan.neighbouring_relation == "add_or_remove_one"

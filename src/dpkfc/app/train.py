@@ -905,7 +905,7 @@ class _Loop:
             # Save before the first step: a run that is killed later can then be continued, and the
             # budget that it has spent is not lost. Evaluate a finished run again: it may have died
             # before the figures of its final weights were written.
-            row = Row(step=done, epsilon=plan.curve.epsilon(done))
+            row = Row(step=done, epsilon=plan.curve.running_epsilon(done))
             self.metrics.add(self._evaluate(row, progress))
             self._save()
         with stop_on_signals() as stop:

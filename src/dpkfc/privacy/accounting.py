@@ -1,7 +1,8 @@
 """The privacy loss of composed events, by dp-accounting: PLD (tight) and RDP (to check PLD).
 
 An event describes one release, and a run composes it with itself. Every returned ε is an upper
-bound. The last part says what an ε means for one person.
+bound. Searches and what a run shows take `quick_epsilon`, from our own distribution of the loss;
+both are compared before a run. The last part says what an ε means for one person.
 """
 
 from __future__ import annotations
@@ -30,6 +31,13 @@ from dpkfc.privacy.integration import (
     is_truncated,
     neighbouring_sizes,
     two_parts,
+)
+from dpkfc.privacy.loss_distribution import (
+    ACCURACY,
+    Grid,
+    Release,
+    choose_grid,
+    epsilon_of_releases,
 )
 
 if TYPE_CHECKING:
@@ -286,21 +294,7 @@ def total_epsilon(charges: Charges, delta: float, accountant: str = "") -> float
     """
     import dp_accounting
 
-    counts: Counter[str] = Counter()
-    # A composed event holds a list, which has no hash.
-    events = {}
-    precision = 0.0
-    for event, count in _single_events(charges):
-        if count and is_gaussian(event) and not has_no_noise(event):
-            precision += count / event.noise_multiplier**2
-            continue
-        text = repr(event)
-        events[text] = event
-        counts[text] += count
-    parts = [(events[text], count) for text, count in counts.items() if count]
-    if precision:
-        # Gaussian releases of full batches are together one Gaussian release.
-        parts.append((dp_accounting.GaussianDpEvent(precision**-0.5), 1))
+    parts = _merge(charges)
     relations = {relation_of(event) for event, _ in parts} or {"add_or_remove_one"}
     if len(relations) > 1:
         raise ValueError(
@@ -316,6 +310,28 @@ def total_epsilon(charges: Charges, delta: float, accountant: str = "") -> float
         return epsilon(event, count, delta, name, relation)
     # Truncated batches have two kinds of neighbours: of one record less, and of one more.
     return max(_epsilon_of_parts(parts, kind, delta, accountant, relation) for kind in (0, -1))
+
+
+def _merge(charges: Charges) -> list[tuple[DpEvent, int]]:
+    """Return each kind of single releases once, and all Gaussian releases as one."""
+    import dp_accounting
+
+    counts: Counter[str] = Counter()
+    # A composed event holds a list, which has no hash.
+    events = {}
+    precision = 0.0
+    for event, count in _single_events(charges):
+        if count and is_gaussian(event) and not has_no_noise(event):
+            precision += count / event.noise_multiplier**2
+            continue
+        text = repr(event)
+        events[text] = event
+        counts[text] += count
+    parts = [(events[text], count) for text, count in counts.items() if count]
+    if precision:
+        # Gaussian releases of full batches are together one Gaussian release.
+        parts.append((dp_accounting.GaussianDpEvent(precision**-0.5), 1))
+    return parts
 
 
 def compose(charges: Charges) -> tuple[DpEvent, int]:
@@ -399,13 +415,8 @@ def _epsilon_by_pld(event: DpEvent, count: int, delta: float, relation: str) -> 
     Raises:
         ValueError: PLD cannot resolve δ.
     """
-    rounding = _rounding(event, count)
-    if not pld_resolves(event, count, delta):
-        raise ValueError(
-            f"PLD cannot resolve delta = {delta:g} in {count:,} releases; choose a delta above"
-            f" {2.1 * rounding:.1e}, or accountant='rdp'"
-        )
-    resolved = delta - rounding
+    _check_resolved(event, count, delta)
+    resolved = delta - _rounding(event, count)
     charges = list(_single_events([(event, count)]))
     with quiet_accountants():
         if not all(_is_of_a_sampler(part) for part, _ in charges):
@@ -505,19 +516,19 @@ def cross_check(
     neighbouring_relation: str = "add_or_remove_one",
     also: Charges = (),
 ) -> dict[str, float | None]:
-    """Return ε by PLD and by RDP, after a comparison with each other and with our own integration.
+    """Return ε by PLD and by RDP, after a comparison with each other and with `quick_epsilon`.
 
     PLD may exceed RDP, the looser bound of the same loss, by 10⁻³ and the error of its grid of
-    losses. Both may fall below the integral by 1 % and 0.01, and PLD may exceed the integral by as
-    much.
+    losses. It may differ from our own distribution by what the grids and the rounding of both
+    change, and RDP may not fall below that. RDP of batches of fixed size may not fall below an
+    integral by more than 1 % and 0.01.
 
     Args:
         event: of one release.
         count: number of releases.
         delta: δ.
         neighbouring_relation: as for `epsilon`.
-        also: other releases on the same people. They are integrated by neither check, and their
-            total is compared with RDP alone.
+        also: other releases on the same people, whose total is compared in the same way.
 
     Returns:
         ε under the keys "pld" and "rdp". The first is None where PLD cannot treat the event or
@@ -548,15 +559,17 @@ def cross_check(
 def _compare_totals(
     charges: Charges, delta: float, alone: float, by_pld: float, by_rdp: float
 ) -> None:
-    """Refuse a total below a part's ε, or above a looser bound."""
+    """Refuse a total below a part's ε, above a looser bound, or of which our own differs."""
     event, _ = compose(charges)
     count = sum(n for _, n in charges)
     grid = _grid_error(event, count, delta)
-    if alone - PLD_RDP_TOLERANCE - grid <= by_pld <= by_rdp + PLD_RDP_TOLERANCE + grid:
+    own = None if MOST_BY_PLD < by_rdp < math.inf else quick_epsilon(charges, delta)
+    agrees = own is None or abs(by_pld - own.value) <= _agreement(own, event, count, delta)
+    if agrees and alone - PLD_RDP_TOLERANCE - grid <= by_pld <= by_rdp + PLD_RDP_TOLERANCE + grid:
         return
     raise ValueError(
-        f"the accountants disagree on a total: PLD gives epsilon {by_pld}, RDP {by_rdp}, a part"
-        f" alone {alone}; do not train, please report this"
+        f"the accountants disagree on a total: PLD gives epsilon {by_pld}, RDP {by_rdp}, ours"
+        f" {own and own.value}, a part alone {alone}; do not train, please report this"
     )
 
 
@@ -568,20 +581,23 @@ def _grid_error(event: DpEvent, count: int, delta: float) -> float:
 
 def _compare(event: DpEvent, count: int, delta: float, by_pld: float | None, by_rdp: float) -> None:
     """Refuse figures that contradict each other."""
-    grid = _grid_error(event, count, delta)
     problem = ""
+    own = None if by_pld is None else quick_epsilon([(event, count)], delta)
+    if own is not None:
+        slack = _agreement(own, event, count, delta)
+        least = own.value - slack
+    else:
+        slack = 0.0
+        least = _integral(event, count, delta)
+        if least is not None:
+            least -= INTEGRAL_TOLERANCE * (1 + least)
+    grid = _grid_error(event, count, delta)
     if by_pld is not None and by_pld > by_rdp + PLD_RDP_TOLERANCE + grid:
         problem = f"PLD gives epsilon {by_pld}, above the {by_rdp} of RDP, a looser bound"
-    elif (integral := _integral(event, count, delta)) is not None:
-        slack = INTEGRAL_TOLERANCE * (1 + integral)
-        figures = {"PLD": by_pld, "RDP": by_rdp}
-        for name, figure in figures.items():
-            if figure is not None and not figure >= integral - slack:
-                problem = (
-                    f"{name} gives epsilon {figure}, below {integral} by numerical integration"
-                )
-        if by_pld is not None and not by_pld <= integral + slack + grid:
-            problem = f"PLD gives epsilon {by_pld}, above {integral} by numerical integration"
+    elif own is not None and by_pld is not None and not abs(by_pld - own.value) <= slack:
+        problem = f"PLD gives epsilon {by_pld}, our own distribution of the loss {own.value}"
+    elif least is not None and not by_rdp >= least:
+        problem = f"RDP gives epsilon {by_rdp}, below {least} by numerical integration"
     if problem:
         raise ValueError(
             f"the accountants disagree on {count} x {event} at delta = {delta}: {problem}; do not"
@@ -601,10 +617,11 @@ def check_before_a_run(
     Raises:
         ValueError: as `cross_check`.
     """
-    integral = None
+    spent = None
     if not has_no_noise(event):
-        integral = _integral(event, count, delta)
-    if integral is None or integral <= VOID:
+        own = quick_epsilon([(event, count)], delta)
+        spent = _integral(event, count, delta) if own is None else own.value
+    if spent is None or spent <= VOID:
         cross_check(event, count, delta, neighbouring_relation, also)
 
 
@@ -627,6 +644,121 @@ def _remember(cache: dict[tuple[Any, ...], T], key: tuple[Any, ...], compute: Ca
 def pld_resolves(event: DpEvent, count: int, delta: float) -> bool:
     """Return whether δ is large enough for PLD, whose rounding leaves an absolute error in δ."""
     return delta > 2 * _rounding(event, count)
+
+
+def _check_resolved(event: DpEvent, count: int, delta: float) -> None:
+    """Refuse a δ that PLD cannot resolve.
+
+    Raises:
+        ValueError: naming the least δ.
+    """
+    if not pld_resolves(event, count, delta):
+        raise ValueError(
+            f"PLD cannot resolve delta = {delta:g} in {count:,} releases; choose a delta above"
+            f" {2.1 * _rounding(event, count):.1e}, or accountant='rdp'"
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# ε from our own distribution of the loss: for searches, for what a run shows, and to compare with.
+
+
+@dataclass(frozen=True)
+class QuickEpsilon:
+    """An upper bound of ε without dp-accounting, in milliseconds.
+
+    Attributes:
+        value: ε.
+        grid: the losses it was computed on; None for a closed form.
+    """
+
+    value: float
+    grid: Grid | None = None
+
+
+def quick_epsilon(
+    charges: Charges, delta: float, planned: Charges = (), accuracy: float = ACCURACY
+) -> QuickEpsilon | None:
+    """Return ε of releases on the same people together, from our own distribution of the loss.
+
+    Args:
+        charges: event of one release and number of such releases.
+        delta: δ in (0, 1).
+        planned: at least as many releases, whose grid is taken; by default the same. Values on one
+            grid rise with the number of releases.
+        accuracy: what the grid may add to ε, as a part of it.
+
+    Returns:
+        The bound; None for events that are not of a sampler, or a δ that rounding hides.
+    """
+    parts, delta = _simplify(_merge(charges), delta)
+    if any(has_no_noise(event) for event, _ in parts):
+        return QuickEpsilon(math.inf)
+    if not all(_is_of_a_sampler(event) for event, _ in parts):
+        return None
+    if not parts:
+        return QuickEpsilon(0.0)
+    if len(parts) == 1 and is_gaussian(parts[0][0]):
+        ((event, count),) = parts
+        return QuickEpsilon(_epsilon_of_gaussians(event.noise_multiplier, count, delta))
+    if not pld_resolves(*compose(parts), delta):
+        return None
+    wanted, _ = _simplify(_merge(planned), delta) if planned else (parts, delta)
+    found = []
+    for kind in (0, -1):
+        releases, of_grid = (
+            tuple((_as_release(neighbouring_sizes(event)[kind]), count) for event, count in some)
+            for some in (parts, wanted)
+        )
+        grid = choose_grid(of_grid, delta, accuracy)
+        found.append(QuickEpsilon(epsilon_of_releases(releases, delta, grid), grid))
+        if not any(is_truncated(event) for event, _ in parts):
+            break
+    return max(found, key=lambda one: one.value)
+
+
+def _simplify(
+    parts: Sequence[tuple[DpEvent, int]], delta: float
+) -> tuple[Sequence[tuple[DpEvent, int]], float]:
+    """Return one event of truncated batches without its full batches, where δ may cover them."""
+    if len(parts) == 1 and is_truncated(parts[0][0]):
+        ((event, count),) = parts
+        divided = [two_parts(neighbour) for neighbour in neighbouring_sizes(event)]
+        full = count * max(share for share, _, _ in divided)
+        if full <= _RARE * delta:
+            _, ordinary, _ = divided[0]
+            return [(ordinary, count)], delta - full
+    return parts, delta
+
+
+def _epsilon_of_gaussians(noise: float, count: int, delta: float) -> float:
+    return gaussian_epsilon(noise / math.sqrt(count), delta) * (1 + 1e-9) + 1e-9
+
+
+def _as_release(event: DpEvent) -> Release:
+    """Return a release of a sampler as weighted pairs of distributions."""
+    pairs = [(1.0, event)]
+    if is_truncated(event):
+        full, ordinary, replacing = two_parts(event)
+        pairs = [(1 - full, ordinary), (full, replacing)]
+    values = []
+    for weight, part in pairs:
+        if is_gaussian(part):
+            values.append((weight, 1.0, part.noise_multiplier))
+        else:
+            values.append((weight, part.sampling_probability, part.event.noise_multiplier))
+    return Release(tuple(values))
+
+
+def _agreement(own: QuickEpsilon, event: DpEvent, count: int, delta: float) -> float:
+    """Return how far dp-accounting and our own distribution may differ, by what both round."""
+    rounding = 1e-6 * (1 + own.value)
+    if own.grid is not None:
+        grids = own.grid.error(own.value) + own.grid.error(own.value, interval_of(event))
+        # dp-accounting leaves out tails of 1e-15.
+        hidden = (_rounding(event, count) + 1e-14) / (delta * own.grid.tilt)
+        rounding += 3 * grids + hidden
+    return rounding
 
 
 class EpsilonCurve:
@@ -683,6 +815,24 @@ class EpsilonCurve:
         key = (repr(self.event), self.delta, self.relation, self.accountant, count)
         return _remember(_values, key, lambda: self._compute(count))
 
+    def running_epsilon(self, count: int) -> float:
+        """Return ε to show after `count` releases of a run, in milliseconds.
+
+        It is an upper bound, from our own distribution of the loss, and exceeds what dp-accounting
+        gives for all planned releases in no case. From there on it is dp-accounting's own.
+
+        Raises:
+            ValueError: a negative count.
+        """
+        horizon = self._horizon
+        if count <= 0 or self.accountant == "rdp" or (horizon is not None and count >= horizon):
+            return self.epsilon(count)
+        planned = [(self.event, horizon or count), *self._also]
+        own = quick_epsilon([(self.event, count), *self._also], self.delta, planned)
+        if own is None:
+            return self.epsilon(count)
+        return own.value if horizon is None else min(own.value, self.epsilon(horizon))
+
     def upper_bound(self, count: int, every: int = 0) -> float:
         """Return an upper bound of ε of `count` releases that never falls with the count.
 
@@ -694,7 +844,7 @@ class EpsilonCurve:
 
         Args:
             count: releases.
-            every: multiples of it are computed anyway, and are exact; 0 for none.
+            every: multiples of it are computed anyway; 0 for none.
 
         Raises:
             ValueError: a negative count.
@@ -709,25 +859,18 @@ class EpsilonCurve:
         if every > 0:
             following = -(-count // every) * every
             point = min(point, following)
-        return self.epsilon(point)
+        return self.running_epsilon(point)
 
     def _compute(self, count: int) -> float:
-        event = self.event
+        ((event, count),), delta = _simplify([(self.event, count)], self.delta)
+        if event is not self.event:
+            return epsilon(event, count, delta, self.accountant, self.relation)
         neighbours = neighbouring_sizes(event)
-        if is_truncated(event):
-            # Where full batches are rare enough, δ may cover everything that they reveal.
-            parts = [two_parts(neighbour) for neighbour in neighbours]
-            full = count * max(share for share, _, _ in parts)
-            if full <= _RARE * self.delta:
-                _, ordinary, _ = parts[0]
-                delta = self.delta - full
-                return epsilon(ordinary, count, delta, self.accountant, self.relation)
         if self.accountant == "rdp":
-            return max(_epsilon_by_rdp([(e, count)], self.delta, self.relation) for e in neighbours)
+            return max(_epsilon_by_rdp([(e, count)], delta, self.relation) for e in neighbours)
         if is_gaussian(event):
-            noise = event.noise_multiplier / math.sqrt(count)
-            return gaussian_epsilon(noise, self.delta) * (1 + 1e-9) + 1e-9
-        return max(_epsilon_by_pld(e, count, self.delta, self.relation) for e in neighbours)
+            return _epsilon_of_gaussians(event.noise_multiplier, count, delta)
+        return max(_epsilon_by_pld(e, count, delta, self.relation) for e in neighbours)
 
 
 def _rounding(event: DpEvent, count: int) -> float:

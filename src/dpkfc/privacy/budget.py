@@ -26,7 +26,13 @@ import scipy
 import tomli_w
 
 from dpkfc._checks import check_in_range, check_positive
-from dpkfc.privacy.accounting import compose, event_from_dict, event_to_dict, total_epsilon
+from dpkfc.privacy.accounting import (
+    compose,
+    event_from_dict,
+    event_to_dict,
+    quick_epsilon,
+    total_epsilon,
+)
 from dpkfc.privacy.calibration import PlanBase
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, sync_folder, verify
 from dpkfc.privacy.locks import take_lock
@@ -368,12 +374,17 @@ def _fitting_epsilon(
 
     def excess(log_factor: float) -> float:
         own = (_louder(event, math.exp(log_factor)), releases)
-        return total_epsilon([*costs, own], state.delta) - state.epsilon
+        quick = quick_epsilon([*costs, own], state.delta)
+        if quick is None:
+            return total_epsilon([*costs, own], state.delta) - state.epsilon
+        return quick.value - state.epsilon
 
     is_spent = total_epsilon(costs, state.delta) >= state.epsilon
     if is_spent or excess(_MOST_LOG_FACTOR) > 0:
         return 0.0
-    root = scipy.optimize.brentq(excess, 0.0, _MOST_LOG_FACTOR, xtol=_TOLERANCE)
+    root = 0.0
+    if excess(root) > 0:
+        root = scipy.optimize.brentq(excess, root, _MOST_LOG_FACTOR, xtol=_TOLERANCE)
     louder = _louder(event, math.exp(root + _TOLERANCE))
     epsilon = total_epsilon([(louder, releases)], delta)
     scale = 10.0 ** (math.floor(math.log10(epsilon)) - 1)

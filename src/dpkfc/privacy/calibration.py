@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dpkfc._checks import check_not_negative, check_positive, is_number
-from dpkfc.privacy.accounting import NEGLIGIBLE_NOISE, EpsilonCurve, total_epsilon
-from dpkfc.privacy.integration import integrated_epsilon
+from dpkfc.privacy.accounting import NEGLIGIBLE_NOISE, EpsilonCurve, quick_epsilon
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -25,6 +24,9 @@ LARGEST = 1e6
 _LOG_SMALLEST = math.log(SMALLEST)
 _LOG_LARGEST = math.log(LARGEST)
 _TOLERANCE = math.log(1.0005)  # of the bracket, in log(noise_multiplier)
+# Of a first search and of a second one: accuracy of ε, and width of the bracket.
+_COARSE = 1e-3, 5e-3
+_FINE = 1e-4, 1e-4
 
 
 class CalibrationError(ValueError):
@@ -109,39 +111,36 @@ def calibrate_noise_multiplier(
         raise CalibrationError(f"the number of releases must be >= 1, got {count}")
 
     @functools.cache
-    def compute_epsilon(log_noise: float, name: str) -> float:
+    def compute_epsilon(log_noise: float) -> float:
         event = make_event(math.exp(log_noise))
-        return EpsilonCurve(event, delta, relation, name, also=also).epsilon(count)
+        return EpsilonCurve(event, delta, relation, accountant, also=also).epsilon(count)
 
-    def excess(log_noise: float, name: str = accountant) -> float:
-        return _log_ratio(compute_epsilon(log_noise, name), epsilon)
+    def excess(log_noise: float) -> float:
+        return _log_ratio(compute_epsilon(log_noise), epsilon)
 
-    rdp_excess = functools.partial(excess, name="rdp")
+    def is_near(log_noise: float) -> bool:
+        """Return whether a noise keeps the target, and by our own distribution less does not."""
+        spent = compute_epsilon(log_noise)
+        noises = math.exp(log_noise), math.exp(log_noise - _TOLERANCE)
+        own = [quick_epsilon([(make_event(noise), count), *also], delta) for noise in noises]
+        if own[0] is None or own[1] is None or not 0 < own[0].value:
+            return False
+        return spent <= epsilon < spent * own[1].value / own[0].value
 
-    def integral_excess(log_noise: float) -> float:
-        integral = integrated_epsilon(make_event(math.exp(log_noise)), count, delta)
-        if integral is None:
-            return rdp_excess(log_noise)
-        return _log_ratio(integral, target)
-
-    target = epsilon
-    if also:
-        # Where the search starts has no effect on its result: ε adds up about as Gaussian noise.
-        target = math.sqrt(max(epsilon**2 - total_epsilon(also, delta) ** 2, (epsilon / 10) ** 2))
-    bracket = _bracket(rdp_excess, 0.0)
-    if accountant != "rdp" and (bracket is not None or rdp_excess(_LOG_SMALLEST) > 0):
-        # RDP is fast and a little too large. The integral is slower and about right. PLD is the
-        # slowest.
-        start = _estimate(bracket, rdp_excess, integral_excess)
-        bracket = _bracket(excess, start, _TOLERANCE / 2)
+    start = None
+    if accountant != "rdp":
+        start = _search(epsilon, delta, lambda noise: [(make_event(noise), count), *also])
+    if start is not None and is_near(start):
+        return math.exp(start)
+    bracket = _bracket(excess, start or 0.0, 0.1 if start is None else _TOLERANCE / 2)
     if bracket is None:
-        way = _way_out(epsilon, lambda log_noise: compute_epsilon(log_noise, accountant))
+        way = _way_out(epsilon, compute_epsilon)
         raise CalibrationError(
             f"no noise in [{SMALLEST:g}, {LARGEST:g}] spends epsilon = {epsilon:g} at delta ="
             f" {delta:g} in {count:,} releases, {way}"
         )
     log_noise = _narrow(excess, bracket)
-    total = compute_epsilon(log_noise, accountant)
+    total = compute_epsilon(log_noise)
     if not total <= epsilon:
         raise CalibrationError(
             f"the noise multiplier {math.exp(log_noise)} spends {total}, above epsilon ="
@@ -173,18 +172,28 @@ def _log_ratio(value: float, target: float) -> float:
     return max(ratio, 1e-16) if value > target else min(ratio, 0.0)
 
 
-def _estimate(bracket: Bracket | None, rdp_excess: Excess, integral_excess: Excess) -> float:
-    """Return log(noise_multiplier) by integration.
+def _search(epsilon: float, delta: float, charges: Callable[[float], Charges]) -> float | None:
+    """Return log(noise_multiplier) at which our own distribution of the loss spends ε.
 
-    The search starts a little below the value by RDP, or at the largest where RDP has no bracket.
+    An end of the range where no noise in it does, and None where the events are not known.
     """
-    start = _LOG_LARGEST
-    if bracket is not None:
-        start = _narrow(rdp_excess, bracket, 0.02) - 0.05
-    bracket = _bracket(integral_excess, start, 0.05)
-    if bracket is not None:
-        return _narrow(integral_excess, bracket, 1e-4)
-    return start if integral_excess(_LOG_SMALLEST) > 0 else _LOG_SMALLEST
+    start, step = 0.0, 0.1
+    for accuracy, width in (_COARSE, _FINE):
+
+        def excess(log_noise: float, accuracy: float = accuracy) -> float:
+            noise = math.exp(log_noise)
+            own = quick_epsilon(charges(noise), delta, accuracy=accuracy)
+            return math.nan if own is None else _log_ratio(own.value, epsilon)
+
+        bracket = _bracket(excess, start, step)
+        if bracket is None:
+            least = excess(_LOG_SMALLEST)
+            if math.isnan(least):
+                return None
+            return _LOG_LARGEST if least > 0 else _LOG_SMALLEST
+        start = _narrow(excess, bracket, width)
+        step = width
+    return start
 
 
 def _bracket(excess: Excess, start: float, step: float = 0.1) -> Bracket | None:
