@@ -169,6 +169,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "ranks": partial(measured, "scale_ranks", "ranks"),
     "phases": partial(measured, "phases"),
     "tracking": partial(measured, "tracking"),
+    "growth": partial(measured, "growth"),
     "plan-70b": plan_70b,
     "assurance": assurance,
 }

@@ -10,8 +10,12 @@ import math
 import dp_accounting
 import numpy as np
 import pytest
+import torch
+from scipy import stats
 
-from dpkfc.data.sampling import FixedSize, Poisson, Shuffle
+from dpkfc import PrivacyConfig, Session
+from dpkfc.data import sampling
+from dpkfc.data.sampling import FixedSize, Poisson, Shuffle, TruncatedPoisson, draw_by_gaps
 from dpkfc.privacy.rng import SamplingStream
 
 N, RATE, STEPS, ALPHA = 200, 0.05, 2000, 1e-4
@@ -33,6 +37,133 @@ def test_shuffle_is_a_partition_of_each_epoch():
     assert np.all(member.sum(2) == 7)
     assert np.all(member.sum(1) <= 1)
     assert not np.array_equal(member[0], member[1])
+
+
+RATES = [0.02, 0.3, 0.45, 0.7, 0.97]
+
+
+def compute_p_values(rate: float, steps: int = 2000) -> dict[str, float]:
+    """Chi-square tests of sizes, of examples, of pairs at small distances, and of gaps."""
+    n = 400
+    generator = SamplingStream.repeatable(5).generator(3)
+    batches = [draw_by_gaps(n, rate, generator) for _ in range(steps)]
+    member = np.zeros((steps, n), dtype=bool)
+    for row, batch in zip(member, batches, strict=True):
+        row[batch] = True
+    values = {}
+    sizes = np.arange(n + 1)
+    values["sizes"] = fit(member.sum(1), sizes, stats.binom.pmf(sizes, n, rate))
+    spread = ((member.sum(0) - steps * rate) ** 2).sum() / (steps * rate * (1 - rate))
+    values["examples"] = two_sided(stats.chi2(n), spread)
+    for distance in (1, 2, 3, 7, 40):
+        both = (member[:, distance:] & member[:, :-distance]).sum(0)
+        # Pairs without a common example are independent.
+        first = np.arange(n - distance) // distance % 2 == 0
+        pairs = both[first]
+        values[f"pairs {distance}"] = float(
+            stats.binomtest(int(pairs.sum()), steps * pairs.size, rate**2).pvalue
+        )
+    firsts = np.array([batch[0] if batch.size else n for batch in batches])
+    lengths = np.arange(n)
+    law = np.append(rate * (1 - rate) ** lengths, (1 - rate) ** n)
+    values["first gaps"] = fit(firsts, np.arange(n + 1), law)
+    seconds = [batch[1] - batch[0] - 1 for batch in batches if batch.size > 1 and batch[0] < n / 4]
+    short = np.minimum(seconds, n // 2)
+    law = rate * (1 - rate) ** np.arange(n // 2)
+    values["second gaps"] = fit(short, np.arange(n // 2 + 1), np.append(law, 1 - law.sum()))
+    return values
+
+
+def fit(found: np.ndarray, values: np.ndarray, law: np.ndarray) -> float:
+    """p of a chi-square test with at least 20 expected in a class, rare values together."""
+    counts = np.array([(found == value).sum() for value in values], dtype=float)
+    expected = law * len(found)
+    common = expected >= 20
+    observed = np.append(counts[common], counts[~common].sum())
+    wanted = np.append(expected[common], expected[~common].sum())
+    if wanted[-1] < 5:
+        assert observed[-1] < 40
+        observed, wanted = observed[:-1], wanted[:-1] * observed[:-1].sum() / wanted[:-1].sum()
+    statistic = ((observed - wanted) ** 2 / wanted).sum()
+    return float(stats.chi2(max(1, wanted.size - 1)).sf(statistic))
+
+
+def two_sided(law, value: float) -> float:
+    return float(2 * min(law.cdf(value), law.sf(value)))
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_batches_by_gaps_are_poisson_batches(rate):
+    values = compute_p_values(rate)
+    assert min(values.values()) > ALPHA, values
+
+
+@pytest.mark.parametrize(
+    ("off", "rate"), [("gaps", 0.02), ("gaps", 0.3), ("blocks", 0.3), ("ends", 0.02)]
+)
+def test_a_gap_that_is_off_by_one_is_seen(off, rate, monkeypatch):
+    honest = sampling._gaps
+
+    def plant(bits, decay, block):
+        gaps, is_sampled = honest(bits, decay, block)
+        if off == "gaps":
+            return gaps + is_sampled, is_sampled
+        if off == "blocks":
+            return gaps + ~is_sampled, is_sampled
+        # The end of a block is counted as an example.
+        return gaps, is_sampled | (gaps == block)
+
+    monkeypatch.setattr(sampling, "_gaps", plant)
+    assert min(compute_p_values(rate).values()) < ALPHA
+
+
+def test_the_cost_of_a_batch_does_not_depend_on_the_examples(monkeypatch):
+    """Of 10¹² examples it draws about as many numbers as of 10⁴, and holds no more."""
+    made = []
+    honest = sampling._gaps
+    monkeypatch.setattr(
+        sampling, "_gaps", lambda bits, *a: made.append(bits.size) or honest(bits, *a)
+    )
+    generator = np.random.default_rng(1)
+    for n in (10**4, 10**9, 10**12):
+        made.clear()
+        batch = Poisson(100 / n, n).indices(0, generator)
+        assert sum(made) < 400
+        assert 40 < batch.size < 180
+        assert 0 <= batch.min() <= batch.max() < n
+        assert np.all(np.diff(batch) > 0)
+        cut = TruncatedPoisson(100 / n, n, 60).indices(0, generator)
+        assert cut.size <= 60
+    with pytest.raises(ValueError, match="batches can be drawn for 1e-12 or more"):
+        Poisson(1e-13, 10).indices(0, generator)
+
+
+class Made(torch.utils.data.Dataset):
+    """A thousand million records that are made when they are read."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __len__(self) -> int:
+        return 10**9
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.read += 1
+        generator = torch.Generator().manual_seed(index)
+        return torch.randn(3, generator=generator), torch.randn(1, generator=generator)
+
+
+def test_a_session_reads_its_batches_of_a_thousand_million_records():
+    data = Made()
+    config = PrivacyConfig(expected_batch_size=40, steps=3)
+    plan = config.with_noise(1.0, 1e-10, len(data))
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rows = [(torch.randn(3), torch.randn(1)) for _ in range(4)]
+    with Session(plan, model, optimizer, data, public_records=rows) as session:
+        for batch in session.batches():
+            session.step(batch, lambda m, b: ((m(b[0]) - b[1]) ** 2).sum(1))
+    assert data.read < 3 * 40 * 2
 
 
 def test_empty_and_full_batches():

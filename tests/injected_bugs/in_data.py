@@ -19,6 +19,7 @@ from dpkfc import checkpoint, release_pipeline, session
 from dpkfc.config import Plan
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.noise_probes import FeatureNoise
+from dpkfc.data import sampling
 from dpkfc.data.sampling import FixedSize, Poisson
 from dpkfc.gradients import clipped_sum
 from dpkfc.privacy import ledger
@@ -230,6 +231,19 @@ def cut_off(real: Any, self: Poisson, step: int, generator: np.random.Generator)
     return real(self, step, generator)[: round(1.1 * self.expected_batch_size)]
 
 
+def one_too_far(m: pytest.MonkeyPatch) -> None:
+    """The example after a sampled one is never sampled."""
+
+    def make(real: Any) -> Any:
+        def gaps(*args: Any) -> Any:
+            found, is_sampled = real(*args)
+            return found + is_sampled, is_sampled
+
+        return gaps
+
+    swapped(m, sampling, "_gaps", make)
+
+
 def from_a_seed(m: pytest.MonkeyPatch) -> None:
     m.setattr(
         SamplingStream,
@@ -431,6 +445,7 @@ LEAKS = [
         by=SAMPLER,
     ),
     Leak(name="large batches cut off", subject="DP-SGD", patch=change_batches(cut_off), by=SAMPLER),
+    Leak(name="gaps that are off by one", subject="DP-SGD", patch=one_too_far, by=SAMPLER),
     Leak(name="batches drawn from a fixed seed", subject="DP-SGD", patch=from_a_seed, by=SAMPLER),
     Leak(
         name="half the sampling rate accounted", subject="DP-SGD", patch=half_the_rate, by=SAMPLER

@@ -161,6 +161,8 @@ def check_once(dataset: Any) -> None:
     Raises:
         ValueError: naming the number of repeats, and the fix.
     """
+    if _is_whole(dataset):
+        return
     repeats = 0
     for rows in _rows_by_storage(dataset).values():
         repeats += rows.size - np.unique(rows).size
@@ -191,6 +193,16 @@ def check_held_out(held_out: Any, private: Any, name: str) -> None:
             f"{name} holds records of the train_dataset, and ε does not cover metrics without noise"
             " of them. Evaluate on other data"
         )
+
+
+def _is_whole(dataset: Any) -> bool:
+    """Return whether a dataset is a storage with each of its rows once, found without its rows."""
+    if isinstance(dataset, ConcatDataset) or hasattr(dataset, "_indices"):
+        return False
+    inner, indices = _find_inner(dataset)
+    if inner is not None:
+        return indices is None and _is_whole(inner)
+    return type(dataset) not in (list, tuple) or tensors_of(dataset) is not None
 
 
 def _rows_by_storage(dataset: Any) -> dict[Any, Indices]:

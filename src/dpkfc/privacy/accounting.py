@@ -568,8 +568,8 @@ def _compare_totals(
     if agrees and alone - PLD_RDP_TOLERANCE - grid <= by_pld <= by_rdp + PLD_RDP_TOLERANCE + grid:
         return
     raise ValueError(
-        f"the accountants disagree on a total: PLD gives epsilon {by_pld}, RDP {by_rdp}, ours"
-        f" {own and own.value}, a part alone {alone}; do not train, please report this"
+        f"the accountants disagree on a total: PLD says {by_pld:.8g}, RDP {by_rdp:.8g}, ours"
+        f" {'nothing' if own is None else own.value}, a part {alone:.8g}; please report this"
     )
 
 

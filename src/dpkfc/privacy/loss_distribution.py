@@ -107,16 +107,6 @@ def epsilon_of_releases(releases: Releases, delta: float, grid: Grid | None = No
     )
 
 
-def deltas_of_releases(releases: Releases, epsilons: Floats, delta: float) -> Floats:
-    """Return upper bounds of δ at values of ε >= 0 `[n]`; the grid suits the given δ."""
-    grid = choose_grid(tuple(releases), delta)
-    curves = []
-    for is_present in (True, False):
-        losses = _compose(releases, grid, is_present)
-        curves.append([_delta(losses, float(epsilon), grid, is_present) for epsilon in epsilons])
-    return np.asarray(np.minimum(np.max(curves, axis=0), 1.0))
-
-
 # --------------------------------------------------------------------------------------------------
 # The grid.
 
@@ -409,12 +399,3 @@ def _epsilon(losses: _Composed, delta: float, grid: Grid, is_present: bool) -> f
 def _delta_at(losses: _Composed, place: int, grid: Grid) -> float:
     above, weighted = _tails(losses, place, grid)
     return above - weighted
-
-
-def _delta(losses: _Composed, epsilon: float, grid: Grid, is_present: bool) -> float:
-    first = grid.first[not is_present]
-    place = min(math.floor(epsilon / grid.interval) - first, grid.points - 1)
-    if place < 0:
-        return 1.0
-    above, weighted = _tails(losses, place, grid)
-    return above - weighted * math.exp(epsilon - grid.interval * (first + place))
