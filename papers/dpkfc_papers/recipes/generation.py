@@ -19,10 +19,10 @@ from dpkfc.app.datasets.examples import Examples, ExampleSet
 from dpkfc.app.datasets.sources import Source
 from dpkfc.app.recipes.objective import Judged, Objective, model_outputs
 from dpkfc.app.recipes.recipe import Recipe
-from dpkfc.app.recipes.text import COMMON_WORDS, ZipfWords
 from dpkfc.app.settings import RunConfig
 from dpkfc.curvature.probes import Probe, Sample
 from dpkfc.curvature.token_noise import TokenNoise
+from dpkfc.features.zipf_words import COMMON_WORDS, ZipfWords
 from dpkfc_papers.recipes.pairs import DART, E2E, Pair, load_pairs
 
 # --------------------------------------------------------------------------------------------------

@@ -10,9 +10,11 @@ from __future__ import annotations
 from dpkfc.features.additive import AdditiveFeatures, AdditiveModel, Effect, InputColumn
 from dpkfc.features.encoder import EncoderFeatures, SyntheticEncoder
 from dpkfc.features.joined import FeaturesOf, FlatFeatures, JoinedFeatures, build_features
+from dpkfc.features.layer_means import LayerMeans, TextEncoder, Whitening
 from dpkfc.features.scales import Standardised, standardise
 from dpkfc.features.scattering import Scattering, ScatteringTransform
 from dpkfc.features.synthetic_images import SyntheticImages, draw_images
+from dpkfc.features.zipf_words import ZipfWords
 
 __all__ = [
     "AdditiveFeatures",
@@ -23,11 +25,15 @@ __all__ = [
     "FlatFeatures",
     "InputColumn",
     "JoinedFeatures",
+    "LayerMeans",
     "Scattering",
     "ScatteringTransform",
     "Standardised",
     "SyntheticEncoder",
     "SyntheticImages",
+    "TextEncoder",
+    "Whitening",
+    "ZipfWords",
     "build_features",
     "draw_images",
     "standardise",

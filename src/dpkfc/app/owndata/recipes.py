@@ -36,12 +36,13 @@ from dpkfc.app.owndata.targets import target_of
 from dpkfc.app.owndata.tasks import judgement, load_task, make_model, task_examples
 from dpkfc.app.recipes.images import image_features, use_features
 from dpkfc.app.recipes.recipe import Recipe
-from dpkfc.app.recipes.text import HashedZipf, ZipfWords
+from dpkfc.app.recipes.text import HashedZipf
 from dpkfc.app.settings import RunConfig
 from dpkfc.app.toml import ConfigError, ensure_text
 from dpkfc.config import Plan
 from dpkfc.curvature.noise_probes import DeadLeaves, FeatureNoise
 from dpkfc.curvature.probes import Probe
+from dpkfc.features.zipf_words import ZipfWords
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import release_vector
 

@@ -1,0 +1,106 @@
+"""Features of texts: each depends on its own text, and on public facts."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from dpkfc.features import LayerMeans, TextEncoder, Whitening, ZipfWords
+from dpkfc.features import layer_means as module
+
+transformers = pytest.importorskip("transformers")
+
+WORDS = ZipfWords(vocabulary=150, shortest=2, longest=12)
+TEXTS = ["the good film", "", "of and to a in is it that was for on with as i", "best bad"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a small encoder of random weights and its tokenizer."""
+    path = tmp_path_factory.mktemp("encoder")
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS.words]
+    (path / "vocab.txt").write_text("\n".join(names), "utf-8")
+    tokenizer = transformers.BertTokenizer(str(path / "vocab.txt"))
+    tokenizer.save_pretrained(path)
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(names),
+        hidden_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=16,
+    )
+    transformers.BertModel(config).save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def encoder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TextEncoder:
+    """Return the encoder, with a cache folder of the test's own."""
+    monkeypatch.setenv("DPKFC_CACHE", str(tmp_path / "cache"))
+    return TextEncoder(folder)
+
+
+def test_features_have_norm_one_and_depend_on_their_text_alone(encoder: TextEncoder) -> None:
+    features = LayerMeans(encoder, Whitening(WORDS, size=60))
+    together = features(TEXTS)
+    assert together.shape == (4, 3 * 8 + 1)
+    assert torch.allclose(together.norm(dim=1), torch.ones(4), atol=1e-6)
+    for text, row in zip(TEXTS, together, strict=True):
+        assert torch.equal(features([text])[0], row)
+
+
+def test_means_equal_a_loop_without_padding(encoder: TextEncoder) -> None:
+    for text, row in zip(TEXTS, encoder.means(TEXTS), strict=True):
+        ids = torch.tensor(encoder.tokens([text]))
+        states = encoder.model(input_ids=ids, output_hidden_states=True).hidden_states
+        alone = torch.cat([layer[0].mean(0) for layer in states])
+        assert torch.allclose(row, alone, atol=1e-5)
+
+
+def test_whitening_is_the_root_of_the_damped_covariance(encoder: TextEncoder) -> None:
+    features = LayerMeans(encoder, Whitening(WORDS, size=60))
+    means = encoder.means(WORDS.draw(60)).double()
+    covariance = means.T.cov(correction=0)
+    damped = covariance + 0.1 * covariance.trace() / 24 * torch.eye(24)
+    assert features._root is not None
+    root = features._root.double()
+    assert torch.allclose(root @ damped @ root, torch.eye(24, dtype=torch.float64), atol=1e-3)
+
+
+def test_whitening_is_made_once_a_machine(
+    encoder: TextEncoder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    whitening = Whitening(WORDS, size=20)
+    first = LayerMeans(encoder, whitening)(TEXTS)
+    (file,) = (tmp_path / "cache").iterdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(module.LayerMeans, "_fit", None)
+        assert torch.equal(LayerMeans(encoder, whitening)(TEXTS), first)
+    file.write_bytes(b"damaged")
+    assert torch.equal(LayerMeans(encoder, whitening)(TEXTS), first)
+    monkeypatch.setenv("DPKFC_CACHE", "")
+    file.unlink()
+    assert torch.equal(LayerMeans(encoder, whitening)(TEXTS), first)
+    assert not file.exists()
+
+
+def test_without_whitening_directions_stay(encoder: TextEncoder) -> None:
+    means = encoder.means(TEXTS)
+    features = LayerMeans(encoder, Whitening(size=0))(TEXTS)
+    scaled = means / means.norm(dim=1, keepdim=True) / math.sqrt(1.01)
+    assert torch.allclose(features[:, :-1], scaled, atol=1e-6)
+
+
+def test_long_texts_are_cut_at_the_window(encoder: TextEncoder) -> None:
+    long = " ".join(["good"] * 100)
+    assert encoder.length == 16 and len(encoder.tokens([long])[0]) == 16
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not a text encoder with a tokenizer"):
+        TextEncoder(tmp_path)
