@@ -57,7 +57,7 @@ ALLOWED = {
     "public_rows": {"data", "gradients", "memory", "rng_state"},
     "verification": MACHINE | {"linalg", "tracking", "gradients", "public_rows"},
     "curvature": {"linalg", "memory"},
-    "features": {"curvature"},
+    "features": {"curvature", "checkpoint"},
     "postprocess": {"linalg", "privacy", "gradients"},
     "callbacks": {"gradients", "curvature", "distributed"},  # the last two for types only
     "preconditioning": MACHINE | {"linalg", "privacy", "gradients", "curvature"},

@@ -25,7 +25,7 @@ from dpkfc.postprocess.pipeline import WeightEMA
 from dpkfc.privacy.calibration import calibrate_noise_multiplier
 from dpkfc.privacy.extra_releases import ExtraRelease
 
-# Steps of the plan. Their noise adds up to that of one, and the average takes it out again.
+# Steps of the plan. They cost as much as one step together, and the average takes their noise out.
 STEPS = 40
 # Without a warm-up: 0.87⁴⁰ leaves 0.4 % of the initial weights.
 AVERAGE = WeightEMA(0.87, warmup=False)

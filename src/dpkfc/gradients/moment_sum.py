@@ -1,7 +1,7 @@
 """The private sum of second moments of the inputs of a linear head.
 
 The gradient of ½ ⟨M, x xᵀ⟩ in M is x xᵀ. So the sum, its clip, and the proof that no example enters
-the part of another are those of a training step.
+the part of another, are the same as in a training step.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def sum_second_moments(
     """Return Σ x xᵀ `[d, d]` over all units, each clipped to a Frobenius norm; PRIVATE.
 
     Args:
-        maps: from the inputs of the model to those of its head, without trained parameters.
+        maps: from the inputs of the model to the inputs of its head, without trained parameters.
         head: whose inputs x are.
         norm: of the part of a unit, at most; the square of the longest x.
         micro_batches: as of `clipped_sum`; a batch is its inputs, or begins with them.

@@ -35,7 +35,7 @@ def fill_normal(out: Tensor, words: Words) -> None:
 
     Args:
         out: the numbers.
-        words: of a keystream, none of which is used a second time.
+        words: of a keystream; each is used once.
     """
     half = -(-out.numel() // 2)
     bits, bound = (32, _RARE) if out.dtype == torch.float32 else (53, _RARE_FINE)
