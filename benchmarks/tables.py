@@ -151,6 +151,13 @@ def assurance(section: str = "summary") -> str:
     return checks.summary_table(results) + "\n\n" + machine(results, commit=False)
 
 
+def public_tables(part: str) -> str:
+    """Scores on seven public tables, of this library and of others."""
+    import tables_page
+
+    return tables_page.table(part)
+
+
 def measured(name: str, file: str = "", command: str = "") -> str:
     """The table of a benchmark with one file of results, and where it was measured."""
     results = read_json(RESULTS / f"{file or name}.json")
@@ -180,6 +187,7 @@ PARTS: dict[str, Callable[[str], str]] = {
     "federated-cost": federated,
     "plan-70b": plan_70b,
     "assurance": assurance,
+    "tables": public_tables,
 }
 
 

@@ -132,3 +132,33 @@ def test_the_summary_and_the_line_below_it_name_models_with_times_alone(
         "| CNN (batch 8) | 10.0 |" in documents.speed_summary()
         and "Llama" not in documents.speed_summary()
     )
+
+
+def test_the_page_of_tables_has_means_refusals_and_rows_of_files_that_exist(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    page = pytest.importorskip("tables_page")
+    monkeypatch.setattr(page, "RESULTS", tmp_path)
+    assert "Not measured yet" in page.table("auroc")
+    where = {"date": "2026-11-28T00:00:00", "hardware": {"cpu": "a processor"}}
+
+    def row(area: float) -> dict[str, Any]:
+        scores = {"AUROC": area, "log loss": 0.4, "calibration error (15 bins)": None}
+        return {"scores": scores, "guess": {"AUROC": 0.5, "log loss": 0.6}, "seconds": 1.0, **where}
+
+    peers = {f"adult/dp-ebm/1/{seed}": row(0.8 + seed / 100) for seed in range(5)}
+    peers |= {"bean/dp-ebm/1/0": {"error": "several classes", **where}}
+    peers |= {"adult/boosting/none/0": row(0.93), "adult/dp-ebm/3/0": row(0.9)}
+    page.write_json(tmp_path / "tables_peers.json", {"rows": peers})
+    area = page.table("auroc").splitlines()
+    assert area[2].startswith("| constant guess | 50.0 | –")
+    assert area[3].startswith("| DP-EBM, interpret 0.7.8 | 82.0\u00a0±\u00a02.0 | –")
+    assert area[4].startswith("| HistGradientBoosting, no privacy | 93.0 (1)")
+    assert "| – | – | – | – | – |" in page.table("calibration")
+    assert "| DP-EBM, interpret 0.7.8 | refuses |" in page.table("more")
+    others = page.table("epsilons").splitlines()
+    assert others[2].startswith("| 3 | DP-EBM, interpret 0.7.8 | 90.0 / 0.400 |")
+    page.write_json(tmp_path / "tables_ours.json", {"rows": {"adult/additive/1/0": row(0.91)}})
+    assert "| additive | 91.0 (1) |" in page.table("auroc")
+    assert page.table("adult").count("\n") > 4 and "1.0" in page.table("seconds")

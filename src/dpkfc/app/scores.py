@@ -184,7 +184,7 @@ def score_classes(outputs: Any, labels: Any, threshold: float = 0.5) -> Scores:
     scores = (
         share_score("accuracy", int(confusion.trace()), len(labels), float(shares.max())),
         _auroc(logits, labels),
-        _bootstrap("log loss", losses[:, None], _mean, float(-(present * np.log(present)).sum())),
+        _bootstrap("log loss", losses[:, None], _mean, float(present @ np.log(1 / present))),
         _calibration(logs, labels),
     )
     return Scores(

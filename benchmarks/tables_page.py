@@ -1,0 +1,170 @@
+"""Tables of docs/results/tables.md: this library (`tables_ours*.json`) and others
+(`tables_peers.json`). A file that is missing leaves its rows out.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tables_peers
+from common import RESULTS, markdown, read_json, write_json  # noqa: F401
+from dpkfc_papers.studies.harness import half_interval, machine_of_rows
+
+TWO_CLASSES = ("adult", "credit", "cardio", "telco", "compas")
+NOT_PRIVATE = "none"
+# Name of a score, factor, digits; how it is found among the scores of a row.
+SCORES: dict[str, tuple[str, float, int]] = {
+    "auroc": ("AUROC", 100, 1),
+    "log-loss": ("log loss", 1, 3),
+    "calibration": ("calibration error", 100, 1),
+}
+
+
+def load() -> list[dict[str, Any]]:
+    """Return all rows with their table, model, ε and seed, which their keys say."""
+    rows = []
+    for path in [*sorted(RESULTS.glob("tables_ours*.json")), RESULTS / "tables_peers.json"]:
+        for key, row in read_json(path).get("rows", {}).items():
+            table, model, epsilon, seed = key.split("/")
+            place = {"table": table, "model": model, "epsilon": epsilon, "seed": int(seed)}
+            rows.append({**row, **place, "title": _title(model, row)})
+    return rows
+
+
+def _title(model: str, row: dict[str, Any]) -> str:
+    peer = tables_peers.PEERS.get(model)
+    return peer.title if peer else str(row.get("title", model))
+
+
+def table(part: str) -> str:
+    """Return a score of `SCORES`, or `more`, `adult`, `epsilons`, `seconds`."""
+    rows = load()
+    if not rows:
+        return "*Not measured yet: `python benchmarks/tables_peers.py`.*"
+    makers: dict[str, Callable[[list[dict[str, Any]]], str]] = {
+        "more": _more,
+        "adult": _adult,
+        "epsilons": _epsilons,
+        "seconds": _seconds,
+    }
+    text = makers[part](rows) if part in makers else _one_score(rows, *SCORES[part])
+    return f"{text}\n\n{machine_of_rows(rows)}"
+
+
+def _one_score(rows: list[dict[str, Any]], score: str, factor: float, digits: int) -> str:
+    """Return one score at ε = 1 of the tables with two classes."""
+    lines = []
+    for title, chosen in _models(rows):
+        cells = [
+            _cell([row for row in chosen if row["table"] == name], score, factor, digits)
+            for name in TWO_CLASSES
+        ]
+        lines.append([title, *cells])
+    guesses = [_guess(rows, name, score, factor, digits) for name in TWO_CLASSES]
+    return markdown(["at ε = 1", *TWO_CLASSES], [["constant guess", *guesses], *lines])
+
+
+def _adult(rows: list[dict[str, Any]]) -> str:
+    """Return all scores of Adult at ε = 1, for the page of own data."""
+    scores = {"accuracy": ("accuracy", 100, 1), **SCORES}
+    of_adult = [row for row in rows if row["table"] == "adult"]
+    lines = [["constant guess", *(_guess(rows, "adult", *score) for score in scores.values())]]
+    for title, chosen in _models(of_adult):
+        lines.append([title, *(_cell(chosen, *score) for score in scores.values())])
+    head = ["Adult at ε = 1", "accuracy %", "AUROC %", "log loss", "calibration error %"]
+    return markdown(head, lines)
+
+
+def _more(rows: list[dict[str, Any]]) -> str:
+    lines = []
+    for title, chosen in _models(rows):
+        bean = [row for row in chosen if row["table"] == "bean"]
+        diamonds = [row for row in chosen if row["table"] == "diamonds"]
+        cells = [
+            _cell(bean, "log loss", 1, 3),
+            _cell(bean, "accuracy", 100, 1),
+            _cell(diamonds, "mean absolute error", 1, 0),
+            _cell(diamonds, "R²", 100, 1),
+        ]
+        lines.append([title, *cells])
+    guess = [
+        _guess(rows, "bean", "log loss", 1, 3),
+        _guess(rows, "bean", "accuracy", 100, 1),
+        _guess(rows, "diamonds", "mean absolute error", 1, 0),
+        _guess(rows, "diamonds", "R²", 100, 1),
+    ]
+    head = ["bean: log loss", "bean: accuracy %", "diamonds: mean absolute error", "diamonds: R² %"]
+    return markdown(["at ε = 1", *head], [["constant guess", *guess], *lines])
+
+
+def _epsilons(rows: list[dict[str, Any]]) -> str:
+    """Return AUROC and log loss at other ε."""
+    lines = []
+    others = {row["epsilon"] for row in rows} - {NOT_PRIVATE, "1"}
+    for epsilon in sorted(others, key=float):
+        for title, chosen in _models(rows, epsilon):
+            cells = []
+            for name in TWO_CLASSES:
+                of_table = [row for row in chosen if row["table"] == name]
+                cells.append(
+                    f"{_cell(of_table, 'AUROC', 100, 1, half=False)}"
+                    f" / {_cell(of_table, 'log loss', 1, 3, half=False)}"
+                )
+            if chosen and all(row["epsilon"] == epsilon for row in chosen):
+                lines.append([epsilon, title, *cells])
+    return markdown(["ε", "AUROC % / log loss, means", *TWO_CLASSES], lines)
+
+
+def _seconds(rows: list[dict[str, Any]]) -> str:
+    names = tables_peers.FILES
+    lines = []
+    for title, chosen in _models(rows):
+        cells = []
+        for name in names:
+            seconds = [
+                row["seconds"] for row in chosen if row["table"] == name and "seconds" in row
+            ]
+            cells.append(f"{statistics.median(seconds):.1f}" if seconds else "–")
+        lines.append([title, *cells])
+    return markdown(["processor seconds of a fit, at ε = 1", *names], lines)
+
+
+def _models(
+    rows: list[dict[str, Any]], epsilon: str = "1"
+) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return the rows of each model at an ε, ours first and those without privacy last."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["epsilon"] in (epsilon, NOT_PRIVATE):
+            found.setdefault(row["title"], []).append(row)
+    return sorted(found.items(), key=lambda item: item[1][0]["epsilon"] == NOT_PRIVATE)
+
+
+def _values(rows: Sequence[dict[str, Any]], score: str, part: str = "scores") -> list[float]:
+    values = []
+    for row in rows:
+        for name, value in row.get(part, {}).items():
+            if name.startswith(score) and value is not None:
+                values.append(value)
+    return values
+
+
+def _cell(
+    rows: Sequence[dict[str, Any]], score: str, factor: float, digits: int, half: bool = True
+) -> str:
+    """Return mean and 95 % interval over seeds, `refuses` for an error, a dash for no row."""
+    values = [factor * value for value in _values(rows, score)]
+    if not values:
+        return "refuses" if any("error" in row for row in rows) else "–"
+    text = f"{statistics.mean(values):,.{digits}f}"
+    if half and len(values) > 1:
+        text += f"\u00a0±\u00a0{half_interval(values):,.{digits}f}"
+    return text + (f" ({len(values)})" if half and len(values) != tables_peers.SEEDS else "")
+
+
+def _guess(rows: list[dict[str, Any]], name: str, score: str, factor: float, digits: int) -> str:
+    of_table = [row for row in rows if row["table"] == name]
+    values = [factor * value for value in _values(of_table, score, "guess")]
+    return f"{statistics.mean(values):,.{digits}f}" if values else "–"
