@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
+from optparse import Values
 from typing import Any
 
 import numpy as np
@@ -580,6 +581,24 @@ def test_a_memory_in_an_object_of_ones_own_is_put_back_or_refused(
     ):
         train(s)
     assert s.ledger.count == 0 and s.model[0].bank.rows == []
+
+
+class Remembering(nn.Module):
+    """Keeps what it computes in an object of an installed package, as a cache of keys does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.cache = Values({"layers": [Values()]})
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.cache.layers[0].keys = self.linear(x)
+        return self.cache.layers[0].keys
+
+
+def test_an_object_of_a_package_that_keeps_results_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'cache' of the module '0' \(.*\) keeps results of a"):
+        train(session(Remembering()))
 
 
 def test_lists_of_parameters_are_no_attributes_of_a_pass(caplog: pytest.LogCaptureFixture) -> None:
