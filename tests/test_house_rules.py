@@ -25,7 +25,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
-    "core": 280_300,
+    "core": 281_800,
     "app": 102_200,
     "papers": 87_140,
     "benchmarks": 42_300,

@@ -284,9 +284,14 @@ class Plan(PlanBase):
         """Return a new noise stream: secure, or repeatable in test mode."""
         return NoiseStream(self.config.test_mode_seed)
 
-    def sampling_stream(self) -> SamplingStream:
-        """Return a new stream for the sampler: secure, or repeatable in test mode."""
-        return SamplingStream(self.config.test_mode_seed)
+    def sampling_stream(self, rank: int = 0) -> SamplingStream:
+        """Return a new stream for the sampler: secure, or repeatable in test mode.
+
+        Args:
+            rank: of a process that samples from records of its own.
+        """
+        seed = self.config.test_mode_seed
+        return SamplingStream(None if seed is None else seed + (rank << 64))
 
     def draw(self, step: int, stream: SamplingStream) -> NDArray[np.int64]:
         """Return the indices of the examples of one logical batch, possibly none."""

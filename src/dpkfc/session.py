@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,10 +29,12 @@ from dpkfc.config import Plan, check_plan
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.second_moments import pack_symmetric, split_head
 from dpkfc.data.loading import Collate, MicroBatches, Part, layout
+from dpkfc.data.sampling import Poisson, Sampler
 from dpkfc.data.units import make_units
 from dpkfc.distributed import fsdp
 from dpkfc.distributed.consistency import check_alike, check_in_step
 from dpkfc.distributed.context import DistributedContext
+from dpkfc.distributed.shares import check_shares
 from dpkfc.gradients.clipped_sum import EvaluationPoint, GradientMode, LossFn, clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import device_of_layers
@@ -274,6 +276,9 @@ class Session:
         resume: go on with a ledger that holds releases. Where they spend the plan, only evaluation
             is left. `restore` goes on with the weights, too.
         callbacks: see start, steps, refreshes and end; `dpkfc.integrations.loggers` has some.
+        share: the dataset is the part of the records that this process holds and samples from;
+            `plan.dataset_size` counts all parts. Public names of it, of files or rows as in
+            "a.csv:0-500", are compared between processes; True names none. For Poisson sampling.
 
     Attributes:
         ledger: the privacy ledger.
@@ -308,6 +313,7 @@ class Session:
         budget: Budget | None = None,
         resume: bool = False,
         callbacks: Sequence[Callback] = (),
+        share: bool | str | Sequence[str] = False,
     ) -> None:
         check_plan(plan)
         config = plan.config
@@ -324,8 +330,9 @@ class Session:
             plan.hash,
             model,
             optimizer,
-            records=len(self._loader),
-            record=self._loader.example,
+            records=plan.dataset_size if share else len(self._loader),
+            # Records of shares differ.
+            record=(lambda _: None) if share else self._loader.example,
             passes={
                 "max_physical_batch_size": config.max_physical_batch_size,
                 "pad_to_multiple": config.pad_to_multiple,
@@ -341,14 +348,17 @@ class Session:
             name: p for name, p in model.named_parameters() if p.requires_grad
         }
         check_optimizer(optimizer, self._parameters)
-        self._dataset = dataset
-        self._augment = augment
-        self._units = make_units(config, dataset, units, len(self._loader), plan.dataset_size)
+        self._dataset, self._augment = dataset, augment
+        self._share = bool(share)
+        self._sampler = self._sampler_of_share(share) if share else plan.sampler
+        size = self._sampler.dataset_size
+        self._units = make_units(config, dataset, units, len(self._loader), size)
         check_with_optimizer(config.postprocess, optimizer)
         self._size = MicroBatchSize(limit.most, limit.automatic, limit.least)
         self._clip = config.clip(layer.name for layer in self.layers)
         noise = plan.noise_stream()
-        self._sampling = plan.sampling_stream()
+        # Shares draw from streams of their own, in test mode too.
+        self._sampling = plan.sampling_stream(self._ranks.rank if share else 0)
         self.ledger = open_shared_ledger(plan, ledger_path, self._ranks)
         probe_limit = config.refresh_rows(world_size)
         self._pipeline = ReleasePipeline(
@@ -382,6 +392,25 @@ class Session:
         # Whether the model holds the weights of the last release in the ledger.
         self._has_latest_weights = False
         self.receipt = self._begin(budget)
+
+    def _sampler_of_share(self, share: bool | str | Sequence[str]) -> Sampler:
+        """Return the sampler of this process's records, whose union the plan's event describes.
+
+        Raises:
+            ValueError: a plan whose batches are not unions of batches of parts, or bad shares.
+        """
+        sampler = self.plan.sampler
+        if type(sampler) is not Poisson:
+            raise ValueError(
+                f"share= needs sampler='poisson', which decides for each record alone; with"
+                f" {sampler.describe()['name']!r} give every process all records"
+            )
+        if self.plan.config.max_records_per_unit is not None or self._is_sharded:
+            what = "fully_shard" if self._is_sharded else "units"
+            raise ValueError(f"share= does not go with {what}; give every process all records")
+        records = len(self._loader)
+        check_shares(self._ranks, records, self.plan.dataset_size, share, self._dataset)
+        return replace(sampler, dataset_size=records)
 
     def _begin(self, budget: Budget | None) -> Receipt | None:
         """Refuse a ledger whose plan is spent, and charge the budget.
@@ -449,14 +478,17 @@ class Session:
                     "the last batch was not passed to session.step(); a sampled batch may not be "
                     "skipped"
                 )
-            rows = self._ranks.broadcast_from_rank0(self._draw, f"batch {self._step}")
+            if self._share:
+                rows = self._ranks.run_on_all(self._draw)
+            else:
+                rows = self._ranks.broadcast_from_rank0(self._draw, f"batch {self._step}")
             self._pending = Batch(self._step, *rows)
             yield self._pending
 
     def _draw(self) -> tuple[Any, Any]:
         """Sample units and, if a unit is more than a record, the records that count this time."""
         generator = self.plan.generator(self._step, self._sampling)
-        units = self.plan.sampler.indices(self._step, generator)
+        units = self._sampler.indices(self._step, generator)
         if self._units is None:
             return units, None
         return units, self._units.draw(units, generator)
@@ -571,7 +603,7 @@ class Session:
         self._maybe_verify(loss_fn)
         config = self.plan.config
         views = config.augmentations
-        rows = np.asarray(self._ranks.shard(batch.rows))
+        rows = np.asarray(batch.rows if self._share else self._ranks.shard(batch.rows))
         records = rows[rows >= 0]
         count = views * records.size
         points_of = self._pipeline.postprocess.evaluation_points
