@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
@@ -428,10 +428,16 @@ def place_file(path: Path, write: Callable[[Path], object], *, private: bool = F
 
 def file_digest(path: Path) -> str:
     """Return the SHA-256 of the content of a file."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(1 << 24):
-            digest.update(piece)
+        return hash_file(file)
+
+
+def hash_file(file: IO[bytes]) -> str:
+    """Return the SHA-256 of an open file, which is at its beginning before and after."""
+    digest = hashlib.sha256()
+    while piece := file.read(1 << 20):
+        digest.update(piece)
+    file.seek(0)
     return digest.hexdigest()
 
 

@@ -78,9 +78,9 @@ def test_a_number_is_clamped_and_scaled_and_a_missing_one_left_out(tmp_path: Pat
     assert records.labels[:2].isnan().all()
     assert records.figures["outside of bounds", "cost"] == 2 / 300
     known = records.labelled()
-    assert known.names[0] == "3" and len(known) == 298
+    assert known.names[0] == 3 and len(known) == 298
     # The least value is the mark of an unknown class; as a number it is known.
-    assert "4" in known.names
+    assert 4 in known.names
 
 
 def test_another_record_decides_nothing_about_a_label(tmp_path: Path):

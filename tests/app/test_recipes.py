@@ -229,7 +229,7 @@ def test_weights_of_words_follow_zipfs_law_and_count_no_text():
     values = rows[0][rows[0] != 0].abs().sort().values
     norm = math.hypot(*expected)
     assert values.tolist() == pytest.approx([x / norm for x in expected], rel=1e-5)
-    assert float(weighted_words(["the quark"], 64).norm()) == pytest.approx(NORM, rel=1e-6)
+    assert float(weighted_words(["the quark"], 64)[0].norm()) == pytest.approx(NORM, rel=1e-6)
 
 
 def test_the_hash_is_the_published_one():

@@ -22,7 +22,8 @@ from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.owndata.files import encode_table, encode_texts
 from dpkfc.app.owndata.records import Records
 from dpkfc.app.owndata.schema import Column, Schema, TextForm, check_schema
-from dpkfc.app.owndata.tables import split_line, stored_texts
+from dpkfc.app.owndata.delimited import split_line
+from dpkfc.app.owndata.stored import stored_texts
 
 SCHEMA = check_schema(
     Schema(
@@ -42,7 +43,7 @@ HEADER = ["a", "b", "note", "who", "y"]
 
 def _seen(records: Records) -> Counter[object]:
     units = records.units or [""] * len(records)
-    rows = zip(records.inputs.tolist(), records.labels.tolist(), units, strict=True)
+    rows = zip(records.inputs[:].tolist(), records.labels.tolist(), units, strict=True)
     return Counter((tuple(inputs), label, unit) for inputs, label, unit in rows)
 
 
@@ -235,8 +236,8 @@ def test_the_finest_value_of_a_column_changes_no_other(values: list[object]):
     if not pa.types.is_decimal(exact.type):
         coarse = coarse.cast({"time64[us]": pa.time32("s")}.get(str(exact.type), pa.timestamp("s")))
     assert coarse.type != exact.type
-    texts = stored_texts(pa.chunked_array([exact]))
-    assert texts[:-1] == stored_texts(pa.chunked_array([coarse]))
+    texts = stored_texts(exact)
+    assert texts[:-1] == stored_texts(coarse)
     assert len(set(texts)) == 8
 
 
@@ -326,7 +327,7 @@ def test_nested_keys_and_decimal_signs_of_stored_numbers(tmp_path: Path):
         target="m.y", target_bounds=(0, 1), decimal=",", text=TextForm(key="doc.body", buckets=8)
     )
     records = encode_texts(path, schema)
-    assert torch.equal(records.inputs[0], records.inputs[1]) and records.inputs.any()
+    assert torch.equal(records.inputs[0], records.inputs[1]) and records.inputs[:].any()
     assert records.labels[0] == 0 and records.labels[1].isnan()
     column = Column(kind="number", bounds=(0, 1))
     schema = check_schema(replace(schema, target="y", columns={"a": column}), "s")

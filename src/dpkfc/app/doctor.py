@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from dpkfc.app.assembly import make_kfac
 from dpkfc.app.owndata.display import print_shares, schema_table
 from dpkfc.app.owndata.tasks import call_function
-from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, recipe_of, run_config
+from dpkfc.app.recipes.catalogue import RECIPES, configure, find_recipe, recipe_of, run_config
+from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.settings import RunConfig, make_config
 from dpkfc.app.toml import ConfigError, nearest
@@ -89,9 +90,9 @@ def doctor_report(
     Raises:
         ConfigError: no such target, or a model that cannot be trained privately.
     """
-    own = _own_config(target, settings)
-    if own is not None:
-        recipe = recipe_of(own)
+    found = _own_config(target, settings)
+    if found is not None:
+        own, recipe = found
         if recipe.columns and not target:
             console.print(schema_table(recipe.columns))
             # Its owner compares public names with the file before ε is spent.
@@ -115,14 +116,14 @@ def doctor_report(
     )
 
 
-def _own_config(target: str, settings: dict[str, Any]) -> RunConfig | None:
-    """Return the settings of a run folder, of own data or of an own task; None for other targets.
+def _own_config(target: str, settings: dict[str, Any]) -> tuple[RunConfig, Recipe] | None:
+    """Return settings and recipe of a run folder, of own data or of an own task; None for others.
 
     Raises:
         ConfigError: nothing to examine, or settings beside a run folder.
     """
     if not target:
-        return run_config(settings)
+        return configure(settings)
     folder = RunFolder.locate(target)
     if not folder.config.is_file():
         return None
@@ -130,4 +131,5 @@ def _own_config(target: str, settings: dict[str, Any]) -> RunConfig | None:
         raise ConfigError(
             "a run folder is examined with its own settings; leave out every other setting"
         )
-    return read_settings(folder)
+    config = read_settings(folder)
+    return config, recipe_of(config)

@@ -16,11 +16,15 @@ from dpkfc.checkpoint import file_digest
 MOVABLE = ("data", "label_file")
 
 
-def data_digest(config: RunConfig) -> str:
+def data_digest(config: RunConfig, known: str = "") -> str:
     """Return the SHA-256 of a run's own data, wherever they lie; empty for a recipe. PRIVATE.
 
     It depends on the content of files, on how the name of a table ends, and on the names inside of
     a folder. Hidden files and links are left out.
+
+    Args:
+        config: settings.
+        known: the SHA-256 of the file `data`, where it has been read.
 
     Raises:
         DatasetError: a file is missing or cannot be read.
@@ -37,7 +41,8 @@ def data_digest(config: RunConfig) -> str:
         try:
             for path in _files(root):
                 name = root.suffix if path == root else path.relative_to(root).as_posix()
-                digest.update(f"{setting}\0{name}\0{file_digest(path)}\n".encode())
+                content = known if known and setting == "data" else file_digest(path)
+                digest.update(f"{setting}\0{name}\0{content}\n".encode())
         except OSError as error:
             raise unreadable_error(root, error) from None
     return digest.hexdigest()

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from dpkfc.app.assembly import Prepared, make_augment, make_optimizer
 from dpkfc.app.owndata.display import print_shares
+from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.settings import RunConfig
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import check_budget, prepare
@@ -44,7 +45,9 @@ class Estimate:
     memory: int | None
 
 
-def preview(config: RunConfig, console: Console, end: str = DRY_RUN) -> None:
+def preview(
+    config: RunConfig, console: Console, recipe: Recipe | None = None, end: str = DRY_RUN
+) -> None:
     """Print the plan of a run, its time and memory, and the PRIVATE shares of its data.
 
     Data are read as for the run. No release is made, no budget is charged, and no file is written.
@@ -52,6 +55,7 @@ def preview(config: RunConfig, console: Console, end: str = DRY_RUN) -> None:
     Args:
         config: settings of the run.
         console: of the owner.
+        recipe: of the settings, where it has been made.
         end: the last line.
 
     Raises:
@@ -59,7 +63,7 @@ def preview(config: RunConfig, console: Console, end: str = DRY_RUN) -> None:
     """
     if is_launched():
         raise ConfigError("--dry-run is for one process; start it without torchrun")
-    prepared = prepare(config, may_find_bounds=True)
+    prepared = prepare(config, recipe=recipe, may_find_bounds=True)
     check_budget(prepared)
     console.print(plan_table(prepared.plan))
     estimate = measure_run(prepared)
@@ -82,7 +86,7 @@ def measure_run(prepared: Prepared) -> Estimate:
     """
     config, plan = prepared.config, prepared.plan
     # One row of each tensor takes the place of all rows.
-    inputs, labels = (torch.zeros_like(x[:1]).expand_as(x) for x in prepared.data.train)
+    inputs, labels = (torch.zeros_like(x[:1]).expand(x.shape) for x in prepared.data.train)
     session = Session(
         plan,
         prepared.model,

@@ -266,6 +266,9 @@ class DataSettings(_Section):
     vocabulary: str = _setting(
         "hashed", "how a bag of words is made: hashed, which fits nothing to private text"
     )
+    keep_encoded: bool = _setting(
+        False, "keep the encoded rows of a table, which are private, as encoded.npy in the folder"
+    )
     validation_size: int = _setting(0, "examples cut from the training set for validation", least=0)
     split_seed: int = _setting(0, "public seed of the validation split", least=0)
     augment: str = _setting(

@@ -114,6 +114,7 @@ MACHINE = (
     "device",
     "log",
     "log_private",
+    "keep_encoded",
 )
 
 

@@ -31,9 +31,11 @@ from dpkfc.app.assembly import (
     make_plan,
     read_public_data,
 )
+from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.examples import ExampleSet
 from dpkfc.app.methods import METHOD_LABELS
 from dpkfc.app.models import seeded
+from dpkfc.app.owndata.recipes import KEPT
 from dpkfc.app.place import change_places, data_digest, move_data
 from dpkfc.app.private_scores import make_form
 from dpkfc.app.recipes.catalogue import recipe_of
@@ -456,13 +458,18 @@ Watch = Callable[[Row], bool]
 
 
 def prepare(
-    config: RunConfig, data: ExampleSet | None = None, *, may_find_bounds: bool = False
+    config: RunConfig,
+    data: ExampleSet | None = None,
+    *,
+    recipe: Recipe | None = None,
+    may_find_bounds: bool = False,
 ) -> Prepared:
     """Read data, make the plan, and build the model of a run.
 
     Args:
         config: settings.
         data: the examples, if `Recipe.data` has read them already.
+        recipe: of the settings, where it has been made.
         may_find_bounds: whether the caller will find the bounds that the schema leaves out.
 
     Returns:
@@ -479,7 +486,7 @@ def prepare(
         check_logger(run.log)
     except ImportError as error:
         raise ConfigError(str(error)) from error
-    recipe = recipe_of(config).starting_from(config.model.pretrained)
+    recipe = (recipe or recipe_of(config)).starting_from(config.model.pretrained)
     if config.data.bounds and not recipe.private_bounds:
         raise ConfigError(
             "bounds = 'private' is for numbers of a table whose bounds the schema leaves out,"
@@ -580,12 +587,16 @@ def _make_private_stopping(
         raise ConfigError(f"stop_on = {run.stop_on!r} is for one process; take public_validation")
     most = config.privacy.stop_most_loss if run.stop_on == "private-loss" else 1.0
     device = torch.device(run.device)
-    held_out = tuple(x.to(device) for x in data.validation)
+    held_out = tuple(x[:].to(device) for x in data.validation)
     return PrivateEarlyStopping(run.patience, on=held_out, most=most)
 
 
 def run(
-    config: RunConfig, console: Console | None = None, *, any_world_size: bool = False
+    config: RunConfig,
+    console: Console | None = None,
+    *,
+    recipe: Recipe | None = None,
+    any_world_size: bool = False,
 ) -> Result:
     """Train a recipe into a new run folder, on several processes where torchrun has started them.
 
@@ -594,6 +605,7 @@ def run(
             torchrun every process must see the folder, the first process alone reads and writes
             it, and the same command continues the run that is there.
         console: where progress is drawn; None draws nothing.
+        recipe: of the settings, where it has been made.
         any_world_size: let a restart go on with another number of processes.
 
     Returns:
@@ -618,13 +630,20 @@ def run(
         try:
             is_single = ranks.world_size == 1
             prepared = ranks.run_on_all(
-                lambda: prepare(use_own_device(config), may_find_bounds=is_single)
+                lambda: prepare(
+                    use_own_device(config.change(out=str(folder.path))),
+                    recipe=recipe,
+                    may_find_bounds=is_single,
+                )
             )
             _check_private_bounds(prepared)
             ranks.broadcast_from_rank0(partial(check_budget, prepared), "budget")
-            digest = ranks.broadcast_from_rank0(partial(data_digest, config), "data")
+            digest = ranks.broadcast_from_rank0(
+                partial(data_digest, config, prepared.data.digest), "data"
+            )
         except BaseException:
             if ranks.is_rank0:
+                (folder.path / KEPT).unlink(missing_ok=True)
                 folder.remove_if_empty()
             raise
         ranks.broadcast_from_rank0(
@@ -664,7 +683,13 @@ def _find_bounds(prepared: Prepared, folder: RunFolder) -> Prepared:
         schema = recipe.find_bounds(prepared.data, prepared.plan, ledger)
     folder.write_text(folder.schema, schema)
     found = recipe_of(config.change(schema=str(folder.schema)))
-    return replace(prepared, recipe=found, data=found.data(config))
+    data = found.data(config)
+    if data.digest != prepared.data.digest:
+        raise DatasetError(
+            f"{config.data.data}: has changed since bounds were found; begin again when nothing"
+            " writes to it"
+        )
+    return replace(prepared, recipe=found, data=data)
 
 
 def check_budget(prepared: Prepared) -> None:

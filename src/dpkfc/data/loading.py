@@ -18,6 +18,8 @@ from torch.utils.data import (
     default_collate,
 )
 
+from dpkfc.data.sparse import SparseRows
+
 Collate = Callable[[list[Any]], Any]
 Indices = NDArray[np.int64]
 
@@ -207,7 +209,7 @@ class RowDataset(Dataset[Any]):
         return tuple(x[index] for x in self._tensors)
 
 
-def tensors_of(source: Any, kinds: Any = Tensor) -> tuple[Any, ...] | None:
+def tensors_of(source: Any, kinds: Any = Tensor | SparseRows) -> tuple[Any, ...] | None:
     """Return the tensors of a dataset with a common first axis, None for another dataset.
 
     Args:

@@ -48,7 +48,7 @@ def train(
     from dpkfc.app import train as training
     from dpkfc.app.owndata.display import schema_table
     from dpkfc.app.preview import preview
-    from dpkfc.app.recipes.catalogue import recipe_of, run_config
+    from dpkfc.app.recipes.catalogue import configure
 
     given = settings or {}
     if resume is not None and (given.keys() - set(MOVABLE) or config is not None or dry_run):
@@ -61,16 +61,15 @@ def train(
         result = training.resume(resume, console, any_world_size=any_world_size, moved=given)
     else:
         choices = read_choices(config, given)
-        run_settings = run_config(choices)
+        run_settings, recipe = configure(choices)
         if console is not None and is_first():
-            recipe = recipe_of(run_settings)
             if recipe.columns:
                 console.print(schema_table(recipe.columns))
             print_line(_describe_method(recipe, choices, run_settings))
         if dry_run:
-            preview(run_settings, open_console())
+            preview(run_settings, open_console(), recipe)
             return
-        result = training.run(run_settings, console, any_world_size=any_world_size)
+        result = training.run(run_settings, console, recipe=recipe, any_world_size=any_world_size)
     announce(result)
 
 

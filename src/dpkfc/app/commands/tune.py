@@ -48,13 +48,13 @@ def tune(
         quiet: No progress bar.
         settings: flags of settings of all trials that were given.
     """
-    from dpkfc.app.owndata.recipes import own_kind
+    from dpkfc.app.owndata.recipes import own_source
     from dpkfc.app.tuning import tune as tuning
     from dpkfc.app.tuning.pool import worker_count
 
     console = open_console()
     given = read_choices(None, settings or {})
-    recipe = own_kind({**given, "recipe": recipe}) or recipe
+    recipe = own_source({**given, "recipe": recipe})[0] or recipe
     folder = out or Path("runs") / f"tune-{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
     study = tuning.TuneSettings(
         recipe=recipe,

@@ -34,6 +34,7 @@ class ExampleSet:
         units: a number for the person (or other unit) of each training example `[N]`, or None
             where ε protects single examples.
         figures: shares of values that a schema clamped, or did not know. PRIVATE.
+        digest: SHA-256 of the file that they were read from; empty where it is not known. PRIVATE.
     """
 
     train: Examples
@@ -43,6 +44,7 @@ class ExampleSet:
     part: str = ""
     units: Tensor | None = None
     figures: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    digest: str = ""
 
     def map_splits(self, change: Callable[[str, Examples], Examples], **others: Any) -> ExampleSet:
         """Return the set with a change of every split, and of other attributes.
@@ -66,6 +68,13 @@ class ExampleSet:
     def size(self) -> int:
         """Number N of training examples, or of their units."""
         return len(self.train[1]) if self.units is None else len(self.units.unique())
+
+
+def choose_rows(inputs: Any, rows: Any) -> Any:
+    """Return some rows of a tensor, or of sparse rows, which stay sparse."""
+    from dpkfc.data.sparse import SparseRows
+
+    return inputs.take(rows) if isinstance(inputs, SparseRows) else inputs[rows]
 
 
 # --------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from dpkfc.app.datasets.examples import Examples, ExampleSet
 from dpkfc.app.datasets.pixels import Splits
 from dpkfc.app.datasets.sources import Source, read_splits
 from dpkfc.app.datasets.unpacking import BoundedStream, UnpackedSizeError
+from dpkfc.data.sparse import SparseRows
 
 Labelled = tuple[list[str], list[int]]
 Tokenise = Callable[[Sequence[str]], Tensor]
@@ -211,29 +212,46 @@ class WordWeights:
 
 
 def hashed_texts(texts: Sequence[str], size: int, *, weights: WordWeights | None = None) -> Tensor:
-    """Return features `[N, size]` of texts; see `hashed_rows`."""
+    """Return features float32 `[N, size]` of texts; see `sparse_texts`."""
+    return sparse_texts(texts, size, weights=weights)[:]
+
+
+def sparse_texts(
+    texts: Sequence[str], size: int, *, weights: WordWeights | None = None
+) -> SparseRows:
+    """Return features `[N, size]` of texts, as sparse rows; see `sparse_hashes`."""
     documents = [words_of(text) for text in texts]
     known = sorted(set().union(*documents))
     table = dict(zip(known, word_hashes(known).tolist(), strict=True))
-    hashes = []
-    for words in documents:
-        of_document = [table[word] for word in words]
-        hashes.append(np.array(of_document, np.uint64))
-    return hashed_rows(hashes, size, weights=weights)
+    hashes = np.fromiter((table[word] for words in documents for word in words), np.uint64)
+    return sparse_hashes(hashes, [*map(len, documents)], size, weights=weights)
 
 
 def hashed_rows(
     documents: Sequence[np.ndarray], size: int, *, weights: WordWeights | None = None
 ) -> Tensor:
+    """Return features float32 `[N, size]` of documents as word hashes; see `sparse_hashes`."""
+    hashes = np.concatenate([np.zeros(0, np.uint64), *documents])
+    return sparse_hashes(hashes, [*map(len, documents)], size, weights=weights)[:]
+
+
+def sparse_hashes(
+    hashes: np.ndarray,
+    lengths: Sequence[int],
+    size: int,
+    *,
+    weights: WordWeights | None = None,
+) -> SparseRows:
     """Return features of documents that are sequences of word hashes.
 
     Args:
-        documents: uint64 `[length]` each, in the order of the text.
+        hashes: uint64, of all documents behind one another.
+        lengths: words of each document `[N]`.
         size: number of columns, a power of two.
         weights: public weights of words; without them every word has weight one.
 
     Returns:
-        float32 `[N, size]`. Each word that occurs adds its signed weight to its column, once a
+        Sparse rows `[N, size]`. Each word that occurs adds its signed weight to its column, once a
         document. Rows have norm 1, or 0 where a document is empty.
 
     Raises:
@@ -241,15 +259,27 @@ def hashed_rows(
     """
     if size < 2 or size & (size - 1):
         raise ValueError(f"the number of hashed features must be a power of two, got {size}")
-    rows = np.zeros((len(documents), size), np.float32)
-    for row, words in zip(rows, documents, strict=True):
-        hashes = np.unique(words)
-        columns = hashes & np.uint64(size - 1)
-        first_bits = hashes >> np.uint64(63)
-        signed = 1.0 - 2.0 * first_bits.astype(np.float64)
-        if weights is not None:
-            signed *= weights.weigh(hashes)
-        total = np.bincount(columns.astype(np.int64), weights=signed, minlength=size)
-        norm = float(np.linalg.norm(total))
-        row[:] = total / max(norm, 1e-12)
-    return torch.from_numpy(rows)
+    count = len(lengths)
+    rows = np.repeat(np.arange(count), lengths)
+    order = np.lexsort((hashes, rows))
+    hashes, rows = hashes[order], rows[order]
+    # A word counts once a document.
+    is_new = np.ones(len(rows), bool)
+    is_new[1:] = (hashes[1:] != hashes[:-1]) | (rows[1:] != rows[:-1])
+    hashes, rows = hashes[is_new], rows[is_new]
+    signs = 1.0 - 2.0 * (hashes >> np.uint64(63)).astype(np.float64)
+    if weights is not None:
+        signs *= weights.weigh(hashes)
+    columns = (hashes & np.uint64(size - 1)).astype(np.int64)
+    places, entries = np.unique(rows * size + columns, return_inverse=True)
+    values = np.bincount(entries, signs, len(places))
+    rows = places // size
+    norms = np.sqrt(np.bincount(rows, np.square(values), count))
+    counts = np.bincount(rows, minlength=count)
+    return SparseRows(
+        starts=np.cumsum(counts) - counts,
+        counts=counts,
+        places=(places % size).astype(np.int32),
+        values=(values / np.maximum(norms, 1e-12)[rows]).astype(np.float32),
+        width=size,
+    )

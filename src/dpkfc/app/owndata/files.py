@@ -4,72 +4,134 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 
-from dpkfc.app.datasets.errors import DatasetError, unreadable_error
-from dpkfc.app.datasets.text import hashed_texts
+from dpkfc.app.datasets.errors import DatasetError
+from dpkfc.app.datasets.text import sparse_texts
 from dpkfc.app.owndata.cells import canonical, number_text
+from dpkfc.app.owndata.decoding import Texts, distinct
+from dpkfc.app.owndata.delimited import is_unicode
 from dpkfc.app.owndata.records import ALONE, UNKNOWN, Records, number_equal
-from dpkfc.app.owndata.schema import Column, Schema
-from dpkfc.app.owndata.tables import Table, check_file, is_unicode, read_header, read_table
+from dpkfc.app.owndata.rows import RowFile
+from dpkfc.app.owndata.schema import Column, Schema, TextForm
+from dpkfc.app.owndata.tables import Table, open_file, read_parts
 from dpkfc.app.owndata.targets import target_of
 from dpkfc.app.pretrained import SENTENCE_WIDTH, minilm_vectors
 from dpkfc.app.recipes.text import weighted_words
+from dpkfc.checkpoint import hash_file
+from dpkfc.data.sparse import SparseRows, join_rows
+
+# Numbers of features that are encoded at once.
+_MOST_NUMBERS = 1 << 23
 
 
-def encode_table(path: Path, schema: Schema, *, with_target: bool = True) -> Records:
-    """Read a table and encode it.
+def encode_table(
+    path: Path, schema: Schema, *, with_target: bool = True, folder: Path | None = None
+) -> Records:
+    """Read a table and encode it. A file is opened once.
 
     Args:
         path: of the table.
         schema: public; columns that it does not name are ignored.
         with_target: whether the target must be there; else a file without it has no labels.
+        folder: where the encoded rows lie in a file without a name.
 
     Raises:
-        DatasetError: the file cannot be read, lacks a column of the schema, or has no rows.
+        DatasetError: the file cannot be read, lacks a column of the schema, or has no rows, or the
+            disk has no room.
     """
-    names = list(schema.features)
-    known = () if with_target else read_header(path, schema).names
-    for wanted in (schema.target, schema.unit):
-        if wanted and (with_target or wanted in known):
-            names.append(wanted)
-    table = read_table(path, names, schema)
-    if not table.rows:
+    if path.is_dir():
+        return _encode_parts(path, read_parts, schema, with_target, folder)
+    with open_file(path) as file:
+        digest = hash_file(file)
+        read = partial(read_parts, file=file)
+        records = _encode_parts(path, read, schema, with_target, folder)
+    return replace(records, digest=digest)
+
+
+def _encode_parts(
+    path: Path,
+    read: Callable[..., Iterator[Table]],
+    schema: Schema,
+    with_target: bool,
+    folder: Path | None,
+) -> Records:
+    targets = [name for name in (schema.target, schema.unit) if name]
+    names = [*schema.features, *targets]
+    step = max(1, _MOST_NUMBERS // schema.width)
+    target = target_of(schema)
+    rows = RowFile(schema.width, folder)
+    counts: Counter[tuple[str, str]] = Counter()
+    labels = []
+    people: list[str | None] = []
+    private: dict[str, list[str | None]] = {name: [] for name in schema.private_columns}
+    kinds: dict[str, set[str]] = {name: set() for name in schema.features}
+    unreadable = None
+    for table in read(path, names, schema, () if with_target else targets):
+        if table.unreadable is not None:
+            unreadable = (unreadable or 0) + table.unreadable
+        for part in table.split(step):
+            for name, seen in kinds.items():
+                seen.add(part.columns[name].stored)
+            rows.append(_encode_columns(part, schema, counts))
+            if schema.target in part.columns:
+                encoded, of_target = target.encode(part.columns[schema.target].texts)
+                counts.update(of_target)
+                labels.append(encoded)
+            if schema.unit in part.columns:
+                people += _texts(part.columns[schema.unit].texts)
+            for name in private:
+                private[name] += _texts(part.columns[name].texts)
+    total = len(rows)
+    if not total:
         raise DatasetError(f"{path}: has a header and no rows; give a file with records")
-    shares = {}
-    parts = []
-    for name, column in schema.features.items():
-        cells = table.columns[name]
-        _check_stored(path, name, column, cells.stored)
-        encoded = column.encode(cells.texts)
-        parts.append(encoded.features)
-        shares["missing", name] = encoded.missing
-        if column.limits:
-            shares["outside of bounds", name] = encoded.unexpected
-        elif column.categories:
-            shares["of no known category", name] = encoded.unexpected
-    inputs = np.concatenate(parts, axis=1)
-    labels = np.full(table.rows, UNKNOWN, np.int64)
-    if schema.target in table.columns:
-        labels, of_target = target_of(schema).encode(table.columns[schema.target].texts)
-        shares |= of_target
-    contents = _contents_of_rows(table, schema, inputs, labels.tolist())
-    units: list[str] = []
-    if schema.unit in table.columns:
-        units = unit_names(table.columns[schema.unit].texts, contents, schema)
+    for name, seen in kinds.items():
+        # Integers of one part and texts of another are texts.
+        _check_stored(path, name, schema.columns[name], seen.pop() if len(seen) == 1 else "text")
+    numbers = np.concatenate(labels) if labels else np.full(total, UNKNOWN, np.int64)
+    contents = RowContents(rows, numbers, schema, private)
+    figures = {what: count / total for what, count in counts.items()}
+    if unreadable is not None:
+        figures["unreadable", "rows"] = unreadable / total
     return Records(
-        inputs=torch.from_numpy(inputs),
-        labels=torch.from_numpy(labels),
-        names=[str(row) for row in range(1, len(labels) + 1)],
+        inputs=rows.tensor(),
+        labels=torch.from_numpy(numbers),
+        names=range(1, total + 1),
         contents=contents,
-        units=units,
-        figures={**shares, **table.figures},
+        units=unit_names(people, contents, schema) if people else (),
+        figures=figures,
+        file=rows,
     )
+
+
+def _texts(texts: Texts) -> list[str | None]:
+    """Return texts in Python, equal ones as one object."""
+    codes, known = distinct(texts)
+    return [known[code] for code in codes.tolist()]
+
+
+def _encode_columns(part: Table, schema: Schema, counts: Counter[tuple[str, str]]) -> np.ndarray:
+    """Return features float32 `[N, width]`, and count missing and unexpected values."""
+    features = np.empty((part.rows, schema.width), np.float32)
+    place = 0
+    for name, column in schema.features.items():
+        encoded = column.encode(part.columns[name].texts)
+        features[:, place : place + column.width] = encoded.features
+        place += column.width
+        counts["missing", name] += int(encoded.is_missing.sum())
+        if column.limits:
+            counts["outside of bounds", name] += int(encoded.is_unexpected.sum())
+        elif column.categories:
+            counts["of no known category", name] += int(encoded.is_unexpected.sum())
+    return features
 
 
 # Kinds that a stored column of another kind cannot be, and what it can be.
@@ -93,20 +155,51 @@ def _check_stored(path: Path, name: str, column: Column, stored: str) -> None:
         )
 
 
-def _contents_of_rows(
-    table: Table, schema: Schema, inputs: np.ndarray, labels: Sequence[float]
-) -> list[bytes]:
-    """Return what decides the side of each row in a split, which found bounds do not change."""
-    private = schema.private_columns
-    public = inputs.copy()
-    public[:, list(private.values())] = 0.0
-    contents = [
-        row.tobytes() + str(label).encode() for row, label in zip(public, labels, strict=True)
-    ]
-    for name in private:
-        for number, text in enumerate(table.columns[name].texts):
-            contents[number] += b"|" + _encode(text or "")
-    return contents
+class RowContents(Sequence[bytes]):
+    """What decides the side of each row in a split, which found bounds do not change.
+
+    Args:
+        rows: encoded.
+        labels: of the rows `[N]`.
+        schema: public.
+        private: texts of the columns whose bounds a release decides, by name.
+    """
+
+    def __init__(
+        self,
+        rows: RowFile,
+        labels: np.ndarray,
+        schema: Schema,
+        private: Mapping[str, Sequence[str | None]],
+    ) -> None:
+        self._rows = rows
+        self._labels = labels
+        self._places = list(schema.private_columns.values())
+        self._private = list(private.values())
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, row: Any) -> Any:
+        return self._add_texts(row, self._public(self._rows.read(row, 1))[0])
+
+    def __iter__(self) -> Iterator[bytes]:
+        row = 0
+        for chunk in self._rows.chunks():
+            for content in self._public(chunk):
+                yield self._add_texts(row, content)
+                row += 1
+
+    def _public(self, rows: np.ndarray) -> list[bytes]:
+        rows = rows.copy()
+        rows[:, self._places] = 0.0
+        return list(rows.view(f"V{rows.itemsize * rows.shape[1]}")[:, 0].tolist())
+
+    def _add_texts(self, row: int, content: bytes) -> bytes:
+        content += str(self._labels[row]).encode()
+        for texts in self._private:
+            content += b"|" + _encode(texts[row] or "")
+        return content
 
 
 def _encode(text: str) -> bytes:
@@ -122,16 +215,14 @@ def unit_names(
     """
     missing = schema.columns.get(schema.unit, schema).missing
     unknown = {canonical(text) for text in ("", *missing)}
-    people = [canonical(value or "") for value in values]
-    pairs = zip(people, contents, strict=True)
-    alone = iter(number_equal([content for person, content in pairs if person in unknown]))
-    names = []
-    for person in people:
-        name = f"unit {person}"
-        if person in unknown:
-            digest = hashlib.blake2b(next(alone), digest_size=16)
-            name = f"{ALONE}{digest.hexdigest()}"
-        names.append(name)
+    name_of = {}
+    for value in set(values):
+        person = canonical(value or "")
+        name_of[value] = "" if person in unknown else f"unit {person}"
+    names = [name_of[value] for value in values]
+    alone = [row for row, name in enumerate(names) if not name]
+    for row, content in zip(alone, number_equal([contents[row] for row in alone]), strict=True):
+        names[row] = f"{ALONE}{hashlib.blake2b(content, digest_size=16).hexdigest()}"
     return names
 
 
@@ -148,6 +239,10 @@ def text_width(schema: Schema) -> int:
     return schema.text.buckets
 
 
+# Texts that are encoded at once.
+_TEXTS = 1 << 12
+
+
 def encode_texts(path: Path, schema: Schema) -> Records:
     """Read a file of texts and encode it. Empty lines are ignored.
 
@@ -161,63 +256,75 @@ def encode_texts(path: Path, schema: Schema) -> Records:
     Raises:
         DatasetError: the file cannot be read, or has no lines. No message repeats a line.
     """
-    numbers, objects = _read_objects(path)
-    texts = [_plain(_value_at(entry, schema.text.key)) or "" for entry in objects]
     decimal = schema.decimal if schema.target_bounds else "."
-    targets = [_plain(_value_at(entry, schema.target), decimal) for entry in objects]
-    encoded, shares = target_of(schema).encode(targets)
-    labels = encoded.tolist()
-    if schema.text.encoder == "sentences":
-        # A tokenizer takes no lone surrogates.
-        whole = [text.encode("utf-8", "replace").decode() for text in texts]
-        inputs = minilm_vectors(whole, schema.text.length)
-    elif schema.text.encoder == "weighted-words":
-        inputs = weighted_words(texts, schema.text.buckets)
-    else:
-        inputs = hashed_texts(texts, schema.text.buckets)
-    contents = [_encode(f"{label}\0{text}") for text, label in zip(texts, labels, strict=True)]
-    empty = sum(not text.strip() for text in texts)
-    units: list[str] = []
-    if schema.unit:
-        people = [_id_text(_value_at(entry, schema.unit)) for entry in objects]
-        units = unit_names(people, contents, schema)
-    unreadable = objects.count({})
+    target = target_of(schema)
+    encode = _ENCODERS[schema.text.encoder]
+    numbers: list[int] = []
+    contents: list[bytes] = []
+    people: list[str | None] = []
+    labels, inputs = [], []
+    counts: Counter[tuple[str, str]] = Counter({("empty", "texts"): 0, ("unreadable", "lines"): 0})
+    with open_file(path) as file:
+        digest = hash_file(file)
+        for lines in _batches(file, _TEXTS):
+            objects = [_parse(line) for _, line in lines]
+            texts = [_plain(_value_at(entry, schema.text.key)) or "" for entry in objects]
+            targets = [_plain(_value_at(entry, schema.target), decimal) for entry in objects]
+            encoded, of_target = target.encode(targets)
+            inputs.append(encode(texts, schema.text))
+            labels.append(encoded)
+            numbers += [number for number, _ in lines]
+            for label, text in zip(encoded.tolist(), texts, strict=True):
+                contents.append(_encode(f"{label}\0{text}"))
+            if schema.unit:
+                people += [_id_text(_value_at(entry, schema.unit)) for entry in objects]
+            counts.update(of_target)
+            counts["empty", "texts"] += sum(not text.strip() for text in texts)
+            counts["unreadable", "lines"] += objects.count({})
+    if not numbers:
+        raise DatasetError(f"{path}: holds empty lines alone; give a file with records")
     return Records(
-        inputs=inputs,
-        labels=torch.tensor(labels),
-        names=[str(number) for number in numbers],
+        inputs=join_rows(inputs),
+        labels=torch.from_numpy(np.concatenate(labels)),
+        names=numbers,
         contents=contents,
-        units=units,
-        figures={
-            **shares,
-            ("empty", "texts"): empty / len(texts),
-            ("unreadable", "lines"): unreadable / len(texts),
-        },
+        units=unit_names(people, contents, schema) if schema.unit else (),
+        figures={what: count / len(numbers) for what, count in counts.items()},
+        digest=digest,
     )
 
 
-def _read_objects(path: Path) -> tuple[list[int], list[Entry]]:
-    """Return the numbers of the lines that are not empty, and their objects.
+def _batches(file: IO[bytes], most: int) -> Iterator[list[tuple[int, str]]]:
+    """Yield the lines that are not empty, with their numbers."""
+    lines = []
+    for number, content in enumerate(file, start=1):
+        # Bytes that are not UTF-8 become lone surrogates; valid UTF-8 has no lone surrogate.
+        encoding = "utf-8-sig" if number == 1 else "utf-8"
+        line = content.decode(encoding, "surrogateescape")
+        if line.strip():
+            lines.append((number, line))
+        if len(lines) == most:
+            yield lines
+            lines = []
+    if lines:
+        yield lines
 
-    A line without a form gives an empty object.
-    """
-    check_file(path)
-    numbers: list[int] = []
-    objects: list[Entry] = []
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise unreadable_error(path, error) from None
-    # Bytes that are not UTF-8 become lone surrogates; valid UTF-8 has no lone surrogate.
-    lines = content.decode("utf-8-sig", "surrogateescape").split("\n")
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        numbers.append(number)
-        objects.append(_parse(line))
-    if not objects:
-        raise DatasetError(f"{path}: holds empty lines alone; give a file with records")
-    return numbers, objects
+
+def _words(texts: Sequence[str], form: TextForm) -> SparseRows:
+    return sparse_texts(texts, form.buckets)
+
+
+def _weighted(texts: Sequence[str], form: TextForm) -> SparseRows:
+    return weighted_words(texts, form.buckets)
+
+
+def _sentences(texts: Sequence[str], form: TextForm) -> torch.Tensor:
+    # A tokenizer takes no lone surrogates.
+    whole = [text.encode("utf-8", "replace").decode() for text in texts]
+    return minilm_vectors(whole, form.length)
+
+
+_ENCODERS = {"words": _words, "weighted-words": _weighted, "sentences": _sentences}
 
 
 def _parse(line: str) -> Entry:

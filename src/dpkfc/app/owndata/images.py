@@ -15,9 +15,10 @@ import numpy as np
 
 from dpkfc.app.datasets.errors import DatasetError, unreadable_error
 from dpkfc.app.datasets.unpacking import check_unpacked_size
+from dpkfc.app.owndata.delimited import is_unicode
 from dpkfc.app.owndata.records import UNKNOWN, Figures, Records
 from dpkfc.app.owndata.schema import ImageForm, Schema
-from dpkfc.app.owndata.tables import is_unicode, read_header, read_table
+from dpkfc.app.owndata.tables import read_header, read_table
 from dpkfc.app.toml import shorten
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
@@ -351,7 +352,8 @@ def _read_labels(folder: Path, schema: Schema, labels: Path) -> _Labelled:
     paths = [_named_file(folder, name) for name in columns[0]]
     if not paths:
         raise DatasetError(f"{labels}: has a header and no rows; name the image files in it")
-    numbers, shares = target_of(schema).encode(columns[1])
+    numbers, counts = target_of(schema).encode(columns[1])
+    shares = {what: count / len(paths) for what, count in counts.items()}
     people = columns[2] if schema.unit else []
     others = [name for name in header.names if name != names[0]]
     better = {} if any(map(_exists, paths)) else _find_column(folder, schema, labels, others)

@@ -8,11 +8,11 @@ from pathlib import Path
 from dpkfc.app.datasets.errors import DatasetError, unreadable_error
 from dpkfc.app.owndata.images import folder_classes, propose_white, suspect_folders
 from dpkfc.app.owndata.schema import template
+from dpkfc.app.owndata.stored import list_parts
 from dpkfc.app.owndata.tables import (
     TABLE_SUFFIXES,
     TEXT_SUFFIXES,
-    check_file,
-    list_parts,
+    open_file,
     read_header,
     suffix_of,
 )
@@ -88,7 +88,8 @@ def empty_schema(data: Path, target: str, text: str, label_file: Path | None) ->
     if not target:
         raise ConfigError("which column is learned? give --target NAME")
     if kind == "own-text":
-        check_file(data)
+        with open_file(data):
+            pass
         return template({}, target, sections=_TEXT.format(key=text))
     table = label_file or data
     header = read_header(table)

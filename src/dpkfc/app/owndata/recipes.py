@@ -59,12 +59,28 @@ _KINDS_OF = {
 # Settings: which kind of own data a user chose.
 
 
-def own_kind(chosen: Mapping[str, Any]) -> str:
-    """Return the kind of own data that settings name, or an empty text for a recipe.
+def own_source(chosen: Mapping[str, Any]) -> tuple[str, Schema | None]:
+    """Return the kind of own data that settings name, and its schema, which is read here alone.
+
+    Returns:
+        An empty text for a recipe; no schema where none is given.
 
     Raises:
-        ConfigError: settings that do not go together, or data of an unknown form.
+        ConfigError: settings that do not go together, data of an unknown form, or a bad schema.
     """
+    kind = _own_kind(chosen)
+    place = ensure_text(chosen.get("schema"))
+    if not place or kind == "own-task":
+        return kind, None
+    target = str(chosen.get("target", ""))
+    schema = read_schema(Path(place), target, may_be_open=bool(chosen.get("bounds")))
+    if kind == "own-text" and schema.columns and not chosen.get("text"):
+        kind = "own-table"
+    return kind, schema
+
+
+def _own_kind(chosen: Mapping[str, Any]) -> str:
+    """Return the kind of own data that settings name; JSON lines may also be a table."""
     given = {name: chosen.get(name, "") for name in ("data", "task", *_KINDS_OF)}
     data, task = given["data"], given["task"]
     if not any(given.values()):
@@ -86,26 +102,24 @@ def own_kind(chosen: Mapping[str, Any]) -> str:
             raise ConfigError(
                 f"{name} = {given[name]!r:.40} does not apply to {data or task!s:.40}; leave it out"
             )
-    if recipe not in ("", kind):
+    if recipe not in ("", kind) and (recipe, kind) != ("own-table", "own-text"):
         raise ConfigError(
             f"recipe = {recipe!r} has its own data; leave it out, or leave --data and --task out"
         )
     return kind
 
 
-def own_settings(chosen: dict[str, Any]) -> dict[str, Any]:
+def own_settings(chosen: dict[str, Any], schema: Schema | None) -> dict[str, Any]:
     """Return the choice with what follows from own data.
 
     That is the likelihood of a number, and the probe of a task, or a method without one.
 
     Raises:
-        ConfigError: the task cannot be made, or the schema cannot be read.
+        ConfigError: the task cannot be made.
     """
-    schema, name = ensure_text(chosen.get("schema")), ensure_text(chosen.get("task"))
-    if schema and "likelihood" not in chosen:
-        may_be_open = bool(chosen.get("bounds"))
-        public = read_schema(Path(schema), str(chosen.get("target", "")), may_be_open=may_be_open)
-        return {**chosen, "likelihood": target_of(public).likelihood}
+    name = ensure_text(chosen.get("task"))
+    if schema is not None:
+        return {"likelihood": target_of(schema).likelihood, **chosen}
     if not name:
         return chosen
     task = load_task(name)
@@ -122,10 +136,14 @@ def own_settings(chosen: dict[str, Any]) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------------
 
 
-def own_recipe(config: RunConfig) -> Recipe:
+def own_recipe(config: RunConfig, schema: Schema | None = None) -> Recipe:
     """Return a recipe made from a user's own data.
 
     Only the schema, the header and names of folders are read, and no row.
+
+    Args:
+        config: settings.
+        schema: that they name, where it has been read.
 
     Raises:
         ConfigError: no schema, or one that does not fit.
@@ -136,18 +154,20 @@ def own_recipe(config: RunConfig) -> Recipe:
         return _task_recipe(config)
     if not config.data.data:
         raise ConfigError(f"recipe = {run.recipe!r} is made from own data; give --data")
+    if schema is None and config.data.schema:
+        _, schema = own_source(config.values)
     makers = {"own-table": _table_recipe, "own-images": _image_recipe, "own-text": _text_recipe}
-    return makers[run.recipe](config)
+    return makers[run.recipe](config, schema)
 
 
-def _need_schema(config: RunConfig) -> Schema:
+def _need_schema(config: RunConfig, schema: Schema | None) -> Schema:
     """Return the schema of the settings, with a public target.
 
     Raises:
         ConfigError: there is none; the message is the command that writes one.
     """
     data = config.data
-    if not data.schema:
+    if schema is None:
         extra = f" --target {data.target or 'NAME'}"
         if config.run.recipe == "own-text":
             extra += f" --text {data.text or 'KEY'}"
@@ -157,8 +177,6 @@ def _need_schema(config: RunConfig) -> Schema:
             f"{data.data} needs a public schema: run dpkfc schema {data.data}{extra}"
             " > schema.toml, fill it in, and give --schema schema.toml"
         )
-    may_be_open = data.bounds == "private"
-    schema = read_schema(Path(data.schema), data.target, may_be_open=may_be_open)
     if not schema.target:
         raise ConfigError(f"{data.schema}: which column is learned? give target, or --target")
     if not (schema.classes or schema.target_bounds):
@@ -169,10 +187,10 @@ def _need_schema(config: RunConfig) -> Schema:
     return schema
 
 
-def _table_recipe(config: RunConfig) -> Recipe:
+def _table_recipe(config: RunConfig, schema: Schema | None) -> Recipe:
     data = config.data
     path = Path(data.data)
-    schema = _need_schema(config)
+    schema = _need_schema(config, schema)
     if not schema.features:
         raise ConfigError(f"{data.schema}: no column becomes a feature; add [columns.NAME]")
     find_bounds = None
@@ -183,7 +201,7 @@ def _table_recipe(config: RunConfig) -> Recipe:
         config,
         schema,
         schema.width,
-        partial(encode_table, path, schema),
+        lambda config: encode_table(path, schema, folder=_place(config)),
         constants=public_facts(schema, has_release=bool(data.bounds)),
         probe=lambda config: SchemaNoise(tuple(schema.features.items())),
         read=lambda other: encode_table(other, schema, with_target=False),
@@ -193,7 +211,11 @@ def _table_recipe(config: RunConfig) -> Recipe:
 
 
 def _linear_recipe(
-    config: RunConfig, schema: Schema, width: int, records: Callable[[], Records], **rest: Any
+    config: RunConfig,
+    schema: Schema,
+    width: int,
+    records: Callable[[RunConfig], Records],
+    **rest: Any,
 ) -> Recipe:
     """Return a recipe of a linear model on features of a file; the rest is for `Recipe`."""
     path = Path(config.data.data)
@@ -239,20 +261,20 @@ def _used_schema(schema: Schema, title: str) -> str:
     return schema_toml(schema, f"The public schema of {title}, as a run used it.")
 
 
-def _image_recipe(config: RunConfig) -> Recipe:
+def _image_recipe(config: RunConfig, schema: Schema | None) -> Recipe:
     data = config.data
     folder = Path(data.data)
     labels = Path(data.label_file) if data.label_file else None
-    schema = _need_schema(config) if data.label_file else _folder_schema(config)
-    form = schema.images
+    public = _need_schema(config, schema) if data.label_file else _folder_schema(config, schema)
+    form = public.images
     shape = (form.channels, form.size, form.size)
-    outputs = target_of(schema).outputs
+    outputs = target_of(public).outputs
     build: Callable[[], nn.Module] = partial(small_cnn, form.channels, form.size, outputs)
 
-    def read() -> Records:
+    def read(_: RunConfig) -> Records:
         if labels is None:
-            check_classes(folder, schema)
-        return encode_folder(folder, schema, labels)
+            check_classes(folder, public)
+        return encode_folder(folder, public, labels)
 
     recipe = Recipe(
         name=config.run.recipe,
@@ -262,7 +284,7 @@ def _image_recipe(config: RunConfig) -> Recipe:
         input_shape=shape,
         num_classes=outputs,
         constants={
-            **public_facts(schema),
+            **public_facts(public),
             "normalisation": (
                 f"scaled to {form.size} pixels, −1 to 1; white is {form.white} where a grey value"
                 f" has more than 8 bits; transparency is laid over {form.background}",
@@ -270,14 +292,14 @@ def _image_recipe(config: RunConfig) -> Recipe:
             ),
         },
         probe=lambda config: DeadLeaves(shape),
-        read=lambda other, table=None: encode_folder(other, schema, table, with_broken=False),
+        read=lambda other, table=None: encode_folder(other, public, table, with_broken=False),
     )
     if form.has_features:
         recipe = use_features(recipe, image_features(shape))
-    return _with_schema(recipe, schema)
+    return _with_schema(recipe, public)
 
 
-def _folder_schema(config: RunConfig) -> Schema:
+def _folder_schema(config: RunConfig, stated: Schema | None) -> Schema:
     """Return the schema of a folder with one folder a class.
 
     Raises:
@@ -285,9 +307,7 @@ def _folder_schema(config: RunConfig) -> Schema:
     """
     data = config.data
     folder = Path(data.data)
-    schema = Schema(target=data.target)
-    if data.schema:
-        schema = read_schema(Path(data.schema), data.target)
+    schema = stated or Schema(target=data.target)
     column = schema.unit or schema.target
     if schema.target_bounds:
         raise ConfigError(
@@ -327,9 +347,9 @@ def small_cnn(channels: int, size: int, classes: int) -> nn.Sequential:
     )
 
 
-def _text_recipe(config: RunConfig) -> Recipe:
+def _text_recipe(config: RunConfig, schema: Schema | None) -> Recipe:
     data = config.data
-    schema = _need_schema(config)
+    schema = _need_schema(config, schema)
     if data.text:
         form = replace(schema.text, key=data.text)
         schema = replace(schema, text=form)
@@ -351,7 +371,7 @@ def _text_recipe(config: RunConfig) -> Recipe:
         config,
         schema,
         width,
-        partial(encode_texts, Path(data.data), schema),
+        lambda config: encode_texts(Path(data.data), schema),
         constants={
             **public_facts(schema),
             "features": (features, "published; nothing is fitted"),
@@ -384,11 +404,23 @@ def _task_recipe(config: RunConfig) -> Recipe:
     )
 
 
-def _loader(read: Callable[[], Records], path: Path) -> Callable[[RunConfig], ExampleSet]:
+# Encoded rows that a run keeps, in its folder.
+KEPT = "encoded.npy"
+
+
+def _place(config: RunConfig) -> Path | None:
+    """Return the folder of a run, None where it has none."""
+    folder = Path(config.run.out)
+    return folder if config.run.out and folder.is_dir() else None
+
+
+def _loader(read: Callable[[RunConfig], Records], path: Path) -> Callable[[RunConfig], ExampleSet]:
     """Return what a recipe loads its examples with: read, encode, split."""
 
     def load(config: RunConfig) -> ExampleSet:
-        return split_records(read(), config.data.validation_size, config.data.split_seed, path.name)
+        data = config.data
+        keep = Path(config.run.out) / KEPT if data.keep_encoded and config.run.out else None
+        return split_records(read(config), data.validation_size, data.split_seed, path.name, keep)
 
     return load
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dpkfc.app.datasets.errors import DatasetError
-from dpkfc.app.datasets.examples import Examples, ExampleSet
+from dpkfc.app.datasets.examples import Examples, ExampleSet, choose_rows
+from dpkfc.app.owndata.rows import RowFile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,21 +38,25 @@ class Records:
     """Encoded records, in the order of the file.
 
     Attributes:
-        inputs: `[N, ...]`.
+        inputs: `[N, ...]`; sparse rows of words.
         labels: class numbers `[N]`, `UNKNOWN` where a record has none; or numbers between −1 and 1,
             NaN where a record has none.
         names: what a person finds a record by: a row, a line or a file.
         contents: what decides the side of a record in a split.
         units: the person (or other unit) of each record; empty where each record is one.
         figures: shares of values that were clamped, missing or unknown. PRIVATE.
+        file: that holds the inputs, None where memory holds them.
+        digest: SHA-256 of the file that they were read from; empty where it is not known. PRIVATE.
     """
 
     inputs: Tensor
     labels: Tensor
-    names: Sequence[str]
+    names: Sequence[object]
     contents: Sequence[bytes]
     units: Sequence[str] = ()
     figures: Figures = field(default_factory=dict)
+    file: RowFile | None = None
+    digest: str = ""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -70,7 +76,7 @@ class Records:
     def select(self, rows: Sequence[int]) -> Records:
         """Return some of the records."""
         return Records(
-            inputs=self.inputs[rows],
+            inputs=choose_rows(self.inputs, rows),
             labels=self.labels[rows],
             names=[self.names[row] for row in rows],
             contents=[self.contents[row] for row in rows],
@@ -79,7 +85,9 @@ class Records:
         )
 
 
-def split_records(records: Records, validation_size: int, seed: int, source: str) -> ExampleSet:
+def split_records(
+    records: Records, validation_size: int, seed: int, source: str, keep: Path | None = None
+) -> ExampleSet:
     """Split records into training, validation and test examples by public hashes.
 
     About a fifth become the test split. Of a unit all records fall on one side. A record without a
@@ -90,42 +98,48 @@ def split_records(records: Records, validation_size: int, seed: int, source: str
         validation_size: records (or units) of the validation split; 0 for none.
         seed: public.
         source: where the records were read from, for the privacy card.
+        keep: where the encoded rows stay after the process, in the order of the splits.
 
     Raises:
         DatasetError: a side has no records.
     """
-    keys = [unit.encode("utf-8", "surrogatepass") for unit in records.units]
-    if not keys:
-        keys = number_equal(records.contents)
-    places = [_place(key, seed, b"test") for key in keys]
-    is_test = np.array(places) < TEST_SHARE
-    rest = [key for key, on_test in zip(keys, is_test, strict=True) if not on_test]
-    order = {key: _place(key, seed, b"validation") for key in rest}
-    first = sorted(order, key=order.__getitem__)
-    chosen = set(first[:validation_size])
-    is_validation = np.array([key in chosen for key in keys], bool)
+    if records.units:
+        keys = list(dict.fromkeys(records.units))
+        number_of = {unit: number for number, unit in enumerate(keys)}
+        numbers = np.array([number_of[unit] for unit in records.units])
+        encoded = [unit.encode("utf-8", "surrogatepass") for unit in keys]
+        is_test = _places(encoded, seed, b"test") < TEST_SHARE
+    else:
+        numbers = np.arange(len(records))
+        encoded = records.contents
+        is_test = _places_of_equal(encoded, seed, b"test") < TEST_SHARE
+    is_validation = np.zeros(len(is_test), bool)
+    if validation_size:
+        place = _places if records.units else _places_of_equal
+        (rest,) = np.nonzero(~is_test)
+        order = np.argsort(place(encoded, seed, b"validation")[rest], kind="stable")
+        is_validation[rest[order[:validation_size]]] = True
     is_train = ~(is_test | is_validation)
     if not is_train.any() or not is_test.any():
         raise DatasetError(
-            f"{source}: {len(keys)} records leave a side of the split empty; lower"
+            f"{source}: {len(numbers)} records leave a side of the split empty; lower"
             " validation_size, or give more"
         )
-    train_rows = np.flatnonzero(is_train)
-    validation = None
-    if validation_size:
-        validation = _select(records, np.flatnonzero(is_validation))
+    sides = [np.flatnonzero(side[numbers]) for side in (is_train, is_test, is_validation)]
+    train, test, validation = _select(records, sides, keep)
     unknown = (~records.is_known).double().mean()
     figures = {**records.figures, ("without a known target", "records"): float(unknown)}
     if records.units:
         alone = sum(unit.startswith(ALONE) for unit in records.units)
         figures["without a unit", "records"] = alone / len(records)
     return ExampleSet(
-        train=_select(records, train_rows),
-        test=_select(records, np.flatnonzero(is_test)),
-        validation=validation,
+        train=train,
+        test=test,
+        validation=validation if validation_size else None,
         source=source,
-        units=_unit_numbers(records, train_rows),
+        units=_unit_numbers(records, sides[0]),
         figures=figures,
+        digest=records.digest,
     )
 
 
@@ -139,19 +153,39 @@ def number_equal(contents: Sequence[bytes]) -> list[bytes]:
     return keys
 
 
-def _place(key: bytes, seed: int, purpose: bytes) -> float:
-    """Return a number in [0, 1) that follows from a key, a public seed and a purpose."""
+def _places(keys: Iterable[bytes], seed: int, purpose: bytes) -> np.ndarray:
+    """Return numbers in [0, 1) `[N]` that follow from keys, a public seed and a purpose."""
     salt = seed.to_bytes(8, "big")
-    digest = hashlib.blake2b(key, digest_size=8, salt=salt, person=purpose)
-    number = int.from_bytes(digest.digest(), "big")
-    return number / 2**64
+    empty = hashlib.blake2b(digest_size=8, salt=salt, person=purpose)
+    digests = bytearray()
+    for key in keys:
+        digest = empty.copy()
+        digest.update(key)
+        digests += digest.digest()
+    return np.frombuffer(digests, ">u8").astype(np.uint64) / 2.0**64
 
 
-def _select(records: Records, rows: np.ndarray) -> Examples:
+def _places_of_equal(contents: Sequence[bytes], seed: int, purpose: bytes) -> np.ndarray:
+    """Return places as of `_places`, where the second of two equal contents is another key."""
+    places = _places((content + b"#0" for content in contents), seed, purpose)
+    _, numbers, counts = np.unique(places, return_inverse=True, return_counts=True)
+    (alike,) = np.nonzero(counts[numbers] > 1)
+    keys = number_equal([contents[row] for row in alike.tolist()])
+    places[alike] = _places(keys, seed, purpose)
+    return places
+
+
+def _select(records: Records, sides: Sequence[np.ndarray], keep: Path | None) -> list[Examples]:
+    """Return the examples of each side."""
     import torch
 
-    chosen = torch.from_numpy(rows)
-    return records.inputs[chosen], records.labels[chosen]
+    rows = [torch.from_numpy(side) for side in sides]
+    if records.file is None:
+        inputs = [choose_rows(records.inputs, chosen) for chosen in rows]
+    else:
+        whole = records.file.select(sides, keep).tensor()
+        inputs = list(whole.split([len(side) for side in sides]))
+    return [(part, records.labels[chosen]) for part, chosen in zip(inputs, rows, strict=True)]
 
 
 def _unit_numbers(records: Records, rows: np.ndarray) -> Tensor | None:

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     # `dpkfc schema` starts without torch.
     from torch import Tensor
 
+    from dpkfc.app.owndata.decoding import Texts
+
 KINDS = ("number", "pair", "date", "category", "flag", "text", "ignore", "unit")
 # Columns of a text without `buckets`.
 TEXT_BUCKETS = 1024
@@ -386,33 +388,45 @@ class Column:
         """Numbers that mean a missing value, such as 999."""
         return frozenset(read_number(text, self.form) for text in self.missing)
 
-    def encode(self, values: Sequence[str | None]) -> Encoded:
+    def encode(self, texts: Texts) -> Encoded:
         """Encode the values of a column, each by itself.
 
         Args:
-            values: texts, None for a missing one `[N]`.
+            texts: None for a missing one `[N]`.
 
         Returns:
             Features float32 `[N, width]`; the last one is 1 for a missing value, whose others are
             zero.
         """
-        known = dict.fromkeys(values)
-        number_of = {value: number for number, value in enumerate(known)}
-        codes = np.fromiter(map(number_of.__getitem__, values), np.int64, len(values))
-        meanings = [self.meaning(value) for value in known]
+        from dpkfc.app.owndata.decoding import choose, distinct, plain_numbers
+
+        if self.kind == "number":
+            numbers = plain_numbers(texts, self.form)
+            numbers[np.isin(numbers, [x for x in self._missing_numbers if x is not None])] = np.nan
+            # Python looks at all others.
+            (rest,) = np.nonzero(np.isnan(numbers))
+            codes, known = distinct(choose(texts, rest))
+            read = [np.nan if (found := self.meaning(x)) is None else found[0] for x in known]
+            numbers[rest] = np.array(read, np.float64)[codes]
+            return self._encode_meanings(np.isnan(numbers), numbers[~np.isnan(numbers)])
+        codes, known = distinct(texts)
+        meanings = [self.meaning(text) for text in known]
         is_missing = np.array([meaning is None for meaning in meanings], bool)
         present = [meaning for meaning in meanings if meaning is not None]
-        rows = np.zeros((len(meanings), self.width), np.float32)
-        rows[is_missing, -1] = 1.0
-        unexpected = np.zeros(len(meanings), bool)
-        rows[~is_missing, :-1], unexpected[~is_missing] = _ENCODERS[self.kind](self, present)
-        counts = np.bincount(codes, minlength=len(meanings))
-        total = max(1, len(values))
+        encoded = self._encode_meanings(is_missing, present)
         return Encoded(
-            features=rows[codes],
-            missing=int(counts[is_missing].sum()) / total,
-            unexpected=int(counts[unexpected].sum()) / total,
+            features=encoded.features[codes],
+            is_missing=is_missing[codes],
+            is_unexpected=encoded.is_unexpected[codes],
         )
+
+    def _encode_meanings(self, is_missing: np.ndarray, present: Any) -> Encoded:
+        """Return the features of missing values `[N]` and of the others."""
+        rows = np.zeros((len(is_missing), self.width), np.float32)
+        rows[is_missing, -1] = 1.0
+        unexpected = np.zeros(len(is_missing), bool)
+        rows[~is_missing, :-1], unexpected[~is_missing] = _ENCODERS[self.kind](self, present)
+        return Encoded(rows, is_missing, unexpected)
 
 
 # What a text means: numbers, or a name.
@@ -441,19 +455,20 @@ class Encoded:
 
     Attributes:
         features: float32 `[N, width]`.
-        missing: share of missing values. PRIVATE.
-        unexpected: share of numbers outside of the bounds, or of unknown categories. PRIVATE.
+        is_missing: whether each value is missing `[N]`. PRIVATE.
+        is_unexpected: whether each is a number outside of the bounds, or of no known category
+            `[N]`. PRIVATE.
     """
 
     features: np.ndarray
-    missing: float
-    unexpected: float
+    is_missing: np.ndarray
+    is_unexpected: np.ndarray
 
 
 _Rows = tuple[np.ndarray, np.ndarray]
 
 
-def _encode_numbers(column: Column, values: list[Any]) -> _Rows:
+def _encode_numbers(column: Column, values: Any) -> _Rows:
     """Map the bounds to −1 and 1, and clamp what lies outside; without bounds return bins."""
     numbers = np.array(values, np.float64).reshape(len(values), column.width - 1)
     if column.is_open:

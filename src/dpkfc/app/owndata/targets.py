@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpkfc.app.datasets.examples import Examples
+from dpkfc.app.datasets.examples import Examples, choose_rows
 from dpkfc.app.owndata.cells import NumberForm, canonical
-from dpkfc.app.owndata.records import UNKNOWN, Figures
+from dpkfc.app.owndata.decoding import Texts, distinct
+from dpkfc.app.owndata.records import UNKNOWN
 from dpkfc.app.owndata.schema import Column, Schema
 from dpkfc.app.recipes.objective import (
     CLASSIFICATION,
@@ -25,6 +25,8 @@ from dpkfc.app.recipes.objective import (
 from dpkfc.app.scores import Scores, choose_classes, score_numbers
 
 _CHUNK = 250
+# Records by what is counted and the column.
+Counts = dict[tuple[str, str], int]
 
 
 def target_of(schema: Schema) -> Classes | Number:
@@ -58,21 +60,19 @@ class Classes:
         """Number of classes."""
         return len(self.names)
 
-    def encode(self, values: Sequence[str | None]) -> tuple[np.ndarray, Figures]:
-        """Return class numbers int64 `[N]`, and the share of texts that are nearly a class."""
+    def encode(self, texts: Texts) -> tuple[np.ndarray, Counts]:
+        """Return class numbers int64 `[N]`, and the number of texts that are nearly a class."""
         number_of = {canonical(name): number for number, name in enumerate(self.names)}
         nearly = {_fold(name) for name in self.names}
-        known: dict[str | None, int] = {None: UNKNOWN}
-        near = set()
-        for value in dict.fromkeys(values):
-            if value is not None:
-                known[value] = number_of.get(canonical(value), UNKNOWN)
-                if known[value] == UNKNOWN and _fold(value) in nearly:
-                    near.add(value)
-        numbers = [known[value] for value in values]
-        share = sum(value in near for value in values) / max(1, len(values))
-        shares = {(LIKE_A_CLASS, "labels"): share} if share else {}
-        return np.array(numbers, np.int64), shares
+        codes, known = distinct(texts)
+        numbers = np.full(len(known), UNKNOWN, np.int64)
+        is_near = np.zeros(len(known), bool)
+        for code, text in enumerate(known):
+            if text is not None:
+                numbers[code] = number_of.get(canonical(text), UNKNOWN)
+                is_near[code] = numbers[code] == UNKNOWN and _fold(text) in nearly
+        count = int(is_near[codes].sum())
+        return numbers[codes], {(LIKE_A_CLASS, "labels"): count} if count else {}
 
     def answer(self, outputs: Tensor, threshold: float = 0.5) -> dict[str, list[str]]:
         """Return the class that a public threshold chooses, and the probabilities of all."""
@@ -107,8 +107,8 @@ class Number:
     likelihood: str = "gaussian"
     outputs: int = 1
 
-    def encode(self, values: Sequence[str | None]) -> tuple[np.ndarray, Figures]:
-        """Return scaled numbers float32 `[N]`, and the share that was clamped."""
+    def encode(self, texts: Texts) -> tuple[np.ndarray, Counts]:
+        """Return scaled numbers float32 `[N]`, and how many were clamped."""
         column = Column(
             kind="number",
             bounds=(self.least, self.greatest),
@@ -116,10 +116,10 @@ class Number:
             decimal=self.form.decimal,
             thousands=self.form.thousands,
         )
-        encoded = column.encode(values)
-        is_missing = encoded.features[:, 1] == 1
-        labels = np.where(is_missing, np.nan, encoded.features[:, 0])
-        return labels.astype(np.float32), {("outside of bounds", self.name): encoded.unexpected}
+        encoded = column.encode(texts)
+        labels = np.where(encoded.is_missing, np.nan, encoded.features[:, 0])
+        count = int(encoded.is_unexpected.sum())
+        return labels.astype(np.float32), {("outside of bounds", self.name): count}
 
     def answer(self, outputs: Tensor) -> dict[str, list[str]]:
         """Return the predicted number in its own unit, inside of the bounds."""
@@ -165,7 +165,7 @@ def _judge(model: nn.Module, examples: Examples, unit: float) -> Judged:
     squared = 0.0
     is_known = ~examples[1].isnan()
     known = examples[1][is_known]
-    inputs = examples[0][is_known]
+    inputs = choose_rows(examples[0], is_known)
     outputs = model_outputs(model, inputs, _CHUNK)
     for output, labels in zip(outputs, known.split(_CHUNK), strict=True):
         predicted = output.squeeze(1).clamp(-1, 1)

@@ -10,7 +10,8 @@ from typing import Any
 
 from dpkfc.app.datasets.examples import ExampleSet
 from dpkfc.app.defaults import layer_settings
-from dpkfc.app.owndata.recipes import OWN_KINDS, own_kind, own_recipe, own_settings
+from dpkfc.app.owndata.recipes import OWN_KINDS, own_recipe, own_settings, own_source
+from dpkfc.app.owndata.schema import Schema
 from dpkfc.app.recipes.images import (
     BREASTMNIST_HEAD,
     CIFAR10_HEAD,
@@ -64,15 +65,20 @@ def find_recipe(name: str) -> Recipe:
     return RECIPES[name]
 
 
-def recipe_of(config: RunConfig) -> Recipe:
+def recipe_of(config: RunConfig, schema: Schema | None = None) -> Recipe:
     """Return the recipe of a run: a built-in one, or one made from the user's own data or task.
+
+    Args:
+        config: settings.
+        schema: of own data, where it has been read.
 
     Raises:
         ConfigError: no such recipe, or own data without what a recipe needs.
         DatasetError: own data that cannot be read.
     """
-    own = config.run.recipe in OWN_KINDS
-    return _weigh_classes(own_recipe(config) if own else find_recipe(config.run.recipe), config)
+    if config.run.recipe in OWN_KINDS:
+        return _weigh_classes(own_recipe(config, schema), config)
+    return _weigh_classes(find_recipe(config.run.recipe), config)
 
 
 def _weigh_classes(recipe: Recipe, config: RunConfig) -> Recipe:
@@ -159,7 +165,22 @@ def run_config(chosen: dict[str, Any]) -> RunConfig:
     Raises:
         ConfigError: no recipe, an unknown one, or bad settings.
     """
-    own = own_kind(chosen)
+    return _layer(chosen)[0]
+
+
+def configure(chosen: dict[str, Any]) -> tuple[RunConfig, Recipe]:
+    """Return the settings of a run, as `run_config`, and its recipe; a schema is read once.
+
+    Raises:
+        ConfigError, DatasetError: as `run_config` and `recipe_of`.
+    """
+    config, schema = _layer(chosen)
+    return config, recipe_of(config, schema)
+
+
+def _layer(chosen: dict[str, Any]) -> tuple[RunConfig, Schema | None]:
+    """Return the settings of a run, and the schema that they name."""
+    own, schema = own_source(chosen)
     name = own or chosen.get("recipe", "")
     if not ensure_text(name):
         raise ConfigError(
@@ -168,10 +189,12 @@ def run_config(chosen: dict[str, Any]) -> RunConfig:
         )
     heavy = False
     if name in OWN_KINDS:
-        chosen = own_settings({**chosen, "recipe": name})
+        chosen = own_settings({**chosen, "recipe": name}, schema)
         defaults = read_defaults(name)
     else:
         recipe = find_recipe(name)
         heavy, defaults = recipe.heavy, recipe.defaults
     config = layer_settings(defaults, chosen, f"{name}.toml")
-    return cap_for_smoke(config, heavy=heavy) if config.run.smoke else config
+    if config.run.smoke:
+        config = cap_for_smoke(config, heavy=heavy)
+    return config, schema

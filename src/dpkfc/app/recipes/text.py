@@ -8,7 +8,7 @@ examples without clip and noise, so that a stated ε would not hold. `vocabulary
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from dpkfc.app.datasets.text import (
     hashed_rows,
     hashed_texts,
     load_texts,
+    sparse_texts,
     word_hashes,
 )
 from dpkfc.app.models import linear_from_zero
@@ -40,6 +41,7 @@ from dpkfc.app.settings import RunConfig
 from dpkfc.curvature.model_inputs import Sample
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.token_noise import TokenNoise
+from dpkfc.data.sparse import SparseRows
 from dpkfc.features.zipf_words import COMMON_WORDS, ZipfWords
 
 # Words of a document for which frequencies of documents are computed, and the rank from which on
@@ -106,9 +108,10 @@ WIDE = 32_768
 NORM = 4.0
 
 
-def weighted_words(texts: Sequence[str], size: int) -> Tensor:
+def weighted_words(texts: Sequence[str], size: int) -> SparseRows:
     """Return hashed words `[N, size]` with the weights of `english_weights`, rows of norm 4."""
-    return NORM * hashed_texts(texts, size, weights=english_weights())
+    rows = sparse_texts(texts, size, weights=english_weights())
+    return replace(rows, values=rows.values * np.float32(NORM))
 
 
 def _reviews_recipe(
@@ -149,7 +152,7 @@ IMDB_WORDS = _reviews_recipe(
     "imdb",
     WIDE,
     LinearHead,
-    lambda lines, size: weighted_words(lines, size).half(),
+    lambda lines, size: weighted_words(lines, size)[:].half(),
     weighted=True,
 )
 

@@ -1,0 +1,132 @@
+"""Encoded rows in a file of the run: a process holds what its batches touch.
+
+The file has no name, is readable by its owner alone, and vanishes with the process, however that
+ends. Rows that a user keeps are written under a name.
+"""
+
+from __future__ import annotations
+
+import errno
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpkfc.app.datasets.errors import DatasetError
+from dpkfc.app.run_folder import write_atomically
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Bytes that are read or written at once.
+_CHUNK = 1 << 24
+
+
+@contextmanager
+def _room_for(folder: Path) -> Iterator[None]:
+    """Raise one line where the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise DatasetError(
+            f"{folder!s:.60}: its disk has no room for the encoded rows; free some, or set --out to"
+            " a folder on another disk"
+        ) from None
+
+
+class RowFile:
+    """Rows of float32 numbers that are appended, and then mapped into memory.
+
+    Args:
+        width: numbers of a row.
+        folder: where the file lies; None for the folder of temporary files.
+    """
+
+    def __init__(self, width: int, folder: Path | None = None) -> None:
+        self._width = width
+        self._folder = folder
+        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+        self._rows = 0
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def append(self, rows: np.ndarray) -> None:
+        """Write rows float32 `[n, width]` behind the others.
+
+        Raises:
+            DatasetError: the disk has no room for them.
+        """
+        self._write(rows, self._rows)
+        self._rows += len(rows)
+
+    def _write(self, rows: np.ndarray, place: int) -> None:
+        if not len(rows):
+            return
+        content = memoryview(np.ascontiguousarray(rows, np.float32)).cast("B")
+        start = place * self._width * 4
+        with _room_for(self._folder or Path(tempfile.gettempdir())):
+            self._file.seek(start)
+            while content:
+                content = content[self._file.write(content) :]
+
+    def chunks(self) -> Iterator[np.ndarray]:
+        """Yield the rows `[n, width]` in order, without a map of the file."""
+        step = max(1, _CHUNK // (4 * self._width))
+        for start in range(0, self._rows, step):
+            yield self.read(start, min(step, self._rows - start))
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """Return some rows `[count, width]`."""
+        self._file.seek(start * self._width * 4)
+        content = self._file.read(count * self._width * 4)
+        return np.frombuffer(content, np.float32).reshape(count, self._width)
+
+    def select(self, parts: Sequence[np.ndarray], keep: Path | None = None) -> RowFile:
+        """Return a file with the rows of each part behind one another.
+
+        Args:
+            parts: numbers of rows, ascending in each part; no row is in two.
+            keep: also written there as `.npy`, readable by its owner alone.
+
+        Raises:
+            DatasetError: the disk has no room for them.
+        """
+        chosen = RowFile(self._width, self._folder)
+        places = np.cumsum([0, *map(len, parts)])[:-1]
+        first = 0
+        for rows in self.chunks():
+            last = first + len(rows)
+            for number, part in enumerate(parts):
+                low, high = np.searchsorted(part, (first, last))
+                chosen._write(rows[part[low:high] - first], places[number] + low)
+            first = last
+        chosen._rows = sum(map(len, parts))
+        if keep is not None:
+            chosen._copy(keep)
+        return chosen
+
+    def _copy(self, path: Path) -> None:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (self._rows, self._width)}
+
+        def write(part: Path) -> None:
+            with part.open("wb") as file:
+                np.lib.format.write_array_header_1_0(file, header)
+                for rows in self.chunks():
+                    file.write(rows)
+
+        write_atomically(path, write, private=True)
+
+    def tensor(self) -> Tensor:
+        """Return all rows float32 `[N, width]`, mapped: what is written to it stays in memory."""
+        import torch
+
+        if not self._rows:
+            return torch.zeros(0, self._width)
+        shape = self._rows, self._width
+        return torch.from_numpy(np.memmap(self._file, np.float32, "c", shape=shape))
