@@ -61,7 +61,10 @@ def test_two_numbers_of_one_cell():
     column = Column(kind="pair", bounds=(60, 260, 30, 130))
     encoded = column.encode(["120/80", " 260 / 130 ", "120", "a/80", "300/30", "1/2/3"])
     rows = [[-0.4, 0, 0], [1, 1, 0], [0, 0, 1], [0, 0, 1], [1, -1, 0], [0, 0, 1]]
-    assert encoded.features.ravel() == pytest.approx(sum(rows, [])) and encoded.is_unexpected.sum() == 1
+    assert (
+        encoded.features.ravel() == pytest.approx(sum(rows, []))
+        and encoded.is_unexpected.sum() == 1
+    )
 
 
 @pytest.mark.parametrize(

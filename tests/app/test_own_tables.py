@@ -450,7 +450,9 @@ def test_empty_cells_behind_those_of_the_header_are_left_out(tmp_path: Path):
     header, *lines = path.read_text("utf-8").splitlines()
     path.write_text("\n".join([header, *(line + ",," for line in lines)]), "utf-8")
     records = encode_table(path, schema)
-    assert torch.equal(records.inputs, whole.inputs) and list(records.contents) == list(whole.contents)
+    assert torch.equal(records.inputs, whole.inputs) and list(records.contents) == list(
+        whole.contents
+    )
 
 
 @pytest.mark.parametrize("delimiter", [";;", '\\"', "\\n"])

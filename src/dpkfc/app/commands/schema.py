@@ -16,6 +16,7 @@ def write_schema(
     target: str = "",
     text: str = "text",
     label_file: Path | None = None,
+    sheet: str = "",
     out: Path | None = None,
 ) -> None:
     """Write a schema to fill in, from the header of a file alone.
@@ -25,9 +26,10 @@ def write_schema(
         target: Column (or key) that is learned.
         text: Key of the text in a JSONL file.
         label_file: Table of image files and labels.
+        sheet: Of a spreadsheet; left out: the first.
         out: The file; left out: the terminal.
     """
-    content = empty_schema(data, target, text, label_file)
+    content = empty_schema(data, target, text, label_file, sheet)
     if out is None:
         open_console().out(content, end="", highlight=False)
         return

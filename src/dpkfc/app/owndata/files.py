@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.text import sparse_texts
-from dpkfc.app.owndata.cells import canonical, number_text
+from dpkfc.app.owndata.cells import canonical
 from dpkfc.app.owndata.decoding import Texts, distinct
-from dpkfc.app.owndata.delimited import is_unicode
+from dpkfc.app.owndata.json_lines import id_of, parse_line, read_lines, text_of, value_at
 from dpkfc.app.owndata.records import ALONE, UNKNOWN, Records, number_equal
 from dpkfc.app.owndata.rows import RowFile
 from dpkfc.app.owndata.schema import Column, Schema, TextForm
@@ -229,18 +228,12 @@ def unit_names(
 # --------------------------------------------------------------------------------------------------
 # Texts: JSONL files, one object a line, as hashed words or vectors of a public encoder.
 
-Entry = dict[str, Any]
-
 
 def text_width(schema: Schema) -> int:
     """Return the number of features of a text."""
     if schema.text.encoder == "sentences":
         return SENTENCE_WIDTH
     return schema.text.buckets
-
-
-# Texts that are encoded at once.
-_TEXTS = 1 << 12
 
 
 def encode_texts(path: Path, schema: Schema) -> Records:
@@ -266,10 +259,10 @@ def encode_texts(path: Path, schema: Schema) -> Records:
     counts: Counter[tuple[str, str]] = Counter({("empty", "texts"): 0, ("unreadable", "lines"): 0})
     with open_file(path) as file:
         digest = hash_file(file)
-        for lines in _batches(file, _TEXTS):
-            objects = [_parse(line) for _, line in lines]
-            texts = [_plain(_value_at(entry, schema.text.key)) or "" for entry in objects]
-            targets = [_plain(_value_at(entry, schema.target), decimal) for entry in objects]
+        for lines in read_lines(file):
+            objects = [parse_line(line) for _, line in lines]
+            texts = [text_of(value_at(entry, schema.text.key)) or "" for entry in objects]
+            targets = [text_of(value_at(entry, schema.target), decimal) for entry in objects]
             encoded, of_target = target.encode(targets)
             inputs.append(encode(texts, schema.text))
             labels.append(encoded)
@@ -277,7 +270,7 @@ def encode_texts(path: Path, schema: Schema) -> Records:
             for label, text in zip(encoded.tolist(), texts, strict=True):
                 contents.append(_encode(f"{label}\0{text}"))
             if schema.unit:
-                people += [_id_text(_value_at(entry, schema.unit)) for entry in objects]
+                people += [id_of(value_at(entry, schema.unit)) for entry in objects]
             counts.update(of_target)
             counts["empty", "texts"] += sum(not text.strip() for text in texts)
             counts["unreadable", "lines"] += objects.count({})
@@ -292,22 +285,6 @@ def encode_texts(path: Path, schema: Schema) -> Records:
         figures={what: count / len(numbers) for what, count in counts.items()},
         digest=digest,
     )
-
-
-def _batches(file: IO[bytes], most: int) -> Iterator[list[tuple[int, str]]]:
-    """Yield the lines that are not empty, with their numbers."""
-    lines = []
-    for number, content in enumerate(file, start=1):
-        # Bytes that are not UTF-8 become lone surrogates; valid UTF-8 has no lone surrogate.
-        encoding = "utf-8-sig" if number == 1 else "utf-8"
-        line = content.decode(encoding, "surrogateescape")
-        if line.strip():
-            lines.append((number, line))
-        if len(lines) == most:
-            yield lines
-            lines = []
-    if lines:
-        yield lines
 
 
 def _words(texts: Sequence[str], form: TextForm) -> SparseRows:
@@ -325,47 +302,3 @@ def _sentences(texts: Sequence[str], form: TextForm) -> torch.Tensor:
 
 
 _ENCODERS = {"words": _words, "weighted-words": _weighted, "sentences": _sentences}
-
-
-def _parse(line: str) -> Entry:
-    try:
-        entry = json.loads(line, parse_float=_Fraction, parse_constant=_parse_constant)
-    except (ValueError, RecursionError):
-        return {}
-    return entry if isinstance(entry, dict) and is_unicode(line) else {}
-
-
-class _Fraction(str):
-    """A number of JSON with a fraction or an exponent, as it is written."""
-
-
-def _parse_constant(text: str) -> _Fraction | None:
-    """Return NaN as a missing value, and infinity as a number."""
-    return None if text == "NaN" else _Fraction(text)
-
-
-def _value_at(entry: Entry, key: str) -> Any:
-    """Return the value of a key, or of nested keys with points between them; None without one."""
-    if key in entry or "." not in key:
-        return entry.get(key)
-    value: Any = entry
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
-
-
-def _plain(value: Any, decimal: str = ".") -> str | None:
-    """Return a value as a text, as it stands in the file; None for a value without one."""
-    if isinstance(value, _Fraction):
-        return value.replace(".", decimal)
-    if value is None or isinstance(value, str):
-        return value
-    try:
-        return json.dumps(value, sort_keys=True)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _id_text(value: Any) -> str | None:
-    """Return the text of an id, one for each number or object however it is written."""
-    return number_text(float(value)) if isinstance(value, _Fraction) else _plain(value)

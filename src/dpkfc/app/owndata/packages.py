@@ -21,6 +21,8 @@ from typing import Any
 from dpkfc.app.datasets.errors import DatasetError, damaged_error
 from dpkfc.app.datasets.unpacking import check_unpacked_size
 from dpkfc.app.owndata.cells import number_text
+from dpkfc.app.owndata.schema import Schema
+from dpkfc.app.toml import shorten
 
 SPREADSHEETS = (".xlsx",)
 STATISTICS = (".sav", ".zsav", ".por", ".dta", ".sas7bdat", ".xpt")
@@ -48,15 +50,19 @@ _Writer = Callable[[float], str | None]
 Columns = tuple[dict[str, list[str | None]], int, int]
 
 
-def describe(path: Path) -> Described:
+def describe(path: Path, sheet: str = "") -> Described:
     """Return what a file says of its columns.
 
+    Args:
+        path: of the file.
+        sheet: of a spreadsheet; empty for the first.
+
     Raises:
-        DatasetError: a damaged file, or a package that is not installed.
+        DatasetError: a damaged file, a sheet that it lacks, or a package that is not installed.
     """
     if path.suffix.lower() in SPREADSHEETS:
-        with _Sheet(path) as sheet:
-            names = sheet.names
+        with _Sheet(path, sheet) as opened:
+            names = opened.names
         return Described(names, dict.fromkeys(names, "text"))
     described = _read_statistics(path, metadataonly=True)[1]
     stored = {}
@@ -79,7 +85,7 @@ def describe(path: Path) -> Described:
 
 
 def read_columns(
-    path: Path, names: Sequence[str], decimals: Mapping[str, str], encoding: str, unit: str
+    path: Path, names: Sequence[str], decimals: Mapping[str, str], schema: Schema
 ) -> Columns:
     """Return these columns as texts. A cell without a value is None.
 
@@ -87,28 +93,28 @@ def read_columns(
         path: of the file.
         names: of columns that it has.
         decimals: the sign before a fraction that a schema states, by name.
-        encoding: of texts in a file that does not say it.
-        unit: the column of ids, whose bytes always have a text.
+        schema: names the sheet of a spreadsheet, the encoding of texts in a file that does not say
+            it, and the column of ids, whose bytes always have a text.
 
     Raises:
         DatasetError: as `describe`.
     """
     if path.suffix.lower() in SPREADSHEETS:
-        with _Sheet(path) as sheet:
+        with _Sheet(path, schema.sheet) as sheet:
             try:
                 return sheet.read(names, decimals)
             except _DAMAGES as error:
                 raise damaged_error(path, f"cannot be read ({type(error).__name__})") from None
     described = _read_statistics(path, metadataonly=True)[1]
     values = _read_raw(path, names, described.column_names)
-    known = _python_encoding(described.file_encoding) or encoding
+    known = _python_encoding(described.file_encoding) or schema.encoding
     columns = {}
     for name in names:
         write = _date_writer(path, described.original_variable_types.get(name) or "")
         sign = decimals.get(name, ".")
         texts = [_write_value(value, sign, write) for value in values[name]]
         if described.readstat_variable_types[name] == "string" and _may_be_raw(path):
-            errors = "surrogateescape" if name == unit else "strict"
+            errors = "surrogateescape" if name == schema.unit else "strict"
             texts = [text and _decode(text, known, errors) for text in texts]
         columns[name] = texts
     return columns, len(next(iter(columns.values()))), 0
@@ -246,7 +252,7 @@ def _import(name: str) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------
-# Spreadsheets, by openpyxl: the values of the first sheet. How a cell is shown does not count.
+# Spreadsheets, by openpyxl: the values of a sheet. How a cell is shown does not count.
 
 
 # What the parser raises on a damaged workbook.
@@ -254,18 +260,25 @@ _DAMAGES = (zipfile.BadZipFile, KeyError, ValueError, IndexError, SyntaxError)
 
 
 class _Sheet:
-    """The first sheet of a workbook, whose first row names the columns."""
+    """A sheet of a workbook, whose first row names the columns; the first where none is named."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, name: str) -> None:
         openpyxl = _import("openpyxl")
         try:
             with zipfile.ZipFile(path) as archive:
                 check_unpacked_size(path, sum(item.file_size for item in archive.infolist()))
             self._book = openpyxl.load_workbook(path, read_only=True, data_only=True)
-            sheet = self._book.worksheets[0]
+            sheets = {sheet.title: sheet for sheet in self._book.worksheets}
+            if name and name not in sheets:
+                raise DatasetError(
+                    f"{path}: has no sheet {name!r:.40}; it has {shorten(sheets, 80)}"
+                )
+            sheet = sheets[name] if name else self._book.worksheets[0]
             sheet.reset_dimensions()
             self._rows: Iterator[Sequence[Any]] = sheet.iter_rows(values_only=True)
             first = next(self._rows, ())
+        except DatasetError:
+            raise
         except _DAMAGES as error:
             raise damaged_error(path, f"cannot be read ({type(error).__name__})") from None
         cells = [re.sub(r"\s*[\r\n]+\s*", " ", _write_cell(cell, ".") or "") for cell in first]

@@ -54,6 +54,7 @@ _IMAGE_UNIT = """\
 
 """
 _TEXT = """\
+# Of a table in JSON lines, name its keys as columns, such as [columns.age], in place of [text].
 # unit = "patient"  # a key; ε then protects all texts of one patient
 # max_records = 4
 
@@ -63,7 +64,9 @@ encoder = "weighted-words"  # hashed; or "words", without weights, or "sentences
 """
 
 
-def empty_schema(data: Path, target: str, text: str, label_file: Path | None) -> str:
+def empty_schema(
+    data: Path, target: str, text: str, label_file: Path | None, sheet: str = ""
+) -> str:
     """Return a schema to fill in. No row is read.
 
     Args:
@@ -71,6 +74,7 @@ def empty_schema(data: Path, target: str, text: str, label_file: Path | None) ->
         target: column (or key) that is learned.
         text: key of the text in a file of texts.
         label_file: of a folder of images.
+        sheet: of a spreadsheet; empty for the first.
 
     Raises:
         ConfigError: no target, where one is needed.
@@ -92,7 +96,7 @@ def empty_schema(data: Path, target: str, text: str, label_file: Path | None) ->
             pass
         return template({}, target, sections=_TEXT.format(key=text))
     table = label_file or data
-    header = read_header(table)
+    header = read_header(table, target=target, sheet=sheet)
     header.check(table, [target])
     if kind == "own-images":
         first = json.dumps(header.names[0], ensure_ascii=False)
@@ -105,6 +109,8 @@ def empty_schema(data: Path, target: str, text: str, label_file: Path | None) ->
         unusable=header.unusable,
         labels=header.labels,
         encoding=header.encoding,
+        is_proposed=header.is_proposed,
+        sheet=sheet,
     )
 
 

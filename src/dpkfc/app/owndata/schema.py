@@ -604,6 +604,7 @@ class Schema:
         encoding: of a CSV file.
         header: whether the first line of a CSV file names the columns.
         names: of the columns, in their order, where no line names them.
+        sheet: of a spreadsheet; empty takes the first.
         lines_in_cells: whether a quoted cell of a CSV file may hold line breaks. Quotes then decide
             which lines are one record.
         decimal: the sign before the fraction of a number that is stored as text: "." or ",".
@@ -623,6 +624,7 @@ class Schema:
     encoding: str = "utf-8"
     header: bool = True
     names: tuple[str, ...] = ()
+    sheet: str = ""
     lines_in_cells: bool = False
     decimal: str = "."
     thousands: str = ""
@@ -826,7 +828,7 @@ _WORDS = {
     "bool": "true or false",
     "tuple[str, ...]": "a list",
     "tuple[float, ...]": "a list of numbers",
-    "tuple[float | str, ...]": "a list of numbers, or of dates",
+    "tuple[float | str, ...]": "[least, greatest], or [least, greatest, least, greatest] of a pair",
 }
 
 
@@ -922,6 +924,8 @@ def template(
     unusable: Sequence[str] = (),
     labels: Mapping[str, Mapping[str, str]] | None = None,
     encoding: str = "utf-8",
+    is_proposed: bool = False,
+    sheet: str = "",
 ) -> str:
     """Return a schema to fill in, made from names and types alone.
 
@@ -933,6 +937,8 @@ def template(
         unusable: what is left out of the columns, such as a name that stands twice.
         labels: what a statistics package shows for codes, by column.
         encoding: of a CSV file.
+        is_proposed: whether no line of the file names the columns.
+        sheet: of a spreadsheet; empty for the first.
     """
     import tomli_w
 
@@ -946,6 +952,11 @@ def template(
     ]
     if encoding != "utf-8":
         lines.append(f'encoding = "{encoding}"  # since the header is not UTF-8')
+    if sheet:
+        lines.append(tomli_w.dumps({"sheet": sheet}).strip())
+    if is_proposed:
+        lines.append("# The first line does not look like names. Give better ones in their places:")
+        lines.append(f"header = false\nnames = {json.dumps(list(columns))}")
     if delimiter != ",":
         lines.append(tomli_w.dumps({"delimiter": delimiter}).strip())
         lines.append('decimal = "."      # or ",", where numbers are written 3,5')

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import IO
@@ -25,6 +26,7 @@ from dpkfc.app.owndata import stored
 from dpkfc.app.owndata.cells import MISSING, read_number
 from dpkfc.app.owndata.decoding import Texts
 from dpkfc.app.owndata.delimited import PACKED, Splitter, is_unicode, read_blocks, read_heading
+from dpkfc.app.owndata.json_lines import id_of, parse_line, read_lines, text_of, value_at
 from dpkfc.app.owndata.packages import (
     DATE_FORMATS,
     SPREADSHEETS,
@@ -97,6 +99,7 @@ class Header:
         delimiter: of a CSV file.
         labels: what a statistics package shows for codes, by column.
         encoding: of a CSV file.
+        is_proposed: whether the names are proposed, since the first line is a record.
     """
 
     names: Sequence[str]
@@ -104,6 +107,7 @@ class Header:
     delimiter: str = ","
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     encoding: str = "utf-8"
+    is_proposed: bool = False
 
     @property
     def usable(self) -> dict[str, str]:
@@ -144,12 +148,16 @@ def suffix_of(path: Path) -> str:
     return Path(name).suffix
 
 
-def read_header(path: Path, schema: Schema | None = None) -> Header:
+def read_header(
+    path: Path, schema: Schema | None = None, target: str = "", sheet: str = ""
+) -> Header:
     """Return the columns of a file from its header, without a look at a row.
 
     Args:
         path: of the table, or a folder of Parquet parts.
         schema: states how a CSV file is written; None takes what is usual.
+        target: column that is learned, such as c3 of a file whose first line is a record.
+        sheet: of a spreadsheet, where no schema names one.
 
     Raises:
         DatasetError: the file is missing, empty or none of the known formats, or, without a schema,
@@ -165,7 +173,7 @@ def read_header(path: Path, schema: Schema | None = None) -> Header:
         with open_file(path) as file:
             return _stored_header(stored.read_schema(path, file))
     labels: Mapping[str, Mapping[str, str]] = {}
-    form = schema or Schema()
+    form = schema or Schema(sheet=sheet)
     delimiter = ","
     if suffix_of(path) in DELIMITED:
         with open_file(path) as file:
@@ -179,11 +187,21 @@ def read_header(path: Path, schema: Schema | None = None) -> Header:
         names, delimiter = heading.names, heading.delimiter
         kinds = dict.fromkeys(names, "")
     else:
-        described = describe(path)
+        described = describe(path, form.sheet)
         names, labels = [*described.names], described.labels
         kinds = {name: kind.replace("text", "") for name, kind in described.stored.items()}
     if schema is None and not look_like_names(names):
-        raise DatasetError(_no_names(path))
+        if suffix_of(path) not in DELIMITED:
+            raise DatasetError(_no_names(path))
+        proposed = [f"c{number}" for number in range(1, len(names) + 1)]
+        if target not in proposed:
+            raise DatasetError(
+                f"{path}: its first line does not look like names of columns; if it is a record,"
+                f" take c1 to {proposed[-1]} as names, such as --target {proposed[-1]}"
+            )
+        return Header(
+            proposed, dict.fromkeys(proposed, ""), delimiter, {}, form.encoding, is_proposed=True
+        )
     return Header(names, kinds, delimiter, labels, form.encoding)
 
 
@@ -272,7 +290,7 @@ def read_parts(
     run begins, so even a fully unparsable file does not stop it.
 
     Args:
-        path: of a table, or a folder of Parquet parts.
+        path: of a table, a folder of Parquet parts, or JSON lines.
         names: of columns.
         schema: public.
         optional: those of them that the file may lack.
@@ -282,7 +300,8 @@ def read_parts(
         DatasetError: a column is missing, has a type that cannot be read, or the file is damaged.
             No message repeats a row.
     """
-    check_table(path)
+    if suffix_of(path) not in TEXT_SUFFIXES:
+        check_table(path)
     if path.is_dir():
         for part, folders in stored.list_parts(path).items():
             with open_file(part) as opened:
@@ -293,10 +312,25 @@ def read_parts(
     elif file is None:
         with open_file(path) as opened:
             yield from read_parts(path, names, schema, optional, opened)
+    elif suffix_of(path) in TEXT_SUFFIXES:
+        yield from _json_parts(file, names, schema)
     elif suffix_of(path) in DELIMITED:
         yield from _delimited_parts(path, file, names, schema, optional)
     else:
         yield from _stored_parts(path, file, names, schema, optional, {})
+
+
+def _json_parts(file: IO[bytes], names: Sequence[str], schema: Schema) -> Iterator[Table]:
+    """Yield values of JSON lines as texts. A key that a line lacks is a missing value."""
+    for lines in read_lines(file):
+        entries = [parse_line(line) for _, line in lines]
+        columns = {}
+        for name in names:
+            values = [value_at(entry, name) for entry in entries]
+            sign = stated_decimal(schema, name)
+            write = id_of if name == schema.unit else partial(text_of, decimal=sign)
+            columns[name] = Cells([write(value) for value in values])
+        yield Table(columns, len(entries), entries.count({}))
 
 
 def _wanted(names: Sequence[str], header: Header, optional: Collection[str]) -> list[str]:
@@ -395,7 +429,7 @@ def _read_of_package(
     path: Path, names: Sequence[str], schema: Schema, optional: Collection[str]
 ) -> Table:
     """Read columns of a spreadsheet, or of a file of a statistics package."""
-    described = describe(path)
+    described = describe(path, schema.sheet)
     header = Header(described.names, {})
     if suffix_of(path) in SPREADSHEETS and not look_like_names(header.names):
         raise DatasetError(_no_names(path))
@@ -418,7 +452,7 @@ def _read_of_package(
                 f" {known}; set kind = 'number'"
             )
     decimals = {name: stated_decimal(schema, name) for name in names}
-    columns, rows, unreadable = read_columns(path, names, decimals, schema.encoding, schema.unit)
+    columns, rows, unreadable = read_columns(path, names, decimals, schema)
     return Table(
         {name: Cells(texts, described.stored[name]) for name, texts in columns.items()},
         rows,

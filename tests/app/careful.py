@@ -1,0 +1,80 @@
+"""A reader of CSV files that looks at each line by itself: the reference of the fast one."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from pathlib import Path
+
+from dpkfc.app.owndata.delimited import is_unicode, read_heading, split_line
+from dpkfc.app.owndata.schema import Schema
+
+Row = list[str] | None
+
+
+def read_carefully(path: Path, names: Sequence[str], schema: Schema) -> dict[str, list[str | None]]:
+    """Return columns of a whole file as texts."""
+    text = _decode(path.read_bytes(), schema.encoding)
+    heading = read_heading(path, text.encode("utf-8", "surrogateescape"), schema)
+    lines = text.split(heading.end)[heading.lines :]
+    lines = [line.rstrip("\r") for line in lines]
+    rows = split_records(lines, len(heading.names), heading.delimiter, schema.lines_in_cells)
+    rows = [row if row is not None and is_unicode("".join(row)) else None for row in rows]
+    places = {name: heading.names.index(name) for name in names}
+    return {
+        name: [None if row is None else row[place] for row in rows]
+        for name, place in places.items()
+    }
+
+
+def _decode(content: bytes, encoding: str) -> str:
+    name = codecs.lookup(encoding).name
+    if name == "utf-8" and content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return content.decode("utf-16", "replace")
+    if name.startswith("utf-16"):
+        return content.decode(encoding, "replace").removeprefix("\ufeff")
+    if name == "utf-8":
+        return content.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
+    return "\n".join(line.decode(encoding, "replace") for line in content.split(b"\n"))
+
+
+def split_records(lines: Sequence[str], width: int, delimiter: str, joins: bool) -> list[Row]:
+    """Return the records of lines as cells, None for one without a form."""
+    split = [split_line(line, delimiter) for line in lines]
+    rows = [fit(*cells, width) for cells in split]
+    last: dict[int, int] = {}
+    for first in reversed(range(len(lines))):
+        cells, state = split[first]
+        # A quote at the start and nothing in it ends a cell.
+        ends = len(cells) == 1 and cells[0].strip(" ")[:1] in ("", delimiter)
+        if state != "open" or ends:
+            continue
+        count = len(cells)
+        for number in range(first + 1, len(lines)):
+            if '"' not in lines[number]:
+                continue
+            cells, state = split_line('"' + lines[number], delimiter)
+            count += len(cells) - 1
+            is_taken = not joins and (number in last or rows[number] is not None)
+            if state == "open" and count <= width and not (is_taken and len(cells) > 1):
+                continue
+            if state == "whole" and count == width and not is_taken:
+                joined = "\n".join(lines[first : number + 1])
+                row = fit(*split_line(joined, delimiter), width)
+                if row is not None:
+                    last[first] = number
+                    rows[first] = row if joins else None
+            break
+    records = []
+    end = -1
+    for number, line in enumerate(lines):
+        if number > end and line:
+            records.append(rows[number])
+            end = last.get(number, -1)
+    return records
+
+
+def fit(cells: list[str], state: str, width: int) -> Row:
+    """Return the cells of a record, None for a line that is not one."""
+    is_record = state == "whole" and len(cells) >= width and not any(cells[width:])
+    return cells if is_record else None
