@@ -180,25 +180,26 @@ class RowContents(Sequence[bytes]):
         return len(self._labels)
 
     def __getitem__(self, row: Any) -> Any:
-        return self._add_texts(row, self._public(self._rows.read(row, 1))[0])
+        return next(self._contents(row, self._rows.read(row, 1)))
 
     def __iter__(self) -> Iterator[bytes]:
         row = 0
         for chunk in self._rows.chunks():
-            for content in self._public(chunk):
-                yield self._add_texts(row, content)
-                row += 1
+            yield from self._contents(row, chunk)
+            row += len(chunk)
 
-    def _public(self, rows: np.ndarray) -> list[bytes]:
+    def _contents(self, start: int, rows: np.ndarray) -> Iterator[bytes]:
         rows = rows.copy()
         rows[:, self._places] = 0.0
-        return list(rows.view(f"V{rows.itemsize * rows.shape[1]}")[:, 0].tolist())
-
-    def _add_texts(self, row: int, content: bytes) -> bytes:
-        content += str(self._labels[row]).encode()
+        end = start + len(rows)
+        # A list of bytes, one a row.
+        public = rows.view(f"V{rows.itemsize * rows.shape[1]}")[:, 0].tolist()
+        ends = map(str.encode, map(str, self._labels[start:end].tolist()))
+        contents = map(bytes.__add__, public, ends)
         for texts in self._private:
-            content += b"|" + _encode(texts[row] or "")
-        return content
+            parts = [b"|" + _encode(text or "") for text in texts[start:end]]
+            contents = map(bytes.__add__, contents, parts)
+        return contents
 
 
 def _encode(text: str) -> bytes:

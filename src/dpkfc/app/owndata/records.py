@@ -153,21 +153,21 @@ def number_equal(contents: Sequence[bytes]) -> list[bytes]:
     return keys
 
 
-def _places(keys: Iterable[bytes], seed: int, purpose: bytes) -> np.ndarray:
+def _places(keys: Iterable[bytes], seed: int, purpose: bytes, end: bytes = b"") -> np.ndarray:
     """Return numbers in [0, 1) `[N]` that follow from keys, a public seed and a purpose."""
     salt = seed.to_bytes(8, "big")
     empty = hashlib.blake2b(digest_size=8, salt=salt, person=purpose)
     digests = bytearray()
     for key in keys:
         digest = empty.copy()
-        digest.update(key)
+        digest.update(key + end)
         digests += digest.digest()
     return np.frombuffer(digests, ">u8").astype(np.uint64) / 2.0**64
 
 
 def _places_of_equal(contents: Sequence[bytes], seed: int, purpose: bytes) -> np.ndarray:
     """Return places as of `_places`, where the second of two equal contents is another key."""
-    places = _places((content + b"#0" for content in contents), seed, purpose)
+    places = _places(contents, seed, purpose, b"#0")
     _, numbers, counts = np.unique(places, return_inverse=True, return_counts=True)
     (alike,) = np.nonzero(counts[numbers] > 1)
     keys = number_equal([contents[row] for row in alike.tolist()])
