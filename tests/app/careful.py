@@ -6,6 +6,7 @@ import codecs
 from collections.abc import Sequence
 from pathlib import Path
 
+from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.owndata.delimited import is_unicode, read_heading, split_line
 from dpkfc.app.owndata.schema import Schema
 
@@ -16,6 +17,8 @@ def read_carefully(path: Path, names: Sequence[str], schema: Schema) -> dict[str
     """Return columns of a whole file as texts."""
     text = _decode(path.read_bytes(), schema.encoding)
     heading = read_heading(path, text.encode("utf-8", "surrogateescape"), schema)
+    if any(heading.names.count(name) != 1 for name in names):
+        raise DatasetError("names")
     lines = text.split(heading.end)[heading.lines :]
     lines = [line.rstrip("\r") for line in lines]
     rows = split_records(lines, len(heading.names), heading.delimiter, schema.lines_in_cells)

@@ -68,8 +68,8 @@ def test_columns_hold_what_a_careful_reader_finds(
         patched.setattr(delimited, "BLOCK", block)
         try:
             wanted = read_carefully(path, ["a", "c"], schema)
-        except DatasetError as error:
-            with pytest.raises(DatasetError, match=str(error)[-30:-5].replace("'", ".")):
+        except DatasetError:
+            with pytest.raises(DatasetError):
                 read_table(path, ["a", "c"], schema)
             return
         table = read_table(path, ["a", "c"], schema)
