@@ -31,10 +31,12 @@ class SparseRows:
     places: NDArray[np.int32]
     values: NDArray[np.float32]
     width: int
-    dtype: torch.dtype = torch.float32
-    device: torch.device = torch.device("cpu")
-    ndim: int = 2
-    is_nested: bool = False
+
+    # What a tensor of these rows would say.
+    dtype = torch.float32
+    device = torch.device("cpu")
+    ndim = 2
+    is_nested = False
 
     def __len__(self) -> int:
         return len(self.starts)

@@ -40,7 +40,7 @@ def try_data(
     from dpkfc.app.owndata.display import schema_table
     from dpkfc.app.owndata.questions import Answers, ask_schema
     from dpkfc.app.preview import preview
-    from dpkfc.app.recipes.catalogue import recipe_of, run_config
+    from dpkfc.app.recipes.catalogue import configure
 
     if kind_of_data(data) != "own-table":
         raise ConfigError(f"{data}: dpkfc try takes a table; see dpkfc schema for other data")
@@ -61,14 +61,14 @@ def try_data(
         choices["bounds"] = "private"
     if out:
         choices["out"] = out
-    config = run_config(choices)
+    config, recipe = configure(choices)
     console = open_console()
-    console.print(schema_table(recipe_of(config).columns))
-    preview(config, console, f"so far no budget is spent; training spends ε = {epsilon:g}")
+    console.print(schema_table(recipe.columns))
+    preview(config, console, recipe, f"so far no budget is spent; training spends ε = {epsilon:g}")
     if not yes and person is not None and not person.ask("train now? yes or no", _is_yes, "yes"):
         print_line(f"nothing was trained; the schema is {schema}")
         return
-    result = training.run(config, console)
+    result = training.run(config, console, recipe=recipe)
     announce(result)
     flags = {**choices, "out": str(result.folder)}
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
