@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from common import RESULTS, hardware, load_average, markdown, now, read_json, write_json
+from growth_files import file_rows, files
 
 OUTPUT = RESULTS / "growth.json"
 # q, steps and ε of common settings.
@@ -171,7 +172,7 @@ def processor_seconds(words: list[str], folder: str) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-MEASURED = {"calibrate": calibrate, "steps": steps, "small table": small_table}
+MEASURED = {"calibrate": calibrate, "steps": steps, "small table": small_table, "files": files}
 
 
 def table(results: dict[str, Any]) -> str:
@@ -186,6 +187,8 @@ def table(results: dict[str, Any]) -> str:
         rows.append((name, found["worst_seconds"], found["goal"]))
     if found := results.get("steps"):
         rows.append(("step among 10⁸ records ÷ among 10⁵", found["ratio"], found["goal"]))
+    if found := results.get("files"):
+        rows += file_rows(found)
     cells = [
         [name, f"{value:.2f} (≤ {goal:g} {'✓' if value <= goal else '✗'})"]
         for name, value, goal in rows

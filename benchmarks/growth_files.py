@@ -1,6 +1,6 @@
 """Measure what a run on a large file costs beyond a small one: a table, and texts.
 
-    python benchmarks/growth_files.py
+    python benchmarks/growth.py --only files
 
 A million rows of twenty columns stand beside a thousand, in processor seconds, as a ratio to
 pyarrow, which reads the same file into one array of float32 numbers. Each command is a process of
@@ -9,7 +9,6 @@ its own; its seconds and peak memory are what the system counts.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -20,10 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from common import RESULTS, hardware, now, write_json
-
-COLUMNS = 19
-GOALS = {"csv_ratio": 6.0, "csv_peak_gib": 1.2, "texts_peak_gib": 1.5, "texts_seconds": 30.0}
+ROWS, TEXTS, COLUMNS = 1_000_000, 300_000, 19
 # δ below 1 / N of the largest file, and an accountant whose time does not depend on N.
 SETTINGS = (
     "--epsilon 3 --delta 1e-7 --accountant rdp --steps 30 --expected-batch-size 256 --quiet".split()
@@ -37,18 +33,22 @@ numpy.stack(columns, 1)
 """
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--texts", type=int, default=300_000)
-    parser.add_argument("--output", type=Path, default=RESULTS / "growth_files.json")
-    arguments = parser.parse_args()
+def files(_: int) -> dict[str, Any]:
+    """Return seconds, peak memory and ratios of a large table and a large file of texts."""
     with tempfile.TemporaryDirectory() as folder:
-        rows = measure_files(Path(folder), arguments.rows, arguments.texts)
-    for name, goal in GOALS.items():
-        print(f"{name:16} {rows[name]:8.2f}   goal: at most {goal:g}")
-    content = {"hardware": hardware(1), "date": now(), "goals": GOALS, **rows}
-    write_json(arguments.output, content)
+        return measure_files(Path(folder), ROWS, TEXTS)
+
+
+def file_rows(found: dict[str, Any]) -> list[tuple[str, float, float]]:
+    """Return what was measured, with goals."""
+    table, texts = f"{found['rows']:,} rows of CSV", f"{found['texts']:,} texts"
+    beyond = "beyond a thousand ÷ pyarrow reading and converting, processor seconds"
+    return [
+        (f"{table} {beyond}", found["csv_ratio"], 6.0),
+        (f"{table}, peak GiB", found["csv_peak_gib"], 1.2),
+        (f"{texts} of 40 words, peak GiB", found["texts_peak_gib"], 1.5),
+        (f"{texts} of 40 words, processor seconds", found["texts_seconds"], 30.0),
+    ]
 
 
 def measure_files(folder: Path, rows: int, texts: int) -> dict[str, Any]:
@@ -136,7 +136,3 @@ def write_schemas(folder: Path) -> None:
         columns += f'[columns.x{column}]\nkind = "number"\nbounds = {bounds}\n'
     (folder / "table.toml").write_text(classes + columns)
     (folder / "texts.toml").write_text(f'{classes}[text]\nencoder = "weighted-words"\n')
-
-
-if __name__ == "__main__":
-    main()

@@ -828,7 +828,8 @@ _WORDS = {
     "bool": "true or false",
     "tuple[str, ...]": "a list",
     "tuple[float, ...]": "a list of numbers",
-    "tuple[float | str, ...]": "[least, greatest], or [least, greatest, least, greatest] of a pair",
+    "tuple[float | str, ...]": "a list of numbers, or of dates; of a pair [least, greatest, least,"
+    " greatest]",
 }
 
 
