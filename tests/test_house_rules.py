@@ -29,8 +29,6 @@ BUDGETS = {
     "app": 108_610,
     "papers": 87_140,
     "benchmarks": 43_220,
-    "papers": 87_140,
-    "benchmarks": 43_220,
 }
 LINALG = {"Outer", "Lookup", "Tied", "PerExample", "ConvBlock", "Patched", "MaterializedGradients"}
 LINALG |= {"Kronecker", "Eigenbasis", "Elementwise", "Identity", "Diagonal", "Dense", "LowRank"}
