@@ -297,7 +297,7 @@ class _Spectrum:
     cumulant: float
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=8)
 def _spectrum(release: Release, grid: Grid, is_present: bool) -> _Spectrum:
     parts = [
         (weight, _masses_of_pair(rate, stddev, grid, is_present))
