@@ -17,6 +17,7 @@ from dpkfc.report.card import write_card_files
 from dpkfc.report.witness import keep_stamp, witness_line
 from dpkfc_verify.__main__ import main
 from dpkfc_verify.run import FAILS, HOLDS, OPEN, Kept, verify_run
+from tests.command_line import call
 from tests.documents import ROOT
 from tests.verifier.folders import (
     chain,
@@ -287,6 +288,20 @@ def test_what_is_not_a_stamp_is_named(copied, tmp_path) -> None:
 
 
 # -- certificates ----------------------------------------------------------------------------------
+
+
+def test_the_commands_certify_a_run_and_give_its_head_away(copied, tmp_path) -> None:
+    out = tmp_path / "signed.pdf"
+    done = call("certify", copied, "--out", out, "--controller", "Ward 3", "--retention", "2030")
+    assert not done.exit_code and out.read_bytes().startswith(b"%PDF"), done.output
+    content = json.loads(out.with_suffix(".json").read_text())
+    assert content["declared"]["controller"] == "Ward 3" and content["fingerprint"] in done.stdout
+    assert verify_run(copied, Kept(certificate=out.with_suffix(".json"))).verdict == HOLDS
+    assert call("ledger", "witness", copied).stdout.strip() == witness_line(copied)
+    done = call("ledger", "witness", copied, "--stamp", tmp_path / "none.tsr")
+    assert done.exit_code == 2 and "none.tsr does not exist" in done.stderr
+    done = call("export", copied, "--format", "onnx", "--sector", "Finance")
+    assert done.exit_code == 2 and "--sector is for --format registry alone" in done.stderr
 
 
 def test_a_certificate_is_refused_where_there_is_nothing_to_sign(copied, tmp_path) -> None:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,8 @@ def certify(run: Path, out: Path, given: Mapping[str, str]) -> dict[str, Any]:
     """
     if out.suffix.lower() != ".pdf":
         raise ValueError(f"a certificate is a PDF, got {out}; give --out FILE.pdf")
+    if find_spec("reportlab") is None:
+        raise ImportError("a certificate needs reportlab: pip install 'dpkfc[certificate]'")
     for name, value in given.items():
         check_line(name, value)
     card = read_card(run / LEDGER)
