@@ -192,12 +192,18 @@ class Composition:
         width = max(top - bottom, 1e-6 * (1 + abs(top)))
         # The grid adds about number · (1 + tilt) · h² / 8 to ε.
         h = math.sqrt(8 * _TOLERANCE * max(1.0, self.bound / 10) / (number * (1 + tilt)))
-        h = max(min(h, width / self.points), width / _POINTS)
+        # Losses below this much mass are rounded up, which adds a hundredth of that to ε.
+        rest = min(1e-3, 0.01 * _TOLERANCE * tilt / number)
+        ends = {
+            x: _ends(x, self.sign, _CUT * self.delta / n, rest) for x, n in self.releases.items()
+        }
+        span = max(high - low for parts in ends.values() for low, high in parts)
+        h = max(min(h, width / self.points), max(width, span) / _POINTS)
         points = fft.next_fast_len(math.ceil(width / h) + 2, real=True)
         spectrum = np.ones(points // 2 + 1, np.complex128)
         place, log_scale, infinite = 0, 0.0, _CUT * self.delta
         for release, count in self.releases.items():
-            first, mass, lost = move_to_grid(release, self.sign, h, _CUT * self.delta / count)
+            first, mass, lost = move_to_grid(release, self.sign, h, ends[release])
             exponents = tilt * h * (first + np.arange(mass.size))
             scale = float(special.logsumexp(exponents, b=mass))
             weighted = mass * np.exp(exponents - scale)
@@ -243,18 +249,26 @@ def _sample_losses(release: Release, sign: int) -> tuple[Floats, Floats]:
     return np.concatenate(losses), np.concatenate(masses)
 
 
+def _ends(release: Release, sign: int, above: float, below: float) -> list[tuple[float, float]]:
+    """Return log-likelihood ratios between which all losses are but for these probabilities."""
+    top, bottom = (min(_FAR, -float(special.ndtri(max(x, 1e-38)))) for x in (above, below))
+    left, right = (bottom, top) if sign == 1 else (top, bottom)
+    ends = []
+    for _, rate, noise in release:
+        low, high = _loss(np.array([-left * noise, 1 + right * noise]), rate, noise)
+        ends.append((float(low), float(high)))
+    return ends
+
+
 def move_to_grid(
-    release: Release, sign: int, h: float, allowed: float
+    release: Release, sign: int, h: float, ends: list[tuple[float, float]]
 ) -> tuple[int, Floats, float]:
     """Return losses that dominate those of a release: first multiple of h, masses, infinite mass.
 
-    The infinite mass is about `allowed`.
+    Losses beyond the upper end are infinite, and those beyond the lower one are rounded up.
     """
     grids, lost = [], 0.0
-    far = min(_FAR, -float(special.ndtri(max(allowed, 1e-38))))
-    for share, rate, noise in release:
-        reach = noise * np.array([_FAR, far] if sign == 1 else [far, _FAR])
-        low, high = _loss(np.array([-reach[0], 1 + reach[1]]), rate, noise)
+    for (share, rate, noise), (low, high) in zip(release, ends, strict=True):
         first, last = math.floor(low / h), math.ceil(high / h)
         loss = h * np.arange(first, last + 1)
         with np.errstate(divide="ignore", over="ignore"):

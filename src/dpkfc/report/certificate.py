@@ -189,7 +189,9 @@ def _front(certificate: Mapping[str, Any], card: Mapping[str, Any]) -> list[Flow
         fields.append((label, _escape(declared.get(name)) or _EMPTY))
     days = dict.fromkeys((_day(card, "begun"), _day(card, "ended")))
     fields.append(("Trained", " to ".join(days)))
-    fields.append(("Protected", _escape(promise["unit"]).replace("one ", "each ", 1)))
+    unit = str(promise["unit"]).replace("one ", "each ", 1)
+    against = promise.get("against", "everyone who sees the model")
+    fields.append(("Protected", _escape(f"{unit}, from {against}")))
     return [
         _paragraph("Certificate of differential privacy", 16, "DejaVuSans-Bold", spaceAfter=9),
         _rows(fields, 8.4),
@@ -229,11 +231,15 @@ def _attacks(card: Mapping[str, Any], noun: str) -> list[str]:
 
 
 def _not_covered(card: Mapping[str, Any]) -> list[str]:
-    figures = len(card["not_private"])
+    figures = "No figures were named that were computed from the data without noise."
+    if count := len(card["not_private"]):
+        figures = (
+            f"{count} kinds of figures that were computed from the data without noise: see the "
+            "annex before you publish any of them."
+        )
     chosen = (card.get("hyper_parameters") or card).get("chosen_by")
     return [
-        f"{figures} kinds of figures that were computed from the data without noise: see the annex "
-        "before you publish any of them.",
+        figures,
         f"How the settings were chosen: {_escape(chosen)}.",
     ]
 
