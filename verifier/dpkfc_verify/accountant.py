@@ -276,10 +276,10 @@ def move_to_grid(
             odds = np.log(np.maximum(np.expm1(loss) + rate, 0.0) / rate)
         x = 0.5 + noise**2 * np.where(loss > _EXPONENT, loss - math.log(rate), odds)
         absent, *absent_ends = _masses(x / noise)
-        present, *present_ends = _masses((x - 1) / noise)
-        present = rate * present + (1 - rate) * absent
-        present_ends = rate * np.array(present_ends) + (1 - rate) * np.array(absent_ends)
-        start, mass, other, (end, beyond) = loss[:-1], present, absent, present_ends
+        shifted, *shifted_ends = _masses((x - 1) / noise)
+        present = rate * shifted + (1 - rate) * absent
+        mixed = [rate * a + (1 - rate) * b for a, b in zip(shifted_ends, absent_ends, strict=True)]
+        start, mass, other, (end, beyond) = loss[:-1], present, absent, mixed
         if sign == -1:
             start, mass, other = -loss[:0:-1], absent[::-1], present[::-1]
             first, (beyond, end) = -last, absent_ends

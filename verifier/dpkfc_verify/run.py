@@ -97,7 +97,8 @@ def verify_run(run: Path, kept: Kept | None = None) -> Report:
     """Check all that the folder of a run states against its ledger."""
     report, kept = Report(run), kept or Kept()
     path = run / "ledger.jsonl" if run.is_dir() else run
-    folder, card = path.parent, {}
+    folder = path.parent
+    card: dict[str, Any] = {}
     report.check("ledger", lambda: _read_ledger(report, path))
     if report.ledger is None:
         return report
