@@ -142,7 +142,7 @@ def test_a_run_that_ends_between_release_and_card_releases_once(config, monkeypa
 )
 def test_settings_that_do_not_go_together(config, settings: dict, message: str):
     with pytest.raises(ConfigError, match=message) as raised:
-        config.change(**settings)
+        prepare(config.change(**settings))
     assert len(str(raised.value)) <= 160
 
 

@@ -16,6 +16,7 @@ from dpkfc.app.owndata.schema import norm_of
 from dpkfc.app.recipes.objective import NOTHING_KNOWN, Judged
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.scores import Floats, Score, Scores
+from dpkfc.app.settings import RunConfig
 from dpkfc.app.toml import ConfigError
 from dpkfc.gradients.state import evaluation_mode, own_pass
 
@@ -233,12 +234,18 @@ class Numbers:
 # --------------------------------------------------------------------------------------------------
 
 
-def make_form(recipe: Recipe, threshold: float) -> CountForm:
+def make_form(recipe: Recipe, config: RunConfig) -> CountForm:
     """Return how test rows of a recipe are counted.
 
     Raises:
-        ConfigError: units of several records, or a task without scores.
+        ConfigError: settings that do not go together, units of several records, or a task without
+            scores.
     """
+    if config.run.eval_on != "test" or config.run.patience or config.privacy.noise_multiplier:
+        raise ConfigError(
+            "private_scores takes a part of epsilon for the test split: leave out patience,"
+            " noise_multiplier and eval_on = 'validation'"
+        )
     if recipe.max_records_per_unit is not None:
         raise ConfigError(
             f"private_scores bounds what one record adds, and {recipe.title[:40]!r} has units of"
@@ -251,6 +258,7 @@ def make_form(recipe: Recipe, threshold: float) -> CountForm:
         )
     if recipe.num_classes == 1:
         return Numbers(recipe.task.unit)
+    threshold = config.data.threshold
     return TwoClasses(threshold) if recipe.num_classes == 2 else SeveralClasses(recipe.num_classes)
 
 

@@ -588,13 +588,6 @@ class RunConfig:
                 f"augmentations = {privacy.augmentations} without augment gives equal views; "
                 f"give augment, one of {' | '.join(AUGMENTS[1:])}"
             )
-        if privacy.private_scores and (
-            run.eval_on != "test" or run.patience or privacy.noise_multiplier
-        ):
-            raise ConfigError(
-                "private_scores takes a part of epsilon for the test split: leave out patience,"
-                " noise_multiplier and eval_on = 'validation'"
-            )
         longest = self.optimizer.schedule_steps
         if privacy.steps and longest > privacy.steps:
             raise ConfigError(

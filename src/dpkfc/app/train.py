@@ -508,7 +508,7 @@ def prepare(
     )
     counts = None
     if config.privacy.private_scores:
-        counts = make_form(recipe, config.data.threshold)
+        counts = make_form(recipe, config)
         if DistributedContext.current().world_size > 1:
             raise ConfigError("private_scores is for one process; leave it out")
     plan = make_plan(
