@@ -72,6 +72,7 @@ bench: $(TOOLS) ## time a step against plain SGD and Opacus, and that of each me
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/method_speed.py
 	$(BIN)/python benchmarks/method_speed.py --views
+	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/tables.py
 
 bench-scale: $(TOOLS) ## how a step grows with width, depth, batch, positions, rank and processes, then refresh the tables

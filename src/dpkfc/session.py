@@ -330,9 +330,9 @@ class Session:
             plan.hash,
             model,
             optimizer,
-            records=plan.dataset_size if share else len(self._loader),
-            # Records of shares differ.
-            record=(lambda _: None) if share else self._loader.example,
+            # Records of shares differ, and are not compared.
+            records=0 if share else len(self._loader),
+            record=self._loader.example,
             passes={
                 "max_physical_batch_size": config.max_physical_batch_size,
                 "pad_to_multiple": config.pad_to_multiple,
