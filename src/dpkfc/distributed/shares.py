@@ -58,7 +58,7 @@ def check_shares(
         if any(_overlaps(a, b) for a in one for b in two):
             raise ValueError(
                 f"processes {rank} and {other} hold the same records, which would count twice; give"
-                " each a part of its own"
+                " each its own part, or name its files in share="
             )
 
 
