@@ -66,10 +66,10 @@ def calibrate(repeats: int) -> dict[str, Any]:
         spent.append(time.process_time() - begun)
         return found
 
-    accounting._epsilon_by_pld = timed
+    vars(accounting)["_epsilon_by_pld"] = timed
     rows = []
     for rate, steps, epsilon in SETTINGS:
-        least = None
+        times = []
         for _ in range(repeats):
             accounting._values.clear()
             spent.clear()
@@ -78,9 +78,8 @@ def calibrate(repeats: int) -> dict[str, Any]:
                 epsilon, 1e-5, Poisson(rate, 1000).event, steps
             )
             beyond = time.process_time() - begun - sum(spent)
-            found = (beyond, sum(spent), len(spent), noise)
-            least = min(least or found, found)
-        beyond, check, checks, noise = least
+            times.append((beyond, sum(spent), len(spent), noise))
+        beyond, check, checks, noise = min(times)
         rows.append(
             {
                 "rate": rate,

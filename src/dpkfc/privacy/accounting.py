@@ -583,6 +583,7 @@ def _compare(event: DpEvent, count: int, delta: float, by_pld: float | None, by_
     """Refuse figures that contradict each other."""
     problem = ""
     own = None if by_pld is None else quick_epsilon([(event, count)], delta)
+    least: float | None
     if own is not None:
         slack = _agreement(own, event, count, delta)
         least = own.value - slack

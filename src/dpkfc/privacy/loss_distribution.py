@@ -32,7 +32,7 @@ _MOST_REFINED = 1 << 18
 # δ is larger by the probability of losses beyond the window.
 _LOG_TAIL = math.log(1e-20)
 _FAR = 10.0  # standard deviations; 1e-23 of a Gaussian lies beyond, and counts as infinite loss
-_TILTS = 2.0 ** np.arange(-16, 25)
+_TILTS: Floats = np.exp2(np.arange(-16.0, 25.0))
 _STEPS = 10  # of the coarse integration in a standard deviation
 _MOST_STEPS = 20_000
 # Below so many standard deviations of the rounding to the grid, ε depends on the grid.
@@ -227,8 +227,8 @@ def _masses_of_pair(rate: float, stddev: float, grid: Grid, is_present: bool) ->
         lowest = max(lowest, -h * last)
     start = math.floor(max(lowest, floor) / h)
     end = max(math.ceil(highest / h), start + 1)
-    places = np.arange(start, end + 1)
-    edges = h * places
+    places = np.arange(start, end + 1, dtype=np.float64)
+    edges: Floats = h * places
     x = _x_of_losses(edges, floor, rate, stddev)
     # Logarithms of the masses below the first edge, between the edges, and above the last one.
     q_logs = _log_masses(x / stddev)
