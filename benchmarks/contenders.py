@@ -88,8 +88,13 @@ def plain(setting: Setting) -> Contender:
     return Contender(step=step)
 
 
-def session_with(setting: Setting, name: str, preconditioner: Any) -> Contender:
-    """A session of this project with a preconditioner, ledger on disk."""
+def session_with(
+    setting: Setting, name: str, preconditioner: Any, *, captures: bool = False
+) -> Contender:
+    """A session of this project with a preconditioner, ledger on disk.
+
+    `captures`: its passes are captured as graphs.
+    """
     from dpkfc.config import PrivacyConfig
     from dpkfc.curvature import KFAC
     from dpkfc.gradients.clipped_sum import capture
@@ -108,7 +113,8 @@ def session_with(setting: Setting, name: str, preconditioner: Any) -> Contender:
     )
     plan = config.with_noise(NOISE, DELTA, setting.size)
     path = setting.folder / f"{name}.jsonl"
-    session = Session(
+    kind = type("Capturing", (Session,), {"captures_graphs": captures})
+    session = kind(
         plan, model, optimizer, setting.data, ledger_path=path, augment=setting.case.augment
     )
     batches = session.batches()
@@ -151,6 +157,11 @@ def session_with(setting: Setting, name: str, preconditioner: Any) -> Contender:
 def dp_sgd(setting: Setting) -> Contender:
     """This project's DP-SGD, ledger on disk."""
     return session_with(setting, "dp_sgd", None)
+
+
+def dp_sgd_graph(setting: Setting) -> Contender:
+    """This project's DP-SGD with captured graphs, ledger on disk."""
+    return session_with(setting, "dp_sgd_graph", None, captures=True)
 
 
 def _kfac(setting: Setting, sides: str) -> Any:
@@ -288,7 +299,16 @@ def materialised(setting: Setting) -> Contender:
 
 CONTENDERS: dict[str, Callable[[Setting], Contender]] = {
     f.__name__: f
-    for f in (plain, dp_sgd, dp_kfc_inputs, dp_kfc, opacus_hooks, opacus_ghost, materialised)
+    for f in (
+        plain,
+        dp_sgd,
+        dp_sgd_graph,
+        dp_kfc_inputs,
+        dp_kfc,
+        opacus_hooks,
+        opacus_ghost,
+        materialised,
+    )
 }
 
 

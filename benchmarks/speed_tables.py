@@ -18,6 +18,7 @@ OURS = ("dp_kfc_inputs", "dp_kfc")  # by default, and as in the paper
 TITLES = {
     "plain": "plain SGD",
     "dp_sgd": "DP-SGD",
+    "dp_sgd_graph": "DP-SGD, captured",
     "dp_kfc_inputs": "DP-KFC",
     "dp_kfc": "DP-KFC, both sides",
     "opacus_hooks": "Opacus hooks",
@@ -34,6 +35,8 @@ _GHOST = dict.fromkeys(KINDS, 0.7)
 TIMES: dict[tuple[str, str], dict[str, float]] = {
     **{(name, "dp_sgd"): _OWN for name in OURS},
     ("dp_sgd", "plain"): _BASE,
+    ("dp_sgd_graph", "plain"): {},
+    ("dp_sgd_graph", "dp_sgd"): {},
     **{(name, "opacus_hooks"): _HOOKS for name in OURS},
     **{(name, "opacus_ghost"): _GHOST for name in OURS},
     **{(name, "plain"): {} for name in OURS},

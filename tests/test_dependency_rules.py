@@ -33,7 +33,7 @@ LIBRARY |= {
     "session",
     "convex",
 }
-LIBRARY |= {"callbacks", "weights", "weights_record"}
+LIBRARY |= {"graph", "callbacks", "weights", "weights_record"}
 EVERYWHERE = {"_checks", "_errors", "allocator", "clipping", "torchrun"}
 ALLOWED = {
     "_checks": set(),
@@ -54,6 +54,7 @@ ALLOWED = {
     "weights": {"checkpoint", "weights_record", "distributed", "privacy"},
     "weights_record": {"checkpoint"},
     "gradients": {"linalg", "tracking", "distributed", "memory", "rng_state", "weights"},
+    "graph": {"linalg", "tracking", "gradients", "distributed"},
     "public_rows": {"data", "gradients", "memory", "rng_state"},
     "verification": MACHINE | {"linalg", "tracking", "gradients", "public_rows"},
     "curvature": {"linalg", "memory"},

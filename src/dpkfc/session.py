@@ -20,7 +20,8 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader, TensorDataset
 
 from dpkfc import checkpoint
 from dpkfc.callbacks import Callback, CallbackCalls, StepReport
@@ -296,6 +297,9 @@ class Session:
         (ε, δ).
     """
 
+    captures_graphs = False
+    """Whether passes are captured as graphs (`dpkfc.graph`)."""
+
     def __init__(
         self,
         plan: Plan,
@@ -380,7 +384,7 @@ class Session:
         self._pending: Batch | None = None
         self._verify = check_verify_setting(verify)
         self._public_records = public_records
-        self._gradient_mode = GradientMode()
+        self._gradient_mode = self._make_gradient_mode()
         self._verified: set[Any] = set()
         self._unverified_reason = ""
         self._failed_rows = 0  # PRIVATE
@@ -411,6 +415,17 @@ class Session:
         records = len(self._loader)
         check_shares(self._ranks, records, self.plan.dataset_size, share, self._dataset)
         return replace(sampler, dataset_size=records)
+
+    def _make_gradient_mode(self) -> GradientMode:
+        """Return the way in which gradients are computed, as long as nothing is checked."""
+        if not self.captures_graphs or self._is_sharded:
+            return GradientMode()
+        from dpkfc.graph.passes import GraphPasses  # the compiler takes a second to import
+
+        data: Any = self._dataset
+        leaves = data.tensors if isinstance(data, TensorDataset) else tree_leaves(data)
+        tensors = [x for x in leaves if isinstance(x, Tensor)]
+        return GradientMode(graph=GraphPasses(self.model, self.layers, tensors))
 
     def _begin(self, budget: Budget | None) -> Receipt | None:
         """Refuse a ledger whose plan is spent, and charge the budget.
@@ -680,6 +695,8 @@ class Session:
             return
         self._gradient_mode.unproved_operation = None
         self._gradient_mode.is_checked = False
+        if self._gradient_mode.graph is not None:
+            self._gradient_mode.graph.refusal = None
         template = find_template(self._dataset, self._public_records)
         template.warn(stacklevel=4)
         verdict = check_on_public_rows(

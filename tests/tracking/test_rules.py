@@ -307,6 +307,20 @@ def view_table() -> list[Case]:
         followed(
             "narrow to a view", inferred(lambda x: x.narrow(0, N, N)), batched(N, (4,), pre=2)
         ),
+        *places(
+            "slice_scatter",
+            lambda x: torch.slice_scatter(x, 2 * x[:, :1], 1, 0, 1),
+            (4, 5),
+            (0, 2),
+            (1,),
+        ),
+        *places(
+            "select_scatter",
+            lambda x: torch.select_scatter(x, 2 * x.select(1, 0), 1, 0),
+            (4, 5),
+            (0, 2),
+            (1,),
+        ),
         *places("select", lambda x: x.select(1, 1), (4, 5), (0, 2), (1,)),
         *places("select the last", lambda x: x.select(-1, -1), (4, 5), (0, 1), (2,)),
         *places("unbind", lambda x: x.unbind(1), (2, 5), (0, 2), (1,)),

@@ -770,12 +770,36 @@ class GradientMode:
         failed_rows: private rows that added nothing for this reason. PRIVATE.
         unproved_on_private_rows: the first operation that the tracker could not follow on private
             rows, though it could on public rows. PRIVATE: control flow may have led there.
+        graph: captures passes as graphs, None where none is to be captured.
+        graph_error: what the last replay of a graph has raised. PRIVATE.
     """
 
     unproved_operation: Unknown | None = None
     is_checked: bool = False
     failed_rows: int = 0
     unproved_on_private_rows: Unknown | None = None
+    graph: Captured | None = None
+    graph_error: Exception | None = None
+
+
+class Captured(Protocol):
+    """Captures passes as graphs; see `dpkfc.graph.passes`."""
+
+    refusal: Unknown | None
+    """Why no further pass is captured, None at the beginning."""
+
+    def calls(
+        self,
+        loss_fn: LossFn,
+        augment: Augmentation | None,
+        batch: Any,
+        size: int,
+        weigh: Callable[[Tensor], Tensor],
+        *,
+        copies: bool,
+    ) -> Calls | None:
+        """Return the blocks of all layers, or None where the pass is not captured or proved."""
+        ...
 
 
 def clipped_sum(
@@ -863,7 +887,8 @@ class _Passes:
     def contributions(self, loaded: Any, rows: Rows) -> Iterator[tuple[Calls, int, Groups]]:
         """Yield calls or blocks, the number of their rows, and which rows are clipped together."""
         n = len(rows.records)
-        if self.mode.unproved_operation is None and n > 1:
+        is_tried = self.mode.unproved_operation is None or self._graph is not None
+        if is_tried and n > 1:
             calls = None
             try:
                 calls = self._together(_check_read(loaded), rows)
@@ -884,8 +909,15 @@ class _Passes:
         """
         n = len(rows.records)
         batch = move_batch(loaded, device_of_layers(self.layers))
+        graph = self._graph
+        if graph is not None:
+            all_calls = self._captured(graph, batch, rows)
+            if all_calls is not None:
+                return all_calls
+        if self.mode.unproved_operation is not None:
+            return None
         batch, tracker = follow_augmentation(self.augment, self.model, batch, n)
-        all_calls: Calls = {}
+        all_calls = {}
         for point, own_batch in self._points_and_batches(batch, tracker.following):
             with swap_parameters(self.layers, point.parameters), own_pass(self.model):
                 calls = self._pass(own_batch, rows, point.weight, tracker)
@@ -899,6 +931,43 @@ class _Passes:
                 all_calls.setdefault(name, []).extend(calls.pop(name))
         return all_calls
 
+    @property
+    def _graph(self) -> Captured | None:
+        graph = self.mode.graph
+        return None if graph is None or graph.refusal is not None else graph
+
+    def _captured(self, graph: Captured, batch: Any, rows: Rows) -> Calls | None:
+        """Return the blocks of a micro-batch from its graph, or None where it has none.
+
+        Whatever a replay raises, another way decides what becomes of these rows.
+        """
+        n = len(rows.records)
+        copies = len(self.points) > 1 or self.points[0].parameters is not None
+        all_calls: Calls = {}
+        try:
+            for point, own_batch in self._points_and_batches(batch):
+                weigh = partial(self._weigh, rows, point.weight)
+                with swap_parameters(self.layers, point.parameters):
+                    calls = graph.calls(
+                        self.loss_fn, self.augment, own_batch, n, weigh, copies=copies
+                    )
+                if calls is None:
+                    return None
+                for name in list(calls):
+                    all_calls.setdefault(name, []).extend(calls.pop(name))
+        except Exception as error:
+            if isinstance(error, StateChangedError) or is_out_of_memory(error):
+                raise
+            self.mode.graph_error = error
+            return None
+        return all_calls
+
+    def _weigh(self, rows: Rows, factor: float, losses: Tensor) -> Tensor:
+        """Return the number that is differentiated: each row's loss times its weight."""
+        if rows.weights is not None:
+            losses = losses * torch.from_numpy(rows.weights).to(losses)
+        return losses.sum() * factor
+
     def _pass(self, batch: Any, rows: Rows, factor: float, tracker: Tracker) -> Calls | None:
         """Differentiate one micro-batch, each row's loss times its weight and a factor."""
         device = device_of_layers(self.layers)
@@ -910,10 +979,9 @@ class _Passes:
         if failure is not None:
             self.mode.unproved_on_private_rows = self.mode.unproved_on_private_rows or failure
             return None
-        if rows.weights is not None:
-            losses = losses * torch.from_numpy(rows.weights).to(losses)
+        total = self._weigh(rows, factor, losses)
         with torch.autocast(device.type, enabled=False):
-            return tape.gradients(losses.sum() * factor)
+            return tape.gradients(total)
 
     def _unit_alone(self, loaded: Any, rows: Rows, unit: int) -> Calls:
         """Return the gradient of one privacy unit, each of its rows in a micro-batch of its own."""

@@ -1176,6 +1176,26 @@ def pulled_back(
         if gradient is not None:
             sources.append(meeting.source)
             rows.append(meeting.gradients(gradient, size).to(meeting.source.dtype))
+    return pull_rows(sources, rows, targets, size)
+
+
+def pull_rows(
+    sources: Sequence[Tensor],
+    rows: Sequence[Tensor],
+    targets: Sequence[GradientEdge | Tensor],
+    size: int,
+) -> Sequence[Tensor | None]:
+    """Return the gradients of every example at some places of a graph, from those at its ends.
+
+    Args:
+        sources: tensors of the graph, which depend on no example.
+        rows: gradients `[N, *source.shape]` at each.
+        targets: where gradients are wanted.
+        size: examples N.
+
+    Returns:
+        For each target `[N, ...]` of its shape, None where no source depends on it.
+    """
     if not sources or not targets:
         return [None] * len(targets)
     grad = partial(

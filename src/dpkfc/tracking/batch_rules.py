@@ -52,6 +52,8 @@ class Operation:
         trusts_public_rows: a public tensor with a row for each example may hold the examples' own
             rows.
         before: by id, the old values of public tensors that an operation in place has changed.
+        has_equal_places: whether a public tensor has the same entries for all places along an axis.
+        is_counting: whether a public index counts 0, 1, … up to so many.
     """
 
     function: OpOverload
@@ -64,6 +66,8 @@ class Operation:
     axis: Callable[[Any], BatchAxis | None]
     trusts_public_rows: bool
     before: Mapping[int, Tensor]
+    has_equal_places: Callable[[Tensor, BatchAxis], bool]
+    is_counting: Callable[[Tensor, int], bool]
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -261,7 +265,12 @@ def is_shared(operation: Operation, x: Tensor, axis: BatchAxis) -> bool:
         return True
     if not operation.has_length(x, axis):
         return False
-    return operation.trusts_public_rows or are_places_equal(x, axis, operation.size)
+    return operation.trusts_public_rows or operation.has_equal_places(x, axis)
+
+
+def counts_up(x: Tensor, length: int) -> bool:
+    """Return whether an index is 0, 1, …, length - 1 in its order in memory."""
+    return torch.equal(x.flatten(), torch.arange(length, device=x.device))
 
 
 def are_places_equal(x: Tensor, axis: BatchAxis, size: int) -> bool:

@@ -122,6 +122,25 @@ def _stack(operation: Operation) -> Answer:
     return axis
 
 
+@rule_for("slice_scatter select_scatter")
+def _scatter_part(operation: Operation) -> Answer:
+    """Return the axis of a copy with a part written over, as of `x[:, i] = y`."""
+    x, part = operation.args[:2]
+    dim = dimension_of(operation, x)
+    loses_dim = operation.name == "select_scatter"
+    why = "a part is written to other examples"
+    axes = {axis for axis in [operation.axis(x)] if axis is not None}
+    given = operation.axis(part)
+    if given is not None:
+        axes.add(given.shifted(int(loses_dim and given.dim >= dim)))
+    operation.require(len(axes) == 1, why)
+    axis = axes.pop()
+    operation.require(axis.dim != dim or x.shape == part.shape, why)
+    of_part = axis.shifted(-int(loses_dim and axis.dim > dim))
+    operation.require(fits(operation, [x], axis) and fits(operation, [part], of_part), why)
+    return axis
+
+
 @rule_of_first("diagonal")
 def _diagonal(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     dims = {dimension_of(operation, x, name) for name in ("dim1", "dim2")}

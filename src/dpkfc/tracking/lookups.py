@@ -200,8 +200,7 @@ def _axis_of_counting_index(
     length = axis.length(operation.size)
     if index.numel() != length:
         return None
-    identity = torch.arange(length, device=index.device)
-    if not torch.equal(index.flatten(), identity) or length not in index.shape:
+    if not operation.is_counting(index, length) or length not in index.shape:
         return None
     dim = index.shape.index(length) + rank - index.dim()
     return axis.move(dim)

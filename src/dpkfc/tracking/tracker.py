@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from traceback import walk_stack
 from typing import Any
 
@@ -30,6 +30,8 @@ from dpkfc.tracking.batch_rules import (
     TOTAL_RULES,
     LostExamples,
     Operation,
+    are_places_equal,
+    counts_up,
     is_shared,
     rule_name,
     split_names,
@@ -389,6 +391,8 @@ class Tracker:
                 self.axis,
                 self.trusts_public_rows,
                 before,
+                partial(are_places_equal, size=self.size),
+                counts_up,
             )
             self._note(operation, states)
         elif rule_name(function) in _DRAWS and kwargs.get("generator") is None:

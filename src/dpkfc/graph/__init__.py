@@ -1,0 +1,1 @@
+"""One graph: capture a pass once, prove it on the graph, and run exactly what was proved."""

@@ -1,0 +1,368 @@
+"""Passes over a captured graph: the blocks of every layer from one replay.
+
+A replay runs the graph, differentiates the losses at the outputs of the sites alone, and hands
+every layer its blocks. No gradient of a weight is computed, and no operation is intercepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.autograd.graph import get_gradient_edge
+from torch.nn.modules.module import _has_any_global_hook
+
+from dpkfc.distributed.fsdp import trainable_tensors
+from dpkfc.gradients.fallback import add_blocks
+from dpkfc.gradients.layers import Calls, Layer
+from dpkfc.gradients.tape import pull_rows
+from dpkfc.graph.capture import Capture, FrontEnd, NotCapturedError
+from dpkfc.graph.proof import fill_memory, prove
+from dpkfc.graph.sites import AnySite, Convolution, Embedding, Operand, Pass, Planner, Product
+from dpkfc.linalg.blocks import Lookup, Outer, Tied, join_uses
+from dpkfc.linalg.metric import NamedTensors
+from dpkfc.tracking.states import Unknown
+
+MOST_SIZES = 64
+"""Sets of sizes, such as lengths of sequences, for which the proof of a graph is kept."""
+
+
+@dataclass(frozen=True)
+class _Program:
+    """A graph that is proved and runs.
+
+    Attributes:
+        run: maps the inputs to (losses, kept tensors, edges).
+        sites: of the graph.
+        kept: the nodes of the kept tensors.
+        ended: the nodes of the edges.
+        whole: layer name to the sites that make up its blocks.
+        parts: operands whose gradients are formed, with their sites.
+    """
+
+    run: Callable[..., Any]
+    kept: Sequence[fx.Node]
+    ended: Sequence[fx.Node]
+    whole: dict[str, list[AnySite]]
+    parts: list[tuple[AnySite, Operand]]
+
+
+class GraphPasses:
+    """Runs a loss function on a model by captured graphs.
+
+    Args:
+        model: that is trained.
+        layers: of it.
+        data: tensors of the private data set.
+
+    Attributes:
+        refusal: why no further pass is captured, None at the beginning.
+    """
+
+    def __init__(
+        self, model: nn.Module, layers: Sequence[Layer], data: Iterable[Tensor] = ()
+    ) -> None:
+        self._model = model
+        self._layers = layers
+        self._parameters = trainable_tensors(model)
+        self._front = FrontEnd(self._parameters, self._make_runner, data)
+        self._last: Any = None
+        self.refusal: Unknown | None = None
+
+    @property
+    def captures(self) -> int:
+        """Return how many graphs were captured."""
+        return self._front.captures
+
+    def calls(
+        self,
+        loss_fn: Callable[..., Tensor],
+        augment: Callable[[Any], Any] | None,
+        batch: Any,
+        size: int,
+        weigh: Callable[[Tensor], Tensor],
+        *,
+        copies: bool = False,
+    ) -> Calls | None:
+        """Return the blocks of all layers for one micro-batch.
+
+        Args:
+            loss_fn: maps model and batch to losses `[n]`.
+            augment: maps the batch to one with as many rows, None for no change.
+            batch: on the device of the model, with the examples in front.
+            size: examples n, at least 2.
+            weigh: maps the losses to the number that is differentiated.
+            copies: the blocks may not share memory with parameters.
+
+        Returns:
+            None where the pass cannot be captured or proved; `refusal` says why.
+        """
+        if self.refusal is not None:
+            return None
+        try:
+            program, losses, tensors, edges = self._replay(loss_fn, augment, batch, size)
+        except NotCapturedError as error:
+            self.refusal = Unknown(error.operation, error.reason)
+            return None
+        wanted = {node: edge for node, edge in zip(program.ended, edges, strict=True) if edge}
+        total = weigh(losses)
+        with torch.autocast(losses.device.type, enabled=False):
+            arrived = torch.autograd.grad(total, list(wanted.values()), allow_unused=True)
+        gradients: dict[fx.Node, Tensor | None] = dict.fromkeys(program.ended)
+        gradients.update(zip(wanted, arrived, strict=True))
+        kept = dict(zip(program.kept, tensors, strict=True))
+        if copies:
+            kept = self._copy_parameters(kept)
+        return self._blocks(program, Pass(kept, gradients, size))
+
+    def _replay(self, loss_fn: Any, augment: Any, batch: Any, size: int) -> Any:
+        """Return (program, losses, kept tensors, edges) of one replay.
+
+        Raises:
+            NotCapturedError: the pass cannot be captured or proved.
+        """
+        if _has_any_global_hook():
+            raise NotCapturedError("global module hook", "it may change what a layer returns")
+        if any(type(p) not in (nn.Parameter, Tensor) for p in self._parameters.values()):
+            raise NotCapturedError("parameter", "parameters of this type are not captured")
+        function = loss_fn
+        if augment is not None:
+
+            def function(model: Any, batch: Any) -> Tensor:
+                losses: Tensor = loss_fn(model, augment(batch))
+                return losses
+
+        try:
+            with torch.enable_grad():
+                losses = self._front.call(function, self._model, batch)
+            if self._last is None or losses is not self._last[1]:
+                raise NotCapturedError("loss_fn", "its losses are not the output of a graph")
+            if len(losses) != size:
+                raise NotCapturedError("loss_fn", "it returns another number of losses")
+            if not losses.requires_grad:
+                raise NotCapturedError("loss", "it depends on no trainable parameter")
+            return self._last
+        finally:
+            self._last = None
+
+    def _copy_parameters(self, kept: dict[fx.Node, Tensor]) -> dict[fx.Node, Tensor]:
+        storages = {p.untyped_storage().data_ptr() for p in self._parameters.values()}
+        copies = {}
+        for node, x in kept.items():
+            is_shared = x.grad_fn is None and x.untyped_storage().data_ptr() in storages
+            copies[node] = x.clone() if is_shared else x
+        return copies
+
+    def _make_runner(self, capture: Capture) -> Callable[..., Any]:
+        programs: dict[Any, _Program] = {}
+        sizes_of = _size_reader(capture)
+
+        def run(*args: Any) -> Any:
+            sizes = sizes_of(args)
+            key = tuple(sizes.values())
+            program = programs.get(key)
+            if program is None:
+                if len(programs) >= MOST_SIZES:
+                    programs.clear()
+                program = programs[key] = _program(capture, sizes, self._layers)
+            losses, tensors, edges = program.run(*args)
+            self._last = (program, losses, tensors, edges)
+            return (losses,)
+
+        return run
+
+    # -- blocks ------------------------------------------------------------------------------------
+
+    def _blocks(self, program: _Program, run: Pass) -> Calls:
+        calls: Calls = {}
+        for layer in self._layers:
+            sites = program.whole.get(layer.name, ())
+            used = [site for site in sites if run.gradients[site.output] is not None]
+            if used:
+                calls[layer.name] = [_block(layer, used, run)]
+        gradients: NamedTensors = {}
+        sources: list[Tensor] = []
+        rows: list[Tensor] = []
+        for site, operand in program.parts:
+            if run.gradients[site.output] is None:
+                continue
+            g = site.gradient(run, operand)
+            if operand.parameter is None:
+                sources.append(run.tensors[operand.node])
+                rows.append(g.to(sources[-1].dtype))
+                continue
+            g = operand.orient(g)
+            known = gradients.get(operand.parameter)
+            gradients[operand.parameter] = g if known is None else known + g
+        if sources:
+            targets = list(self._parameters.values())
+            pulled = pull_rows(sources, rows, targets, run.size)
+            for name, x in zip(self._parameters, pulled, strict=True):
+                if x is not None:
+                    gradients[name] = gradients[name] + x if name in gradients else x
+        gradients = {name: g.detach() for name, g in gradients.items()}
+        add_blocks(self._layers, gradients, calls)
+        return calls
+
+
+def _block(layer: Layer, sites: Sequence[Any], run: Pass) -> Any:
+    """Return the block of a layer, all its uses joined."""
+    if layer.rule == "tied":
+        return _tied(layer, sites, run)
+    has_weight, has_bias = (role in layer.parameters for role in ("weight", "bias"))
+    blocks: list[Any] = []
+    for site in sites:
+        if isinstance(site, Product):
+            blocks.append(site.outer(run, has_bias=has_bias and has_weight))
+        elif isinstance(site, Convolution):
+            blocks.append(site.block(run, weight=has_weight, bias=has_bias))
+        else:
+            blocks.append(site.lookup(run))
+    return join_uses(blocks)
+
+
+def _tied(layer: Layer, sites: Sequence[Any], run: Pass) -> Tied:
+    lookups: list[Any] = [x.lookup(run) for x in sites if isinstance(x, Embedding)]
+    outers: list[Any] = [x.outer(run, has_bias=False) for x in sites if isinstance(x, Product)]
+    rows, d = layer.tensor("weight").shape
+    like = (lookups + outers)[0].b
+    empty = like.new_zeros(run.size, 0, d)
+    if not lookups:
+        lookups = [Lookup(like.new_zeros(run.size, 0, dtype=torch.long), empty, rows)]
+    if not outers:
+        outers = [Outer(empty, like.new_zeros(run.size, 0, rows))]
+    lookup: Any = join_uses(lookups)
+    outer: Any = join_uses(outers)
+    return Tied(lookup, outer)
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+def _size_reader(capture: Capture) -> Callable[[Sequence[Any]], dict[Any, int]]:
+    """Return a function from inputs to the sizes that are no numbers of examples."""
+    batch = capture.batch_symbols
+    places: dict[Any, tuple[int, int]] = {}
+    for i, x in enumerate(capture.fakes):
+        sizes = x.shape if isinstance(x, Tensor) else [x]
+        for dim, size in enumerate(sizes):
+            if isinstance(size, int):
+                continue
+            symbol = size.node.expr
+            if symbol.is_Symbol and symbol not in batch:
+                places.setdefault(symbol, (i, dim))
+
+    def read(args: Sequence[Any]) -> dict[Any, int]:
+        found = {}
+        for symbol, (i, dim) in places.items():
+            x = args[i]
+            found[symbol] = int(x.shape[dim]) if isinstance(x, Tensor) else int(x)
+        return found
+
+    return read
+
+
+def _program(capture: Capture, sizes: dict[Any, int], layers: Sequence[Layer]) -> _Program:
+    """Prove a graph at some sizes and return it with the outputs that its sites need."""
+    graph = fx.Graph()
+    results = graph.graph_copy(capture.module.graph, {})
+    graph.output(results)
+    own = Capture(fx.GraphModule(capture.module, graph), capture.inputs, capture.fakes)
+    graph = own.module.graph
+    fill_memory(graph)
+    proof = prove(own, sizes)
+    sites = Planner(own, proof).sites()
+    whole, parts = _assign(layers, sites)
+    kept: dict[fx.Node, None] = {}
+    ended: dict[fx.Node, None] = {}
+    for site in [*(x for several in whole.values() for x in several), *(x for x, _ in parts)]:
+        kept.update(dict.fromkeys(site.needs))
+        ended.update(dict.fromkeys(getattr(site, "outputs", {0: site.output}).values()))
+    for _, operand in parts:
+        if operand.parameter is None:
+            kept[operand.node] = None
+    edges = []
+    for node in ended:
+        with graph.inserting_after(node):
+            edges.append(graph.call_function(find_edge, (node,)))
+    output = graph.output_node()
+    (losses,) = [x for x in output.all_input_nodes]
+    output.args = ((losses, list(kept), edges),)
+    own.module.recompile()
+    return _Program(own.module.forward, list(kept), list(ended), whole, parts)
+
+
+def find_edge(x: Tensor) -> Any:
+    """Return where the gradients of a tensor arrive, None where none can."""
+    return get_gradient_edge(x) if x.requires_grad else None
+
+
+def _assign(
+    layers: Sequence[Layer], sites: Sequence[AnySite]
+) -> tuple[dict[str, list[AnySite]], list[tuple[AnySite, Operand]]]:
+    """Divide the uses of parameters into whole blocks of layers and single operands."""
+    uses: dict[str, list[tuple[AnySite, Operand]]] = {}
+    parts: list[tuple[AnySite, Operand]] = []
+    computed: set[str] = set()
+    for site in sites:
+        for operand in site.operands:
+            if operand.parameter is None:
+                parts.append((site, operand))
+                computed |= _sources(operand.node)
+            else:
+                uses.setdefault(operand.parameter, []).append((site, operand))
+    whole: dict[str, list[AnySite]] = {}
+    for layer in layers:
+        own = {role: uses.get(name, []) for role, name in layer.parameters.items()}
+        names = computed.intersection(layer.parameters.values())
+        if not names and _makes_block(layer, own):
+            first = next(iter(own.values()))
+            whole[layer.name] = [site for site, _ in first]
+        else:
+            for several in own.values():
+                parts += several
+    return whole, parts
+
+
+def _sources(node: fx.Node) -> set[str]:
+    """Return the names of the placeholders that a node is computed from."""
+    found, waiting = set[fx.Node](), [node]
+    while waiting:
+        x = waiting.pop()
+        if x not in found:
+            found.add(x)
+            waiting += x.all_input_nodes
+    return {x.meta["parameter"] for x in found if "parameter" in x.meta}
+
+
+def _makes_block(layer: Layer, uses: dict[str, list[tuple[AnySite, Operand]]]) -> bool:
+    """Return whether all uses of a layer's parameters are of the form of its block."""
+    roles = list(uses)
+    by_role = [[id(site) for site, _ in several] for several in uses.values()]
+    if not by_role[0] or any(sites != by_role[0] for sites in by_role):
+        return False
+    sites: list[Any] = [site for site, _ in next(iter(uses.values()))]
+    if len(set(map(id, sites))) != len(sites):
+        return False
+    if layer.rule == "linear":
+        if not all(isinstance(x, Product) and (x.bias is None or x.is_left) for x in sites):
+            return False
+        if "weight" not in roles:
+            return all(x.weight is None for x in sites)
+        if layer.transposed:
+            return all(x.is_transposed for x in sites)
+        return all(x.is_plain for x in sites)
+    if layer.rule == "conv":
+        return all(isinstance(x, Convolution) for x in sites)
+    if layer.rule == "embedding":
+        return all(isinstance(x, Embedding) and not x.weight.crosswise for x in sites)
+    if layer.rule == "tied":
+        return roles == ["weight"] and all(
+            (isinstance(x, Embedding) and not x.weight.crosswise)
+            or (isinstance(x, Product) and x.is_plain)
+            for x in sites
+        )
+    return False

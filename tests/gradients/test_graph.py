@@ -1,0 +1,343 @@
+"""Passes over captured graphs: equal to single examples, captured anew or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from dpkfc import KFAC, PinkNoise, PrivacyConfig, Session
+from dpkfc.gradients.clipped_sum import Clip, ClippedSummer
+from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.state import StateChangedError
+from dpkfc.graph.passes import GraphPasses
+from dpkfc.postprocess import DiSK
+from tests.zoo.brute_force import clipped_sum, gradients_of_each, norm_of, relative_error
+
+Loss = Callable[[nn.Module, Any], Tensor]
+
+
+@pytest.fixture(autouse=True)
+def own_captures():
+    """Begin every test without graphs of others."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def classify(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def rows(n: int, *shape: int, words: int = 0) -> tuple[Tensor, Tensor]:
+    x = torch.randint(words, (n, *shape)) if words else torch.randn(n, *shape)
+    return x, torch.randint(3, (n,))
+
+
+class Net(nn.Module):
+    """Modules and a function of them."""
+
+    def __init__(self, forward: Callable[..., Tensor], **parts: Any) -> None:
+        super().__init__()
+        self.run = forward
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self, x)
+
+
+def error(passes: GraphPasses, model: nn.Module, loss_fn: Loss, batch: Any) -> float:
+    """Return the relative error of a clipped sum beside plain autograd on single examples."""
+    n = len(batch[0])
+    calls = passes.calls(loss_fn, None, batch, n, torch.sum)
+    assert calls is not None, passes.refusal
+    singles = [tuple(x[i : i + 1] for x in batch) for i in range(n)]
+    gradients = gradients_of_each(model, singles, loss_fn)
+    clip = float(torch.tensor([norm_of(g) for g in gradients]).median())
+    layers = find_layers(model)
+    summer = ClippedSummer(layers, {}, Clip(clip))
+    summer.add(calls, n)
+    return relative_error(summer.result(), clipped_sum(gradients, clip))
+
+
+def mlp(*inner: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), *inner, nn.Tanh(), nn.Linear(6, 3))
+
+
+def _language() -> nn.Module:
+    """A tied table, positions, attention and a class token, as transformers have them."""
+
+    def forward(m: Net, ids: Tensor) -> Tensor:
+        x = m.table(ids) + m.places[: ids.shape[1]]
+        x = torch.cat([m.token.expand(len(ids), -1, -1), x], 1)
+        h = m.layer(x)
+        return F.linear(m.norm(h[:, 0]), m.table.weight)[:, :3]
+
+    layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
+    return Net(
+        forward,
+        table=nn.Embedding(11, 8),
+        places=nn.Parameter(torch.randn(6, 8)),
+        token=nn.Parameter(torch.randn(1, 1, 8)),
+        layer=layer,
+        norm=nn.LayerNorm(8),
+    )
+
+
+def _images() -> nn.Module:
+    """Convolutions of several kinds, group norm and a weight that is computed."""
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular"),
+        nn.GroupNorm(2, 4),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(4, 4, 3, groups=2, stride=2),
+        nn.ConvTranspose2d(4, 3, 2),
+        nn.Flatten(),
+        parametrizations.weight_norm(nn.Linear(27, 5)),
+        nn.PReLU(),
+        nn.Linear(5, 3, bias=False),
+    )
+
+
+def _uses() -> nn.Module:
+    """One matrix is multiplied, summed, transposed and indexed; experts are one tensor."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        h = torch.tanh(F.linear(x, m.w) + m.w.sum(1))
+        h = torch.einsum("ni,eio->neo", h, m.experts).sum(1)
+        return F.linear(h, m.w.T)[:, :3] + m.w[x[:, :3].argmax(1)][:, :3]
+
+    return Net(
+        forward, w=nn.Parameter(torch.randn(5, 4)), experts=nn.Parameter(torch.randn(2, 5, 5))
+    )
+
+
+def _recurrent() -> nn.Module:
+    def forward(m: Net, x: Tensor) -> Tensor:
+        return m.head(m.cell(x)[0][:, -1])
+
+    return Net(forward, cell=nn.LSTM(4, 3, batch_first=True), head=nn.Linear(3, 3))
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "words"),
+    [(_language, (5,), 11), (_images, (2, 6, 6), 0), (_uses, (4,), 0), (_recurrent, (3, 4), 0)],
+)
+def test_one_capture_equals_single_examples_at_every_size(make, shape, words) -> None:
+    model = make()
+    passes = GraphPasses(model, find_layers(model))
+    for n in (2, 7, 3):
+        assert error(passes, model, classify, rows(n, *shape, words=words)) < 1e-10
+    assert passes.captures == 1
+
+
+def test_lengths_of_sequences_share_a_graph() -> None:
+    model = _language()
+    passes = GraphPasses(model, find_layers(model))
+    for n, length in ((2, 5), (3, 4), (5, 3)):
+        assert error(passes, model, classify, rows(n, length, words=11)) < 1e-10
+    assert passes.captures == 1
+
+
+# -- what mixes or remembers is not captured -------------------------------------------------------
+
+
+class _Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g - g.mean(0)
+
+
+def _counted(m: Net, x: Tensor) -> Tensor:
+    m.count = m.count + 1
+    return m.body(x)
+
+
+def _kept(m: Net, x: Tensor) -> Tensor:
+    h = m.body(x)
+    m.last = h.detach().mean(0)
+    return h
+
+
+def _buffered(m: Net, x: Tensor) -> Tensor:
+    h = m.body(x)
+    m.mean.mul_(0.9).add_(0.1 * h.detach().mean(0))
+    return h
+
+
+_seen: list[Tensor] = []
+
+
+def _listed(m: Net, x: Tensor) -> Tensor:
+    h = m.body(x)
+    _seen.append(h.detach())
+    return h
+
+
+def _hooked(m: Net, x: Tensor) -> Tensor:
+    h = m.body(x)
+    h.register_hook(lambda g: g - g.mean(0))
+    return h
+
+
+def _after(change: Callable[[Tensor], Tensor]) -> Callable[[Net, Tensor], Tensor]:
+    return lambda m, x: change(m.body(x))
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        _after(lambda h: h - h.mean(0)),
+        _after(lambda h: h.softmax(0)),
+        _after(lambda h: h + h[:1]),
+        _after(lambda h: h.T.reshape(h.shape)),
+        _after(lambda h: h[torch.randperm(len(h))]),
+        _after(lambda h: h / len(h)),
+        _after(lambda h: h * torch.arange(len(h)).unsqueeze(1)),
+        _after(lambda h: h * torch.ones(len(h)).sum()),
+        _after(lambda h: torch.cat([h[: len(h) // 2], h[len(h) // 2 :] + h[:1]])),
+        _after(lambda h: h * 2 if h.max() > 0 else h),
+        _after(lambda h: torch.cat([h[:4], h[4:] + h[: len(h[4:])]]) if len(h) > 4 else h),
+        _after(lambda h: F.batch_norm(h, None, None, training=True)),
+        _after(_Squared.apply),
+        _counted,
+        _kept,
+        _buffered,
+        _listed,
+        _hooked,
+    ],
+)
+def test_a_program_that_mixes_or_remembers_is_not_captured(forward) -> None:
+    model = Net(forward, body=nn.Linear(4, 3))
+    model.count, model.last = 0, None
+    model.register_buffer("mean", torch.zeros(3))
+    passes = GraphPasses(model, find_layers(model))
+    assert passes.calls(classify, None, rows(6, 4), 6, torch.sum) is None
+    assert passes.refusal is not None
+    assert (model.count, model.last, _seen) == (0, None, [])
+    assert not model.mean.any()
+
+
+def test_what_is_detached_or_frozen_has_no_gradient() -> None:
+    def forward(m: Net, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            target = m.head(torch.tanh(m.body(x)))
+        h = m.body(x)
+        return m.head(h) - target + m.head(h.detach()) * m.gate.detach()
+
+    model = Net(
+        forward, body=nn.Linear(4, 6), head=nn.Linear(6, 3), gate=nn.Parameter(torch.randn(3))
+    )
+    model.body.bias.requires_grad_(False)
+    passes = GraphPasses(model, find_layers(model))
+    assert error(passes, model, classify, rows(5, 4)) < 1e-10
+
+
+# -- what changes between two steps ----------------------------------------------------------------
+
+
+def test_a_changed_program_is_captured_anew() -> None:
+    model = mlp(nn.Dropout(0.5))
+    model.eval()
+    scale, table = 1.0, torch.ones(3)
+
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch[0]) * scale * table, batch[1], reduction="none")
+
+    passes = GraphPasses(model, find_layers(model))
+
+    def check(captures: int) -> None:
+        assert error(passes, model, loss_fn, rows(5, 4)) < 1e-10
+        assert passes.captures == captures
+
+    check(1)
+    table = torch.randn(3)  # an input of the graph
+    check(1)
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+    check(1)
+    scale = 0.5
+    check(2)
+    model[0].register_forward_hook(lambda module, args, output: 3 * output)
+    check(3)
+    model[3].register_forward_pre_hook(lambda module, args: (args[0] - 1,))
+    check(4)
+    model[2] = nn.Softplus()
+    check(5)
+    model[1].p = 0.25
+    model.train()
+    assert passes.calls(loss_fn, None, rows(5, 4), 5, torch.sum) is not None
+    assert passes.captures == 6
+
+
+def test_a_hook_that_mixes_after_the_first_step_is_refused() -> None:
+    model = mlp()
+    passes = GraphPasses(model, find_layers(model))
+    assert error(passes, model, classify, rows(5, 4)) < 1e-10
+    model[0].register_forward_hook(lambda module, args, output: output - output.mean(0))
+    assert passes.calls(classify, None, rows(5, 4), 5, torch.sum) is None
+
+
+def test_the_data_set_outside_of_the_batch_is_refused_by_name() -> None:
+    model, (x, y) = mlp(), rows(20, 4)
+    passes = GraphPasses(model, find_layers(model), [x])
+
+    def centred(model: nn.Module, batch: Any) -> Tensor:
+        return classify(model, (batch[0] - x.mean(0), batch[1]))
+
+    with pytest.raises(StateChangedError, match=r"reads the private data set by .*x"):
+        passes.calls(centred, None, (x[:5].clone(), y[:5]), 5, torch.sum)
+
+
+# -- sessions --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", ["plain", "kfac", "disk", "views", "units"])
+def test_a_session_releases_the_same_with_graphs(settings, monkeypatch) -> None:
+    torch.set_default_dtype(torch.float32)
+    x, y = torch.randn(24, 1, 6, 6), torch.randint(3, (24,))
+    options: dict[str, Any] = {}
+    if settings == "kfac":
+        options["preconditioner"] = KFAC(probe=PinkNoise((1, 6, 6)), probe_size=16)
+    if settings == "disk":
+        options["postprocess"] = DiSK()
+    if settings == "views":
+        options["augmentations"] = 2
+    if settings == "units":
+        options |= {"unit": "patient", "max_records_per_unit": 2}
+    released = []
+    for captures in (False, True):
+        monkeypatch.setattr(Session, "captures_graphs", captures)
+        torch.manual_seed(1)
+        model = nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)
+        )
+        size = 12 if settings == "units" else 24
+        plan = PrivacyConfig(
+            max_grad_norm=0.1, expected_batch_size=6, steps=3, test_mode_seed=1, **options
+        ).with_noise(0.0, 1e-3, size)
+        optimizer = torch.optim.SGD(model.parameters(), 0.5)
+        units = [i // 2 for i in range(24)] if settings == "units" else None
+        with Session(plan, model, optimizer, (x, y), units=units) as session:
+            for batch in session.batches():
+                session.step(batch, classify)
+            mode = session._gradient_mode
+            assert mode.graph_error is None
+            if captures:
+                assert mode.graph is not None
+                # Torch has another convolution from 16 rows on, and a graph for each.
+                assert mode.graph.refusal is None and mode.graph.captures <= 2
+        released.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.allclose(*released, rtol=1e-4, atol=1e-6)
