@@ -26,7 +26,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
     "core": 295_500,
-    "app": 108_610,
+    "app": 108_700,
     "papers": 87_140,
     "benchmarks": 44_500,
 }

@@ -10,6 +10,7 @@ import codecs
 import csv
 import gzip
 import io
+import os
 import re
 import zlib
 from bisect import bisect_right
@@ -59,11 +60,18 @@ def read_blocks(path: Path, file: IO[bytes], encoding: str) -> Iterator[bytes]:
 
     Bytes that are not of the encoding become signs that say so; in UTF-8 they stay.
     """
+    stored = file.fileno()
+    size = os.fstat(stored).st_size
+
+    def read() -> bytes:
+        # A file that grows may have no end; it is refused when it is closed.
+        return file.read(BLOCK) if os.fstat(stored).st_size == size else b""
+
     try:
         if path.name.lower().endswith(PACKED):
             unpacked = cast(IO[bytes], gzip.open(file))
             file = io.BufferedReader(BoundedStream(unpacked, path))
-        content = file.read(BLOCK)
+        content = read()
         name = codecs.lookup(encoding).name
         if name == "utf-8" and content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             name = encoding = "utf-16"
@@ -71,12 +79,12 @@ def read_blocks(path: Path, file: IO[bytes], encoding: str) -> Iterator[bytes]:
             content = content.removeprefix(codecs.BOM_UTF8)
             while content:
                 yield content
-                content = file.read(BLOCK)
+                content = read()
         elif name.startswith(("utf-16", "utf-32")):
             decoder = codecs.getincrementaldecoder(encoding)("replace")
             is_first = True
             while content:
-                following = file.read(BLOCK)
+                following = read()
                 text = decoder.decode(content, not following)
                 text = text.removeprefix("\ufeff") if is_first else text
                 yield text.encode("utf-8", "surrogatepass")
@@ -86,7 +94,7 @@ def read_blocks(path: Path, file: IO[bytes], encoding: str) -> Iterator[bytes]:
             while content:
                 content += file.readline()
                 yield _decode_lines(content, encoding).encode("utf-8", "surrogatepass")
-                content = file.read(BLOCK)
+                content = read()
     except (gzip.BadGzipFile, EOFError, zlib.error):
         raise damaged_error(path, "is not a whole gzip file") from None
 
