@@ -127,6 +127,8 @@ def attack_rates(charges: Charges, largest: float) -> tuple[float, float]:
         releases = read_releases(charges, larger)
         if releases is None:
             return 1.0, 1.0
+        if larger and releases == read_releases(charges):
+            break
         composed = Composition(releases, 0.05, sign, 1 << 12)
         logs.append([composed.log_delta(e) for e in epsilons])
     deltas = np.minimum(np.exp(np.max(logs, axis=0)), 1.0)
