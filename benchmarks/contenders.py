@@ -61,14 +61,13 @@ class Setting:
 class Contender:
     """One step, and what a reader should know.
 
-    `refresh` rebuilds the preconditioner, `averaged` on top of an earlier one from an eighth of the
-    probe, and `built_at` names the last time.
+    `refresh` rebuilds the preconditioner on top of that of the last step, or with `first=True` as
+    the first step does; `built_at` names the last time.
     """
 
     step: Callable[[], None]
     note: str = ""
     refresh: Callable[[], Any] | None = None
-    averaged: Callable[[], Any] | None = None
     built_at: Callable[[], Any] = lambda: None
     close: Callable[[], None] = lambda: None
 
@@ -96,7 +95,6 @@ def session_with(
     `captures`: its passes are captured as graphs.
     """
     from dpkfc.config import PrivacyConfig
-    from dpkfc.curvature import KFAC
     from dpkfc.gradients.clipped_sum import capture
     from dpkfc.preconditioning import refresh_microbatch_size
     from dpkfc.session import Session
@@ -125,30 +123,19 @@ def session_with(
     def step() -> None:
         session.step(next(batches), loss_fn)
 
-    def refresh(of: Any = preconditioner, **more: Any) -> Any:
+    def refresh(*, first: bool = False) -> Any:
         rules = {layer.name: layer.rule for layer in session.layers}
         # As many examples at once as the session's own refresh.
-        rows = refresh_microbatch_size(of, config.refresh_rows().most)
-        of = replace(of, chunk=rows or of.chunk)
+        rows = refresh_microbatch_size(preconditioner, config.refresh_rows().most, first=first)
+        of = replace(preconditioner, chunk=rows or preconditioner.chunk)
+        more = {} if first or not of.uses_previous_state else {"previous": session.preconditioner}
         return of.build(
             model, lambda m, loss: capture(m, session.layers, loss), 0, rules=rules, **more
         )
 
-    averages = isinstance(preconditioner, KFAC)
-    small = (
-        replace(preconditioner, probe_size=max(16, preconditioner.probe_size // 8), decay=0.875)
-        if averages
-        else None
-    )
-    earlier: list[Any] = []
-
-    def averaged() -> None:
-        earlier[:] = [refresh(small, previous=earlier[0] if earlier else None)]
-
     return Contender(
         step=step,
         refresh=None if preconditioner is None else refresh,
-        averaged=averaged if averages else None,
         built_at=lambda: session.preconditioner and session.preconditioner.step,
         close=session.close,
     )

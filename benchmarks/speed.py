@@ -22,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,16 +80,6 @@ def measure_times(
                     seconds[name][number] = taken[0]
                     processor[name].append(taken[1])
             gc.collect()
-        refreshes = {
-            n: [timed(c.refresh, device)[0] for _ in range(3)]
-            for n, c in live.items()
-            if c.refresh is not None
-        }
-        averaged = {
-            n: [timed(c.averaged, device)[0] for _ in range(4)][1:]
-            for n, c in live.items()
-            if c.averaged is not None
-        }
         for contender in live.values():
             contender.close()
         gc.unfreeze()
@@ -98,13 +89,42 @@ def measure_times(
             "processor_ms": _median_ms(processor[name]),
         }
         entries[name] |= {"note": contender.note} if contender.note else {}
-        for what, taken in (("refresh", refreshes), ("averaged_refresh", averaged)):
-            if name in taken:
-                entries[name] |= {f"{what}_ms": _median_ms(taken[name], 1)}
-                entries[name] |= {
-                    f"{what}_range_ms": [round(1e3 * end(taken[name]), 1) for end in (min, max)]
-                }
     return {"contenders": {name: entries[name] for name in names}, "paired": _ratios(seconds)}
+
+
+def measure_refreshes(
+    case: Any, names: Sequence[str], arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """Return the first refresh and later ones beside steps, and what the later ones take of the
+    time with `EVERY` steps: of the processor's time, which other work disturbs least, or of a
+    card's by the clock.
+    """
+    from contenders import CONTENDERS, setting_for, timed
+
+    found, device = {}, arguments.device
+    for name in set(OURS) & set(names):
+        with tempfile.TemporaryDirectory() as folder:
+            own = CONTENDERS[name](setting_for(case, Path(folder), device))
+            own.step()
+            first = timed(partial(own.refresh, first=True), device)
+            taken = [(timed(own.refresh, device), timed(own.step, device)) for _ in range(5)]
+            own.close()
+        clock = int(device == "cpu")
+        shares = [
+            refresh[clock] / (refresh[clock] + EVERY * step[clock]) for refresh, step in taken[1:]
+        ]
+        found[name] = {
+            "first_ms": round(1e3 * first[0], 1),
+            "refresh_ms": _median_ms([refresh[0] for refresh, _ in taken[1:]], 1),
+            "share": round(statistics.median(shares), 4),
+            "share_range": [round(end(shares), 4) for end in (min, max)],
+        }
+    return {
+        "date": now(),
+        "hardware": hardware(arguments.threads, device),
+        "load_before": load_average(),
+        "contenders": found,
+    }
 
 
 def _median_ms(seconds: Sequence[float], digits: int = 3) -> float:
@@ -174,6 +194,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--no-memory",
         action="store_true",
         help="time only; memory stays as it was taken last, with its date",
+    )
+    which.add_argument(
+        "--refreshes-only",
+        action="store_true",
+        help="refreshes only; steps and memory stay as they were taken last",
     )
     which.add_argument(
         "--memory-only",
@@ -260,9 +285,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in chosen:
         before = results.setdefault(part, {}).get(name, {})
         results[part][name] = measured(known[name], names, arguments, before)
-        results |= (
-            {"date": now(), "hardware": hardware(arguments.threads)} if part != "card" else {}
-        )
+        if part != "card" and not arguments.refreshes_only:
+            results |= {"date": now(), "hardware": hardware(arguments.threads)}
         if writes:
             write_json(path, results)
     shown = {"models": {}, part: {name: results[part][name] for name in chosen}}
@@ -278,11 +302,13 @@ def measured(
     """
     print(f"{case.name}: {case.title}, batch {case.batch_size}", file=sys.stderr, flush=True)
     entry: dict[str, Any] = {"title": case.title, "batch_size": case.batch_size}
-    if arguments.memory_only:
+    if arguments.memory_only or arguments.refreshes_only:
         entry = {"contenders": {}, **before, **entry}
     else:
         entry |= _timed_entry(case, names, arguments)
-    if not arguments.no_memory:
+    if not arguments.memory_only:
+        entry["refreshes"] = measure_refreshes(case, names, arguments)
+    if not arguments.no_memory and not arguments.refreshes_only:
         refused = [name for name, of in entry["contenders"].items() if "not_available" in of]
         alive = [
             n

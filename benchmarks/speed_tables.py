@@ -44,7 +44,7 @@ TIMES: dict[tuple[str, str], dict[str, float]] = {
     ("dp_sgd", "opacus_ghost"): {},
     ("dp_kfc", "materialised"): {},
 }
-REFRESH = {**dict.fromkeys(KINDS, 0.05), "card": 0.03}
+REFRESH = dict.fromkeys(KINDS, 0.03)
 MEMORY = dict.fromkeys(KINDS, 1.25)
 
 Entry = Mapping[str, Any]
@@ -127,7 +127,7 @@ def _tables(entries: Mapping[str, Entry], card: bool = False) -> list[str]:
         for e in entries.values()
     ]
     parts = [
-        "Milliseconds a step (median; + a refresh of the preconditioner)",
+        "Milliseconds a step (median)",
         markdown([*head, "rounds"], times),
     ]
     with_goal, without = (
@@ -197,45 +197,41 @@ def _amortised(entries: Mapping[str, Entry]) -> list[str]:
 
 
 def _with_refreshes(entry: Entry, top: str, bottom: str) -> str:
-    found, own = within(entry, top, bottom), entry["contenders"].get(top, {})
-    if found is None or "refresh_ms" not in own:
+    found, own = within(entry, top, bottom), _refreshes_of(entry).get(top)
+    if found is None or own is None:
         return "–"
-    return f"{found['ratio'] * (1 + own['refresh_ms'] / EVERY / own['median_ms']):.2f}"
+    return f"{found['ratio'] / (1 - own['share']):.2f}"
+
+
+def _refreshes_of(entry: Entry) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = entry.get("refreshes", {}).get("contenders", {})
+    return found
 
 
 def _refreshes(entries: Mapping[str, Entry], card: bool) -> list[str]:
-    """What a refresh takes of the time, from the whole probe and from an eighth of it."""
+    """What refreshes take of the time: the first, and each later one."""
     rows = []
     for model, entry in entries.items():
         for name, sides in zip(OURS, ("inputs", "both"), strict=True):
-            kfac = entry["contenders"].get(name, {})
-            if "refresh_ms" in kfac:
-                cells = [
-                    _refresh(kfac, of, REFRESH.get(kind(model, card)))
-                    for of in ("refresh_ms", "averaged_refresh_ms")
-                ]
-                rows.append([entry["title"], sides, *(cell for pair in cells for cell in pair)])
-    goal = f"(≤ {100 * REFRESH['card' if card else 'cnn']:.0f} %)"
-    whole, part = (
-        ("the whole probe, ms", f"share of the time {goal}"),
-        ("an eighth of it, averaged, ms", f"its share {goal}"),
-    )
-    head = ["model", "sides", *whole, *part]
-    return [f"A refresh in {EVERY} steps", markdown(head, rows)] if rows else []
+            own = _refreshes_of(entry).get(name)
+            if own:
+                goal = REFRESH.get(kind(model, card))
+                met = "" if goal is None else f" {'✓' if own['share'] <= goal else '✗'}"
+                low, high = (100 * end for end in own["share_range"])
+                share = f"{100 * own['share']:.1f} % [{low:.1f}, {high:.1f}]{met}"
+                times = (f"{own[of]:,.0f}" for of in ("first_ms", "refresh_ms"))
+                rows.append([entry["title"], sides, *times, share, _where(entry["refreshes"])])
+    head = ["model", "sides", "the first, ms", "a later one, ms"]
+    head += [f"share of the time in {EVERY} steps (≤ {100 * REFRESH['cnn']:.0f} %)", "measured on"]
+    return ["Refreshes of the preconditioner", markdown(head, rows)] if rows else []
 
 
-def _refresh(kfac: Mapping[str, Any], of: str, goal: float | None) -> tuple[str, str]:
-    """Its milliseconds, and what it takes of the time together with so many steps."""
-    if of not in kfac:
-        return "–", "–"
-    share, *spread = (
-        x / (x + EVERY * kfac["median_ms"])
-        for x in (kfac[of], *kfac.get(of.replace("_ms", "_range_ms"), ()))
+def _where(taken: Mapping[str, Any]) -> str:
+    of, day = taken["hardware"], taken["date"][:10]
+    return (
+        f"{of['cpu']}, {of['torch_cpu_capability']}, threads: {of['threads']}, {day}, load"
+        f" {taken['load_before']}"
     )
-    text = f"{100 * share:.1f} %" + (
-        f" [{100 * spread[0]:.1f}, {100 * spread[1]:.1f}]" if spread else ""
-    )
-    return f"{kfac[of]:,.0f}", text + ("" if goal is None else f" {'✓' if share <= goal else '✗'}")
 
 
 def _memory_ratios(entries: Mapping[str, Entry], card: bool) -> list[str]:
@@ -299,8 +295,7 @@ def _whole_ratio(memory: Mapping[str, Any], name: str, goal: float) -> str:
 def _milliseconds(entry: Mapping[str, Any]) -> str:
     if "median_ms" not in entry:
         return "n/a" if entry else "–"
-    refresh = f" + {entry['refresh_ms']:,.0f}" if "refresh_ms" in entry else ""
-    return f"{entry['median_ms']:,.1f}{refresh}"
+    return f"{entry['median_ms']:,.1f}"
 
 
 def _rounds(entry: Entry) -> str:

@@ -293,11 +293,11 @@ def timed(what: str, results: Content) -> Timed | None:
     if value is None:
         return None
     contender = ratio.partition(" / ")[0]
-    own = entry.get("contenders", {}).get(contender, {})
+    own = entry.get("refreshes", {}).get("contenders", {}).get(contender)
     every = entry.get("setting", {}).get("every")
     refreshed = ""
-    if every and "refresh_ms" in own:
-        value *= 1 + own["refresh_ms"] / every / own["median_ms"]
+    if own is not None:
+        value /= 1 - own["share"]
         refreshed = f", curvature every {every} steps"
     machine = entry.get("hardware", {})
     where = (

@@ -40,18 +40,24 @@ from dpkfc.privacy.mechanism import NamedTensors
 _NO_LIMIT = RowLimit()
 
 
-def refresh_microbatch_size(config: Preconditioner, most: int | None) -> int | None:
+def refresh_microbatch_size(
+    config: Preconditioner, most: int | None, *, first: bool = True
+) -> int | None:
     """Return the probe examples of one forward pass, at least 1; None if it must not be changed.
 
     Args:
         config: the preconditioner.
         most: examples that a step holds; None leaves preconditioners as they are.
+        first: whether the refresh continues from none; a later one may have fewer examples.
     """
     size = config.microbatch_size
     if size is None or most is None:
         return None
     rows = min(size, most)
-    if rows >= min(size, SCALE_SIZE, config.fewest_probe_examples):
+    examples = config.fewest_probe_examples
+    if first:
+        examples = max([examples, *(spec.size for spec in config.probe_specs(0))])
+    if rows >= min(size, SCALE_SIZE, examples):
         return rows
     return -(-rows // 2)
 
@@ -149,7 +155,7 @@ class PreconditionerManager:
             # A team retries together, or a lack of memory on one process would end the run there.
             return ranks.run_on_all(make) if "team" in arguments else make()
 
-        rows = refresh_microbatch_size(config, self._most_rows)
+        rows = refresh_microbatch_size(config, self._most_rows, first=self.current is None)
         if rows is None:
             state = build(config)
         else:

@@ -190,10 +190,37 @@ def test_wide_covariances_and_many_rows_keep_the_first_pairs_alone(monkeypatch):
         exact = torch.linalg.svdvals(x.double())[:20].square() / n
         assert torch.allclose(eigen.values, exact, rtol=2e-2)
         assert eigen.trace == pytest.approx(float(x.double().square().sum()) / n, rel=1e-5)
-    small = eigen_of_rows(torch.randn(500, 60), 500, keep=15)
-    assert small.values.numel() == 60 and small.rest == 0.0  # all pairs cost as little there
+    for keep, kept in ((15, 15), (16, 60)):  # 60 columns are not four times 16
+        x = torch.randn(500, 60)
+        small, exact = eigen_of_rows(x, 500, keep), torch.linalg.svdvals(x.double()).square() / 500
+        assert small.values.numel() == kept
+        assert torch.allclose(small.values, exact[:kept], rtol=1e-5)
+        assert small.rest == pytest.approx(float(exact[kept:].sum()), rel=1e-5)
     zero = eigen_of_covariance(torch.zeros(400, 400), 1.0, keep=10)
     assert zero.trace == 0.0 and torch.isfinite(zero.vectors).all()
+
+
+@pytest.mark.parametrize("form", ["matrix", "rows", "few rows"])
+def test_pairs_of_a_matrix_that_has_moved_are_followed(form):
+    """From the pairs of the matrix before, the values are those of the whole decomposition to a
+    part of the mean eigenvalue, which damping hides.
+    """
+    d, keep = 300, 16
+    scales = torch.arange(1, d + 1).pow(-1.0)
+    n = 120 if form == "few rows" else 1500
+    old = torch.randn(n, d) * scales
+    new = old + 0.1 * torch.randn(n, d) * scales
+    start = eigen_of_rows(old, n, keep).vectors
+    if form == "matrix":
+        found = eigen_of_covariance(new.T @ new, 1 / n, keep, start)
+    else:
+        found = eigen_of_rows(new, n, keep, start)
+    exact = torch.linalg.svdvals(new.double()).square() / n
+    assert found.values.numel() == keep and _orthonormal_error(found.vectors) < 1e-5
+    assert found.trace == pytest.approx(float(exact.sum()), rel=1e-5)
+    assert float((found.values - exact[:keep]).abs().max()) < 0.1 * float(exact.sum()) / d
+    still = eigen_of_rows(old, n, keep, start)
+    assert torch.allclose(still.values, torch.linalg.svdvals(old.double())[:keep].square() / n)
 
 
 def test_leading_pairs_are_the_same_every_time_and_leave_the_global_stream_alone():

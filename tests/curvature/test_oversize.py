@@ -151,16 +151,14 @@ def test_an_average_keeps_first_directions_and_every_trace() -> None:
     """
     share, old, new = 0.8, randn(5, 40), randn(9, 40, seed=1)
     past = sums(old)
-    past.warm_start_from(past.result())
-    later = past.decayed(share)
+    later = past.remembered(past.result()).decayed(share)
     later.merge(sums(new))
     exact = (share * old.T @ old + new.T @ new) / (share * 5 + 9)
     torch.testing.assert_close(matrix(later), exact, rtol=1e-9, atol=1e-11)
 
     old = randn(17, 40) * torch.linspace(3, 0.1, 40, dtype=F64)
     past = sums(old)
-    past.warm_start_from(past.result())
-    later = past.decayed(share)
+    later = past.remembered(past.result()).decayed(share)
     later.merge(sums(new))
     assert later._row_count == 24 // 4 + 9 <= 24
     exact = (share * old.T @ old + new.T @ new) / (share * 17 + 9)
@@ -200,6 +198,7 @@ def kfac(**fields: object) -> KFAC:
         "probe_size": 64,
         "max_factor_size": 16,
         "oversize": "low_rank",
+        "decay": 0.0,
     }
     return KFAC(**{**settings, **fields})
 

@@ -106,11 +106,41 @@ def test_distances_of_empty_sides():
     assert empty.distance(sums_of(9, {})) == 1.0
 
 
+def test_of_a_wide_side_the_first_pairs_are_kept_and_the_trace():
+    """Beside the exact average: the pairs of the past exactly, the rest by its trace."""
+    d, keep, share = 60, 12, 0.8
+    scales = torch.arange(1, d + 1, dtype=torch.float64).pow(-1.0)
+    old, new = rows(300, d) * scales, rows(20, d, 1) * scales
+    past = FactorAccumulator(d, decays=True)
+    past.add(old, 300)
+    factor = past.result(keep)
+    assert factor.values.numel() == keep and factor.trace == pytest.approx(
+        float(old.square().sum()) / 300
+    )
+    kept = past.remembered(factor)
+    assert kept._sum is None and kept._row_count == keep
+    torch.testing.assert_close(matrix_of(kept), dense_matrix(factor), rtol=1e-9, atol=1e-12)
+    later = kept.decayed(share)
+    one = FactorAccumulator(d, decays=True)
+    one.add(new, 20)
+    later.merge(one)
+    expected = (share * 300 * dense_matrix(replace(factor, rest=0.0)) + new.T @ new) / (
+        share * 300 + 20
+    )
+    rest = share * 300 * factor.rest / (share * 300 + 20)
+    found, exact = later.result(keep), torch.linalg.eigvalsh(expected).flip(0)
+    # Two rounds from the pairs of the past follow the new ones.
+    torch.testing.assert_close(found.values[:6], exact[:6], rtol=1e-2, atol=0)
+    assert found.trace == pytest.approx(float(expected.trace()) + rest, rel=1e-12)
+    assert later.result(None).values[0] == pytest.approx(float(exact[0]), rel=1e-6)
+
+
 # -- refreshes
 
 
 def test_a_refresh_averages_with_the_ones_before():
-    model, kfac = mlp().double(), _kfac(decay=0.6, max_rank=None, scale="raw")
+    model = mlp().double()
+    kfac = _kfac(decay=0.6, later_probe_size=24, max_rank=None, scale="raw")
     plain = _kfac(max_rank=None, scale="raw")
     built, dense = None, []
     for step in (0, 50, 100):
@@ -162,8 +192,18 @@ def test_later_refreshes_may_look_at_fewer_examples():
             torch.testing.assert_close(sides[side], expected.clamp(min=0), rtol=1e-8, atol=1e-12)
 
 
+def test_by_default_later_refreshes_take_a_sixteenth_of_the_probe():
+    kfac = KFAC(probe=FeatureNoise(12))
+    sizes = [kfac.probe_spec(50, later=later).size for later in (False, True)]
+    assert sizes == [256, 16] and kfac.describe()["later_probe_size"] == 16
+    whole = replace(kfac, decay=0.0)
+    assert whole.probe_spec(50, later=True).size == 256 and not whole.uses_previous_state
+    assert "later_probe_size" not in whole.describe()
+    assert KFAC(probe=FeatureNoise(12), probe_size=3).fewest_probe_examples == 1
+
+
 def test_what_has_not_moved_is_kept():
-    model, kfac = mlp(), _kfac(drift=0.9)
+    model, kfac = mlp(), _kfac(decay=0.0, drift=0.9)
     first = kfac.build(model, capture, 0)
     assert first.drift is None
     second = kfac.build(model, capture, 50, previous=first)
@@ -175,7 +215,7 @@ def test_what_has_not_moved_is_kept():
                 * parameter.abs()
                 * 9
             )
-    fussy = _kfac(drift=1e-3).build(model, capture, 100, previous=second)
+    fussy = _kfac(decay=0.0, drift=1e-3).build(model, capture, 100, previous=second)
     assert fussy.metric is not first.metric and fussy.drift > 1e-3
 
 
@@ -212,7 +252,11 @@ def test_bad_values_are_named(field, value):
 
 @pytest.mark.parametrize(
     "fields",
-    [{"later_probe_size": 4}, {"later_probe_size": 64, "decay": 0.5}, {"later_probe_size": 0}],
+    [
+        {"later_probe_size": 4, "decay": 0.0},
+        {"later_probe_size": 64, "decay": 0.5},
+        {"later_probe_size": 0},
+    ],
 )
 def test_fewer_examples_later_need_an_average_and_are_fewer(fields):
     with pytest.raises(ValueError, match="later_probe_size"):
@@ -244,7 +288,7 @@ def _run(folder, stops, fields) -> Tensor:
     [
         {"decay": 0.7},
         {"decay": 0.7, "drift": 0.45},
-        {"drift": 0.45},
+        {"drift": 0.45, "decay": 0.0},
         {"decay": 0.7, "later_probe_size": 3},
     ],
 )

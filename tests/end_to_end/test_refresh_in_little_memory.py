@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -131,8 +132,8 @@ def test_the_number_is_a_public_one() -> None:
 
 
 def test_half_as_many_where_the_examples_of_the_scale_run_a_second_time_anyway() -> None:
-    def compute_size(most: int, **settings: Any) -> int:
-        return refresh_microbatch_size(KFAC(probe=FeatureNoise(6), **settings), most)
+    def compute_size(most: int, *, first: bool = True, **settings: Any) -> int:
+        return refresh_microbatch_size(KFAC(probe=FeatureNoise(6), **settings), most, first=first)
 
     assert [compute_size(most) for most in (1, 2, 5, 32, 63, 64, 65, 4096)] == [
         1,
@@ -157,7 +158,10 @@ def test_half_as_many_where_the_examples_of_the_scale_run_a_second_time_anyway()
         24,
         30,
     ]
-    assert compute_size(30, decay=0.9, later_probe_size=24) == 30
+    assert [compute_size(30, first=first, later_probe_size=24) for first in (True, False)] == [
+        15,
+        30,
+    ]
     assert (
         refresh_microbatch_size(AdaDPS(probe=FeatureNoise(6), probe_size=24, batch_size=12), 12)
         == 6
@@ -309,12 +313,12 @@ def test_on_a_cpu_the_bytes_of_a_few_probe_examples_are_looked_at(
     seen = {}
     for free in (1 << 50, 12_000):
         monkeypatch.setattr(memory, "available_bytes", lambda free=free: free)
-        model = limited(100)
-        settings = {**AUTO, "expected_batch_size": 30, "preconditioner": kfac(probe_size=24)}
+        model, whole = limited(100), kfac(probe_size=24, decay=0.0)
+        settings = {**AUTO, "expected_batch_size": 30, "preconditioner": whole}
         with session(plan(1.0, **settings), model, verify=False) as s:
             s._pipeline.preconditioning.refresh(0)
             model[-1].seen.clear()
-            s._pipeline.preconditioning._config = kfac(probe_size=24, seed=1)
+            s._pipeline.preconditioning._config = replace(whole, seed=1)
             s._pipeline.preconditioning.refresh(2)
         seen[free] = max(model[-1].seen)
     assert seen[1 << 50] == 24 and 1 <= seen[12_000] < 24

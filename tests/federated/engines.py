@@ -28,7 +28,9 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "seed": {
         "privacy": TrustedServer("clients"),
-        "preconditioner": KFAC(sides="both", probe=FeatureNoise(5), probe_size=32, every=8),
+        "preconditioner": KFAC(
+            sides="both", probe=FeatureNoise(5), probe_size=32, every=8, decay=0.0
+        ),
         "metric": "seed",
     },
     "fedavg": {"privacy": PerUpload(), "local": LocalSteps(2, 0.1), "rule": FedAvg()},

@@ -458,7 +458,7 @@ class PreconditionerSettings(_Section):
     later_probe_size: int = _library(
         KFAC,
         "later_probe_size",
-        text="probe examples of later refreshes, averaged factors; 0: as many",
+        text="probe examples of later refreshes, averaged factors; 0: a sixteenth",
         least=0,
     )
     factor_drift: float = _library(

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ _JITTERS = (0.0, 1e-12, 1e-9, 1e-6)
 _SMALL = 640
 _COLUMNS = 128  # of RᵀR formed at a time on a CPU
 _ITERATIONS = 8
+_FOLLOWING = 2  # rounds from the pairs of an earlier refresh
 # Largest residual as a fraction of the mean eigenvalue, far below a damping of a tenth of that
 # mean.
 _RESIDUAL = 1e-3
@@ -100,6 +102,11 @@ class Eigen(FactorForm):
         """Return the matrix times a factor that is not negative."""
         return replace(self, values=self.values * factor, rest=self.rest * factor)
 
+    def first(self, keep: int) -> Eigen:
+        """Return the first pairs, with the sum of the others in `rest`."""
+        rest = self.rest + float(self.values[keep:].sum())
+        return Eigen(self.vectors[:, :keep].contiguous(), self.values[:keep], rest)
+
 
 def eigh(matrix: Tensor) -> Eigen:
     """Return the eigenpairs of a symmetric positive semi-definite matrix.
@@ -166,55 +173,76 @@ def _decompose(unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def decompose_leading(matrix: Tensor, keep: int, start: Tensor | None = None) -> Eigen:
     """Return the first eigenpairs of a symmetric positive semi-definite matrix.
 
-    Subspace iteration with a quarter more columns than wanted and a Rayleigh-Ritz step each time
-    takes d² · keep multiplications instead of d³. It stops when the residuals ‖C v − λ v‖ are small
-    against the mean eigenvalue, at the latest after a few rounds. Pairs at the end of a flat
-    spectrum may then be mixed among themselves. Their values and `rest` still add up to the trace.
-    The start is fixed, so the same matrix gives the same pairs.
-
     Args:
         matrix: symmetric `[d, d]`, float32 or float64, finite and not zero.
         keep: pairs k < d.
-        start: columns `[d, m]` to start from, m ≤ k, such as the pairs of an earlier similar
-            matrix.
-
-    Source: Halko, Martinsson and Tropp (2011), algorithm 4.4.
+        start: see `_iterate`.
     """
-    dim = matrix.shape[0]
     scale = largest_entry(matrix)
     unit = matrix / scale
-    diagonal = unit.diagonal().double()
-    mean = float(diagonal.sum()) / dim
+    trace = float(unit.diagonal().double().sum())
+    pairs = _iterate(lambda x: unit @ x, matrix.shape[0], trace, keep, start, matrix)
+    return pairs.scaled(scale)
+
+
+def _iterate(
+    product: Callable[[Tensor], Tensor],
+    dim: int,
+    trace: float,
+    keep: int,
+    start: Tensor | None,
+    like: Tensor,
+) -> Eigen:
+    """Return the first eigenpairs of C by subspace iteration.
+
+    A quarter more columns than wanted, and a Rayleigh-Ritz step each time. The iteration stops when
+    the residuals ‖C v − λ v‖ are small against the mean eigenvalue, at the latest after a few
+    rounds. Pairs at the end of a flat spectrum may then be mixed among themselves. Their values and
+    `rest` still add up to the trace. The random columns are fixed, so the same matrix gives the
+    same pairs.
+
+    Args:
+        product: maps columns X `[d, m]` to C X; C is symmetric, positive semi-definite and of
+            about unit scale.
+        dim: d.
+        trace: of C.
+        keep: pairs k < d.
+        start: pairs `[d, m]` of an earlier, similar matrix, m ≤ k. The first product then shows
+            whether they have moved, and one more round follows them if they have.
+        like: the dtype and device of products and vectors.
+
+    Source: Halko, Martinsson and Tropp (2011), algorithm 4.4; one round for each change of the
+    matrix as in SOAP (Vyas et al. 2024).
+    """
     generator = torch.Generator().manual_seed(dim)
-    spare = max(16, keep // 4)
-    columns = min(dim, keep + spare)
+    columns = min(dim, keep + max(16, keep // 4))
     basis = torch.randn(dim, columns, generator=generator, dtype=torch.float64)
-    basis = basis.to(unit.device)
+    basis = basis.to(like.device)
+    rounds = _ITERATIONS
     if start is not None:
         known = start[:, :keep]
         basis[:, : known.shape[1]] = known
-    for _ in range(_ITERATIONS):
+        rounds = _FOLLOWING
+    mean = trace / dim
+    for _ in range(rounds):
         basis = torch.linalg.qr(basis).Q
-        image = unit @ basis.to(unit.dtype)
-        image = image.double()
+        image = product(basis.to(like.dtype)).double()
         small = basis.T @ image
         small = (small + small.T) / 2
         values, rotation = torch.linalg.eigh(small)
         # The largest eigenvalues come first.
         rotation = rotation.flip(1)
         wanted = values.flip(0)[:keep]
-        vectors = basis @ rotation
-        vectors = vectors[:, :keep]
+        vectors = basis @ rotation[:, :keep]
         basis = image @ rotation
         difference = basis[:, :keep] - vectors * wanted
         residuals = vector_norm(difference, dim=0)
         if residuals.max() <= _RESIDUAL * mean:
             break
-    kept = wanted.clamp(min=0) * scale
-    trace = mean * dim * scale
+    kept = wanted.clamp(min=0)
     rest = trace - float(kept.sum())
     vectors = _orthonormalize(vectors)
-    vectors = vectors.to(matrix.dtype)
+    vectors = vectors.to(like.dtype)
     return Eigen(vectors.contiguous(), kept, max(0.0, rest))
 
 
@@ -236,7 +264,9 @@ def gram(rows: Tensor) -> Tensor:
     return out
 
 
-def eigen_of_rows(rows: Tensor, n_total: float, keep: int | None = None) -> Eigen:
+def eigen_of_rows(
+    rows: Tensor, n_total: float, keep: int | None = None, start: Tensor | None = None
+) -> Eigen:
     """Return eigenpairs of RᵀR / n_total for rows R, without a d×d matrix if n < d.
 
     With n < d the n×n Gram matrix RRᵀ is decomposed in float64: its eigenvectors u give the
@@ -247,6 +277,8 @@ def eigen_of_rows(rows: Tensor, n_total: float, keep: int | None = None) -> Eige
         rows: `[n, d]`, float32 or float64.
         n_total: positive divisor (often the number of examples, not n).
         keep: number of first pairs of a wide matrix, besides the trace of the rest; None for all.
+        start: pairs of an earlier, similar matrix; see `_iterate`. With them not even the products
+            of the rows are formed.
 
     Returns:
         k ≤ min(n, d) eigenpairs.
@@ -265,12 +297,17 @@ def eigen_of_rows(rows: Tensor, n_total: float, keep: int | None = None) -> Eige
     if scale == 0.0:
         basis = rows.new_zeros(d, 0)
         return Eigen(basis, basis.new_zeros(0, dtype=torch.float64))
-    unit = rows.double() / scale
     factor = scale * scale / n_total
+    if start is not None and _is_few(keep, d):
+        own = rows / scale
+        trace = float(own.double().square().sum())
+        pairs = _iterate(lambda x: own.T @ (own @ x), d, trace, keep, start, rows)
+        return pairs.scaled(factor)
+    unit = rows.double() / scale
     if n >= d:
         covariance = gram(unit)
         covariance = covariance.to(rows.dtype)
-        return eigen_of_covariance(covariance, factor, keep)
+        return eigen_of_covariance(covariance, factor, keep, start)
     products = gram(unit.T)
     pairs = eigen_of_covariance(products, 1.0, keep)
     least = _RELATIVE_RANK * pairs.values[0]
@@ -293,14 +330,19 @@ def eigen_of_covariance(
         keep: number of first pairs of a wide matrix, besides the trace of the rest; None for all.
         start: see `decompose_leading`.
     """
-    pairs = None
-    # For a wide matrix the first pairs alone are cheaper than all of them.
-    if keep is not None and covariance.shape[0] >= max(_SMALL, 4 * keep):
+    dim = covariance.shape[0]
+    if not _is_few(keep, dim):
+        return eigh(covariance).scaled(factor)
+    # Below a size all pairs cost no more than the first few, unless these are nearly known.
+    if start is not None or dim >= _SMALL:
         if 0 < largest_entry(covariance) < math.inf:
-            pairs = decompose_leading(covariance, keep, start)
-    if pairs is None:
-        pairs = eigh(covariance)
-    return pairs.scaled(factor)
+            return decompose_leading(covariance, keep, start).scaled(factor)
+    return eigh(covariance).first(keep).scaled(factor)
+
+
+def _is_few(keep: int | None, dim: int) -> TypeGuard[int]:
+    """Return whether a matrix is so wide that the mean of the other pairs stands for them."""
+    return keep is not None and dim >= 4 * keep
 
 
 def _orthonormalize(vectors: Tensor) -> Tensor:

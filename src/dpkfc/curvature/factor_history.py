@@ -5,8 +5,9 @@ With share β of the past, rows x of refresh t and n_t examples in it, the facto
     S_t / N_t,     S_t = β S_{t−1} + Σ x xᵀ,     N_t = β N_{t−1} + n_t,
 
 a mean of the refreshes' factors with weights β^(age), which needs no correction at the start.
-About 1/(1 − β) probes stand behind every factor, so probes can be small. Everything kept is a
-function of probes and released parameters.
+About 1/(1 − β) probes stand behind every factor, so probes can be small. Of a wide side the first
+eigenpairs of S_t are kept and the trace of the others, so no matrix lies in memory between
+refreshes. Everything kept is a function of probes and released parameters.
 
 Source: the running average of Martens and Grosse (2015), section 5, with the weights of Adam's
 corrected means.
@@ -30,12 +31,8 @@ _KEY = "running"
 
 
 def keep_history(layer: LayerAccumulator, factors: LayerFactors) -> dict[str, FactorAccumulator]:
-    """Return the sums of a layer by side, with the eigenvectors from which the next one starts."""
-    kept = {}
-    for side, sums in layer.sides.items():
-        kept[side] = sums.detached_copy()
-        kept[side].warm_start_from(factors.sides[side])
-    return kept
+    """Return the sums of a layer by side, of a wide side as the first eigenpairs."""
+    return {side: sums.remembered(factors.sides[side]) for side, sums in layer.sides.items()}
 
 
 def measure_drift(

@@ -388,41 +388,46 @@ class FactorAccumulator:
     def decayed(self, share: float, shared: FactorCache | None = None) -> FactorAccumulator:
         """Return a copy in which everything added so far counts `share` of its weight.
 
-        A side too wide for a matrix keeps nothing: its rows would outgrow their limit. With
-        `oversize="low_rank"` it keeps the eigenpairs that `warm_start_from` was given, and the
-        trace of the others.
+        A side too wide for a matrix keeps nothing but the rows of `remembered`, and these with
+        `oversize="low_rank"` alone: others would outgrow their limit.
         """
         twin = self.detached_copy(shared)
-        if self.dim > self.max_size and self.shape == "full":
+        is_too_wide = self.dim > self.max_size and self.shape == "full"
+        if is_too_wide and (self._start is None or self.most_rows is None):
             twin.count = 0.0
             twin._rows = []
             twin._start = None
             twin._rest = 0.0
-            if self.most_rows is not None and self._start is not None:
-                self._project_into(twin, self._start, share)
             return twin
         twin.count = share * self.count
         twin.reads = share * self.reads
+        twin._rest = share * self._rest
         twin._rows = [math.sqrt(share) * rows for rows in self._rows]
         if self._sum is not None:
             twin._sum = share * self._sum
         return twin
 
-    def _project_into(self, twin: FactorAccumulator, vectors: Tensor, share: float) -> None:
-        """Give `twin` the sum along eigenvectors `[d, k]` as k rows, and the trace of the rest."""
-        # In one piece, as a checkpoint restores the rows.
-        rows = torch.cat(self._rows).double()
-        vectors = vectors.double()
-        along = rows @ vectors
-        along = along.square().sum(0)
-        lengths = (share * along).sqrt()
-        kept = lengths.unsqueeze(1) * vectors.T
-        total = float(rows.square().sum()) + self._rest
-        outside = total - float(along.sum())
-        dtype = self._rows[0].dtype
-        twin._rows = [kept.to(dtype)]
-        twin._rest = share * max(0.0, outside)
-        twin.count = share * self.count
+    def remembered(self, factor: Factor) -> FactorAccumulator:
+        """Return what the next refresh needs of a sum whose `result` is `factor`.
+
+        That is the sum itself where all its pairs are known, and else the pairs as one row each,
+        with the trace of the others. The next decomposition starts from their directions.
+        """
+        twin = self.detached_copy()
+        twin._start = None
+        if not isinstance(factor, Eigen) or not 0 < factor.values.numel() < self.dim:
+            return twin
+        keep = factor.values.numel()
+        if self.most_rows is not None:
+            keep = min(keep, max(1, self.max_size // _PAST))
+        pairs = factor.first(keep).scaled(self.count)
+        twin._start = pairs.vectors
+        lengths = pairs.values.sqrt().to(pairs.vectors)
+        twin._rows = [lengths.unsqueeze(1) * pairs.vectors.T]
+        twin._sum = None
+        twin.scale = 0.0
+        twin._rest = pairs.rest
+        return twin
 
     def distance(self, other: FactorAccumulator) -> float:
         """Return ‖A/tr A − B/tr B‖ ÷ ‖A/tr A‖ (Frobenius) for this factor A and the other B.
@@ -446,7 +451,7 @@ class FactorAccumulator:
             squares = [float(rows.double().square().sum()) for rows in self._rows]
             return sum(squares) + self._rest
         diagonal = _diagonal(self._sum).double()
-        return float(diagonal.sum()) * self.scale**2
+        return float(diagonal.sum()) * self.scale**2 + self._rest
 
     def _inner(self, other: FactorAccumulator) -> float:
         """Return Σ_ij A_ij B_ij of two sums; a trace without rows is spread evenly."""
@@ -488,25 +493,16 @@ class FactorAccumulator:
             total = mean.expand(self.dim)
         return total
 
-    def warm_start_from(self, factor: Factor) -> None:
-        """Start the next decomposition of this sum from the directions of `factor`."""
-        self._start = None
-        if not isinstance(factor, Eigen) or not 0 < factor.values.numel() < self.dim:
-            return
-        self._start = factor.vectors
-        if self.most_rows is not None:
-            most = max(1, self.max_size // _PAST)
-            self._start = self._start[:, :most].contiguous()
-
     def state(self) -> tuple[NamedTensors, dict[str, Any]]:
         """Return tensors and JSON-able values, from which `restore` restores the sum."""
         tensors = {}
+        # Copies: layers share sums, and a metric its directions; a file holds each tensor once.
         if self._sum is not None:
-            tensors["sum"] = self._sum
+            tensors["sum"] = self._sum.clone()
         if self._rows:
             tensors["rows"] = torch.cat(self._rows)
         if self._start is not None:
-            tensors["start"] = self._start
+            tensors["start"] = self._start.clone()
         values = {name: getattr(self, name) for name in _STORED}
         if self._rest:
             values["rest"] = self._rest
@@ -560,18 +556,19 @@ class FactorAccumulator:
             if self.shape == "isotropic":
                 return IsotropicFactor(self.dim, 0.0)
             raise ValueError("a factor was asked for before any probe example was added")
+        start = self._start
+        rest = self._rest / self.count
         if self._sum is None:
             rows = torch.cat(self._rows)
-            pairs = self._eigen(rows, keep, lambda: eigen_of_rows(rows, 1.0, keep))
-            rest = pairs.rest + self._rest
-            pairs = replace(pairs, rest=rest)
-            return pairs.scaled(1.0 / self.count)
+            pairs = self._eigen(rows, keep, lambda: eigen_of_rows(rows, 1.0, keep, start))
+            pairs = pairs.scaled(1.0 / self.count)
+            return replace(pairs, rest=pairs.rest + rest)
         total = self._sum
-        start = self._start
         factor = self.scale**2 / self.count
         if self.shape == "full":
             pairs = self._eigen(total, keep, lambda: eigen_of_covariance(total, 1.0, keep, start))
-            return pairs.scaled(factor)
+            pairs = pairs.scaled(factor)
+            return replace(pairs, rest=pairs.rest + rest)
         if self.shape == "diagonal":
             return DiagonalFactor(total * factor)
         trace = float(total) * factor

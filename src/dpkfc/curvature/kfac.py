@@ -240,6 +240,8 @@ def describe_shapes(model: nn.Module, name: str, factors: LayerFactors) -> dict[
 # --------------------------------------------------------------------------------------------------
 # The settings, and one refresh.
 
+# Of the examples of the first refresh, one in so many is in a later one.
+_LATER = 16
 RULES = ("linear", "conv", "embedding", "tied", "norm", "recurrent", "computed", "fallback")
 _ALLOWED_VALUES = {
     "sides": ("both", "input", "output"),
@@ -256,7 +258,6 @@ _DEFAULTS_OMITTED_FROM_HASH: tuple[tuple[str, Any], ...] = (
     ("tail_mass", 0.0),
     ("decay", 0.0),
     ("drift", 0.0),
-    ("later_probe_size", None),
     ("ranks", {}),
 )
 
@@ -309,16 +310,17 @@ class KFAC(ProbePreconditioner):
         tail_mass: fraction of a factor's trace that may be dropped, 0 for none. A side keeps the
             fewest eigenpairs that hold the rest, at most `max_rank` of a wide side.
         decay: weight β in [0, 1) of the past in factors that are averaged over refreshes. About
-            1/(1 − β) probes stand behind each factor, so every probe can be small. 0 takes the
-            newest probe alone; see `refresh`.
+            1/(1 − β) probes stand behind each factor, so every probe after the first can be small.
+            0 takes the newest probe alone; see `factor_history`.
         later_probe_size: examples of every refresh after the first, at most `probe_size`, with
-            averaged factors. None takes `probe_size` throughout.
+            averaged factors. None takes a sixteenth of `probe_size`.
         drift: if the factors have changed by less than this since the metric was built, a refresh
             keeps that metric and skips the eigenproblems. 0 always builds a new metric; see
             `refresh.measure_drift`.
         rows_per_dim: with `sharing="expand"`, a factor of size d is formed from about this many
-            times d positions (4096 or more) if the probe has more. A public stream samples a few
-            of every example, with weights that keep the estimate unbiased. None takes all.
+            times d positions (4096 or more) if the probe has more, and with averaged factors from
+            1 − β of them at every refresh after the first. A public stream samples a few of every
+            example, with weights that keep the estimate unbiased. None takes all.
         seed: of the probe's own random stream, one stream a step.
         output_probe: a second probe, for the output factors G; A then comes from `probe`. None
             takes both from one.
@@ -347,7 +349,7 @@ class KFAC(ProbePreconditioner):
     max_rank: int | None = 32
     ranks: Mapping[str, int] = field(default_factory=dict, hash=False)
     tail_mass: float = 0.0
-    decay: float = 0.0
+    decay: float = 0.9
     later_probe_size: int | None = None
     drift: float = 0.0
     rows_per_dim: float | None = 4.0
@@ -392,6 +394,9 @@ class KFAC(ProbePreconditioner):
     def describe(self) -> dict[str, Any]:
         """Return plain values for the plan's hash and the privacy card."""
         description = self._describe(self.name)
+        del description["later_probe_size"]
+        if self.fewest_probe_examples < self.probe_size:
+            description["later_probe_size"] = self.fewest_probe_examples
         if self.layer_rules is not None:
             description["layer_rules"] = list(self.layer_rules)
         omitted = _DEFAULTS_OMITTED_FROM_HASH
@@ -400,8 +405,8 @@ class KFAC(ProbePreconditioner):
     def probe_spec(self, step: int, *, later: bool = False) -> ProbeSpec:
         """Return what a refresh runs on `probe`; `later` if it continues from an earlier one."""
         spec = super().probe_spec(step)
-        if later and self.later_probe_size:
-            spec = replace(spec, size=self.later_probe_size)
+        if later:
+            spec = replace(spec, size=self.fewest_probe_examples)
         if self.output_probe is not None:
             spec = replace(spec, labels=choose_labels(self.probe, self.labels))
         return spec
@@ -417,8 +422,10 @@ class KFAC(ProbePreconditioner):
 
     @property
     def fewest_probe_examples(self) -> int:
-        """Examples of the smallest refresh."""
-        return self.later_probe_size or self.probe_size
+        """Examples of the smallest refresh: every one after the first, with averaged factors."""
+        if self.decay == 0:
+            return self.probe_size
+        return self.later_probe_size or max(1, self.probe_size // _LATER)
 
     @property
     def uses_previous_state(self) -> bool:
@@ -461,6 +468,8 @@ class KFAC(ProbePreconditioner):
         specs: list[ProbeSpec],
         rules: Rules | None,
         team: RefreshGroup | None = None,
+        *,
+        row_share: float = 1.0,
     ) -> list[ProbeStatistics]:
         """Return the statistics of one pass over each probe."""
         if self.layer_rules is not None and rules is None:
@@ -474,6 +483,7 @@ class KFAC(ProbePreconditioner):
             rules=self.layer_rules,
             kinds=rules or {},
             rows_per_dim=self.rows_per_dim,
+            row_share=row_share,
         )
         return [measure(model, capture, spec, options, team) for spec in specs]
 
@@ -512,8 +522,10 @@ class KFAC(ProbePreconditioner):
         """
         with preserve_model(model), torch.no_grad():
             past = () if previous is None else previous.running
-            specs = self.probe_specs(step, later=any(past))
-            statistics = self._measure(model, capture, specs, rules, team)
+            is_later = self.decay > 0 and any(past)
+            specs = self.probe_specs(step, later=is_later)
+            share = 1 - self.decay if is_later else 1.0
+            statistics = self._measure(model, capture, specs, rules, team, row_share=share)
             sums = [gather_layers(each.layers, model, team) for each in statistics]
             drift = None
             if self.drift > 0 and any(past):

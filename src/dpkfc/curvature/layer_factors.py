@@ -85,7 +85,7 @@ class FactorOptions:
         decays: whether sums of earlier refreshes are kept.
         rules: kinds of layers that are preconditioned, None for all; the others become isotropic.
         kinds: layer name to kind, as far as known.
-        rows_per_dim: see `RowSubsampler`.
+        rows_per_dim, row_share: see `RowSubsampler`.
     """
 
     sharing: str = "expand"
@@ -96,6 +96,7 @@ class FactorOptions:
     rules: tuple[str, ...] | None = None
     kinds: Rules = field(default_factory=dict)
     rows_per_dim: float | None = None
+    row_share: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,7 +110,7 @@ def _measure_own(
 ) -> ProbeStatistics:
     """Return the statistics of this process's examples."""
     generator = public_generator(spec.seed, spec.step, "positions")
-    subsampler = RowSubsampler(generator, spec.size, options.rows_per_dim)
+    subsampler = RowSubsampler(generator, spec.size, options.rows_per_dim, options.row_share)
     cache = FactorCache()
     layers = {}
     unknown: dict[str, str] = {}

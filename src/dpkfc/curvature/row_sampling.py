@@ -64,12 +64,20 @@ class RowSubsampler:
         size: examples in the probe.
         rows_per_dim: a factor of size d is formed from about this many times d rows (`LEAST_ROWS`
             or more); None for all positions.
+        share: of these rows that are taken, where later refreshes bring the others.
     """
 
-    def __init__(self, generator: torch.Generator, size: int, rows_per_dim: float | None) -> None:
+    def __init__(
+        self,
+        generator: torch.Generator,
+        size: int,
+        rows_per_dim: float | None,
+        share: float = 1.0,
+    ) -> None:
         self._seed = generator.initial_seed()
         self._size = size
         self._rows_per_dim = rows_per_dim
+        self._share = share
         self._keys: dict[int, Tensor] = {}
         self._subsamples: dict[tuple[int, ...], RowSubsample] = {}
         self._rows = slice(0, 0)
@@ -107,7 +115,7 @@ class RowSubsampler:
         pairs = self._size * groups
         wanted = positions
         if self._rows_per_dim is not None:
-            rows = max(LEAST_ROWS, self._rows_per_dim * dim)
+            rows = self._share * max(LEAST_ROWS, self._rows_per_dim * dim)
             enough = max(1, math.ceil(rows / pairs))
             wanted = min(wanted, enough)
         if most is not None:

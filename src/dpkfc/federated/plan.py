@@ -438,7 +438,8 @@ class FederatedConfig:
             )
         if self.metric == SEED and preconditioner.uses_previous_state:
             raise ValueError(
-                "metric='seed' gives clients no earlier refresh to start from; use metric='factors'"
+                "metric='seed' gives clients no earlier refresh to start from; use"
+                " metric='factors', or KFAC(decay=0, drift=0)"
             )
         if bool(preconditioner.describe().get("uses_private_data")):
             raise ValueError(
