@@ -597,7 +597,7 @@ class Session:
 
         def check() -> None:
             check_unchanged(self.model, self.layers, self._parameters, finite=self._is_sharded)
-            self._weights.check_parameters()
+            self._weights.check_before_passes()
 
         self._ranks.run_on_all(check)
         if self._is_first_step and self._ranks.is_rank0 and self._unrestored_releases:

@@ -4,6 +4,8 @@ Three things may write the weights of a model between two releases: the step of 
 release, `restore`, and a user who says so by `accept_weights`. Everything else (a write through
 `.data`, a NumPy view, a callback that averages) is noticed by a digest of their bytes, which is
 taken after each step, compared before the next release, and written next to the ledger at the end.
+One comparison, behind the passes of a step, covers both these and what came before them: torch's
+counts of writes and the places of tensors tell the two apart, and show most writes before a pass.
 Weights are released, so nothing here reads private data.
 """
 
@@ -167,6 +169,8 @@ class ReleasedWeights:
         self._known: dict[str, str] = {}
         # Those that it does start from, before the passes of the first step.
         self._first: dict[str, str] = {}
+        # Where their parameters lay, and torch's count of writes to each.
+        self._places: dict[str, tuple[int, int] | None] = {}
 
     def record(self) -> None:
         """Take the weights as they are now for those that were released.
@@ -177,6 +181,7 @@ class ReleasedWeights:
         if self._known:
             changed = {name: x for name, x in changed.items() if x.requires_grad}
         self._known |= digest_tensors(changed)
+        self._places = self._find_places()
 
     def accept(self, releases: int, ranks: DistributedContext = SINGLE_PROCESS) -> None:
         """Take the weights as they are now, and note it where they have changed since a release.
@@ -191,12 +196,35 @@ class ReleasedWeights:
         if ranks.any(now != self._known):
             self.accepted.append(releases)
         self._known = now
+        self._places = self._find_places()
+
+    def check_before_passes(self) -> None:
+        """Raise as `check_parameters` does, without reading values where torch counted no write.
+
+        `check_parameters(after_passes=True)` reads them all.
+
+        Raises:
+            RuntimeError: naming the parameter.
+        """
+        places = self._find_places()
+        if not self._known or None in places.values() or places != self._places:
+            self.check_parameters()
+        self._places = places
+
+    def _find_places(self) -> dict[str, tuple[int, int] | None]:
+        """Return address and count of writes of each parameter; None where torch has none."""
+        places: dict[str, tuple[int, int] | None] = {}
+        for name, x in self._list_tensors(buffers=False).items():
+            is_plain = x.layout == torch.strided and not x.is_inference()
+            is_plain = is_plain and not is_traceable_wrapper_subclass(x)
+            places[name] = (x.data_ptr(), x._version) if is_plain else None
+        return places
 
     def check_parameters(self, *, after_passes: bool = False) -> None:
         """Raise if something else than a release has written a parameter since the last one.
 
         Args:
-            after_passes: a check before the passes of this step has found nothing.
+            after_passes: `check_before_passes` has found nothing before those of this step.
 
         Raises:
             RuntimeError: naming the parameter.
@@ -205,16 +233,19 @@ class ReleasedWeights:
         if not self._known and not after_passes:
             self._first = digest_tensors(parameters)
         name = self._find_changed(parameters)
-        if name is not None and after_passes:
+        if name is None:
+            return
+        place = self._find_places()[name]
+        if after_passes and (place is None or place != self._places[name]):
             raise RuntimeError(
                 f"the forward pass writes to the parameter '{name}'; use a parametrization, or "
                 "write behind each step and call accept_weights()"
             )
-        if name is not None:
-            raise RuntimeError(
-                f"parameter '{name}' was written between two releases; leave it to the steps, or "
-                "call accept_weights(), which the card names"
-            )
+        also = ", or the forward pass writes to it" if after_passes else ""
+        raise RuntimeError(
+            f"parameter '{name}' was written between two releases{also}; leave it to the steps, or "
+            "call accept_weights(), which the card names"
+        )
 
     def check(self) -> None:
         """Raise unless the model holds the weights that were released last.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpkfc import PrivacyConfig, Session
+from dpkfc import PrivacyConfig, Session, weights
 from dpkfc.integrations.opacus import PrivacyEngine
 
 N, STEPS = 20, 3
@@ -140,6 +140,39 @@ def test_a_forward_pass_that_writes_unseen_by_torch_is_noticed_before_a_release(
         with pytest.raises(RuntimeError, match="forward pass writes to the parameter 'weight'"):
             step(session)
         assert session.steps_done == releases
+
+
+def test_a_step_reads_the_weights_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind its passes and behind the optimizer."""
+    reads: list[int] = []
+    digest = weights.digest_tensors
+    monkeypatch.setattr(
+        weights, "digest_tensors", lambda x, *more: (reads.append(len(x)), digest(x, *more))[1]
+    )
+    with session_of(nn.Linear(4, 2)) as session:
+        step(session)
+        reads.clear()
+        step(session)
+        assert reads == [2, 2]
+
+
+class ClampedInForward(RenormedInForward):
+    """A write in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.writes:
+            self.weight.data.clamp_(-1e-3, 1e-3)
+        return nn.Linear.forward(self, x)
+
+
+def test_a_forward_pass_that_writes_in_place_is_noticed_before_a_release() -> None:
+    model = ClampedInForward(4, 2)
+    with session_of(model) as session:
+        step(session)
+        model.writes = True
+        with pytest.raises(RuntimeError, match="the forward pass writes to"):
+            step(session)
+        assert session.steps_done == 1
 
 
 def make_engine(

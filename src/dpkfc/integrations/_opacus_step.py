@@ -301,7 +301,7 @@ class PrivateStep:
         try:
             self._check_unchanged()
             if recording.physical.first and not recording.passes:
-                self.weights.check_parameters()
+                self.weights.check_before_passes()
             recording.begin_forward()
             self._maybe_verify(args, kwargs, recording)
         except BaseException:
