@@ -72,7 +72,7 @@ class TwoClasses:
         counts = np.zeros((2, len(edges) - 1))
         if label in (0, 1):
             share = 1 / (1 + math.exp(min(700.0, outputs[0] - outputs[1])))
-            place = np.searchsorted(edges, share, side="right") - 1
+            place = int(np.searchsorted(edges, share, side="right")) - 1
             counts[int(label), min(place, counts.shape[1] - 1)] = 1.0
         return counts.ravel()
 

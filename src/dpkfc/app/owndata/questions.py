@@ -158,7 +158,7 @@ def ask_schema(data: Path, target: str, answers: Answers) -> Schema:
         encoding=header.encoding,
         delimiter="" if header.delimiter == "," else header.delimiter,
         columns=columns,
-        **({"max_records": most} if most else {}),
+        max_records=most or Schema.max_records,
     )
     return check_schema(schema, "the answers", may_be_open=True)
 

@@ -106,7 +106,7 @@ class Recipe:
     unit: str = "example"
     max_records_per_unit: int | None = None
     read: Callable[..., Records] | None = None
-    answer: Callable[[Tensor], dict[str, list[str]]] | None = None
+    answer: Callable[..., dict[str, list[str]]] | None = None
     schema: str = ""
     columns: tuple[tuple[str, str, str, str], ...] = ()
     reason: str = ""
