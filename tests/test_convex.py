@@ -185,7 +185,9 @@ def test_the_plan_composes_the_moments_with_the_steps():
     plan = convex_config(5000, 1.0, 1e-6, 100).calibrate(1.0, 1e-6, 5000)
     accountant = PLDAccountant()
     accountant.compose(dp_accounting.GaussianDpEvent(plan.noise_multiplier), STEPS)
-    accountant.compose(dp_accounting.GaussianDpEvent(moments_release(1.0, 1e-6).noise_multiplier))
+    accountant.compose(
+        dp_accounting.GaussianDpEvent(moments_release(gaussian_noise(1.0, 1e-6)).noise_multiplier)
+    )
     assert plan.epsilon() == pytest.approx(accountant.get_epsilon(1e-6), rel=1e-3)
     assert 0.99 < plan.epsilon() <= 1.0
     # 30 % of μ² are the moments', the rest is the steps'.
@@ -302,9 +304,9 @@ def test_the_covariance_is_what_noise_alone_makes_of_a_quadratic_loss():
 
 
 def test_a_clip_norm_follows_from_public_numbers():
-    small, large = (convex_clip(rows, 1.0, 1e-5, 200, "gaussian") for rows in (1000, 16_000))
+    small, large = (convex_clip(rows, 3.7, 200, "gaussian") for rows in (1000, 16_000))
     assert large == pytest.approx(4 * small)
-    assert convex_clip(10**9, 1.0, 1e-5, 100, "gaussian") == 5.0
-    assert convex_clip(1000, 1.0, 1e-5, 200, "categorical") == pytest.approx(math.sqrt(2) * small)
+    assert convex_clip(10**9, 3.7, 100, "gaussian") == 5.0
+    assert convex_clip(1000, 3.7, 200, "categorical") == pytest.approx(math.sqrt(2) * small)
     with pytest.raises(ValueError, match="likelihood"):
         convex_rate("poisson")

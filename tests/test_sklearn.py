@@ -21,6 +21,8 @@ from sklearn.utils.estimator_checks import check_estimator
 from dpkfc.report.verify import verify_ledger
 from dpkfc.session import Session
 from dpkfc.sklearn import (
+    DPAdditiveClassifier,
+    DPAdditiveRegressor,
     DPLogisticRegression,
     DPMLPClassifier,
     DPMLPRegressor,
@@ -28,7 +30,13 @@ from dpkfc.sklearn import (
     expected_failed_checks,
 )
 
-ESTIMATORS = [DPLogisticRegression, DPMLPClassifier, DPMLPRegressor]
+ESTIMATORS = [
+    DPLogisticRegression,
+    DPAdditiveClassifier,
+    DPAdditiveRegressor,
+    DPMLPClassifier,
+    DPMLPRegressor,
+]
 QUIET = {"bounds": (-10, 10), "classes": [0, 1, 2]}
 
 
@@ -276,3 +284,35 @@ def test_an_estimator_holds_no_row_and_survives_pickle(fitted, blobs):
     assert scaled[7].tobytes() not in content and blobs[0][7].tobytes() not in content
     again = pickle.loads(content)
     assert np.array_equal(again.predict(blobs[0]), fitted.predict(blobs[0]))
+
+
+def test_curves_learn_what_no_line_can_and_give_its_noise():
+    rng = np.random.default_rng(0)
+    rows = rng.uniform(-3, 3, (3000, 2))
+    labels = (np.abs(rows[:, 0]) > 1.5).astype(int)
+    settings = {"epsilon": 3.0, "bounds": (-3, 3), "random_state": 0}
+    estimator = DPAdditiveClassifier(classes=[0, 1], **settings).fit(rows, labels)
+    line = DPLogisticRegression(classes=[0, 1], **settings).fit(rows, labels)
+    assert estimator.score(rows, labels) > 0.9 > 0.65 > line.score(rows, labels)
+    assert estimator.plan_.extra_counts == {"moments": 1}
+    curve = estimator.effects()[0]
+    middle = len(curve.values) // 2 - 1
+    assert estimator.predict([[np.nan, 0.0]]).shape == (1,)
+    assert curve.is_curve and curve.values[0, 1] > 0 > curve.values[middle, 1]
+    assert np.isfinite(curve.deviation).all() and (curve.deviation > 0).all()
+    targets = np.abs(rows[:, 0])
+    numbers = DPAdditiveRegressor(target_bounds=(0, 3), **settings).fit(rows, targets)
+    assert numbers.score(rows, targets) > 0.8
+
+
+def test_rates_are_stable_without_much_noise():
+    """At ε = 50 the former rate of 4 gave a higher loss than no model."""
+    rng = np.random.default_rng(0)
+    rows = (rng.random((2000, 40)) < 0.5).astype(float)
+    labels = (rows[:, :3].sum(1) + rng.normal(size=2000) > 1.5).astype(int)
+    for method in ("dp-sgd", "dp-kfc"):
+        estimator = DPLogisticRegression(
+            epsilon=50, bounds=(0, 1), classes=[0, 1], method=method, random_state=0
+        ).fit(rows, labels)
+        shares = estimator.predict_proba(rows)[np.arange(2000), labels]
+        assert -np.log(shares).mean() < 0.6, method

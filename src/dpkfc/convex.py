@@ -14,7 +14,7 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpkfc._checks import check_one_of
 from dpkfc.config import Plan, PrivacyConfig
@@ -40,31 +40,33 @@ _LONGEST = {"categorical": math.sqrt(2), "gaussian": 1.0}
 _RATES = {"categorical": 2.0, "gaussian": 1.0}
 
 
-def gaussian_noise(epsilon: float, delta: float, share: float = 1.0) -> float:
-    """Return the noise multiplier of one Gaussian release that takes a share of μ² at (ε, δ)."""
+def gaussian_noise(epsilon: float, delta: float) -> float:
+    """Return 1 / μ, the noise multiplier of one Gaussian release that costs (ε, δ)."""
     import dp_accounting
 
-    whole = calibrate_noise_multiplier(epsilon, delta, dp_accounting.GaussianDpEvent, 1)
-    return whole / math.sqrt(share)
+    return calibrate_noise_multiplier(epsilon, delta, dp_accounting.GaussianDpEvent, 1)
 
 
-def moments_release(epsilon: float, delta: float, share: float = SHARE) -> ExtraRelease:
-    """Return the release of second moments of inputs of norm at most 1."""
-    noise = gaussian_noise(epsilon, delta, share)
-    return ExtraRelease(purpose=MOMENTS, noise_multiplier=noise, norm=1.0)
+def moments_release(whole: float, share: float = SHARE) -> ExtraRelease:
+    """Return the release of second moments of inputs of norm at most 1.
+
+    Args:
+        whole: the noise multiplier 1 / μ of the whole budget.
+        share: the part of μ² that it takes.
+    """
+    return ExtraRelease(purpose=MOMENTS, noise_multiplier=whole / math.sqrt(share), norm=1.0)
 
 
-def convex_clip(rows: int, epsilon: float, delta: float, features: int, likelihood: str) -> float:
+def convex_clip(rows: int, whole: float, features: int, likelihood: str) -> float:
     """Choose C in the coordinates of the second moments: about √(rows · μ), at most √d / 2.
 
     Args:
         rows: public number of rows (or units).
-        epsilon: ε of the run.
-        delta: δ of the run.
+        whole: the noise multiplier 1 / μ of the whole budget.
         features: d, inputs of the head.
         likelihood: "categorical" or "gaussian".
     """
-    enough = math.sqrt(rows / gaussian_noise(epsilon, delta) / _ROWS)
+    enough = math.sqrt(rows / whole / _ROWS)
     return min(enough, math.sqrt(features) / 2) * _LONGEST[likelihood]
 
 
@@ -99,14 +101,15 @@ def convex_config(
         likelihood: "categorical" for classes, "gaussian" for a target from −1 to 1.
         settings: of `PrivacyConfig`, in place of these.
     """
+    whole = gaussian_noise(epsilon, delta)
     chosen: dict[str, Any] = {
         "expected_batch_size": rows,
         "steps": STEPS,
-        "max_grad_norm": convex_clip(rows, epsilon, delta, features, likelihood),
+        "max_grad_norm": convex_clip(rows, whole, features, likelihood),
         "preconditioner": SecondMoments(),
         "readout": "natural",
         "weight_average": AVERAGE,
-        "extra_releases": (moments_release(epsilon, delta),),
+        "extra_releases": (moments_release(whole),),
     }
     return PrivacyConfig(**chosen | settings)
 
@@ -155,3 +158,19 @@ def noise_covariance(
         total += averaged.square()
     variance = total * (plan.stddev / plan.expected_batch_size) ** 2
     return basis * (scales.square() * variance) @ basis.T
+
+
+@torch.no_grad()
+def mean_curvature(model: nn.Module, rows: Tensor) -> float:
+    """Return the mean second derivative of the loss in an output, 1 for a number.
+
+    Args:
+        model: with one output a class, or one for a number.
+        rows: public, encoded `[N, width]`.
+    """
+    outputs = model(rows)
+    classes = outputs.shape[1]
+    if classes == 1:
+        return 1.0
+    shares = outputs.softmax(1)
+    return float((shares * (1 - shares)).mean()) * classes / (classes - 1)

@@ -30,8 +30,16 @@ from torch.nn import functional
 from dpkfc._checks import check_integer, check_not_negative, check_one_of, check_positive
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, PrivacyConfig
+from dpkfc.convex import STEPS, convex_config, convex_rate, mean_curvature, noise_covariance
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.noise_probes import FeatureNoise
+from dpkfc.features.additive import (
+    AdditiveFeatures,
+    AdditiveModel,
+    Effect,
+    InputColumn,
+    choose_knots,
+)
 from dpkfc.gradients.clipped_sum import LossFn
 from dpkfc.postprocess.pipeline import WeightEMA
 from dpkfc.privacy.ledger import Ledger, parse
@@ -40,13 +48,26 @@ from dpkfc.rng_state import preserve_generators, seed_generators
 from dpkfc.session import Session
 from dpkfc.weights import digest_weights
 
-__all__ = ["DPLogisticRegression", "DPMLPClassifier", "DPMLPRegressor", "expected_failed_checks"]
+__all__ = [
+    "DPAdditiveClassifier",
+    "DPAdditiveRegressor",
+    "DPLogisticRegression",
+    "DPMLPClassifier",
+    "DPMLPRegressor",
+    "expected_failed_checks",
+]
 
 Floats = NDArray[np.float64]
 METHODS = ("dp-kfc", "dp-sgd")
+# Of a linear head on rows of norm 1 at most.
+MOMENTS = "dp-moments"
 
 # The range of a feature, or of a target, that nobody has given bounds for.
 STANDARD_BOUNDS = (-3.0, 3.0)
+
+# The rate of logistic regression, and the longest step that it may make. Little noise makes C long,
+# and a rate of 4 made probabilities worse than a constant guess.
+_FASTEST, _LONGEST_STEP = 4.0, 3.0
 
 # The label of a record whose class is not among the public classes. Its loss and gradient are 0.
 _NO_CLASS = -1
@@ -171,13 +192,15 @@ class _PrivateEstimator(BaseEstimator):
         with preserve_generators():
             seed_generators(seed)
             module = self._build_module(outputs)
-        optimizer = torch.optim.SGD(module.parameters(), lr=float(self.learning_rate))
-        data = (torch.as_tensor(self._scale(rows), dtype=torch.float32), targets)
+        rate = self._rate(likelihood, plan.max_grad_norm)
+        optimizer = torch.optim.SGD(module.parameters(), lr=rate)
+        data = (torch.as_tensor(self._encode(rows), dtype=torch.float32), targets)
         generator = torch.Generator().manual_seed(seed)
         public_records = []
         for target in public_targets:
-            features = 2 * torch.rand(data[0].shape[1], generator=generator) - 1
-            public_records.append((features, target))
+            values = 2 * torch.rand(1, self.n_features_in_, generator=generator) - 1
+            public = self._encode_scaled(values.double().numpy())
+            public_records.append((torch.as_tensor(public[0], dtype=torch.float32), target))
         with Session(plan, module, optimizer, data, public_records=public_records) as session:
             # Before the first release, so that a fit that is cut off counts.
             self._fits = fits
@@ -185,6 +208,12 @@ class _PrivateEstimator(BaseEstimator):
                 session.step(batch, loss_fn)
             with session.averaged_weights():
                 trained = copy.deepcopy(module)
+            state = session.preconditioner
+        if self.method == MOMENTS and state is not None:
+            rows = 2 * torch.rand(1024, self.n_features_in_, generator=generator).numpy() - 1
+            public = torch.as_tensor(self._encode_scaled(rows), dtype=torch.float32)
+            curvature = mean_curvature(trained, public)
+            self._covariance = noise_covariance(plan, state, rate, curvature)
         self.plan_ = plan
         self.epsilon_ = plan.epsilon(session.steps_done)
         self.delta_ = plan.delta
@@ -194,10 +223,23 @@ class _PrivateEstimator(BaseEstimator):
         self._ledger_lines = ledger_bytes(session.ledger)
         self._released = digest_weights(self.module_.state_dict())
 
+    def _encode(self, rows: Floats) -> Floats:
+        """Return the inputs of the module for rows `[n, d]`, NaN included."""
+        return self._scale(rows)
+
+    def _encode_scaled(self, scaled: Floats) -> Floats:
+        """Return the inputs of the module for rows in [-1, 1]."""
+        return scaled
+
+    def _rate(self, likelihood: str, clip: float) -> float:
+        """Return the rate of gradient descent for a likelihood and C."""
+        check_positive("learning_rate", self.learning_rate)
+        return float(self.learning_rate)
+
     def _plan(self, count: int, seed: int, likelihood: str) -> Plan:
         """Return the plan of one fit of `count` rows."""
         check_one_of("method", self.method, METHODS)
-        check_positive("learning_rate", self.learning_rate)
+        self._rate(likelihood, 1.0)
         check_positive("epsilon", self.epsilon)
         steps = read_count("steps", self.steps)
         preconditioner = None
@@ -268,7 +310,7 @@ class _PrivateEstimator(BaseEstimator):
         """Return the module's outputs `[n, outputs]` for rows."""
         check_is_fitted(self, "module_")
         rows = self._read_rows(X, reset=False)
-        outputs: Floats = self.module_(torch.from_numpy(self._scale(rows))).numpy()
+        outputs: Floats = self.module_(torch.from_numpy(self._encode(rows))).numpy()
         return outputs
 
 
@@ -279,12 +321,16 @@ class _PrivateClassifier(ClassifierMixin, _PrivateEstimator):
     classes: Any = None
     class_weights: Mapping[Any, float] | None = None
 
+    # Whether 0 stays 0 in a feature that can be 0.
+    _keeps_zero = True
+
     def fit(self, X: Any, y: Any) -> Any:
         """Train under (ε, δ); each call spends its ε.
 
         Args:
-            X: rows `[n, d]`. Values are clamped to `bounds`, and NaN counts as 0, or as the middle
-                of bounds without 0.
+            X: rows `[n, d]`. Values are clamped to `bounds`. NaN has an effect of its own
+                in an additive model; elsewhere it counts as 0, or as the middle of bounds without
+                0.
             y: labels `[n]`. A record with a label outside `classes` contributes nothing.
 
         Returns:
@@ -295,7 +341,7 @@ class _PrivateClassifier(ClassifierMixin, _PrivateEstimator):
         """
         rows = self._read_rows(X, reset=True)
         labels = self._read_labels(y, len(rows))
-        self._set_scale(keep_zero=True)
+        self._set_scale(keep_zero=self._keeps_zero)
         classes = self.classes_.tolist()
         if len(classes) < 2:
             raise ValueError(f"a classifier needs two classes or more, got 1 class: {classes}")
@@ -369,6 +415,72 @@ class _PrivateClassifier(ClassifierMixin, _PrivateEstimator):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
+class _AdditiveEstimator(_PrivateEstimator):
+    """Holds what additive models do: a linear head on features of norm 1 at most."""
+
+    method: str = MOMENTS
+    steps: int = STEPS
+    learning_rate: float | None = None  # type: ignore[assignment]
+
+    @property
+    def _columns(self) -> list[InputColumn]:
+        names = vars(self).get("feature_names_in_", range(self.n_features_in_))
+        return [InputColumn(str(name), 1, 1) for name in names]
+
+    def _encode(self, rows: Floats) -> Floats:
+        """Return each value in [-1, 1], and behind it 1 where it is missing `[n, 2 d]`."""
+        return self._encode_scaled(scale(rows, self.bounds_.T, self.centers_, self.scales_))
+
+    def _encode_scaled(self, scaled: Floats) -> Floats:
+        is_missing = np.isnan(scaled)
+        pairs = np.stack([np.nan_to_num(scaled), is_missing], axis=2)
+        return pairs.reshape(len(scaled), -1).astype(np.float64)
+
+    def _build_module(self, outputs: int) -> nn.Module:
+        return AdditiveModel(self._columns, outputs)
+
+    def _rate(self, likelihood: str, clip: float) -> float:
+        if self.learning_rate is None:
+            return convex_rate(likelihood)
+        return super()._rate(likelihood, clip)
+
+    def _plan(self, count: int, seed: int, likelihood: str) -> Plan:
+        """Return the plan of one fit of `count` rows."""
+        check_one_of("method", self.method, (MOMENTS,))
+        self._rate(likelihood, 1.0)
+        check_positive("epsilon", self.epsilon)
+        settings: dict[str, Any] = {"steps": read_count("steps", self.steps)}
+        if self.max_grad_norm is not None:
+            check_positive("max_grad_norm", self.max_grad_norm)
+            settings["max_grad_norm"] = float(self.max_grad_norm)
+        if self.batch_size is not None:
+            batch_size = read_count("batch_size", self.batch_size)
+            settings["expected_batch_size"] = min(batch_size, count)
+        features = AdditiveFeatures(self._columns, choose_knots(self._columns))
+        return convex_config(
+            count,
+            float(self.epsilon),
+            self.delta,
+            features.features,
+            likelihood,
+            max_physical_batch_size=_MOST_ROWS,
+            **settings,
+        ).calibrate(float(self.epsilon), self.delta, count)
+
+    def effects(self) -> list[Effect]:
+        """Return what each feature adds to the outputs, with the deviation of its noise.
+
+        The last value of each is that of a missing one. Classes are compared with their mean.
+
+        Raises:
+            NotFittedError: there was no fit.
+        """
+        check_is_fitted(self, "module_")
+        found: list[Effect] = self.module_.effects(vars(self).get("_covariance"))
+        return found
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
 class _PrivateNetwork(_PrivateEstimator):
     """Holds what estimators with a small neural network do."""
 
@@ -404,7 +516,8 @@ class DPLogisticRegression(_PrivateClassifier):
         method: "dp-kfc" preconditions by curvature of noise, "dp-sgd" does not.
         steps: releases of one fit.
         batch_size: expected rows of a step. None takes all rows in every step.
-        learning_rate: of gradient descent.
+        learning_rate: of gradient descent. None takes 4, or less where C is long: a step is at
+            most 3 long then.
         max_grad_norm: C, the norm to which the gradient of a row is clipped. None takes
             `choose_clip`.
         random_state: seed of initial weights and of the probe. Noise and sampling have no seed.
@@ -425,7 +538,12 @@ class DPLogisticRegression(_PrivateClassifier):
         number of rows, their types and all arguments are public.
     """
 
-    learning_rate: float = 4.0
+    learning_rate: float | None = None  # type: ignore[assignment]
+
+    def _rate(self, likelihood: str, clip: float) -> float:
+        if self.learning_rate is None:
+            return min(_FASTEST, _LONGEST_STEP / clip)
+        return super()._rate(likelihood, clip)
 
     def _build_module(self, outputs: int) -> nn.Module:
         layer = nn.Linear(self.n_features_in_, outputs)
@@ -449,6 +567,20 @@ class DPLogisticRegression(_PrivateClassifier):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
+class DPAdditiveClassifier(_AdditiveEstimator, _PrivateClassifier):
+    """An additive model for classes under (ε, δ)-differential privacy: a curve for each feature.
+
+    Arguments and attributes are as in `DPLogisticRegression`, without weights. 30 % of μ² buy noisy
+    second moments of the features, in whose coordinates all steps go. `effects` returns the curves
+    with the deviation of their noise. Bounds decide where a curve has its places.
+
+    Guarantee: As of `DPLogisticRegression`.
+    """
+
+    _keeps_zero = False
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
 class DPMLPClassifier(_PrivateNetwork, _PrivateClassifier):
     """A small neural network for classes under (ε, δ)-differential privacy.
 
@@ -464,27 +596,17 @@ class DPMLPClassifier(_PrivateNetwork, _PrivateClassifier):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class DPMLPRegressor(RegressorMixin, _PrivateNetwork):
-    """A small neural network for numbers under (ε, δ)-differential privacy.
-
-    Other arguments and attributes are as in `DPLogisticRegression`, without classes and weights.
-
-    Args:
-        target_bounds: public bounds of the target. Targets outside are clamped, and so are
-            predictions. None warns and takes [-3, 3].
-        hidden_layer_sizes: widths of the hidden layers, which have tanh.
-
-    Guarantee: As of `DPLogisticRegression`.
-    """
+class _PrivateRegressor(RegressorMixin, _PrivateEstimator):
+    """Trains a module with one output for a number between public bounds."""
 
     target_bounds: Any = None
-    max_grad_norm: float | None = 1.0
 
     def fit(self, X: Any, y: Any) -> Any:
         """Train under (ε, δ); each call spends its ε.
 
         Args:
-            X: rows `[n, d]`. Values are clamped to `bounds`, and NaN counts as their middle.
+            X: rows `[n, d]`. Values are clamped to `bounds`. NaN has an effect of its own in an
+                additive model, and counts as their middle elsewhere.
             y: targets `[n]`, clamped to `target_bounds`. A record without a target (NaN)
                 contributes nothing.
 
@@ -527,6 +649,35 @@ class DPMLPRegressor(RegressorMixin, _PrivateNetwork):
         scaled = self._outputs(X)[:, 0].clip(-1.0, 1.0)
         predictions: Floats = scaled * self.target_half_width_ + self.target_center_
         return predictions
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class DPAdditiveRegressor(_AdditiveEstimator, _PrivateRegressor):
+    """An additive model for numbers under (ε, δ)-differential privacy: a curve for each feature.
+
+    Other arguments and attributes are as in `DPAdditiveClassifier`, without classes.
+
+    Args:
+        target_bounds: public bounds of the target. Targets outside are clamped, and so are
+            predictions. None warns and takes [-3, 3].
+
+    Guarantee: As of `DPLogisticRegression`.
+    """
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class DPMLPRegressor(_PrivateNetwork, _PrivateRegressor):
+    """A small neural network for numbers under (ε, δ)-differential privacy.
+
+    Other arguments and attributes are as in `DPAdditiveRegressor`, without effects.
+
+    Args:
+        hidden_layer_sizes: widths of the hidden layers, which have tanh.
+
+    Guarantee: As of `DPLogisticRegression`.
+    """
+
+    max_grad_norm: float | None = 1.0
 
 
 # --------------------------------------------------------------------------------------------------

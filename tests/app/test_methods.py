@@ -94,7 +94,8 @@ def test_a_method_whitens_the_sides_that_its_equation_has(method: str) -> None:
 @pytest.mark.quick(
     "dp-adamw", "dp-sgd-normalised", "de-et-al", "dp-kfc-g", "disk", "doppler", "sofim"
 )
-@pytest.mark.parametrize("method", METHODS)
+# One is for a linear head on fixed features, as tables have.
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "dp-moments"])
 def test_every_method_trains(method: str, public: str) -> None:
     more = {"pretrain_epochs": 1} if "pretrain_epochs" in METHODS[method].settings else {}
     config = two_steps({**more, "method": method, "public_data": public})

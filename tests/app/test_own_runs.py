@@ -157,7 +157,7 @@ def test_exports(finished, tmp_path: Path):
     inputs = torch.randn(5, trained.recipe.input_shape[0])
     torch.testing.assert_close(program(inputs), trained.model(inputs))
     weights = load_file(folder / "export" / "model.safetensors")
-    assert torch.equal(weights["weight"], trained.model.state_dict()["weight"])
+    assert torch.equal(weights["1.weight"], trained.model.state_dict()["1.weight"])
     code, text = _call("export", str(folder), "--format", "pickle")
     assert code == 2 and "choose torch | safetensors | onnx" in text
 
@@ -530,7 +530,7 @@ def test_train_says_its_method_and_why(tmp_path: Path):
     assert re.search(r"PRIVATE, for you alone.*│ age +│ 0.5% +│ 1.0% +│ – +│", text, re.DOTALL)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
     code, text = _call(*command)
-    assert code == 0 and "method: dp-sgd (the default: level with DP-KFC" in text
+    assert code == 0 and "method: dp-moments (the default: the best of" in text
     assert text.index("example of the schema") < text.index("PRIVATE, for you alone")
     assert re.search(r"PRIVATE, for you alone.*│ age +│ 0.5% +│ 1.0% +│ – +│", text, re.DOTALL)
 

@@ -20,6 +20,7 @@ from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.text import hashed_texts
 from dpkfc.app.owndata.files import encode_table, unit_names
 from dpkfc.app.owndata.proposals import empty_schema
+from dpkfc.app.owndata.recipes import input_columns
 from dpkfc.app.owndata.records import TEST_SHARE, UNKNOWN, Records, _places, split_records
 from dpkfc.app.owndata.schema import (
     MISSING,
@@ -31,8 +32,10 @@ from dpkfc.app.owndata.schema import (
     schema_toml,
 )
 from dpkfc.app.owndata.schema_noise import SchemaNoise
+from dpkfc.app.owndata.targets import target_of
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.toml import ConfigError
+from dpkfc.features import AdditiveFeatures
 from tests.app.own_files import HEADER, SCHEMA, patients, write_patients, write_rows
 
 
@@ -461,3 +464,68 @@ def test_a_delimiter_is_one_character(tmp_path: Path, delimiter: str):
     schema.write_text(f'delimiter = "{delimiter}"\n{SCHEMA}', "utf-8")
     with pytest.raises(ConfigError, match="delimiter must be one character, such as ';', got"):
         read_schema(schema)
+
+
+def test_a_log_scale_counts_factors_and_is_linear_around_zero():
+    column = Column(kind="number", bounds=(1.0, 10_000.0), scale="log")
+    found = column.encode(["1", "100", "10000", "", "0.001"]).features
+    np.testing.assert_allclose(found[:, 0], [-1, 0, 1, 0, -1], atol=1e-6)
+    assert found[3, 1] == 1.0
+    amounts = Column(kind="number", bounds=(0.0, 100_000.0), scale="log")
+    zero, small, large = amounts.encode(["0", "50", "50000"]).features[:, 0]
+    assert zero == -1.0 and -1 < small < -0.8 and 0.7 < large < 1
+
+
+@pytest.mark.parametrize(
+    "text, what",
+    [
+        ('kind = "number"\nbounds = [0, 1]\nscale = "logg"', "scale must be 'log'"),
+        ('kind = "flag"\nscale = "log"', "scale is for kind = 'number'"),
+    ],
+)
+def test_a_wrong_scale_is_refused(tmp_path: Path, text: str, what: str):
+    path = tmp_path / "schema.toml"
+    path.write_text(f'target = "y"\nclasses = ["0", "1"]\n[columns.age]\n{text}\n', "utf-8")
+    with pytest.raises(ConfigError, match=what):
+        read_schema(path)
+
+
+def test_a_target_on_a_log_scale_is_given_back_in_its_unit():
+    number = target_of(Schema(target="price", target_bounds=(1.0, 100.0), target_scale="log"))
+    labels, _ = number.encode(["1", "10", "100", ""])
+    np.testing.assert_allclose(labels[:3], [-1, 0, 1], atol=1e-6)
+    assert number.answer(torch.from_numpy(labels[:3, None]))["price"] == ["1", "10", "100"]
+
+    class Known(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, rows):
+            return rows + self.bias
+
+    # It says 10 where 100 is true, and 1 where 1 is true.
+    examples = torch.tensor([[0.0], [-1.0]]), torch.tensor([1.0, -1.0])
+    judged = number.task.judge(Known(), examples)
+    assert number.task.further(judged.accuracy, judged.loss) == pytest.approx(
+        {"mean absolute error": 45.0, "root mean squared error": (8100 / 2) ** 0.5}, rel=1e-5
+    )
+
+
+def test_the_longest_row_of_a_schema_has_norm_one():
+    schema = Schema(
+        columns={
+            "age": Column(kind="number", bounds=(0.0, 1.0)),
+            "pressure": Column(kind="pair", bounds=(0.0, 1.0, 0.0, 1.0)),
+            "job": Column(kind="category", categories=("a", "b")),
+            "smoker": Column(kind="flag"),
+            "note": Column(kind="text", buckets=16),
+        }
+    )
+    columns = input_columns(schema)
+    assert sum(column.values + 1 for column in columns) == schema.width
+    rows, _ = SchemaNoise(tuple(schema.features.items())).sample(
+        2000, torch.Generator().manual_seed(0)
+    )
+    lengths = AdditiveFeatures(columns)(rows).norm(dim=1)
+    assert 0.8 < float(lengths.max()) <= 1.0

@@ -92,7 +92,7 @@ def _config(folder: Path, **more: object):
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bounds")
     result = run(_config(folder, unit=True, count=4000))
-    assert (result.steps, result.releases) == (2, 3)
+    assert (result.steps, result.releases) == (2, 4)
     return folder / "run"
 
 
@@ -199,18 +199,19 @@ def test_a_run_finds_bounds_and_its_card_says_so(finished: Path):
     least, greatest = schema.columns["debt"].bounds
     assert least <= -512 and greatest >= 512
     lines = verify(finished / "ledger.jsonl").releases
-    assert [line.get("purpose") for line in lines] == ["bounds", None, None]
+    assert [line.get("purpose") for line in lines] == ["bounds", "moments", None, None]
     assert lines[0]["sensitivity"] == pytest.approx(math.sqrt(3), rel=1e-5)
     card = json.loads((finished / "privacy_card.json").read_text("utf-8"))
     charges = [(event_from_dict(line["event"]), 1) for line in lines]
     assert card["guarantee"]["epsilon"] == pytest.approx(total_epsilon(charges, 1e-5, "rdp"))
     assert 2.9 < card["guarantee"]["epsilon"] <= 3.0
-    assert card["guarantee"]["releases"] == 3
-    (row,) = card["mechanism"]["extra_releases"]
+    assert card["guarantee"]["releases"] == 4
+    row, moments = card["mechanism"]["extra_releases"]
+    assert (row["purpose"], moments["purpose"]) == ("bounds", "moments")
     assert row["epsilon_alone"] == pytest.approx(0.75, rel=1e-3)
     text = (finished / "privacy_card.md").read_text("utf-8")
     assert "categories and all bounds without a row here are stated by the user" in text
-    assert "releases for bounds" in text and "empty -1 to 1" in text and "3 of 3 planned" in text
+    assert "releases for bounds" in text and "empty -1 to 1" in text and "4 of 4 planned" in text
     facts = verify_ledger(finished / "ledger.jsonl")
     assert "alone ε = 0.75" in facts["releases for bounds, part of ε"]
     assert facts["ε by RDP at δ = 1e-05"] == pytest.approx(card["guarantee"]["epsilon"])
@@ -260,7 +261,8 @@ def test_a_resumed_run_is_not_charged_for_bounds_again(tmp_path: Path, monkeypat
     schema = (tmp_path / "run" / "schema.toml").read_text("utf-8")
     resume(tmp_path / "run")
     lines = verify(tmp_path / "run" / "ledger.jsonl").releases
-    assert [line.get("purpose", "step") for line in lines] == ["bounds", "step", "step", "step"]
+    purposes = [line.get("purpose", "step") for line in lines]
+    assert purposes == ["bounds", "moments", "step", "step", "step"]
     assert (tmp_path / "run" / "schema.toml").read_text("utf-8") == schema
     (charge,) = budget.charges
     charges = [(event_from_dict(line["event"]), 1) for line in lines]

@@ -24,6 +24,7 @@ from dpkfc.app.settings import RECIPE_DEFAULTS, SECTION_OF, RunConfig, library_v
 from dpkfc.app.toml import ConfigError
 from dpkfc.callbacks import NORM, PURPOSE, EarlyStopping, PrivateEarlyStopping
 from dpkfc.config import Plan, PrivacyConfig, count_steps
+from dpkfc.convex import convex_clip, gaussian_noise, moments_release
 from dpkfc.curvature.base import Preconditioner
 from dpkfc.curvature.diagonal import AdaDPS
 from dpkfc.curvature.gep import GEP
@@ -33,6 +34,7 @@ from dpkfc.curvature.noise_probes import DeadLeaves, FeatureNoise, PinkNoise, Wh
 from dpkfc.curvature.private_oracle import PrivateOracle
 from dpkfc.curvature.probes import Probe, PublicData
 from dpkfc.curvature.refined import Refined
+from dpkfc.curvature.second_moments import SecondMoments
 from dpkfc.data.augment import Augment, horizontal_flip, random_crop, reflect_pad_crop_flip
 from dpkfc.postprocess.pipeline import PostProcess, WeightEMA
 from dpkfc.postprocess.steps import EMA, SOFIM, AdamBC, DiSK, LowPass
@@ -145,6 +147,8 @@ def make_preconditioner(
     kind = preconditioner.preconditioner
     if kind == "none":
         return None
+    if kind == "moments":
+        return SecondMoments()
     if kind == "kfac":
         return make_kfac(config, input_shape, recipe_probe=recipe_probe, private=private)
     probe = _main_probe(config, input_shape, recipe_probe, private)
@@ -335,6 +339,7 @@ def make_privacy_config(
     max_records_per_unit: int | None = None,
     private_bounds: int = 0,
     scores_norm: float = 0.0,
+    head_inputs: int = 1,
 ) -> PrivacyConfig:
     """Return the privacy settings.
 
@@ -348,6 +353,7 @@ def make_privacy_config(
         max_records_per_unit: most records of a unit that count in a step.
         private_bounds: number of columns whose bounds a release decides.
         scores_norm: the most that a test row adds to the counts of noisy scores; 0 for none.
+        head_inputs: inputs of the trained layer, for the rule of C.
 
     Raises:
         ConfigError: settings that do not go together.
@@ -359,7 +365,16 @@ def make_privacy_config(
         )
         preconditioner = make_preconditioner(config, input_shape, steps, recipe_probe, private)
         values = library_values(config, PrivacyConfig)
+        average = None
+        if privacy.weight_average:
+            average = WeightEMA(privacy.weight_average, not privacy.average_from_start)
         extra = []
+        if isinstance(preconditioner, SecondMoments):
+            whole = _whole_noise(config, steps)
+            extra.append(moments_release(whole, privacy.moments_share))
+            if not privacy.max_grad_norm:
+                likelihood = config.preconditioner.likelihood
+                values["max_grad_norm"] = convex_clip(dataset_size, whole, head_inputs, likelihood)
         if private_bounds:
             extra.append(_bounds_release(config, private_bounds))
         if scores_norm:
@@ -375,7 +390,7 @@ def make_privacy_config(
             epochs=None if privacy.steps else privacy.epochs,
             steps=privacy.steps or None,
             postprocess=make_postprocess(config),
-            weight_average=WeightEMA(privacy.weight_average) if privacy.weight_average else None,
+            weight_average=average,
             preconditioner=preconditioner,
             test_mode_seed=config.run.seed if privacy.test_mode else None,
             unit=unit,
@@ -383,6 +398,21 @@ def make_privacy_config(
             extra_releases=tuple(extra),
             **values,
         )
+
+
+def _whole_noise(config: RunConfig, steps: int) -> float:
+    """Return the noise multiplier of one release that would take the whole budget."""
+    privacy = config.privacy
+    if privacy.noise_multiplier:
+        return privacy.noise_multiplier * math.sqrt((1 - privacy.moments_share) / steps)
+    return gaussian_noise(privacy.epsilon, privacy.delta)
+
+
+def settle(config: RunConfig, rows: int) -> RunConfig:
+    """Return the settings with the batch size that stands for all examples (or units)."""
+    if config.privacy.expected_batch_size:
+        return config
+    return config.change(expected_batch_size=rows)
 
 
 def _evaluation_releases(config: RunConfig, steps: int) -> ExtraRelease:

@@ -405,3 +405,83 @@ def partition(
     sizes.set_title("all records")
     sizes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
     return figure
+
+
+# Columns of a picture of effects, and values of a column whose names can be read.
+_MOST_EFFECTS = 12
+_MOST_NAMES = 14
+
+
+@apply_style
+def effects(columns: Sequence[Any], caption: str = "", stamp: str = "") -> Figure:
+    """Draw what each column of a table adds to the output, the farthest first.
+
+    The band is twice the standard deviation of the noise.
+
+    Args:
+        columns: `dpkfc.app.effects.ColumnEffect` values; of more than 12 those are drawn that reach
+            farthest, and the caption says so.
+        caption: a line below the title.
+        stamp: text across the picture of a run without a certified ε.
+    """
+    readable = [item for item in columns if item.is_curve or len(item.values) <= _MOST_NAMES]
+    chosen = sorted(readable, key=lambda item: -item.range)[:_MOST_EFFECTS]
+    if len(chosen) < len(columns):
+        caption = f"{caption}; {len(chosen)} of {len(columns)} columns shown"
+    rows = max(1, math.ceil(len(chosen) / 3))
+    figure = make_figure(_WIDTH, 1.4 + 1.9 * rows, "Effect of each column", caption, stamp)
+    grid: Any = figure.subplots(rows, 3, squeeze=False)
+    for axes in grid.flat[len(chosen) :]:
+        axes.set_visible(False)
+    for axes, item in zip(grid.flat, chosen, strict=False):
+        _draw_effect(axes, item)
+    outputs = chosen[0].outputs if chosen else []
+    if len(outputs) == 1:
+        figure.supylabel(outputs[0], fontsize=9, color=INK)
+    elif chosen:
+        handles = [
+            Line2D([], [], color=PALETTE[number % len(PALETTE)], label=name)
+            for number, name in enumerate(outputs)
+        ]
+        figure.legend(handles=handles, loc="outside lower left", ncols=4)
+    return figure
+
+
+def _draw_effect(axes: Axes, item: Any) -> None:
+    axes.set_title(textwrap.shorten(item.column, 26, placeholder="…"))
+    axes.axhline(0, color=MUTED, linewidth=0.8)
+    known = bool(np.isfinite(item.deviation).all())
+    places = np.arange(len(item.values))
+    numbers: Any = places if not item.is_curve or _is_warped(item.values) else item.values
+    for number in range(item.effects.shape[1]):
+        colour = PALETTE[number % len(PALETTE)]
+        values = item.effects[:, number]
+        band = 2 * item.deviation[:, number]
+        if not item.is_curve:
+            axes.errorbar(
+                places, values, yerr=band if known else None, fmt="o", color=colour, elinewidth=1.1
+            )
+            continue
+        axes.plot(numbers, values, color=colour)
+        if known:
+            axes.fill_between(
+                numbers, values - band, values + band, color=colour, alpha=0.18, linewidth=0
+            )
+    if item.is_curve and numbers is not places:
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+        return
+    if item.is_curve:
+        # The distances are those of the scale of the schema.
+        marks = np.linspace(0, len(places) - 1, 4).round().astype(int)
+        axes.set_xticks(marks, [f"{item.values[mark]:.2g}" for mark in marks])
+        return
+    names = [textwrap.shorten(str(name), 16, placeholder="…") for name in item.values]
+    axes.set_xticks(range(len(names)), names, rotation=40, ha="right", fontsize=7)
+
+
+def _is_warped(numbers: Sequence[Any]) -> bool:
+    """Return whether numbers in order do not have equal distances; dates have."""
+    if not isinstance(numbers[0], float):
+        return False
+    steps = np.diff(numbers)
+    return bool(steps.max() > 1.01 * steps.min())

@@ -15,6 +15,7 @@ import numpy as np
 from torch import nn
 
 from dpkfc.app.assembly import Prepared, describe_choice, make_kfac
+from dpkfc.app.effects import column_effects
 from dpkfc.app.methods import METHOD_LABELS
 from dpkfc.app.private_scores import PURPOSE, CountForm, count_rows, judge, noisy_scores
 from dpkfc.app.recipes.objective import finite
@@ -122,6 +123,14 @@ def write_results(
     write_weights_and_card(folder.path, session.released_state(), session.ledger, card)
     history = plots.history(curve_of(prepared, metrics))
     plots.save(history, folder.plots / "accuracy_and_epsilon.png")
+    with evaluated_weights(session):
+        found = column_effects(prepared, session)
+    if found:
+        content = {"effects": [effect.as_json() for effect in found]}
+        folder.write_json(folder.effects, content)
+        caption = f"{_title(prepared)}; band: ± 2 standard deviations of the noise"
+        figure = plots.effects(found, caption, stamp(prepared.plan))
+        plots.save(figure, folder.plots / "effects.png")
     _plot_curvature(prepared, folder, session)
     return scores
 

@@ -60,6 +60,8 @@ class RunFolder:
     checkpoint = _Place("checkpoint")
     # Scores on held-out examples.
     scores = _Place("scores.json")
+    # What each column of an additive model adds to its output.
+    effects = _Place("effects.json")
     # The privacy card as JSON; a Markdown form is next to it.
     card = _Place("privacy_card.json")
     # PNG files.

@@ -18,6 +18,7 @@ from dpkfc.app.methods import METHODS
 from dpkfc.app.toml import ConfigError, nearest
 from dpkfc.clipping import CLIPPINGS
 from dpkfc.config import SAMPLERS, PrivacyConfig
+from dpkfc.convex import SHARE
 from dpkfc.curvature.diagonal import AdaDPS
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.kfac import KFAC
@@ -33,7 +34,7 @@ from dpkfc.report.officer import Declared
 from dpkfc.terminal import argument_text
 
 OPTIMIZERS = ("sgd", "adam", "adam-bc", "sofim")
-PRECONDITIONERS = ("none", "kfac", "ngd", "adadps", "gep")
+PRECONDITIONERS = ("none", "kfac", "ngd", "adadps", "gep", "moments")
 FILTERS = (
     "none",
     "disk",
@@ -286,6 +287,9 @@ class DataSettings(_Section):
 class ModelSettings(_Section):
     """Where weights start from."""
 
+    knots: int = _setting(
+        16, "places of the curve of a number in a table; 0: a straight line", least=0
+    )
     pretrained: str = _setting(
         "", "folder or file of public pretrained weights, for recipes that start from some"
     )
@@ -305,6 +309,9 @@ class PrivacySettings(_Section):
     delta: float = _setting(1e-05, "target δ of the whole run", above=0)
     budget: str = _setting(
         "", "budget of the dataset that all runs on it charge (TOML); see dpkfc budget"
+    )
+    moments_share: float = _setting(
+        SHARE, "part of μ² that the release of second moments takes (dp-moments)", above=0, most=0.9
     )
     bounds_share: float = _setting(
         0.25, "part of ε that finding bounds would cost alone", above=0, most=0.9
@@ -326,8 +333,19 @@ class PrivacySettings(_Section):
         5.0, "expected passes over the data; ignored when steps is given", above=0
     )
     steps: int = _setting(0, "number of steps; 0: as epochs say", least=0)
-    expected_batch_size: int = _library(PrivacyConfig, "expected_batch_size", default=256, least=1)
-    max_grad_norm: float = _library(PrivacyConfig, "max_grad_norm", above=0)
+    expected_batch_size: int = _library(
+        PrivacyConfig,
+        "expected_batch_size",
+        default=256,
+        text="B, the mean size of a batch and divisor of every noisy sum; 0: all examples",
+        least=0,
+    )
+    max_grad_norm: float = _library(
+        PrivacyConfig,
+        "max_grad_norm",
+        text="C, in the preconditioned space; 0: as examples, features and ε say (dp-moments)",
+        least=0,
+    )
     clipping: str = _library(
         PrivacyConfig, "clipping", text="how examples are bounded", choices=CLIPPINGS
     )
@@ -364,6 +382,9 @@ class PrivacySettings(_Section):
     )
     weight_average: float = _setting(
         0.0, "decay of averaged weights, which are evaluated; 0: none", least=0
+    )
+    average_from_start: bool = _setting(
+        False, "one decay from the first step on, instead of a warm-up that forgets faster"
     )
     max_physical_batch_size: int = _library(
         PrivacyConfig,
@@ -587,6 +608,11 @@ class RunConfig:
             raise ConfigError(
                 f"augmentations = {privacy.augmentations} without augment gives equal views; "
                 f"give augment, one of {' | '.join(AUGMENTS[1:])}"
+            )
+        if not privacy.max_grad_norm and self.preconditioner.preconditioner != "moments":
+            raise ConfigError(
+                "max_grad_norm = 0 is for preconditioner = 'moments', whose inputs have a known"
+                " length; give C"
             )
         longest = self.optimizer.schedule_steps
         if privacy.steps and longest > privacy.steps:

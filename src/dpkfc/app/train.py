@@ -30,6 +30,7 @@ from dpkfc.app.assembly import (
     make_optimizer,
     make_plan,
     read_public_data,
+    settle,
 )
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.examples import ExampleSet
@@ -53,6 +54,7 @@ from dpkfc.app.settings_file import (
 )
 from dpkfc.app.toml import ConfigError
 from dpkfc.callbacks import PURPOSE, EarlyStopping, PrivateEarlyStopping, wrong_answers
+from dpkfc.curvature.second_moments import split_head
 from dpkfc.distributed.context import DistributedContext
 from dpkfc.gradients.state import check_finite
 from dpkfc.integrations.loggers import Logger, check_logger, make_logger
@@ -501,6 +503,8 @@ def prepare(
     make_augment(config, recipe.input_shape)
     if data is None:
         data = recipe.data(config, is_training=True)
+    config = settle(config, data.size)
+    model = recipe.model(run.seed)
     private = (
         data.train
         if "private-oracle" in (config.preconditioner.source, config.preconditioner.output_source)
@@ -521,10 +525,10 @@ def prepare(
         max_records_per_unit=recipe.max_records_per_unit,
         private_bounds=recipe.private_bounds,
         scores_norm=counts.norm if counts else 0.0,
+        head_inputs=_head_inputs(config, model),
     )
     # Refuse a schedule longer than the plan.
     learning_rate(config, 0, plan.steps)
-    model = recipe.model(run.seed)
     try:
         model = model.to(torch.device(run.device))
     except (RuntimeError, AssertionError) as error:
@@ -543,6 +547,24 @@ def prepare(
         stopping=_make_stopping(config, recipe, data),
         counts=counts,
     )
+
+
+def _head_inputs(config: RunConfig, model: nn.Module) -> int:
+    """Return the inputs of the layer that second moments are for, 1 for other methods.
+
+    Raises:
+        ConfigError: the model has no such layer alone.
+    """
+    if config.preconditioner.preconditioner != "moments":
+        return 1
+    try:
+        _, head = split_head(model)
+    except ValueError:
+        raise ConfigError(
+            f"method = {config.run.method!r} is for one linear layer on fixed features, as tables"
+            f" have; {config.run.recipe!r} has another model: take dp-kfc-a"
+        ) from None
+    return head.in_features
 
 
 def _make_stopping(
@@ -930,6 +952,7 @@ class _Loop:
             # Save before the first step: a run that is killed later can then be continued, and the
             # budget that it has spent is not lost. Evaluate a finished run again: it may have died
             # before the figures of its final weights were written.
+            self.session.release_curvature()
             row = Row(step=done, epsilon=plan.curve.running_epsilon(done))
             self.metrics.add(self._evaluate(row, progress))
             self._save()

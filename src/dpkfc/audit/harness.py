@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from dpkfc.audit.planted_loss import Arguments, Augment, LossFn, augment_with_ids, collate_with_ids
 from dpkfc.config import Plan
+from dpkfc.curvature.second_moments import pack_symmetric, split_head
 from dpkfc.data.loading import Collate, MicroBatches
 from dpkfc.data.sampling import Sampler
 from dpkfc.distributed.fsdp import trainable_tensors
@@ -230,6 +231,23 @@ class WatchedSession(Session):
             self._pipeline.preconditioning = _FirstMetric(
                 config.preconditioner, model, self.layers, probe_limit=config.refresh_rows(1)
             )
+
+    def release_curvature(self) -> None:
+        """Take moments that are equal in all directions, and release nothing.
+
+        A replay is about the steps: their metric is public, whatever it is.
+        """
+        config = self.plan.config.preconditioner
+        if config is None or not config.purpose or self.preconditioner is not None:
+            return
+        _, head = split_head(self.model)
+        equal = pack_symmetric(torch.eye(head.in_features, dtype=torch.float64))
+        count = self.plan.dataset_size
+        vector = equal.numpy() * count / head.in_features
+        stddev = self.plan.extra_release(config.purpose).stddev
+        self._pipeline.preconditioning.set_state(
+            config.build_from_release(self.model, vector, stddev, count, 0)
+        )
 
     def take(self) -> Released:
         """Remove and return the last release.

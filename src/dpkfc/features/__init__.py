@@ -7,7 +7,13 @@ probe, and several maps side by side have equal weight.
 
 from __future__ import annotations
 
-from dpkfc.features.additive import AdditiveFeatures, AdditiveModel, Effect, InputColumn
+from dpkfc.features.additive import (
+    AdditiveFeatures,
+    AdditiveModel,
+    Effect,
+    InputColumn,
+    choose_knots,
+)
 from dpkfc.features.encoder import EncoderFeatures, SyntheticEncoder
 from dpkfc.features.joined import FeaturesOf, FlatFeatures, JoinedFeatures, build_features
 from dpkfc.features.layer_means import LayerMeans, TextEncoder, Whitening
@@ -35,6 +41,7 @@ __all__ = [
     "Whitening",
     "ZipfWords",
     "build_features",
+    "choose_knots",
     "draw_images",
     "standardise",
 ]

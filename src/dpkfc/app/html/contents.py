@@ -55,6 +55,7 @@ _NOT_DECIDING = {
     "test_mode",
 }
 _PICTURES = {
+    "effects.png": "Effect of each column, with the band of the noise",
     "accuracy_and_epsilon.png": "Score and ε by step",
     "signal_to_noise.png": "Signal-to-noise ratio of each layer",
     "spectra.png": "Spectra of the curvature factors",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -40,12 +41,15 @@ from dpkfc.app.recipes.text import HashedZipf
 from dpkfc.app.settings import RunConfig
 from dpkfc.app.toml import ConfigError, ensure_text
 from dpkfc.config import Plan
+from dpkfc.convex import convex_rate
 from dpkfc.curvature.noise_probes import DeadLeaves, FeatureNoise
 from dpkfc.curvature.probes import Probe
+from dpkfc.features import AdditiveModel, InputColumn, choose_knots
 from dpkfc.features.zipf_words import ZipfWords
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import release_vector
 
+MOMENTS = "dp-moments"
 OWN_KINDS = ("own-table", "own-images", "own-text", "own-task")
 # The kinds of data that a setting describes.
 _KINDS_OF = {
@@ -119,7 +123,10 @@ def own_settings(chosen: dict[str, Any], schema: Schema | None) -> dict[str, Any
     """
     name = ensure_text(chosen.get("task"))
     if schema is not None:
-        return {"likelihood": target_of(schema).likelihood, **chosen}
+        likelihood = target_of(schema).likelihood
+        if likelihood == "gaussian" and chosen.get("method", MOMENTS) == MOMENTS:
+            chosen = {"lr": convex_rate(likelihood), **chosen}
+        return {"likelihood": likelihood, **chosen}
     if not name:
         return chosen
     task = load_task(name)
@@ -197,17 +204,41 @@ def _table_recipe(config: RunConfig, schema: Schema | None) -> Recipe:
     if schema.is_open:
         _refuse_found_bounds(schema, data.schema)
         find_bounds = partial(_find_bounds, schema, path.name)
+    if config.model.knots == 1:
+        raise ConfigError("knots = 1 makes no curve; take 0 for a straight line, or at least 2")
+    columns = input_columns(schema)
+    knots = min(config.model.knots, choose_knots(columns))
+    outputs = target_of(schema).outputs
+    shape = f"{KIND_OF_MODEL}; {knots} places a curve" if knots else "a straight line for a number"
     return _linear_recipe(
         config,
         schema,
         schema.width,
         lambda config: encode_table(path, schema, folder=_place(config)),
-        constants=public_facts(schema, has_release=bool(data.bounds)),
+        build=partial(AdditiveModel, columns, outputs, knots),
+        constants={
+            **public_facts(schema, has_release=bool(data.bounds)),
+            "features": (shape, "from bounds and categories alone; rows have norm 1 at most"),
+        },
         probe=lambda config: SchemaNoise(tuple(schema.features.items())),
         read=lambda other: encode_table(other, schema, with_target=False),
         private_bounds=len(schema.private_columns) if data.bounds else 0,
         find_bounds=find_bounds,
     )
+
+
+# What a card says of the default model of tables.
+KIND_OF_MODEL = "additive model: a curve for a number, an effect for a category, a missing value"
+
+
+def input_columns(schema: Schema) -> tuple[InputColumn, ...]:
+    """Return the places of the columns of a schema in an encoded row."""
+    columns = []
+    for name, column in schema.features.items():
+        values = column.width - 1
+        numbers = values if column.kind in ("number", "pair", "date") else 0
+        columns.append(InputColumn(name, values, numbers, math.sqrt(max(1, numbers))))
+    return tuple(columns)
 
 
 def _linear_recipe(
@@ -224,10 +255,9 @@ def _linear_recipe(
         name=config.run.recipe,
         title=path.name,
         load=_loader(records, path),
-        build=partial(linear_from_zero, width, outputs),
         input_shape=(width,),
         num_classes=outputs,
-        **rest,
+        **{"build": partial(linear_from_zero, width, outputs), **rest},
     )
     return _with_schema(recipe, schema)
 
@@ -439,6 +469,7 @@ def _with_schema(recipe: Recipe, schema: Schema) -> Recipe:
         unit=schema.unit or "example",
         max_records_per_unit=schema.max_records if schema.unit else None,
         schema=_used_schema(schema, recipe.title),
+        public_schema=schema,
         columns=describe_columns(schema, recipe.name),
         reason=REASONS[recipe.name],
     )
@@ -446,7 +477,7 @@ def _with_schema(recipe: Recipe, schema: Schema) -> Recipe:
 
 # Why the defaults of own data name their method, in one line.
 REASONS = {
-    "own-table": "the default: level with DP-KFC on three tables, and simpler; docs/your-data.md",
+    "own-table": "the default: the best of three on a part of Adult; docs/methods/dp-moments.md",
     "own-images": "the default: features without data need no whitening; docs/results.md",
     "own-text": "the default: ahead of DP-SGD on words without weights; docs/results.md",
     "own-task": "the default; dpkfc tune compares methods on your task",

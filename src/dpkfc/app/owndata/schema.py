@@ -34,6 +34,7 @@ from dpkfc.app.owndata.cells import (
     read_number,
     read_pair,
 )
+from dpkfc.app.owndata.scales import SCALES, to_share
 from dpkfc.app.toml import ConfigError, nearest, read_toml
 
 if TYPE_CHECKING:
@@ -215,6 +216,8 @@ class Column:
         format: of a date, as of `strptime`; empty for ISO 8601, which is read in any case.
         origin: of the bounds: "private" where a run has found them, "default" where it saw too few
             numbers, empty where a person has stated them.
+        scale: "log" for a number whose factors count rather than its differences, such as income;
+            with zero within the bounds it is linear below a thousandth of the larger one.
     """
 
     kind: str = ""
@@ -230,6 +233,7 @@ class Column:
     measured_in: str = ""
     format: str = ""
     origin: str = ""
+    scale: str = ""
 
     def check(self, name: str, where: str, *, may_be_open: bool = False) -> None:
         """Refuse a column that cannot be encoded, or that should not be.
@@ -281,11 +285,14 @@ class Column:
             raise ConfigError(
                 f"{start}: thousands must be '.', ',', ' ' or \"'\", got {form.thousands!r:.20}"
             )
+        if self.scale not in SCALES:
+            raise ConfigError(f"{start}: scale must be 'log' or left out, got {self.scale!r:.20}")
         kinds_of_key = {
             "numeric": ("category",),
             "signs": ("number", "pair"),
             "measured_in": ("number", "pair"),
             "format": ("date",),
+            "scale": ("number",),
         }
         for key, kinds in kinds_of_key.items():
             if getattr(self, key) and self.kind not in kinds:
@@ -475,8 +482,9 @@ def _encode_numbers(column: Column, values: Any) -> _Rows:
         return bin_numbers(numbers).astype(np.float32), np.zeros(len(values), bool)
     least, greatest = np.array(column.limits).T
     clamped = np.clip(numbers, least, greatest)
-    share = (clamped - least) / (greatest - least)
-    scaled = share * 2 - 1
+    places = zip(clamped.T, least, greatest, strict=True)
+    shares = [to_share(numbers, low, high, column.scale) for numbers, low, high in places]
+    scaled = np.stack(shares, axis=1) * 2 - 1
     return scaled, (clamped != numbers).any(axis=1)
 
 
@@ -596,6 +604,7 @@ class Schema:
         target: column (or key) that is learned.
         classes: its values, in the order of the model's outputs; empty for a number.
         target_bounds: least and greatest value of a number; empty for classes.
+        target_scale: "log" where errors of a number count as factors rather than differences.
         unit: column of the person whose records ε protects together; empty for single records.
         max_records: most records of one unit that count in a step.
         missing: texts that mean a missing value.
@@ -617,6 +626,7 @@ class Schema:
     target: str = ""
     classes: tuple[str, ...] = ()
     target_bounds: tuple[float, ...] = ()
+    target_scale: str = ""
     unit: str = ""
     max_records: int = 4
     missing: tuple[str, ...] = MISSING
@@ -742,6 +752,11 @@ def _check_schema(schema: Schema, units: list[str], where: str) -> None:
         raise ConfigError(
             f"{where}: target_bounds must be [least, greatest], known without the data; got"
             f" {list(schema.target_bounds)}"
+        )
+    if schema.target_scale and (schema.target_scale not in SCALES or not schema.target_bounds):
+        raise ConfigError(
+            f"{where}: target_scale must be 'log' beside target_bounds, or left out; got"
+            f" {schema.target_scale!r:.20}"
         )
     if schema.decimal not in (".", ",") or schema.decimal == schema.thousands:
         raise ConfigError(

@@ -13,6 +13,7 @@ from dpkfc.app.datasets.examples import Examples, choose_rows
 from dpkfc.app.owndata.cells import NumberForm, canonical
 from dpkfc.app.owndata.decoding import Texts, distinct
 from dpkfc.app.owndata.records import UNKNOWN
+from dpkfc.app.owndata.scales import from_share
 from dpkfc.app.owndata.schema import Column, Schema
 from dpkfc.app.recipes.objective import (
     CLASSIFICATION,
@@ -34,7 +35,9 @@ def target_of(schema: Schema) -> Classes | Number:
     if schema.target_bounds:
         least, greatest = schema.target_bounds
         form = NumberForm(schema.decimal, schema.thousands)
-        return Number(schema.target, least, greatest, schema.missing, form)
+        return Number(
+            schema.target, least, greatest, schema.missing, form, scale=schema.target_scale
+        )
     return Classes(schema.classes)
 
 
@@ -97,6 +100,7 @@ class Number:
         least, greatest: public bounds.
         missing: texts that mean a missing value.
         form: how numbers are written.
+        scale: "log" where errors count as factors.
     """
 
     name: str
@@ -104,6 +108,7 @@ class Number:
     greatest: float
     missing: tuple[str, ...]
     form: NumberForm = NumberForm()
+    scale: str = ""
     likelihood: str = "gaussian"
     outputs: int = 1
 
@@ -115,6 +120,7 @@ class Number:
             missing=self.missing,
             decimal=self.form.decimal,
             thousands=self.form.thousands,
+            scale=self.scale,
         )
         encoded = column.encode(texts)
         labels = np.where(encoded.is_missing, np.nan, encoded.features[:, 0])
@@ -123,67 +129,56 @@ class Number:
 
     def answer(self, outputs: Tensor) -> dict[str, list[str]]:
         """Return the predicted number in its own unit, inside of the bounds."""
-        scaled = outputs.squeeze(1).double().clamp(-1, 1)
-        share = (scaled + 1) / 2
-        numbers = self.least + share * (self.greatest - self.least)
+        numbers = self.to_unit(outputs.squeeze(1))
         return {self.name: [f"{number:.6g}" for number in numbers.tolist()]}
+
+    def to_unit(self, scaled: Tensor) -> np.ndarray:
+        """Return numbers from −1 to 1 in the unit of the target, inside of the bounds."""
+        share = (scaled.detach().cpu().double().clamp(-1, 1) + 1) / 2
+        return from_share(share.numpy(), self.least, self.greatest, self.scale)
 
     def describe(self) -> dict[str, tuple[str, str]]:
         """Return the bounds, and what an output stands for."""
         text = (
             f"{self.name}, clamped to {self.least:g} to {self.greatest:g}; outputs −1 to 1 of the"
-            " model stand for it"
+            f" model stand for it{', on a log scale' if self.scale else ''}"
         )
         return {"target": (text, "bounds are stated by the user, not read from rows")}
 
     @property
     def task(self) -> Objective:
         """Squared error, and errors in the unit of the target."""
-        unit = (self.greatest - self.least) / 2
         return Objective(
             loss=squared_error,
-            judge=lambda model, examples: _judge(model, examples, unit),
+            judge=self._judge,
             score="1 − mean absolute error ÷ range",
             mean_loss="mean squared error",
-            also=lambda judged: _errors(judged, unit),
+            also=self._errors,
             scores=self._score,
-            unit=unit,
+            unit=0.0 if self.scale else (self.greatest - self.least) / 2,
         )
 
     def _score(self, model: nn.Module, examples: Examples) -> Scores:
         """Return all scores in the unit of the target."""
-        unit = (self.greatest - self.least) / 2
-        outputs = [output.squeeze(1).cpu() for output in model_outputs(model, examples[0], _CHUNK)]
-        predicted = torch.cat(outputs).double().clamp(-1, 1)
-        targets = examples[1].cpu().double()
-        return score_numbers((predicted + 1) * unit + self.least, (targets + 1) * unit + self.least)
+        predicted = self._predict(model, examples[0])
+        return score_numbers(predicted, self.to_unit(examples[1]))
 
+    def _predict(self, model: nn.Module, inputs: Tensor) -> np.ndarray:
+        outputs = [output.squeeze(1).cpu() for output in model_outputs(model, inputs, _CHUNK)]
+        return self.to_unit(torch.cat(outputs))
 
-def _judge(model: nn.Module, examples: Examples, unit: float) -> Judged:
-    """Return a score, and the mean squared error in the unit of the target, of known targets."""
-    absolute = 0.0
-    squared = 0.0
-    is_known = ~examples[1].isnan()
-    known = examples[1][is_known]
-    inputs = choose_rows(examples[0], is_known)
-    outputs = model_outputs(model, inputs, _CHUNK)
-    for output, labels in zip(outputs, known.split(_CHUNK), strict=True):
-        predicted = output.squeeze(1).clamp(-1, 1)
-        errors = (predicted - labels.to(output.device)).double()
-        absolutes = errors.abs()
-        absolute += float(absolutes.sum())
-        squared += float(errors.square().sum())
-    count = len(known)
-    if not count:
-        return NOTHING_KNOWN
-    # The scaled range is 2 wide.
-    score = 1 - absolute / count / 2
-    loss = squared / count * unit**2
-    return Judged(score, loss)
+    def _judge(self, model: nn.Module, examples: Examples) -> Judged:
+        """Return score and mean squared error in the unit of the target, of known targets."""
+        is_known = ~examples[1].isnan()
+        if not is_known.any():
+            return NOTHING_KNOWN
+        predicted = self._predict(model, choose_rows(examples[0], is_known))
+        errors = predicted - self.to_unit(examples[1][is_known])
+        score = 1 - float(np.abs(errors).mean()) / (self.greatest - self.least)
+        return Judged(score, float((errors**2).mean()))
 
-
-def _errors(judged: Judged, unit: float) -> dict[str, float]:
-    return {
-        "mean absolute error": (1 - judged.accuracy) * 2 * unit,
-        "root mean squared error": judged.loss**0.5,
-    }
+    def _errors(self, judged: Judged) -> dict[str, float]:
+        return {
+            "mean absolute error": (1 - judged.accuracy) * (self.greatest - self.least),
+            "root mean squared error": judged.loss**0.5,
+        }

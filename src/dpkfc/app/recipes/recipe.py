@@ -19,6 +19,7 @@ from dpkfc.app.datasets.examples import Examples, ExampleSet, split_off_validati
 from dpkfc.app.datasets.pixels import Normalisation, Pixels
 from dpkfc.app.models import seeded
 from dpkfc.app.owndata.records import Records
+from dpkfc.app.owndata.schema import Schema
 from dpkfc.app.recipes.objective import CLASSIFICATION, Objective
 from dpkfc.app.recipes.smoke import slice_for_smoke
 from dpkfc.app.settings import RunConfig
@@ -82,6 +83,7 @@ class Recipe:
             images it may also take a table of labels.
         answer: maps outputs `[N, ...]` to the columns of a file of predictions.
         schema: what is public of a user's own data, as TOML.
+        public_schema: the same as a value, of a table.
         columns: name, kind, bounds and an example of each of its columns, from the schema.
         reason: why its defaults name the method that they name.
         private_bounds: number of columns whose bounds a release decides.
@@ -108,6 +110,7 @@ class Recipe:
     read: Callable[..., Records] | None = None
     answer: Callable[..., dict[str, list[str]]] | None = None
     schema: str = ""
+    public_schema: Schema | None = None
     columns: tuple[tuple[str, str, str, str], ...] = ()
     reason: str = ""
     private_bounds: int = 0

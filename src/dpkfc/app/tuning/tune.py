@@ -398,7 +398,7 @@ def expected_seconds(rows: Callable[[], Iterable[Row]]) -> Callable[[Run], float
         size = max(row["dataset_size"] for row in same_method)
         return rate * (
             config.privacy.steps
-            or config.privacy.epochs * size / config.privacy.expected_batch_size
+            or config.privacy.epochs * size / (config.privacy.expected_batch_size or size)
         )
 
     return expected
