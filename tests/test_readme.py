@@ -4,6 +4,7 @@ links, tables.
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import json
 import os
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from dpkfc.app.owndata.schema import read_schema
 from tests import forked
 from tests.documents import ROOT, blocks, commands, executed, local_links, write_files
 
@@ -105,6 +107,30 @@ def _driver(calls: list[tuple[int, list[str]]]) -> None:
                 sys.exit(f"line {line}: dpkfc {' '.join(words)} ended with {done.code}")
 
 
+def write_adult(folder: Path) -> None:
+    """Write the real table where the data are, or rows of its form."""
+    real = Path(os.environ.get("DPKFC_DATA", "missing"), "tables", "adult.data.gz")
+    if real.is_file():
+        shutil.copy(real, folder)
+        return
+    schema = read_schema(folder / "adult.toml")
+    lines = [", ".join([*schema.columns, schema.target])]
+    for row in range(500):
+        cells = []
+        for column in schema.columns.values():
+            names = column.categories or [str(int(bound)) for bound in column.bounds]
+            cells.append(names[row % len(names)])
+        lines.append(", ".join([*cells, schema.classes[row % 3 // 2]]))
+    with gzip.open(folder / "adult.data.gz", "wt") as file:
+        file.write("\n".join(lines) + "\n")
+
+
+def test_the_page_has_the_schema_that_its_scores_were_measured_with(tmp_path: Path):
+    write_files(ROOT / "docs" / "your-data.md", tmp_path)
+    measured = read_schema(ROOT / "benchmarks" / "schemas" / "adult.toml")
+    assert read_schema(tmp_path / "adult.toml") == measured
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [path for path in RUN if [*commands(path)]], ids=ids)
 def test_commands_run(path: Path, tmp_path: Path):
@@ -126,6 +152,7 @@ def test_commands_run(path: Path, tmp_path: Path):
     assert calls
     write_files(path, tmp_path)
     if path.name in WITH_FILES:
+        write_adult(tmp_path)
         source = "\n".join(block.text for block in executed(path, "python") if not block.file)
         written = forked.call(_run_source, source, cwd=tmp_path)
         assert written.returncode == 0, written.stderr[-2000:]
