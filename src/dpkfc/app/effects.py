@@ -140,7 +140,7 @@ def _names(column: Column, effect: Effect) -> list[Any]:
             return [_EPOCH + timedelta(seconds=float(number)) for number in numbers]
         return [float(f"{number:.6g}") for number in numbers]
     if column.kind == "flag":
-        return ["true"]
+        return ["false", "true"]
     if column.categories:
         return [*column.categories, "other"][: len(places)]
     return [str(place) for place in range(len(places))]

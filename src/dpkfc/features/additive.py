@@ -203,6 +203,9 @@ def _grid_of(column: InputColumn) -> Tensor:
     """Return encoded values of a column; the missing value is the last."""
     if column.numbers == 1:
         values = torch.linspace(-1, 1, _GRID, dtype=torch.float64)[:, None]
+    elif column.values == 1:
+        # A flag is −1 or 1.
+        values = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)
     else:
         values = torch.eye(column.values, dtype=torch.float64)
     values = functional.pad(values, (0, 1))
