@@ -21,6 +21,7 @@ from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.likelihood import LIKELIHOODS
 from dpkfc.curvature.second_moments import MOMENTS, SecondMoments
+from dpkfc.linalg.metric import Dense, Kronecker
 from dpkfc.postprocess.pipeline import WeightEMA
 from dpkfc.privacy.calibration import calibrate_noise_multiplier
 from dpkfc.privacy.extra_releases import ExtraRelease
@@ -135,6 +136,8 @@ def noise_covariance(
     if not isinstance(config.preconditioner, SecondMoments) or average is None:
         return None
     (entry,) = state.metric.values()
+    if not isinstance(entry, Kronecker) or not isinstance(entry.input, Dense):
+        return None
     root = entry.input.root.double().cpu()
     scales, basis = torch.linalg.eigh(root)
     values = scales.square().reciprocal()

@@ -210,9 +210,9 @@ class _PrivateEstimator(BaseEstimator):
                 trained = copy.deepcopy(module)
             state = session.preconditioner
         if self.method == MOMENTS and state is not None:
-            rows = 2 * torch.rand(1024, self.n_features_in_, generator=generator).numpy() - 1
-            public = torch.as_tensor(self._encode_scaled(rows), dtype=torch.float32)
-            curvature = mean_curvature(trained, public)
+            drawn = 2 * torch.rand(1024, self.n_features_in_, generator=generator).numpy() - 1
+            examples = torch.as_tensor(self._encode_scaled(drawn), dtype=torch.float32)
+            curvature = mean_curvature(trained, examples)
             self._covariance = noise_covariance(plan, state, rate, curvature)
         self.plan_ = plan
         self.epsilon_ = plan.epsilon(session.steps_done)
@@ -476,7 +476,8 @@ class _AdditiveEstimator(_PrivateEstimator):
             NotFittedError: there was no fit.
         """
         check_is_fitted(self, "module_")
-        found: list[Effect] = self.module_.effects(vars(self).get("_covariance"))
+        module: Any = self.module_
+        found: list[Effect] = module.effects(vars(self).get("_covariance"))
         return found
 
 

@@ -118,10 +118,8 @@ def split_head(model: nn.Module) -> tuple[nn.Module, nn.Linear]:
         ValueError: the model is neither a linear layer without bias nor a sequence of modules
             without trained parameters that ends in one.
     """
-    layers = [model] if isinstance(model, nn.Linear) else []
-    if isinstance(model, nn.Sequential):
-        layers = list(model)
-    *maps, head = layers or [None]
+    layers = list(model) if isinstance(model, nn.Sequential) else [model]
+    *maps, head = layers or [model]
     trained = [p for layer in maps for p in layer.parameters() if p.requires_grad]
     if not isinstance(head, nn.Linear) or head.bias is not None or trained:
         raise ValueError(

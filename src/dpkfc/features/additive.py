@@ -66,7 +66,8 @@ class AdditiveFeatures(nn.Module):
         if not columns or knots == 1 or knots < 0:
             raise ValueError(f"give columns, and 0 or at least 2 knots; got knots = {knots}")
         self.columns = tuple(columns)
-        places, missing = [], []
+        places: list[int] = []
+        missing: list[int] = []
         place = 0
         squares = 1.0
         for column in self.columns:
@@ -157,7 +158,8 @@ class AdditiveModel(nn.Sequential):
             covariance: of the noise in the weights of one output `[d, d]`, such as
                 `noise_covariance` gives; the noise of outputs is independent.
         """
-        maps, head = self[0], self[1]
+        maps, head = self
+        assert isinstance(maps, AdditiveFeatures) and isinstance(head, nn.Linear)
         weight = head.weight.detach().double().cpu()
         outputs = len(weight)
         if outputs > 1:

@@ -14,6 +14,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class TextEncoder:
     """
 
     def __init__(self, folder: str | Path, length: int = 256) -> None:
-        import transformers
+        transformers: Any = import_module("transformers")
 
         check_integer("length", length, 1)
         try:
@@ -193,7 +194,7 @@ class LayerMeans:
         return self.encoder.means(texts, show, self._features)
 
     def _features(self, means: Tensor) -> Tensor:
-        if self._root is not None:
+        if self._root is not None and self._mean is not None:
             means = (means - self._mean) @ self._root
         features = functional.normalize(means, dim=1)
         constant = torch.full((len(features), 1), _CONSTANT)

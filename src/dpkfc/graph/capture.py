@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -35,6 +36,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dpkfc.gradients.state import StateChangedError
+
+# Its type lacks the function that changes settings for a while.
+_dynamo: Any = import_module("torch._dynamo.config")
 
 MOST_GRAPHS = 16
 """Captures of one function that are kept. A program that needs more takes the other way."""
@@ -102,7 +106,7 @@ def _is_symbol(size: Any) -> bool:
 def capturing() -> Iterator[None]:
     """Run the body with the settings of the compiler under which captures and guards are right."""
     with (
-        torch._dynamo.config.patch(
+        _dynamo.patch(
             # Otherwise hooks that are added after the first step would be ignored.
             skip_nnmodule_hook_guards=False,
             allow_rnn=True,
@@ -172,6 +176,7 @@ class FrontEnd:
         placeholders = module.graph.find_nodes(op="placeholder")
         inputs = [self._input(node) for node in placeholders]
         mode = TracingContext.get().fake_mode
+        assert mode is not None
         fakes = [_fake(node.meta["example_value"], mode) for node in placeholders]
         for given, x in zip(inputs, fakes, strict=True):
             if given.kind != "batch":
@@ -179,7 +184,7 @@ class FrontEnd:
             if not x.dim() or not _is_symbol(x.shape[0]):
                 raise NotCapturedError("batch size", "the program works for one number of examples")
         (results,) = module.graph.output_node().args
-        if len(results) != 1:
+        if not isinstance(results, Sequence) or len(results) != 1:
             raise NotCapturedError("output", "the program keeps more than its losses")
         function = _Lowering(module).losses
         with mode, enable_python_dispatcher(), torch.enable_grad():
@@ -202,6 +207,7 @@ class FrontEnd:
             return Input("parameter", self._parameters[id(real)])
         if id(real) in self._batch:
             return Input("batch", name)
+        assert isinstance(real, Tensor)
         if real.layout is torch.strided and real.untyped_storage().data_ptr() in self._data:
             raise StateChangedError(
                 f"loss_fn reads the private data set by '{name[:60]}', outside of its batch; every "
@@ -285,7 +291,8 @@ class _Lowering(fx.Interpreter):
             (losses,) = self.run(*own)
             if any(isinstance(x, Tensor) and has_data_mutation(x) for x in own):
                 raise NotCapturedError("buffer", "the program writes into a tensor it is given")
-            result: Tensor = from_fun(losses)
+            result: Any = from_fun(losses)
+        assert isinstance(result, Tensor)
         return result
 
     def run_node(self, n: fx.Node) -> Any:

@@ -166,7 +166,7 @@ class _Prover:
     def _check_size(self, node: fx.Node) -> None:
         """Refuse numbers that depend on the size of the batch in another way than as a multiple."""
         value = node.meta.get("val")
-        if isinstance(value, (Tensor, list, tuple)) or not hasattr(value, "node"):
+        if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return
         expression = value.node.expr
         if self._batch_symbols.isdisjoint(expression.free_symbols):

@@ -358,8 +358,8 @@ class Other:
         rows = [one_example_a_row(run.tensors[x], a, run.size) for x, a in self.axes.items()]
         arrived = {}
         for place, node in self.outputs.items():
-            if run.gradients[node] is not None:
-                g = run.gradients[node]
+            g = run.gradients[node]
+            if g is not None:
                 arrived[place] = one_example_a_row(g, self.output_axes[place], run.size)
 
         def differentiate(example: list[Tensor], gradients: list[Tensor]) -> Any:
@@ -372,7 +372,7 @@ class Other:
                 every = result if isinstance(result, (list, tuple)) else [result]
                 return [every[place] for place in arrived]
 
-            results, pull = torch.func.vjp(compute, *values)
+            results, pull, *_ = torch.func.vjp(compute, *values)
             starts = [g.to(y.dtype) for g, y in zip(gradients, results, strict=True)]
             return pull(starts)
 
@@ -440,7 +440,9 @@ class Planner:
         return Operand(node, self._names[source], crosswise, shape)
 
     def _is_crossed(self, node: fx.Node) -> bool:
-        x = self._proof.values[node.args[0]]
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        x = self._proof.values[source]
         y = self._proof.values[node]
         return (
             x.dim() == 2
@@ -456,7 +458,7 @@ class Planner:
         name = site.function.overloadpacket.__name__
         if "batch_norm" in name:
             raise NotCapturedError(str(site.function), "its weights have no rule")
-        made = None
+        made: AnySite | None = None
         if name in ("mm", "addmm"):
             made = self._product(site, name)
         elif name == "convolution":

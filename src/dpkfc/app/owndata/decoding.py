@@ -5,7 +5,7 @@ What a text means is for `Column.meaning`. Here is only what gives the same for 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,7 @@ import pyarrow.compute as pa_compute
 from dpkfc.app.owndata.cells import NumberForm
 
 # A column: texts, None where a value is missing. A list may hold texts that are not Unicode.
-Texts = pa.Array | Sequence[str | None]
+Texts = Any  # pyarrow has no types: pa.Array | Sequence[str | None]
 
 # Numbers that pyarrow and Python read alike, with a mark before the fraction.
 _PLAIN = r"^[+-]?([0-9]+\{0}?[0-9]*|\{0}[0-9]+)([eE][+-]?[0-9]+)?$"
@@ -25,7 +25,7 @@ def distinct(texts: Texts) -> tuple[np.ndarray, list[str | None]]:
     if isinstance(texts, pa.Array):
         encoded = texts.dictionary_encode(null_encoding="encode")
         return encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary.to_pylist()
-    known = list(dict.fromkeys(texts))
+    known: list[str | None] = list(dict.fromkeys(texts))
     number_of = {text: number for number, text in enumerate(known)}
     return np.fromiter(map(number_of.__getitem__, texts), np.int64, len(texts)), known
 

@@ -107,7 +107,7 @@ def split_records(
         keys = list(dict.fromkeys(records.units))
         number_of = {unit: number for number, unit in enumerate(keys)}
         numbers = np.array([number_of[unit] for unit in records.units])
-        encoded = [unit.encode("utf-8", "surrogatepass") for unit in keys]
+        encoded: Sequence[bytes] = [unit.encode("utf-8", "surrogatepass") for unit in keys]
         is_test = _places(encoded, seed, b"test") < TEST_SHARE
     else:
         numbers = np.arange(len(records))

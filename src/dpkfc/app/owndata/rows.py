@@ -68,7 +68,7 @@ class RowFile:
     def _write(self, rows: np.ndarray, place: int) -> None:
         if not len(rows):
             return
-        content = memoryview(np.ascontiguousarray(rows, np.float32)).cast("B")
+        content = memoryview(np.ascontiguousarray(rows, np.float32).data).cast("B")
         start = place * self._width * 4
         with _room_for(self._folder or Path(tempfile.gettempdir())):
             self._file.seek(start)
@@ -118,7 +118,7 @@ class RowFile:
             with part.open("wb") as file:
                 np.lib.format.write_array_header_1_0(file, header)
                 for rows in self.chunks():
-                    file.write(rows)
+                    file.write(rows.data)
 
         write_atomically(path, write, private=True)
 
