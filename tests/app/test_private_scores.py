@@ -103,7 +103,7 @@ def test_one_release_is_charged_and_nothing_else_is_computed_from_test_rows(conf
     for name in ("evaluate", "score_model"):
         monkeypatch.setattr(f"dpkfc.app.recipes.objective.{name}", forbidden)
     prepared = prepare(config)
-    assert [kind.purpose for kind in prepared.plan.extra_releases] == ["scores"]
+    assert [kind.purpose for kind in prepared.plan.extra_releases] == ["moments", "scores"]
     result = run(config)
     folder = Path(config.run.out)
     assert result.noisy and result.epsilon <= 4.0

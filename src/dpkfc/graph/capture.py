@@ -14,7 +14,6 @@ from importlib import import_module
 from typing import Any
 
 import torch
-import torch.fx.experimental._config as shape_config
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.symbolic_convert import InstructionTranslator
@@ -37,8 +36,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dpkfc.gradients.state import StateChangedError
 
-# Its type lacks the function that changes settings for a while.
+# Their types lack the function that changes settings for a while.
 _dynamo: Any = import_module("torch._dynamo.config")
+_shapes: Any = import_module("torch.fx.experimental._config")
 
 MOST_GRAPHS = 16
 """Captures of one function that are kept. A program that needs more takes the other way."""
@@ -115,7 +115,7 @@ def capturing() -> Iterator[None]:
             accumulated_recompile_limit=256,
             side_effect_replay_policy="silent",
         ),
-        shape_config.patch(use_duck_shape=False),
+        _shapes.patch(use_duck_shape=False),
     ):
         yield
 
