@@ -136,8 +136,6 @@ def layer_rows(
         notes = [factors.notes.get(side, "")]
         if is_empty(factor):
             notes.append("no signal on the probe")
-        if isinstance(factor, Eigen) and factor.rest > 0:
-            notes.append(f"first {factor.values.numel()} eigenpairs, the others by their mean")
         kind = "diagonal" if entry.is_elementwise else getattr(entry, side).kind
         rows.append(
             {
