@@ -61,7 +61,7 @@ class Setting:
 class Contender:
     """One step, and what a reader should know.
 
-    `refresh` rebuilds the preconditioner on top of that of the last step, or with `first=True` as
+    `refresh` rebuilds the preconditioner on top of the last step's, or with `first=True` as
     the first step does; `built_at` names the last time.
     """
 

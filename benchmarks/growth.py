@@ -138,7 +138,7 @@ def steps(repeats: int) -> dict[str, Any]:
 
 
 def small_table(repeats: int) -> dict[str, Any]:
-    """Seconds of `dpkfc train` on a table of 1,000 rows, over those of `import torch`."""
+    """Seconds of `dpkfc train` on a table of 1,000 rows, over the seconds of `import torch`."""
     import numpy as np
 
     g = np.random.default_rng(0)

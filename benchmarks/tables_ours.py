@@ -3,7 +3,7 @@
     python benchmarks/tables_ours.py --data-dir DIR                # resumable; about an hour
     python benchmarks/tables_ours.py --tables compas --seeds 1
 
-The splits are those of `dpkfc train --split-seed`. Nothing is chosen here: settings were fixed on a
+The splits are as in `dpkfc train --split-seed`. Nothing is chosen here: settings were fixed on a
 validation part of Adult's training rows. docs/results/tables.md has the tables.
 """
 
@@ -43,7 +43,7 @@ FULL_BATCH = {
     "max_physical_batch_size": 4096,
 }
 # Title and settings of each model. C and rates of the last two were searched on the same part of
-# Adult as those of the first.
+# Adult as for the first.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "additive": ("dpkfc, additive model", {}),
     "additive-schema": (

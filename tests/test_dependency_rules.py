@@ -64,7 +64,7 @@ ALLOWED = {
     "preconditioning": MACHINE | {"linalg", "privacy", "gradients", "curvature"},
     "release_pipeline": {"distributed", "privacy", "gradients", "postprocess", "preconditioning"},
     "config": {"linalg", "data", "gradients", "curvature", "postprocess", "privacy", "memory"},
-    "convex": {"config", "curvature", "linalg", "postprocess", "privacy"},
+    "convex": {"config", "curvature", "postprocess", "privacy"},
     "session": LIBRARY | {"report"},  # `write_card` imports it when it is called
     "": LIBRARY,  # dpkfc/__init__.py
     "integrations": LIBRARY | {"report"},

@@ -21,7 +21,6 @@ from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.likelihood import LIKELIHOODS
 from dpkfc.curvature.second_moments import MOMENTS, SecondMoments
-from dpkfc.linalg.metric import Dense, Kronecker
 from dpkfc.postprocess.pipeline import WeightEMA
 from dpkfc.privacy.calibration import calibrate_noise_multiplier
 from dpkfc.privacy.extra_releases import ExtraRelease
@@ -135,10 +134,10 @@ def noise_covariance(
     average = config.weight_average
     if not isinstance(config.preconditioner, SecondMoments) or average is None:
         return None
+    # `SecondMoments` builds a dense root of the inputs.
     (entry,) = state.metric.values()
-    if not isinstance(entry, Kronecker) or not isinstance(entry.input, Dense):
-        return None
-    root = entry.input.root.double().cpu()
+    side: Any = vars(entry)["input"]
+    root = side.root.double().cpu()
     scales, basis = torch.linalg.eigh(root)
     values = scales.square().reciprocal()
     kind = plan.extra_release(MOMENTS)

@@ -470,7 +470,7 @@ class _AdditiveEstimator(_PrivateEstimator):
     def effects(self) -> list[Effect]:
         """Return what each feature adds to the outputs, with the deviation of its noise.
 
-        The last value of each is that of a missing one. Classes are compared with their mean.
+        The last value of each stands for a missing one. Classes are compared with their mean.
 
         Raises:
             NotFittedError: there was no fit.

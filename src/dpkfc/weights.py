@@ -224,7 +224,7 @@ class ReleasedWeights:
         """Raise if something else than a release has written a parameter since the last one.
 
         Args:
-            after_passes: `check_before_passes` has found nothing before those of this step.
+            after_passes: `check_before_passes` has found nothing before the passes of this step.
 
         Raises:
             RuntimeError: naming the parameter.

@@ -77,7 +77,8 @@ def _prepared(config: RunConfig, **_: object) -> object:
     plan = make_plan(config, recipe.input_shape, 1437, recipe.probe)
     learning_rate(config, 0, plan.steps)
     make_optimizer(config, _model())
-    return SimpleNamespace(config=config, plan=plan, recipe=recipe)
+    data = SimpleNamespace(digest="")
+    return SimpleNamespace(config=config, plan=plan, recipe=recipe, data=data)
 
 
 @functools.cache

@@ -80,6 +80,8 @@ WORKING = {
         "torch's global generator: how much dropout and augmentation draw follows the batch"
     ),
     "session._size": "how many rows fit into memory, measured on the first batch",
+    "session._weights._places": "where the weights lie in memory",
+    "engine._step.weights._places": "where the weights lie in memory",
     "session._watch._cases": "how many more batches are looked at for rare labels and lengths",
 }
 

@@ -471,7 +471,7 @@ def _draw_effect(axes: Axes, item: Any) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(4))
         return
     if item.is_curve:
-        # The distances are those of the scale of the schema.
+        # The distances follow the scale of the schema.
         marks = np.linspace(0, len(places) - 1, 4).round().astype(int)
         axes.set_xticks(marks, [f"{item.values[mark]:.2g}" for mark in marks])
         return

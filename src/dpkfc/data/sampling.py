@@ -169,7 +169,7 @@ def _gaps(bits: NDArray[np.uint64], decay: float, block: int) -> tuple[Indices, 
         decay: -log(1 - q).
         block: most examples that one distance passes.
     """
-    # The digits of small numbers are those of small distances.
+    # Small numbers keep all their digits, and so do small distances.
     uniform = (bits.astype(np.float64) + 0.5) * 2.0**-64
     with np.errstate(divide="ignore"):
         skipped = np.floor(-np.log1p(-uniform) / decay)

@@ -770,7 +770,7 @@ class GradientMode:
         failed_rows: private rows that added nothing for this reason. PRIVATE.
         unproved_on_private_rows: the first operation that the tracker could not follow on private
             rows, though it could on public rows. PRIVATE: control flow may have led there.
-        graph: captures passes as graphs, None where none is to be captured.
+        graph: captures passes as graphs; None captures nothing.
         graph_error: what the last replay of a graph has raised. PRIVATE.
     """
 

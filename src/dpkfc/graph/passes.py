@@ -243,7 +243,7 @@ def _tied(layer: Layer, sites: Sequence[Any], run: Pass) -> Tied:
 
 
 def _size_reader(capture: Capture) -> Callable[[Sequence[Any]], dict[Any, int]]:
-    """Return a function from inputs to the sizes that are no numbers of examples."""
+    """Return a function from inputs to its sizes that do not count examples."""
     batch = capture.batch_symbols
     places: dict[Any, tuple[int, int]] = {}
     for i, x in enumerate(capture.fakes):

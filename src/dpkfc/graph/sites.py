@@ -44,7 +44,7 @@ class Operand:
     shape: tuple[int, ...]
 
     def orient(self, gradients: Tensor) -> Tensor:
-        """Return gradients `[N, ...]` of the parameter from those of the operand."""
+        """Return gradients `[N, ...]` of the parameter from gradients of the operand."""
         return gradients.mT if self.crosswise else gradients
 
 
@@ -146,7 +146,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution; its settings are those of `ConvBlock`."""
+    """A convolution; its settings are as in `ConvBlock`."""
 
     output: fx.Node
     x: fx.Node
@@ -323,7 +323,7 @@ class Other:
     Attributes:
         outputs: where gradients arrive, by the place of the output.
         function: the operation.
-        args: its arguments; in the place of sizes that grow with the batch those of one example.
+        args: its arguments; sizes that grow with the batch are the sizes of one example.
         axes: of the batched operands.
         output_axes: by the place of the output.
         trained: the operands.

@@ -241,7 +241,7 @@ def join_lines(
     Args:
         text_of: returns the text of a line.
         quoted: numbers of the lines with a quote, ascending.
-        suspects: those of them that may be open.
+        suspects: lines among them that may be open.
         width: cells of a record.
         delimiter: between cells.
         joins: whether quotes decide which lines are one record.

@@ -260,7 +260,7 @@ _DAMAGES = (zipfile.BadZipFile, KeyError, ValueError, IndexError, SyntaxError)
 
 
 class _Sheet:
-    """A sheet of a workbook, whose first row names the columns; the first where none is named."""
+    """A sheet of a workbook, whose first row names the columns; the first one without a name."""
 
     def __init__(self, path: Path, name: str) -> None:
         openpyxl = _import("openpyxl")

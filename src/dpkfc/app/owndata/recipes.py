@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -67,7 +68,7 @@ def own_source(chosen: Mapping[str, Any]) -> tuple[str, Schema | None]:
     """Return the kind of own data that settings name, and its schema, which is read here alone.
 
     Returns:
-        An empty text for a recipe; no schema where none is given.
+        An empty text for a recipe; no schema where it is left out.
 
     Raises:
         ConfigError: settings that do not go together, data of an unknown form, or a bad schema.
@@ -94,7 +95,7 @@ def _own_kind(chosen: Mapping[str, Any]) -> str:
         kind = "own-task"
     elif data:
         kind = kind_of_data(Path(str(data)))
-    if given["label_file"] and not Path(str(given["label_file"])).exists():
+    if given["label_file"] and not os.path.exists(str(given["label_file"])):
         raise DatasetError(f"{given['label_file']}: does not exist; --label-file takes a table")
     recipe = chosen.get("recipe", "")
     if not kind:

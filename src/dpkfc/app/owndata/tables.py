@@ -293,7 +293,7 @@ def read_parts(
         path: of a table, a folder of Parquet parts, or JSON lines.
         names: of columns.
         schema: public.
-        optional: those of them that the file may lack.
+        optional: columns among them that the file may lack.
         file: the open file, where it is open already.
 
     Raises:
