@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CONTENDERS = [
     "plain",
     "dp_sgd",
+    "dp_sgd_graph",
     "dp_kfc_inputs",
     "dp_kfc",
     "opacus_hooks",

@@ -52,7 +52,7 @@ from dpkfc.memory import MicroBatchSize
 from dpkfc.postprocess.pipeline import PostprocessPipeline, WeightAverage, check_with_optimizer
 from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.budget import Budget, Receipt
-from dpkfc.privacy.extra_releases import charge_extra
+from dpkfc.privacy.extra_releases import ExtraRelease, charge_extra
 from dpkfc.privacy.integration import Floats
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
 from dpkfc.privacy.mechanism import ClippedSum, Released, release_vector
@@ -813,9 +813,12 @@ class Session:
             )
         if self._ranks.world_size > 1:
             raise ValueError("releases beside the steps are made by one process: train on one")
+        return self._release_vector(kind, vector)
+
+    def _release_vector(self, kind: ExtraRelease, vector: Floats) -> Floats:
         self._check_begun()
         # In test mode every draw has a number of its own; others ignore it.
-        draw = self.plan.steps + 1 + self.ledger.extra.get(purpose, 0)
+        draw = self.plan.steps + 1 + self.ledger.extra.get(kind.purpose, 0)
         return release_vector(vector, kind, self.plan, self.ledger, draw)
 
     def release_curvature(self) -> None:
@@ -825,7 +828,7 @@ class Session:
 
         Raises:
             LedgerError: the release was charged, and no checkpoint holds its result.
-            ValueError: a model that the preconditioner is not for, or as of `release_vector`.
+            ValueError: a model that the preconditioner is not for, or shares of the records.
         """
         config = self.plan.config.preconditioner
         if config is None or not config.purpose or self.preconditioner is not None:
@@ -836,6 +839,25 @@ class Session:
                 f"{self.ledger.name} has paid for {config.purpose}, and no checkpoint holds them:"
                 " take a new ledger"
             )
+        if self._share or self._is_sharded:
+            what = "share=" if self._share else "fully_shard"
+            raise ValueError(
+                f"{what} does not go with {type(config).__name__}, which one process releases from"
+                " all records; give every process all of them, or take KFAC"
+            )
+        noisy = self._ranks.broadcast_from_rank0(
+            lambda: self._release_moments(kind), f"release for {config.purpose}"
+        )
+        # Other processes count it in ledgers of their own.
+        self._match_ledger(self.ledger.steps, {config.purpose: 1})
+        self._pipeline.preconditioning.set_state(
+            config.build_from_release(
+                self.model, noisy, kind.stddev, self.plan.dataset_size, self._step
+            )
+        )
+
+    def _release_moments(self, kind: ExtraRelease) -> Floats:
+        """Charge and return the noisy second moments of all records."""
         maps, head = split_head(self.model)
         rows = np.arange(self.plan.dataset_size)
         if self._units is not None:
@@ -847,12 +869,7 @@ class Session:
             maps, head, kind.norm, zip(loaded, parts, strict=True), self._loader.alone
         )
         vector = pack_symmetric(total.double().cpu()).numpy()
-        noisy = self.release_vector(config.purpose, vector, kind.norm)
-        self._pipeline.preconditioning.set_state(
-            config.build_from_release(
-                self.model, noisy, kind.stddev, self.plan.dataset_size, self._step
-            )
-        )
+        return self._release_vector(kind, vector)
 
     def forfeit_steps(self) -> None:
         """Charge all that the plan has left, without a release.

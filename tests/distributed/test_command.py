@@ -99,6 +99,25 @@ def test_two_processes_make_the_run_of_one(tmp_path: Path, alone: dict[str, torc
     }
 
 
+TABLE = """target = "ill"
+classes = ["0", "1"]
+[columns.age]
+kind = "number"
+bounds = [0, 100]
+"""
+
+
+def test_a_table_is_trained_with_moments_that_the_first_process_releases(tmp_path: Path) -> None:
+    rows = [f"{age},{int(age > 50)}" for age in range(20, 80)]
+    (tmp_path / "t.csv").write_text("\n".join(["age,ill", *rows]), "utf-8")
+    (tmp_path / "t.toml").write_text(TABLE, "utf-8")
+    settings = ("--data", "t.csv", "--schema", "t.toml", "--epsilon", "3", "--steps", "2")
+    for one in _run(tmp_path, *settings, "--out", "run"):
+        assert one["code"] == 0, one
+    releases = verify(tmp_path / "run" / "ledger.jsonl").releases
+    assert [release.get("purpose") for release in releases] == ["moments", None, None]
+
+
 def test_a_restart_must_find_its_run(tmp_path: Path) -> None:
     for one in _run(tmp_path, *SETTINGS):
         assert one["code"] == 2 and "name the run folder with --out" in one["err"]
