@@ -25,7 +25,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
-    "core": 297_100,
+    "core": 297_200,
     "app": 111_300,
     "papers": 87_140,
     "benchmarks": 45_650,
