@@ -195,7 +195,10 @@ def _check_card(report: Report, ledger: Ledger, card: Card) -> str:
     sampler = mechanism.get("sampler")
     if steps and isinstance(sampler, Mapping):
         _compare("card", "number of units", sampler["dataset_size"], header.get("dataset_size"))
-        rate = steps[-1]["event"].get("sampling_probability")
+        event = steps[-1]["event"]
+        # The event of a sampler that takes everybody is a plain Gaussian.
+        everybody = 1.0 if event.get("type") == "GaussianDpEvent" else None
+        rate = event.get("sampling_probability", everybody)
         _compare("card", "sampling rate", sampler.get("sample_rate", rate), rate)
     if report.epsilon is None:
         raise Unchecked("all agrees but ε, which cannot be recomputed from these releases")
