@@ -71,7 +71,7 @@ PROMISES: dict[str, tuple[str, str]] = {
 # The step from a batch to the weights.
 STEP = ("config.py", "session.py", "preconditioning.py", "release_pipeline.py")
 STEP += ("verification.py", "public_rows.py")
-STEP += ("tracking", "rng_state.py", "distributed", "gradients", "linalg", "curvature")
+STEP += ("tracking", "rng_state.py", "distributed", "gradients", "graph", "linalg", "curvature")
 STEP += ("postprocess", "privacy", "data")
 # Section to the files and folders of src/dpkfc that its verdict is about. When code of one of them
 # has changed since the section ran, its row of the table says so.
@@ -87,7 +87,7 @@ COVERED: dict[str, tuple[str, ...]] = {
     "crash": (*STEP, "checkpoint.py", "app/train.py", "app/run_folder.py"),
     "fuzz": (*STEP, "checkpoint.py", "cli.py", "report", "app"),
     "side doors": (*STEP, "checkpoint.py", "callbacks.py", "app/train.py", "app/run_folder.py"),
-    "verifier": ("report", "privacy/ledger.py", "weights_record.py"),
+    "verifier": ("report", "privacy/ledger.py", "weights_record.py", "../../verifier/dpkfc_verify"),
 }
 _LONG = 24  # rows of a folded table
 
@@ -167,7 +167,8 @@ def source_digest(section: str, source: Path = SOURCE) -> str:
     digest = hashlib.sha256()
     for file in covered_files(section, source):
         code = code_of(file.read_text("utf-8"))
-        digest.update(f"{file.relative_to(source).as_posix()}\n{code}\n".encode())
+        name = Path(os.path.relpath(file, source)).as_posix()
+        digest.update(f"{name}\n{code}\n".encode())
     return digest.hexdigest()
 
 

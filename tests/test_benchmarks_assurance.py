@@ -21,7 +21,16 @@ def test_the_core_is_covered_and_nothing_else_is_named(assurance: ModuleType) ->
     assert set(assurance.COVERED) == set(assurance.SECTIONS)
     files = {file for section in assurance.SECTIONS for file in assurance.covered_files(section)}
     assert all(file.exists() for file in files)
-    for part in ("privacy", "gradients", "linalg", "curvature", "postprocess", "data", "audit"):
+    for part in (
+        "privacy",
+        "gradients",
+        "graph",
+        "linalg",
+        "curvature",
+        "postprocess",
+        "data",
+        "audit",
+    ):
         assert set((assurance.SOURCE / part).rglob("*.py")) <= files
 
 
