@@ -758,8 +758,9 @@ def _agreement(own: QuickEpsilon, event: DpEvent, count: int, delta: float) -> f
         grids = own.grid.error(own.value) + own.grid.error(own.value, interval_of(event))
         # dp-accounting leaves out tails of 1e-15.
         hidden = (_rounding(event, count) + 1e-14) / (delta * own.grid.tilt)
-        # In a scan of rates, noises and counts the grids added up to 3.6 times this estimate.
-        rounding += 10 * grids + hidden
+        # In a scan of rates, noises and counts the grids added up to 3.6 times this estimate. Both
+        # programs add what their transforms round.
+        rounding += 10 * grids + 2 * hidden
     return rounding
 
 
