@@ -100,7 +100,7 @@ def test_what_cannot_be_measured_is_no_number():
     assert score_numbers(np.ones(3), np.full(3, np.nan)).scores == ()
     assert score_numbers(np.ones(3), np.ones(3)).scores[0].value is None
     assert share_score("recall", 0, 0).text == "–"
-    assert json.dumps(one_class.as_json(["a", "b", "c"]), allow_nan=False)
+    assert json.dumps(one_class.to_json(["a", "b", "c"]), allow_nan=False)
     assert len(score_classes(*_draw(200, 50)).card_rows("test", ())) == 5
 
 

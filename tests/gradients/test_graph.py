@@ -165,7 +165,7 @@ def _counted(m: Net, x: Tensor) -> Tensor:
     return m.body(x)
 
 
-def _kept(m: Net, x: Tensor) -> Tensor:
+def _keep(m: Net, x: Tensor) -> Tensor:
     h = m.body(x)
     m.last = h.detach().mean(0)
     return h
@@ -213,7 +213,7 @@ def _after(change: Callable[[Tensor], Tensor]) -> Callable[[Net, Tensor], Tensor
         _after(lambda h: F.batch_norm(h, None, None, training=True)),
         _after(_Squared.apply),
         _counted,
-        _kept,
+        _keep,
         _buffered,
         _listed,
         _hooked,

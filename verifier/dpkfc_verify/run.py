@@ -257,7 +257,7 @@ def _check_plan(report: Report, ledger: Ledger, card: Card) -> str:
     text = json.dumps(card["plan"], sort_keys=True, separators=(",", ":"))
     if hashlib.sha256(text.encode()).hexdigest() != ledger.header["plan_hash"]:
         raise Mismatch("the plan on the card is not the one whose hash the ledger began with")
-    return "its hash is the ledger's, and its noise is that of every step"
+    return "the ledger has its hash, and every step has its noise"
 
 
 def _check_page(report: Report, ledger: Ledger, card: Card) -> str:
@@ -387,7 +387,7 @@ def _check_certificate(path: Path, report: Report, ledger: Ledger, folder: Path)
             raise Mismatch(f"{path.name} was written for another {file.name}")
     text = f"{said['head']}\n{weights['sha256']}\n"
     if hashlib.sha256(text.encode()).hexdigest() != content["fingerprint"]:
-        raise Mismatch(f"the fingerprint in {path.name} is not that of its ledger and weights")
+        raise Mismatch(f"the fingerprint in {path.name} belongs to another ledger or other weights")
     if report.epsilon is not None:
         _compare_epsilon("certificate states ε", promise["epsilon"], report.epsilon)
     return f"{path.name} is of this ledger, these weights and this card"

@@ -51,7 +51,7 @@ class ColumnEffect:
         """Return how far the effect reaches over its values."""
         return float(np.ptp(self.effects, axis=0).max())
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return plain values; an unknown deviation is None."""
         known = np.isfinite(self.deviation).all()
         values = [str(value) if isinstance(value, datetime) else value for value in self.values]
@@ -98,7 +98,7 @@ def describe_effects(
             values, deviation = 2 * values[:, 1:], 2 * deviation[:, 1:]
             outputs = [f"log odds of {classes[1]}"]
         elif not classes:
-            values, deviation, outputs = _in_unit(values, deviation, schema)
+            values, deviation, outputs = _convert_unit(values, deviation, schema)
         described.append(
             ColumnEffect(
                 effect.column,
@@ -113,7 +113,7 @@ def describe_effects(
     return described
 
 
-def _in_unit(
+def _convert_unit(
     values: np.ndarray, deviation: np.ndarray, schema: Schema
 ) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Return effects on a number in its unit, or on its logarithm."""

@@ -116,7 +116,7 @@ def write_results(
     elif recipe.task.scores is not None:
         with evaluated_weights(session):
             scores = recipe.task.scores(prepared.model, prepared.evaluation_examples)
-        content = {"measured_on": metrics.measured_on, **scores.as_json(recipe.classes)}
+        content = {"measured_on": metrics.measured_on, **scores.to_json(recipe.classes)}
         folder.write_json(folder.scores, content)
     card = build_card(prepared.plan, _facts(prepared, session, metrics, scores))
     metrics.write(folder.metrics)
@@ -126,7 +126,7 @@ def write_results(
     with evaluated_weights(session):
         found = column_effects(prepared, session)
     if found:
-        content = {"effects": [effect.as_json() for effect in found]}
+        content = {"effects": [effect.to_json() for effect in found]}
         folder.write_json(folder.effects, content)
         caption = f"{_title(prepared)}; band: ± 2 standard deviations of the noise"
         figure = plots.effects(found, caption, stamp(prepared.plan))
@@ -140,7 +140,7 @@ def _release_scores(
 ) -> Scores:
     """Return noisy scores on the test rows: of the one release, or as an earlier start wrote them.
 
-    A run that was cut off between charge and file has none.
+    A run that was cut off between charge and file lacks them.
     """
     kind = prepared.plan.extra_release(PURPOSE)
     if not session.ledger.extra.get(PURPOSE, 0):
@@ -153,7 +153,7 @@ def _release_scores(
         noisy = np.full_like(form.add(np.zeros(prepared.recipe.num_classes), 0), math.nan)
     scores = noisy_scores(form, noisy, kind.stddev)
     names = prepared.recipe.classes
-    content = {"measured_on": "test", "released": noisy.tolist(), **scores.as_json(names)}
+    content = {"measured_on": "test", "released": noisy.tolist(), **scores.to_json(names)}
     if np.isfinite(noisy).all():
         folder.write_json(folder.scores, content)
     return scores

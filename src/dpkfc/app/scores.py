@@ -38,7 +38,7 @@ class Score:
     Attributes:
         name: what it is.
         value: on the examples; None where there is nothing to measure it on.
-        low, high: its 95 % interval, None where it has none.
+        low, high: its 95 % interval, None without one.
         guess: of the best constant guess for the same examples.
     """
 
@@ -108,7 +108,7 @@ class Scores:
     confusion: tuple[tuple[int, ...], ...] = ()
     intervals: str = OF_CLASSES
 
-    def as_json(self, names: Sequence[str]) -> dict[str, Any]:
+    def to_json(self, names: Sequence[str]) -> dict[str, Any]:
         """Return the content of a file, with the names of the classes."""
         content = asdict(self)
         for entry in content["classes"]:
@@ -137,7 +137,7 @@ def missing_score(scores: Scores | None, measured_on: str) -> str:
 
 
 def name_of(label: int, names: Sequence[str]) -> str:
-    """Return the name of a class, its number where classes have none."""
+    """Return the name of a class, its number where it is not named."""
     return names[label] if label < len(names) else str(label)
 
 

@@ -128,7 +128,7 @@ def results_table(results: dict[str, Result]) -> Table:
 
 
 def score_cell(result: Result) -> str:
-    """Return the score of a run, or why it has none."""
+    """Return the score of a run, or why it lacks one."""
     if math.isnan(result.accuracy):
         return missing_score(result.scores, result.measured_on)
     return f"{100 * result.accuracy:.1f} % ({result.measured_on})"

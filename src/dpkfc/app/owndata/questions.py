@@ -61,7 +61,7 @@ class Answers:
         """Return the answers of a file, or of the terminal.
 
         Raises:
-            ConfigError: the file cannot be read, or there is no terminal.
+            ConfigError: the file cannot be read, or a terminal is missing.
         """
         if path is not None:
             try:
@@ -70,7 +70,7 @@ class Answers:
                 raise ConfigError(f"--answers {path} cannot be read ({error})") from None
         if not sys.stdin.isatty():
             raise ConfigError(
-                "dpkfc try asks questions and there is no terminal: give --schema FILE --yes, or"
+                "dpkfc try asks questions and needs a terminal: give --schema FILE --yes, or"
                 " --answers FILE with a line for each question"
             )
         return cls()

@@ -440,7 +440,7 @@ KEPT = "encoded.npy"
 
 
 def _place(config: RunConfig) -> Path | None:
-    """Return the folder of a run, None where it has none."""
+    """Return the folder of a run, None without a run folder."""
     folder = Path(config.run.out)
     return folder if config.run.out and folder.is_dir() else None
 

@@ -65,7 +65,7 @@ class Table:
     Attributes:
         columns: by name, those that were asked for.
         rows: number of records.
-        unreadable: how many of them have no form; None where a file has none of these. PRIVATE.
+        unreadable: how many of them have no form; None for a file without such records. PRIVATE.
     """
 
     columns: Mapping[str, Cells]
