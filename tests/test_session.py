@@ -239,6 +239,7 @@ def test_checkpoints_hold_released_values_only(tmp_path: Path) -> None:
         "plan",
         "caveats",
         "step",
+        "world_size",
         "ledger_count",
         "ledger_head",
         "optimizer",

@@ -33,7 +33,6 @@ Values = Mapping[str, Any]
 
 _ADVICE = "use another checkpoint, or start a new run: what the ledger holds stays spent"
 _FORMAT = 3
-_READABLE = (2, 3)  # 2 had no digest of the manifest itself
 _STATE = "state"  # the group of the tensors inside meta
 _GROUP = re.compile(r"\w[\w-]*")  # a name that stays inside the folder
 _PART = re.compile(r"manifest\.json|.+\.safetensors")
@@ -199,7 +198,7 @@ def refuse_foreign_checkpoint(
     if not releases or not exists(folder):
         return
     with contextlib.suppress(CheckpointError):
-        count, head = remembered_ledger(folder) or (0, "")
+        count, head = read_ledger_state(folder) or (0, "")
         if count > releases and is_own(count, head):
             # It was written since, on this ledger, which is open here alone.
             return
@@ -209,7 +208,7 @@ def refuse_foreign_checkpoint(
     )
 
 
-def remembered_ledger(folder: StrPath) -> tuple[int, str] | None:
+def read_ledger_state(folder: StrPath) -> tuple[int, str] | None:
     """Return releases and head of the ledger when a checkpoint was written; None without one.
 
     Only the manifest is read.
@@ -224,7 +223,7 @@ def remembered_ledger(folder: StrPath) -> tuple[int, str] | None:
         meta = _read_manifest(_find_newest(target))["meta"]
         return int(meta["ledger_count"]), str(meta["ledger_head"])
     except (OSError, *MISFIT) as error:
-        raise _damaged(target, error) from error
+        raise _describe_damage(target, error) from error
 
 
 def _find_newest(target: Path) -> Path:
@@ -269,7 +268,7 @@ def read(folder: StrPath) -> tuple[Groups, dict[str, Any]]:
             tensors[group] = {name: tensor.clone() for name, tensor in load_file(path).items()}
         return tensors, unpack(manifest["meta"], tensors.pop(_STATE, {}))
     except (OSError, SafetensorError, *MISFIT) as error:
-        raise _damaged(target, error) from error
+        raise _describe_damage(target, error) from error
 
 
 def _read_manifest(target: Path) -> dict[str, Any]:
@@ -277,14 +276,12 @@ def _read_manifest(target: Path) -> dict[str, Any]:
     path = target / "manifest.json"
     manifest = json.loads(path.read_text("utf-8"))
     version = manifest["format"]
-    if version not in _READABLE:
+    if version != _FORMAT:
         raise CheckpointError(
             f"checkpoint {target} has format {version!r:.40}, this version reads {_FORMAT};"
             f" {_ADVICE}"
         )
-    digest = manifest.pop("digest", None)
-    expected = None if version == _READABLE[0] else digest_manifest(manifest)
-    if digest != expected:
+    if manifest.pop("digest", None) != digest_manifest(manifest):
         raise CheckpointError(f"{path} is damaged (its hash does not fit); {_ADVICE}")
     wrong = [name for name in manifest["sha256"] if not _GROUP.fullmatch(name)]
     if wrong or not isinstance(manifest["meta"], dict):
@@ -305,7 +302,6 @@ def read_session(folder: StrPath) -> tuple[Groups, dict[str, Any]]:
         CheckpointError: as `read`, or a value that a session writes is missing or of another kind.
     """
     tensors, meta = read(folder)
-    meta.setdefault("world_size", 1)  # older checkpoints do not have it
     text = f"checkpoint {Path(folder)} was not saved by a session"
     misfit = _find_misfit(tensors, meta)
     if misfit:
@@ -375,7 +371,7 @@ def check_run(
 
 
 @contextlib.contextmanager
-def fitting(folder: StrPath) -> Iterator[None]:
+def explain_misfits(folder: StrPath) -> Iterator[None]:
     """Turn errors inside the body, which loads a checkpoint, into one that names the checkpoint.
 
     Raises:
@@ -389,7 +385,7 @@ def fitting(folder: StrPath) -> Iterator[None]:
         ) from error
 
 
-def _damaged(target: Path, error: Exception) -> CheckpointError:
+def _describe_damage(target: Path, error: Exception) -> CheckpointError:
     return CheckpointError(f"checkpoint {target} is damaged ({_reason(error)}); {_ADVICE}")
 
 

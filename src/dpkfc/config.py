@@ -774,7 +774,7 @@ class PrivacyConfig:
     def _describe_steps(self) -> dict[str, Any]:
         """Return what comes before the clip and after the noise.
 
-        Defaults are left out, so that older plans keep their hash.
+        Defaults are left out.
         """
         settings = {
             "noise": (self.noise, GAUSSIAN),

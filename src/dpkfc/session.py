@@ -1019,11 +1019,10 @@ class Session:
             "ledger_count": self.ledger.count,
             "ledger_head": self.ledger.head,
             "optimizer": self.optimizer.state_dict(),
+            "world_size": self._ranks.world_size,
             "preconditioner_step": None if preconditioner is None else preconditioner.step,
             "extra": extra,
         }
-        if self._ranks.world_size > 1:
-            meta["world_size"] = self._ranks.world_size
         if self._callbacks.private_readers:
             meta["takers"] = list(self._callbacks.private_readers)
         if self._weights.accepted:
@@ -1080,7 +1079,7 @@ class Session:
                 f"a batch was drawn for step {self._step} and not passed to session.step(); pass it"
                 f" first, or restore step {meta['step']} into a new session"
             )
-        with checkpoint.fitting(folder):
+        with checkpoint.explain_misfits(folder):
             self._ranks.run_on_all(lambda: self._load(tensors, meta))
         return meta["extra"]
 

@@ -12,7 +12,7 @@ import pytest
 from dpkfc.app.audit_folder import ledger_finding
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.train import prepare
-from dpkfc.checkpoint import CheckpointError, remembered_ledger
+from dpkfc.checkpoint import CheckpointError, read_ledger_state
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.report.verify import verify_ledger
 from tests.app.finished import SETTINGS, call
@@ -94,12 +94,12 @@ def test_a_run_in_test_mode_is_not_audited(folder: Path) -> None:
 
 
 def test_what_a_checkpoint_remembers(folder: Path, tmp_path: Path) -> None:
-    kept = remembered_ledger(folder / "checkpoint")
+    kept = read_ledger_state(folder / "checkpoint")
     assert kept is not None and kept[0] == 3
-    assert remembered_ledger(tmp_path / "nowhere") is None
+    assert read_ledger_state(tmp_path / "nowhere") is None
     (folder / "checkpoint").rename(folder / "checkpoint.old")  # a crash between two renames
-    assert remembered_ledger(folder / "checkpoint") == kept
+    assert read_ledger_state(folder / "checkpoint") == kept
     manifest = folder / "checkpoint.old" / "manifest.json"
     manifest.write_text(manifest.read_text().replace(kept[1], kept[1][::-1]))
     with pytest.raises(CheckpointError, match="its hash does not fit"):
-        remembered_ledger(folder / "checkpoint")
+        read_ledger_state(folder / "checkpoint")

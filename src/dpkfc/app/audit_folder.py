@@ -40,7 +40,7 @@ from dpkfc.checkpoint import CheckpointError
 from dpkfc.config import Plan
 from dpkfc.privacy.accounting import describe_extra, event_to_dict
 from dpkfc.privacy.extra_releases import ExtraRelease
-from dpkfc.privacy.ledger import LedgerError, Verified, certified_before, verify
+from dpkfc.privacy.ledger import LedgerError, Verified, verify
 from dpkfc.report.card import CardFacts, build_card, failed_checks, to_markdown, write_card_files
 from dpkfc.report.verify import (
     Card,
@@ -439,8 +439,7 @@ def _check_ledger(ledger: Verified, plan: Plan) -> None:
     header = ledger.header
     if header["plan_hash"] != plan.hash:
         raise LedgerError("it belongs to another plan than the settings in the folder")
-    is_certified = header.get("certified") is plan.certified
-    if not is_certified and not certified_before(header, plan.ledger_header):
+    if header.get("certified") is not plan.certified:
         raise LedgerError(
             f"it says certified: {header.get('certified')}, the plan {plan.certified}"
         )
@@ -456,14 +455,14 @@ def _check_ledger(ledger: Verified, plan: Plan) -> None:
             )
     for release in ledger.releases:
         number = release.get("release")
-        for name, value in _charged_as(planned[release.get("purpose", "")]).items():
+        for name, value in _expect_charge(planned[release.get("purpose", "")]).items():
             if release.get(name) != value:
                 raise LedgerError(
                     f"release {number} was charged with another {name} than the plan's"
                 )
 
 
-def _charged_as(kind: Plan | ExtraRelease) -> dict[str, Any]:
+def _expect_charge(kind: Plan | ExtraRelease) -> dict[str, Any]:
     """Return what every line of a kind of releases states."""
     return {
         "event": event_to_dict(kind.event),

@@ -249,7 +249,7 @@ _ALLOWED_VALUES = {
     "oversize": ("diagonal", "identity", "low_rank"),
     "control": ("none", "random"),
 }
-# `describe` leaves out settings with these values, so that older plans keep their hash.
+# `describe` leaves out settings with these values.
 _DEFAULTS_OMITTED_FROM_HASH: tuple[tuple[str, Any], ...] = (
     ("control", "none"),
     ("output_probe", None),

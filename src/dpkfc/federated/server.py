@@ -519,7 +519,7 @@ class Server(PartyModel):
                 f"the ledger does not contain the {meta['ledger_count']} releases before the"
                 f" checkpoint {folder}; resume with the ledger of the same run"
             )
-        with checkpoint.fitting(folder):
+        with checkpoint.explain_misfits(folder):
             checkpoint.check_same_tensors(unique_tensors(self.model.state_dict()), tensors["model"])
             device = device_of_layers(self.layers)
             preconditioner = None

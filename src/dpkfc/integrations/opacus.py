@@ -341,12 +341,12 @@ class PrivacyEngine:
         """
         _refuse_schedules(noise_scheduler, grad_clip_scheduler)
         _, saved = checkpoint.read(path)
-        with checkpoint.fitting(path):
+        with checkpoint.explain_misfits(path):
             spent, weights = saved["privacy_accountant_state_dict"], saved["module_state_dict"]
         self.accountant.load_state_dict(spent)
         if not module_load_dict_kwargs:
             checkpoint.check_same_tensors(module.state_dict(), weights)
-        with checkpoint.fitting(path):
+        with checkpoint.explain_misfits(path):
             module.load_state_dict(weights, **(module_load_dict_kwargs or {}))
         state = saved.pop("optimizer_state_dict", None)
         if optimizer is not None and state is not None:

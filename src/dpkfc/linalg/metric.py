@@ -895,9 +895,7 @@ def _unpack_entry(entry: Mapping[str, Any], tensors: Tensors) -> Entry:
         scales = {role: tensors[key] for role, key in keys.items()}
         return Elementwise(scales)
     if "eigenbasis" in entry:
-        # States written before the field `rest` existed do not have it.
-        packed = {"rest": None, **entry["eigenbasis"]}
-        return _unpack_fields(Eigenbasis, packed, tensors)
+        return _unpack_fields(Eigenbasis, entry["eigenbasis"], tensors)
     into = _unpack_side(entry["input"], tensors)
     out = _unpack_side(entry["output"], tensors)
     return Kronecker(into, out)

@@ -708,7 +708,7 @@ def quick_epsilon(
     found = []
     for kind in (0, -1):
         releases, of_grid = (
-            tuple((_as_release(neighbouring_sizes(event)[kind]), count) for event, count in some)
+            tuple((_make_release(neighbouring_sizes(event)[kind]), count) for event, count in some)
             for some in (parts, wanted)
         )
         grid = choose_grid(of_grid, delta, accuracy)
@@ -736,7 +736,7 @@ def _epsilon_of_gaussians(noise: float, count: int, delta: float) -> float:
     return gaussian_epsilon(noise / math.sqrt(count), delta) * (1 + 1e-9) + 1e-9
 
 
-def _as_release(event: DpEvent) -> Release:
+def _make_release(event: DpEvent) -> Release:
     """Return a release of a sampler as weighted pairs of distributions."""
     pairs = [(1.0, event)]
     if is_truncated(event):

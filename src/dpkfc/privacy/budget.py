@@ -75,8 +75,7 @@ class Charge:
         event: of one release, as JSON; of all kinds together where there are several.
         epsilon: ε of this run alone, at the budget's δ.
         before, after: total ε without and with this run, at the budget's δ.
-        released, head: of the ledger, when the run was last opened or closed; "" where an older
-            version wrote the charge.
+        released, head: of the ledger, when the run was last opened or closed; unset in a forecast.
     """
 
     ledger: str
@@ -308,7 +307,7 @@ class Budget:
         before = total_epsilon(costs, state.delta)
         after = total_epsilon([*costs, own], state.delta)
         if not after <= state.epsilon:
-            fitting = _fitting_epsilon(costs, plan.delta, own, state)
+            fitting = _find_fitting_epsilon(costs, plan.delta, own, state)
             advice = "name another budget"
             if fitting:
                 advice = f"plan for ε = {fitting:g}, or {advice}"
@@ -363,7 +362,7 @@ def unit_of(text: str) -> str:
     return text.split(" (", maxsplit=1)[0]
 
 
-def _fitting_epsilon(
+def _find_fitting_epsilon(
     costs: Sequence[tuple[DpEvent, int]],
     delta: float,
     planned: tuple[DpEvent, int],
@@ -420,7 +419,7 @@ def _find_charge(
     """
     paid = {}
     for number, charge in enumerate(state.charges):
-        is_whole = not charge.head or contains(charge.released, charge.head)
+        is_whole = contains(charge.released, charge.head)
         if charge.ledger == ledger and is_whole and _is_same_file(charge.path, path):
             paid[number] = charge.released
     return max(paid, key=paid.__getitem__) if paid else None
@@ -479,7 +478,6 @@ def _parse(text: str, name: str) -> _State:
 
 
 def _read_charge(row: Mapping[str, Any]) -> Charge:
-    row = {"released": 0, "head": "", **row}
     for known in fields(Charge):
         value = row[known.name]
         kind = str(known.type)

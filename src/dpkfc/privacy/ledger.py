@@ -68,8 +68,8 @@ class Verified:
 
     @property
     def id(self) -> str:
-        """Return the name of this ledger, the hash of its first line in older versions."""
-        return str(self.header.get("id") or self.heads[0])
+        """Return the name of this ledger, drawn at random when it was begun."""
+        return str(self.header["id"])
 
     def contains(self, count: int, head: str) -> bool:
         """Return whether this history had `head` after `count` releases."""
@@ -125,8 +125,9 @@ def parse(content: bytes, name: str) -> Verified:
     first, *rest = content.splitlines(keepends=True)
     where = f"line 1 of the ledger {name}"
     top = read_line(first, where)
-    plan = top.get("plan_hash")
-    if top.get("format") != FORMAT or not isinstance(plan, str) or not plan.isprintable():
+    names = (top.get("plan_hash"), top.get("id"))
+    are_words = all(isinstance(name, str) and name.isprintable() for name in names)
+    if top.get("format") != FORMAT or not are_words:
         raise LedgerError(f"{where} is not a header of format {FORMAT}")
     state = Verified(top, [], [top["hash"]], len(content))
     for number, raw in enumerate(rest, start=2):
@@ -171,7 +172,7 @@ def check_header(header: Values, wanted: Values, name: str) -> None:
 
     Raises:
         LedgerError: another plan, kind of noise, or number of releases (None means no limit; a
-            header of an older version may lack it).
+            header need not state it).
     """
     if header["plan_hash"] != wanted["plan_hash"]:
         raise LedgerError(
@@ -180,10 +181,7 @@ def check_header(header: Values, wanted: Values, name: str) -> None:
             " (docs/errors.md#ledger)"
         )
     for key in ("certified", "rng"):
-        if header.get(key) == wanted[key]:
-            continue
-        was_certified = key == "certified" and certified_before(header, wanted)
-        if not was_certified:
+        if header.get(key) != wanted[key]:
             raise LedgerError(
                 f"the ledger {name} was begun with {key}={header.get(key)!r}, this run has"
                 f" {wanted[key]!r}; use another folder"
@@ -194,15 +192,6 @@ def check_header(header: Values, wanted: Values, name: str) -> None:
             f"the ledger {name} was begun for {header['steps'] or 'unlimited'} releases, this run"
             f" is for {limit or 'unlimited'}; use another ledger_path, or the call of that run"
         )
-
-
-def certified_before(header: Values, now: Values) -> bool:
-    """Return whether a ledger was begun as certified when δ ≥ 1 / N only caused a warning.
-
-    The first line of such a ledger holds no δ.
-    """
-    vacuous = "delta" in now and now["delta"] * now["dataset_size"] >= 1
-    return vacuous and header.get("certified") is True and "delta" not in header
 
 
 def begins_a_ledger(content: bytes) -> bool:

@@ -6,7 +6,7 @@ does not cover. It is a dictionary of plain values that JSON can hold.
 Sections of every card: format, layout, title, declared, dates, caveats, guarantee, meaning, total,
 mechanism, assumed_public, results, not_private, ledger, weights (if they lie in a file), budget (if
 the run was charged to one), plan_hash, plan (what that hash is of), and audit (after `dpkfc
-audit`). Cards of format 1 without a layout lack declared, dates, meaning, total and plan.
+audit`).
 Sections of sessions alone: stamp, accounting, curvature, hyper_parameters, public_seeds, software.
 Sections of federated runs alone: rounds, chosen_by.
 """

@@ -103,7 +103,7 @@ def render(template: str, card: Mapping[str, Any], **values: Any) -> str:
 
     Args:
         template: its name.
-        card: of any host; an older one may lack sections.
+        card: of any host.
         values: what else the template needs.
 
     Raises:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from dpkfc.checkpoint import (
     file_digest,
-    remembered_ledger,
+    read_ledger_state,
 )
 from dpkfc.privacy.accounting import (
     describe_extra,
@@ -30,7 +30,6 @@ from dpkfc.report.card import (
     CARD,
     FORMAT,
     LAYOUT,
-    LEDGER,
     REGISTRY,
     WEIGHTS,
     check_total,
@@ -138,7 +137,7 @@ def verify_history(path: Path) -> Verified:
     ledger = verify(path)
     if card := read_card(path):
         _check_remembered(path, ledger, card.releases, card.head, "privacy card")
-    if remembered := remembered_ledger(path.parent / "checkpoint"):
+    if remembered := read_ledger_state(path.parent / "checkpoint"):
         _check_remembered(path, ledger, *remembered, "checkpoint")
     return ledger
 
@@ -232,18 +231,14 @@ def _further_statements(
     spent: float,
     cost: Cost,
 ) -> list[Statement]:
-    """Return what a card with a layout states beside the promise.
-
-    Cards and ledgers from before layouts and ids existed have neither.
+    """Return what a card states beside the promise.
 
     Raises:
-        ValueError: the ledger has an id, so the card must have had a layout.
+        ValueError: the card has no layout.
     """
     content, releases = card.content, ledger.releases[: card.releases]
     if "layout" not in content:
-        if "id" in ledger.header:
-            raise ValueError("it has no layout")
-        return []
+        raise ValueError("it has no layout")
     statements = [("begin", content["dates"]["begun"], ledger.header.get("created", ""))]
     mechanism = content["mechanism"]
     steps = [release for release in releases if "purpose" not in release]
@@ -253,10 +248,8 @@ def _further_statements(
     extra = describe_extra(releases, card.delta)
     statements.append(("releases beside the steps", mechanism.get("extra_releases", []), extra))
     statements.append(("meaning of ε", content.get("meaning"), _explain(card, ledger, spent)))
-    if "id" in ledger.header:
-        statements += _statements_of_plan(card, ledger, spent)
-        statements += _statements_of_accountants(card, releases, cost)
-    return statements
+    statements += _statements_of_plan(card, ledger, spent)
+    return statements + _statements_of_accountants(card, releases, cost)
 
 
 def _statements_of_plan(card: Card, ledger: Verified, spent: float) -> list[Statement]:
@@ -343,18 +336,6 @@ def _explain(card: Card, ledger: Verified, spent: float) -> dict[str, Any] | Non
         # A federated client is sampled with all its records.
         independent="privacy_model" not in card.promise,
     )
-
-
-def explain_ledger(card: Card) -> dict[str, Any]:
-    """Return the sections that a card of an older layout lacks, from the ledger next to it."""
-    ledger = verify(card.path.parent / LEDGER)
-    epsilon = card.promise["epsilon"]
-    spent = epsilon if isinstance(epsilon, float) else math.inf
-    return {
-        "dates": {"begun": ledger.header.get("created", ""), "ended": ""},
-        "meaning": _explain(card, ledger, spent),
-        "total": None,
-    }
 
 
 def agrees(stated: Any, expected: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from dpkfc.report.card import CARD, LAYOUT, LEDGER, to_markdown, write_card_files
 from dpkfc.report.officer import Declared
-from dpkfc.report.verify import Card, CardError, explain_ledger, read_card, verify_ledger
+from dpkfc.report.verify import Card, CardError, read_card, verify_ledger
 from dpkfc.terminal import print_line
 
 
@@ -76,10 +76,8 @@ def fill_card(run: Path, given: Mapping[str, str]) -> str:
 
 
 def _fill_content(card: Card, given: Mapping[str, str]) -> dict[str, Any]:
-    """Return a card with fields filled in, and the sections of this version."""
+    """Return a card with fields filled in."""
     content: dict[str, Any] = dict(card.content)
-    known = content.get("declared") or {}
+    known = content["declared"]
     declared = Declared(**{**known, **given})
-    if content.get("layout") != LAYOUT:
-        content = explain_ledger(card) | content
     return content | {"layout": LAYOUT, "declared": vars(declared)}

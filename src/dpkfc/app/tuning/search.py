@@ -331,7 +331,7 @@ class Search:
         del self._running[number]
 
     def add(self, row: Row) -> None:
-        """Add a trial whose row was kept elsewhere, such as by an earlier version of the study.
+        """Add a trial whose row was kept elsewhere, such as in a table that is committed.
 
         Optuna learns nothing from its settings, as they may lie outside of today's ranges.
         """
@@ -534,7 +534,7 @@ class Search:
     def _distributions(self) -> dict[str, Any]:
         distributions = {}
         for name, values in self.arm.space.items():
-            distributions[sampled_name(name, values)] = self._distribution(values)
+            distributions[name_sample(name, values)] = self._distribution(values)
         return distributions
 
     def _distribution(self, values: Range | Choice) -> Any:
@@ -553,7 +553,7 @@ def _describe(settings: Mapping[str, Plain], name: str) -> str:
 # along a ridge, Optuna samples their product.
 
 
-def sampled_name(name: str, values: Range | Choice) -> str:
+def name_sample(name: str, values: Range | Choice) -> str:
     """Return the name by which Optuna knows a setting."""
     factors = [name]
     if isinstance(values, Range):
@@ -565,10 +565,10 @@ def make_settings(space: Space, sampled: Mapping[str, Any]) -> dict[str, Plain]:
     """Return the settings of a trial: a sampled product is divided by its other factors."""
     settings = {}
     for name, values in space.items():
-        settings[name] = round_value(sampled[sampled_name(name, values)])
+        settings[name] = round_value(sampled[name_sample(name, values)])
     for name, values in space.items():
         if isinstance(values, Range) and values.times:
-            product = sampled[sampled_name(name, values)]
+            product = sampled[name_sample(name, values)]
             settings[name] = round_value(product / _other_factors(values, settings.__getitem__))
     return settings
 
@@ -580,7 +580,7 @@ def make_sample(space: Space, settings: Mapping[str, Any]) -> dict[str, Plain]:
         value = settings[name]
         if isinstance(values, Range):
             value *= _other_factors(values, settings.__getitem__)
-        sampled[sampled_name(name, values)] = value
+        sampled[name_sample(name, values)] = value
     return sampled
 
 
@@ -598,7 +598,7 @@ def sample_defaults(space: Space, default: Callable[[str], Any]) -> dict[str, Pl
             sampled[name] = value if value in values.values else values.values[0]
             continue
         product = max(float(value) * _other_factors(values, default), values.low)
-        sampled[sampled_name(name, values)] = min(product, values.high)
+        sampled[name_sample(name, values)] = min(product, values.high)
     return sampled
 
 
