@@ -73,6 +73,7 @@ STEP = ("config.py", "session.py", "preconditioning.py", "release_pipeline.py")
 STEP += ("verification.py", "public_rows.py")
 STEP += ("tracking", "rng_state.py", "distributed", "gradients", "graph", "linalg", "curvature")
 STEP += ("postprocess", "privacy", "data")
+RUN = tuple(f"app/{name}.py" for name in ("train", "processes", "metrics", "run_folder"))
 # Section to the files and folders of src/dpkfc that its verdict is about. When code of one of them
 # has changed since the section ran, its row of the table says so.
 COVERED: dict[str, tuple[str, ...]] = {
@@ -84,9 +85,9 @@ COVERED: dict[str, tuple[str, ...]] = {
     "samplers": ("config.py", "data/sampling.py", "privacy", "distributed", "audit"),
     "noise": ("config.py", "session.py", "release_pipeline.py", "rng_state.py", "privacy"),
     "floating point": ("gradients", "linalg", "curvature", "privacy"),
-    "crash": (*STEP, "checkpoint.py", "app/train.py", "app/run_folder.py"),
+    "crash": (*STEP, "checkpoint.py", *RUN),
     "fuzz": (*STEP, "checkpoint.py", "cli.py", "report", "app"),
-    "side doors": (*STEP, "checkpoint.py", "callbacks.py", "app/train.py", "app/run_folder.py"),
+    "side doors": (*STEP, "checkpoint.py", "callbacks.py", *RUN),
     "verifier": ("report", "privacy/ledger.py", "weights_record.py", "../../verifier/dpkfc_verify"),
 }
 _LONG = 24  # rows of a folded table

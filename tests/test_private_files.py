@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from dpkfc import checkpoint
-from dpkfc.app.run_folder import Metrics, Row, RunFolder, write_atomically
+from dpkfc.app.metrics import Metrics, Row
+from dpkfc.app.run_folder import RunFolder, write_atomically
 from dpkfc.app.tuning import tune
 from dpkfc.app.tuning.arms import arm_of
 from dpkfc.app.tuning.runs import Run

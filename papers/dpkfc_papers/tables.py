@@ -231,10 +231,10 @@ def _cell(table: Content, column: Content, row: Content, key: str) -> Cell:
             f"{cell.row}, {cell.column}: a point that is not printed needs a reason, for no"
             " verdict can be given"
         )
-    return cell if cell.not_run else _checked(cell)
+    return cell if cell.not_run else _check(cell)
 
 
-def _checked(cell: Cell) -> Cell:
+def _check(cell: Cell) -> Cell:
     """Return the cell, with the reason where its run cannot be made in this version."""
     if not cell.recipe:
         return replace(cell, not_run="no run is mapped to it")

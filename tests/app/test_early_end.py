@@ -12,10 +12,10 @@ from torch import nn
 
 pytest.importorskip("sklearn")
 
+from dpkfc.app.metrics import Metrics
 from dpkfc.app.owndata.tasks import Task, judgement
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.recipes.objective import cross_entropy, evaluate
-from dpkfc.app.run_folder import Metrics
 from dpkfc.app.settings import make_config
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import prepare, resume, run

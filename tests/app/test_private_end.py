@@ -16,9 +16,10 @@ pytest.importorskip("sklearn")
 from dpkfc import PrivacyConfig, Session
 from dpkfc.app import train
 from dpkfc.app.audit_folder import card_finding, ledger_finding
+from dpkfc.app.metrics import Metrics
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.recipes.objective import cross_entropy
-from dpkfc.app.run_folder import Metrics, RunFolder
+from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import prepare, read_settings, resume, run
 from dpkfc.callbacks import Loss, PrivateEarlyStopping, wrong_answers

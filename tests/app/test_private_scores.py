@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from dpkfc.app import private_scores
+from dpkfc.app.metrics import Metrics
 from dpkfc.app.private_scores import Numbers, SeveralClasses, TwoClasses, count_rows, noisy_scores
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.recipes.objective import score_model
-from dpkfc.app.run_folder import Metrics
 from dpkfc.app.scores import score_numbers
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import prepare, resume, run

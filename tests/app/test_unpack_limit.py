@@ -22,7 +22,7 @@ from dpkfc.app.datasets.idx import read_idx
 from dpkfc.app.datasets.sources import read_medmnist
 from dpkfc.app.datasets.text import open_text
 from dpkfc.app.datasets.unpacking import VARIABLE, UnpackedSizeError, check_unpacked_size
-from dpkfc.app.run_folder import Metrics, Row
+from dpkfc.app.metrics import Metrics, Row
 from dpkfc_papers.recipes.image_sets import read_svhn, read_utkface
 from dpkfc_papers.recipes.pairs import E2E
 

@@ -19,8 +19,9 @@ import pytest
 from safetensors.torch import load_file
 
 from dpkfc.app import train as train_module
+from dpkfc.app.metrics import Metrics
 from dpkfc.app.recipes.catalogue import run_config
-from dpkfc.app.run_folder import LAST_PLOT, Metrics, RunFolder, RunFolderError, write_atomically
+from dpkfc.app.run_folder import LAST_PLOT, RunFolder, RunFolderError, write_atomically
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import resume, run
 from dpkfc.checkpoint import CheckpointError, read

@@ -23,10 +23,10 @@ from dpkfc.app.assembly import read_public_data
 from dpkfc.app.datasets.cifar import read_cifar
 from dpkfc.app.datasets.idx import read_idx
 from dpkfc.app.datasets.text import SST2, load_texts
+from dpkfc.app.pretraining import pretrain
 from dpkfc.app.recipes.images import CIFAR10_CNN as CIFAR10
 from dpkfc.app.recipes.images import MNIST_CNN as MNIST
 from dpkfc.app.settings import make_config
-from dpkfc.app.train import pretrain
 from tests.app.files import idx_bytes, write_cifar, write_mnist
 from tests.audit.fuzzing import PICKLE, Bomb, Mutator, Tally, no_pickle
 from tests.audit.sizes import size

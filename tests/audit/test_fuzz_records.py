@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpkfc.app.run_folder import Metrics, Row
+from dpkfc.app.metrics import Metrics, Row
 from dpkfc.privacy import accounting
 from dpkfc.privacy.ledger import Ledger, LedgerError, verify
 from dpkfc.report.verify import verify_ledger

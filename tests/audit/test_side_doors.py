@@ -33,8 +33,8 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from dpkfc.app import train as recipe_train
+from dpkfc.app.metrics import not_private
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
-from dpkfc.app.run_folder import not_private
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.session import Session

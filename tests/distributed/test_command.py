@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpkfc.app import train
+from dpkfc.app import processes, train
 from dpkfc.privacy.ledger import LedgerError, verify
 from tests.command_line import call
 from tests.distributed.cases import Case
@@ -141,7 +141,7 @@ def _elsewhere(
     rank: int, folder: Path, port: int, arguments: list[str], swapped: bool
 ) -> dict[str, Any]:
     """Two hosts without a common disk; once started again, the other one may be the first."""
-    train._PATIENCE = 0.0
+    processes._PATIENCE = 0.0
     place = folder / f"host-{rank}"
     place.mkdir(exist_ok=True)
     return command(1 - rank if swapped else rank, place, port, 2, arguments, NEVER)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpkfc.app.html.contents import RunSummary
-from dpkfc.app.run_folder import Metrics, Row
+from dpkfc.app.metrics import Metrics, Row
 from dpkfc.app.tuning.tune import ArmResult, Tuned
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.report.card import CardFacts, build_card

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from dpkfc.app.run_folder import Metrics, Row, not_private
+from dpkfc.app.metrics import Metrics, Row, not_private
 
 
 def test_rows_come_back(tmp_path: Path):

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from dpkfc.app.train import TrainingProgress
+from dpkfc.app.progress import TrainingProgress
 
 
 def _draw_bar(done: int = 0) -> str:

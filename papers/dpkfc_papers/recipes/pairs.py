@@ -63,7 +63,7 @@ def _read_csv_pairs(archive: zipfile.ZipFile, path: Path, name: str) -> list[Pai
     with archive.open(f"e2e-dataset/{name}.csv") as file:
         text = io.TextIOWrapper(file, "utf-8", newline="")
         pairs = [(row["mr"], row["ref"]) for row in csv.DictReader(text)]
-    return _checked_pairs(path, pairs)
+    return _check_pairs(path, pairs)
 
 
 def _read_dart_json(path: Path) -> list[Pair]:
@@ -74,7 +74,7 @@ def _read_dart_json(path: Path) -> list[Pair]:
             triples = map(" | ".join, entry["tripleset"])
             prompt = " ; ".join(triples)
             pairs += [(prompt, note["text"]) for note in entry["annotations"]]
-    return _checked_pairs(path, pairs)
+    return _check_pairs(path, pairs)
 
 
 def _read_dart_xml(path: Path) -> list[Pair]:
@@ -88,10 +88,10 @@ def _read_dart_xml(path: Path) -> list[Pair]:
         triples = [triple.text or "" for triple in entry.iter("mtriple")]
         prompt = " ; ".join(triples)
         pairs += [(prompt, reference.text) for reference in entry.iter("lex") if reference.text]
-    return _checked_pairs(path, pairs)
+    return _check_pairs(path, pairs)
 
 
-def _checked_pairs(path: Path, pairs: list[Any]) -> list[Pair]:
+def _check_pairs(path: Path, pairs: list[Any]) -> list[Pair]:
     if not pairs:
         raise damaged_error(path, "holds no pairs")
     for prompt, reference in pairs:

@@ -66,10 +66,10 @@ def train_once(settings: dict[str, Any]) -> dict[str, Any]:
     from safetensors.torch import save_file
 
     from dpkfc.app.assembly import learning_rate, make_augment, make_optimizer, make_plan
+    from dpkfc.app.pretraining import pretrain
     from dpkfc.app.recipes.catalogue import find_recipe, run_config
     from dpkfc.app.recipes.objective import cross_entropy, evaluate
     from dpkfc.app.results import evaluated_weights
-    from dpkfc.app.train import pretrain
     from dpkfc.session import Session
 
     torch.set_num_threads(1)

@@ -611,7 +611,7 @@ def describe_choice(config: RunConfig) -> str:
         names = ["settings"] if run.chosen_by == RECIPE_DEFAULTS else []
     else:
         stated = run.chosen_by != recipe_config.run.chosen_by
-        names = [] if stated else _differing_settings(config, recipe_config)
+        names = [] if stated else _list_differences(config, recipe_config)
     if not names:
         return run.chosen_by
     listed = ", ".join(names[:_MOST])
@@ -623,7 +623,7 @@ def describe_choice(config: RunConfig) -> str:
     )
 
 
-def _differing_settings(config: RunConfig, recipe_config: RunConfig) -> list[str]:
+def _list_differences(config: RunConfig, recipe_config: RunConfig) -> list[str]:
     """Return names of settings that a search may choose, and that differ from the recipe's."""
     names = set()
     for name in _SEARCHED.difference(_KIND):

@@ -17,9 +17,10 @@ from torch import nn
 from dpkfc.app.assembly import Prepared, describe_choice, make_kfac
 from dpkfc.app.effects import column_effects
 from dpkfc.app.methods import METHOD_LABELS
+from dpkfc.app.metrics import Metrics, Row, not_private
 from dpkfc.app.private_scores import PURPOSE, CountForm, count_rows, judge, noisy_scores
 from dpkfc.app.recipes.objective import finite
-from dpkfc.app.run_folder import LAST_PLOT, Metrics, Row, RunFolder, not_private
+from dpkfc.app.run_folder import LAST_PLOT, RunFolder
 from dpkfc.app.scores import Scores, missing_score
 from dpkfc.app.settings import RunConfig
 from dpkfc.curvature.base import PreconditionerState
@@ -121,7 +122,7 @@ def write_results(
     card = build_card(prepared.plan, _facts(prepared, session, metrics, scores))
     metrics.write(folder.metrics)
     write_weights_and_card(folder.path, session.released_state(), session.ledger, card)
-    history = plots.history(curve_of(prepared, metrics))
+    history = plots.history(make_curve(prepared, metrics))
     plots.save(history, folder.plots / "accuracy_and_epsilon.png")
     with evaluated_weights(session):
         found = column_effects(prepared, session)
@@ -171,9 +172,9 @@ def _facts(
         title=_title(prepared),
         releases=ledger.count,
         ledger={"file": "ledger.jsonl", "releases": ledger.count, "head": ledger.head},
-        assumed_public=_assumed_public(prepared),
+        assumed_public=_list_public(prepared),
         chosen_by=describe_choice(config),
-        not_private={**_unprotected(prepared), **session.unprotected_figures},
+        not_private={**_list_unprotected(prepared), **session.unprotected_figures},
         results=_results(prepared, metrics.evaluated()[-1], scores),
         seeds=seeds,
         refreshes=metrics.refreshes,
@@ -237,7 +238,7 @@ def _title(prepared: Prepared) -> str:
     return title
 
 
-def _assumed_public(prepared: Prepared) -> dict[str, tuple[Any, str]]:
+def _list_public(prepared: Prepared) -> dict[str, tuple[Any, str]]:
     """Return what is taken as public, with the reason."""
     recipe = prepared.recipe
     outputs = "number of classes" if recipe.num_classes > 1 else "number of outputs"
@@ -273,7 +274,7 @@ def _assumed_public(prepared: Prepared) -> dict[str, tuple[Any, str]]:
     return public
 
 
-def _unprotected(prepared: Prepared) -> dict[str, str]:
+def _list_unprotected(prepared: Prepared) -> dict[str, str]:
     """Return the figures that ε does not protect, with the reason."""
     columns = not_private(prepared.config.run.eval_on)
     figures = {f"metrics.parquet: {name}": why for name, why in columns.items()}
@@ -292,7 +293,7 @@ def _unprotected(prepared: Prepared) -> dict[str, str]:
 _RELEASED = (": accuracy", ": loss")
 
 
-def curve_of(prepared: Prepared, metrics: Metrics) -> Curve:
+def make_curve(prepared: Prepared, metrics: Metrics) -> Curve:
     """Return accuracy and ε of a run for plots, with ε of a few dozen steps."""
     from dpkfc.app.plots import Curve
 

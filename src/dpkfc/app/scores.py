@@ -318,7 +318,7 @@ def score_numbers(predicted: Any, targets: Any) -> Scores:
     explained = np.stack([errors**2, centred, centred**2], axis=1)
     of_median = float(np.abs(targets - np.median(targets)).mean())
     scores = (
-        _bootstrap("R²", explained, _explained, 0.0),
+        _bootstrap("R²", explained, _explain_variance, 0.0),
         _bootstrap("mean absolute error", np.abs(errors)[:, None], _mean, of_median),
         _bootstrap(
             "root mean squared error",
@@ -335,7 +335,7 @@ def _mean(totals: Floats, n: int) -> Floats:
     return means
 
 
-def _explained(totals: Floats, n: int) -> Floats:
+def _explain_variance(totals: Floats, n: int) -> Floats:
     squared, of_targets, of_squares = totals.T
     spread = of_squares - of_targets**2 / n
     with np.errstate(all="ignore"):

@@ -132,7 +132,7 @@ class _Section:
 
     def __post_init__(self) -> None:
         for setting in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = _checked_value(setting, getattr(self, setting.name))
+            value = _check_value(setting, getattr(self, setting.name))
             object.__setattr__(self, setting.name, value)
 
 
@@ -145,7 +145,7 @@ _KINDS = {
 }
 
 
-def _checked_value(setting: dataclasses.Field[Any], value: Any) -> Any:
+def _check_value(setting: dataclasses.Field[Any], value: Any) -> Any:
     """Return a value in the type of its setting.
 
     Raises:

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import Tensor, nn
+from torch import nn
 
-from dpkfc import checkpoint
 from dpkfc._errors import first_line
 from dpkfc.app.assembly import (
     Prepared,
@@ -29,21 +22,31 @@ from dpkfc.app.assembly import (
     make_augment,
     make_optimizer,
     make_plan,
-    read_public_data,
     settle,
 )
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.examples import ExampleSet
 from dpkfc.app.methods import METHOD_LABELS
-from dpkfc.app.models import seeded
+from dpkfc.app.metrics import Metrics, Row
 from dpkfc.app.owndata.recipes import KEPT
 from dpkfc.app.place import change_places, data_digest, move_data
+from dpkfc.app.pretraining import pretrain, read_labelled
 from dpkfc.app.private_scores import make_form
+from dpkfc.app.processes import (
+    align_processes,
+    check_named,
+    check_same_settings,
+    check_visible,
+    is_started,
+    processes,
+    use_own_device,
+)
+from dpkfc.app.progress import TrainingProgress
 from dpkfc.app.recipes.catalogue import recipe_of
-from dpkfc.app.recipes.objective import NOTHING_KNOWN, evaluate
+from dpkfc.app.recipes.objective import NOTHING_KNOWN
 from dpkfc.app.recipes.recipe import Recipe
-from dpkfc.app.results import Result, curve_of, evaluated_weights, write_results
-from dpkfc.app.run_folder import Metrics, Row, RunFolder, RunFolderError
+from dpkfc.app.results import Result, evaluated_weights, make_curve, write_results
+from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.scores import Scores
 from dpkfc.app.settings import RunConfig
 from dpkfc.app.settings_file import (
@@ -59,401 +62,9 @@ from dpkfc.distributed.context import DistributedContext
 from dpkfc.gradients.state import check_finite
 from dpkfc.integrations.loggers import Logger, check_logger, make_logger
 from dpkfc.privacy.budget import Budget, Receipt
-from dpkfc.privacy.ledger import verify
 from dpkfc.report.card import stamp
 from dpkfc.report.text import rounded_up
 from dpkfc.session import Batch, Session, StepRecord
-from dpkfc.torchrun import is_launched
-
-# --------------------------------------------------------------------------------------------------
-# Training without privacy on labelled public data, as the start of any private method (DP-SGD-PT in
-# the DP-NGD paper).
-#
-# The paper leaves epochs, optimizer and the head open. Here: SGD with momentum 0.9 and a cosine
-# schedule, and a head with new weights afterwards, since public labels mean something else.
-
-_BATCH = 50
-
-
-def pretrain(config: RunConfig, model: nn.Module, input_shape: tuple[int, ...]) -> str:
-    """Train a model on `public_data` in place, and give its head new weights.
-
-    Args:
-        config: `public_data`, `pretrain_epochs`, `pretrain_lr` and the public `seed`.
-        model: with its initial weights.
-        input_shape: of one input.
-
-    Returns:
-        One line for the privacy card.
-
-    Raises:
-        ConfigError: no labels, labels outside the head, or a model without a linear head.
-    """
-    path = Path(config.data.public_data)
-    inputs, labels = _read_labelled(path, input_shape, "public_data", "pre-training")
-    head = _head_of(model)
-    labels = labels.long()
-    least, most = int(labels.min()), int(labels.max())
-    if least < 0 or most >= head.out_features:
-        raise ConfigError(
-            f"public_data {path} has labels from {least} to {most}, but the head has "
-            f"{head.out_features} outputs; merge public classes until they fit"
-        )
-    first_weight = head.weight.detach().clone()
-    accuracy = _fit(config, model, inputs, labels)
-    with torch.no_grad():
-        head.weight.copy_(first_weight)
-        if head.bias is not None:
-            head.bias.zero_()
-    return (
-        f"{config.model.pretrain_epochs} epochs on {len(inputs)} examples of {path.name}, declared"
-        f" public by its user (accuracy there {accuracy:.1%}); the head begins anew"
-    )
-
-
-def _read_labelled(
-    path: Path, input_shape: tuple[int, ...], setting: str, purpose: str
-) -> tuple[Tensor, Tensor]:
-    """Return public inputs and their labels. Inputs in floating point become float32.
-
-    Raises:
-        ConfigError: the file has no labels.
-    """
-    inputs, labels = read_public_data(path, input_shape, setting)
-    if labels is None:
-        raise ConfigError(f"{setting} {path} has no `labels`; {purpose} needs them")
-    if inputs.is_floating_point():
-        inputs = inputs.float()
-    return inputs, labels
-
-
-def _head_of(model: nn.Module) -> nn.Linear:
-    """Return the last linear layer of a model.
-
-    Raises:
-        ConfigError: the model has no linear layer.
-    """
-    heads = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    if not heads:
-        raise ConfigError("pre-training needs a linear layer as the head of the model; it has none")
-    return heads[-1]
-
-
-def _fit(config: RunConfig, model: nn.Module, inputs: Tensor, labels: Tensor) -> float:
-    """Train on public examples and return the accuracy on them."""
-    device = next(model.parameters()).device
-    inputs, labels = inputs.to(device), labels.to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=config.model.pretrain_lr, momentum=0.9)
-    batches = -(-len(inputs) // _BATCH)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
-        optimizer, config.model.pretrain_epochs * batches
-    )
-    generator = torch.Generator().manual_seed(config.run.seed)
-
-    def train() -> nn.Module:
-        for _ in range(config.model.pretrain_epochs):
-            for rows in torch.randperm(len(inputs), generator=generator).split(_BATCH):
-                optimizer.zero_grad()
-                F.cross_entropy(model(inputs[rows]), labels[rows]).backward()
-                optimizer.step()
-                schedule.step()
-        return model
-
-    # Dropout draws from the public seed.
-    seeded(train, config.run.seed)
-    optimizer.zero_grad()
-    return evaluate(model, (inputs, labels), 500).accuracy
-
-
-# --------------------------------------------------------------------------------------------------
-# The line that a person watches while a model trains.
-
-_SMOOTHING = 0.1
-_SECONDS_A_LINE = 10.0
-
-
-class TrainingProgress:
-    """Show step, ε spent so far, clipped fraction, examples per second and time left.
-
-    The clipped fraction and the speed are computed from private batches: they are for the operator
-    only. Use it in a `with`.
-
-    Args:
-        total: steps of the plan.
-        done: steps that this run took before it was continued.
-        console: where to draw; nothing is drawn when it is None.
-        label: name of the run.
-    """
-
-    def __init__(
-        self, total: int, *, done: int = 0, console: Console | None = None, label: str = "training"
-    ) -> None:
-        self._progress = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("[cyan]ε ≤ {task.fields[epsilon]}"),
-            TextColumn("clipped {task.fields[clipped]}"),
-            TextColumn("{task.fields[speed]} examples/s"),
-            TextColumn("{task.fields[accuracy]}"),
-            TimeRemainingColumn(compact=True),
-            console=console or Console(quiet=True),
-            disable=console is None or not console.is_terminal,
-        )
-        # Without a terminal a line every few seconds takes the place of the bar.
-        self._lines = console if console is not None and not console.is_terminal else None
-        self._begun = self._printed = time.perf_counter()
-        self._first, self._done, self._total = done, done, total
-        self._task = self._progress.add_task(
-            label,
-            total=total,
-            completed=done,
-            epsilon="–",
-            clipped="–",
-            speed="–",
-            accuracy="",
-        )
-        self._speed: float | None = None
-        self._last = time.perf_counter()
-
-    def advance(self, *, epsilon: float, clipped_fraction: float, batch_size: int) -> None:
-        """Show one more step.
-
-        Args:
-            epsilon: ε spent, or an upper bound of it.
-            clipped_fraction: fraction of the batch that was clipped.
-            batch_size: realised batch.
-        """
-        now = time.perf_counter()
-        speed = batch_size / max(now - self._last, 1e-9)
-        before = speed if self._speed is None else self._speed
-        self._speed = (1 - _SMOOTHING) * before + _SMOOTHING * speed
-        self._last = now
-        self._progress.update(
-            self._task,
-            advance=1,
-            epsilon=rounded_up(epsilon),
-            clipped=f"{100 * clipped_fraction:3.0f} %",
-            speed=f"{self._speed:,.0f}",
-        )
-        self._done += 1
-        if self._lines is not None and now - self._printed >= _SECONDS_A_LINE:
-            self._printed = now
-            pace = (now - self._begun) / (self._done - self._first)
-            left = timedelta(seconds=round(pace * (self._total - self._done)))
-            self._lines.print(
-                f"step {self._done:,} of {self._total:,}, ε ≤ {rounded_up(epsilon)}, {left} left",
-                markup=False,
-                highlight=False,
-            )
-
-    def slowed_by(self, operation: str) -> None:
-        """Show that examples are differentiated one at a time, and which operation makes it so."""
-        label = self._progress.tasks[self._task].description
-        self._progress.update(
-            self._task, description=f"{label} [yellow](one example at a time: {operation})"
-        )
-
-    def accuracy(self, value: float, measured_on: str) -> None:
-        """Show the accuracy that was measured last; the time it took does not count as training."""
-        self._last = time.perf_counter()
-        share = f"{100 * value:.1f} %" if math.isfinite(value) else "–"
-        self._progress.update(self._task, accuracy=f"[green]{measured_on} {share}")
-
-    def __enter__(self) -> TrainingProgress:
-        self._progress.start()
-        self._last = time.perf_counter()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-
-# --------------------------------------------------------------------------------------------------
-# Stopping a run between two steps on Ctrl-C or SIGTERM, so that no charged release is thrown away.
-
-
-@contextmanager
-def stop_on_signals() -> Iterator[list[int]]:
-    """Note the first SIGINT or SIGTERM in a list; let the second raise KeyboardInterrupt at once.
-
-    Handlers are restored afterwards. Outside the main thread handlers cannot be set, and signals
-    keep their meaning.
-    """
-    received: list[int] = []
-
-    def note(number: int, _: object) -> None:
-        if received:
-            raise KeyboardInterrupt
-        received.append(number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-# --------------------------------------------------------------------------------------------------
-# The processes of torchrun: one group, one run folder, one budget over all restarts.
-
-# Seconds until a network disk must show a new folder.
-_PATIENCE = 20.0
-
-
-@contextmanager
-def processes() -> Iterator[DistributedContext]:
-    """Yield the processes of a run: torchrun's, an existing group's, or this one.
-
-    The processes of torchrun are joined, and the group is left at the end. An error ends the
-    process, and torchrun ends the others.
-    """
-    joins = is_launched() and not dist.is_initialized()
-    if joins:
-        # gloo between CPUs, NCCL between GPUs.
-        dist.init_process_group()
-    yield DistributedContext.current()
-    if joins:
-        dist.destroy_process_group()
-
-
-def check_named(config: RunConfig) -> None:
-    """Refuse a command that could not find its run when torchrun starts it again.
-
-    Raises:
-        ConfigError: the command names no folder, so that it would start a second run with a budget
-            of its own, or it names one device for all processes.
-    """
-    run = config.run
-    if not is_launched():
-        return
-    if not run.out:
-        raise ConfigError(
-            "torchrun may start this command again, as a second run with its own budget; name "
-            "the run folder with --out: the same command continues it"
-        )
-    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1 and ":" in run.device:
-        raise ConfigError(
-            f"device = {run.device!r} would be used by all processes of a host; give its "
-            "kind alone, as cuda"
-        )
-
-
-def check_same_settings(config: RunConfig, ranks: DistributedContext) -> None:
-    """Refuse processes with different settings, which would wait for one another.
-
-    Raises:
-        RuntimeError: naming a process and the first setting that differs.
-    """
-    values = {f"setting {n}": (repr(value), None) for n, value in deciding_settings(config).items()}
-    ranks.check_consistent(lambda: values)
-
-
-def is_started(config: RunConfig, ranks: DistributedContext) -> bool:
-    """Decide whether this command continues the run in its folder, or starts a new one.
-
-    torchrun may start a command again after a failure; then the folder holds a run of the same
-    settings. A run without any checkpoint or release has spent nothing: its files are removed.
-
-    Returns:
-        Whether there is a run to continue; always False without torchrun.
-
-    Raises:
-        RunFolderError: the run there has other settings, or only some processes see it.
-    """
-    run = config.run
-    folder = RunFolder.locate(run.out)
-
-    def look() -> tuple[bool, bool]:
-        if not (is_launched() and folder.config.is_file()):
-            return False, False
-        if not _has_settings(folder, config):
-            raise RunFolderError(
-                f"run folder {run.out} holds a run of other settings: give the settings in its "
-                "config.toml to continue it, or another --out"
-            )
-        has_checkpoint = checkpoint.exists(folder.checkpoint)
-        is_cut_off = not (has_checkpoint or _has_releases(folder))
-        return True, is_cut_off
-
-    answer = ranks.run_on_all(look)
-    answers = ranks.all_gather(answer)
-    if len(set(answers)) > 1:
-        raise _not_shared(run.out)
-    is_there, is_cut_off = answers[0]
-    if is_cut_off:
-        ranks.broadcast_from_rank0(folder.take_away, "cut off")
-    return is_there and not is_cut_off
-
-
-def _has_settings(folder: RunFolder, config: RunConfig) -> bool:
-    """Return whether a run folder was started with these settings."""
-    written = read_config(folder.config)
-    # config.toml does not name its own folder.
-    comparable = written.change(out=config.run.out)
-    return comparable == config
-
-
-def _has_releases(folder: RunFolder) -> bool:
-    """Return whether the ledger of a run holds a release."""
-    ledger = folder.ledger
-    return ledger.is_file() and ledger.stat().st_size > 0 and bool(verify(ledger).releases)
-
-
-def check_visible(folder: RunFolder, ranks: DistributedContext) -> None:
-    """Refuse a run folder that some process does not see.
-
-    A restart may give rank 0, which reads and writes the folder, to another host.
-
-    Raises:
-        RunFolderError: some processes do not see the folder that the first process has made.
-    """
-    until = time.monotonic() + _PATIENCE
-    while not folder.config.is_file() and time.monotonic() < until:
-        time.sleep(0.2)
-    if not all(ranks.all_gather(folder.config.is_file())):
-        raise _not_shared(str(folder.path))
-
-
-def _not_shared(path: str) -> RunFolderError:
-    return RunFolderError(
-        f"not every process sees the run in {path}: --out must be on a disk that all hosts share, "
-        "since a restart may make another host the first"
-    )
-
-
-def use_own_device(config: RunConfig) -> RunConfig:
-    """Return the settings of this process: each process takes its own accelerator of the host."""
-    if not (is_launched() and config.run.device in ("cuda", "xpu")):
-        return config
-    return config.change(device=f"{config.run.device}:{os.environ.get('LOCAL_RANK', '0')}")
-
-
-def align_processes(ranks: DistributedContext, prepared: Prepared) -> None:
-    """Give several processes equal weights and different random numbers.
-
-    Dropout and augmentation draw these random numbers.
-    """
-    if ranks.world_size == 1:
-        return
-    torch.manual_seed(torch.initial_seed() + ranks.rank)
-    if not prepared.start:
-        return
-    # Every process has pre-trained, and its threads may have rounded differently.
-    parameters = dict(prepared.model.named_parameters())
-    device = next(iter(parameters.values())).device
-    with torch.no_grad():
-        received = ranks.broadcast_tensors(parameters, like=parameters, device=device)
-        for name, value in received.items():
-            parameters[name].copy_(value)
-
-
-# --------------------------------------------------------------------------------------------------
-# One run: its parts, its start, its continuation, and its loop.
 
 # A function of the row of an evaluation after the first step. The run ends if it returns False.
 Watch = Callable[[Row], bool]
@@ -581,7 +192,7 @@ def _make_stopping(
     if config.stops_privately:
         return _make_private_stopping(config, recipe, data)
     path = Path(config.data.public_validation)
-    inputs, labels = _read_labelled(path, recipe.input_shape, "public_validation", "an early end")
+    inputs, labels = read_labelled(path, recipe.input_shape, "public_validation", "an early end")
     device = torch.device(run.device)
     # Public labels take the type of private ones: whole numbers for classes, floats for targets.
     labels = labels.to(device, data.train[1].dtype)
@@ -923,6 +534,31 @@ def _make_loggers(config: RunConfig, folder: RunFolder) -> list[Logger]:
     return [make_logger(run.log, folder.path, folder.path.name, private=run.log_private)]
 
 
+@contextmanager
+def stop_on_signals() -> Iterator[list[int]]:
+    """Note the first SIGINT or SIGTERM in a list; let the second raise KeyboardInterrupt at once.
+
+    Handlers are restored afterwards. Outside the main thread handlers cannot be set, and signals
+    keep their meaning.
+    """
+    received: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 @dataclass(eq=False)
 class _Loop:
     """Steps, evaluations and checkpoints of one run."""
@@ -961,7 +597,7 @@ class _Loop:
                 for batch in self.session.batches():
                     row = self._step(batch, progress)
                     if batch.step == done and self.session.unproved_operation:
-                        progress.slowed_by(self.session.unproved_operation)
+                        progress.show_slow_operation(self.session.unproved_operation)
                     is_last = row.step == plan.steps
                     if is_last or row.step % self.every == 0:
                         row = self._evaluate(row, progress)
@@ -1116,7 +752,7 @@ def _make_result(
         steps=session.steps_done,
         seconds=sum(row.seconds or 0.0 for row in metrics.rows),
         interrupted=interrupted,
-        curve=curve_of(prepared, metrics),
+        curve=make_curve(prepared, metrics),
         score=task.score,
         loss=last.loss,
         stamp=stamp(prepared.plan),

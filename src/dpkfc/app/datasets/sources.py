@@ -312,7 +312,7 @@ def read_medmnist(path: Path) -> tuple[Split, ...]:
     for split in _SPLITS:
         names += [f"{split}_images", f"{split}_labels"]
     arrays = read_arrays(path, names)
-    return tuple(_checked_split(path, split, arrays) for split in _SPLITS)
+    return tuple(_check_split(path, split, arrays) for split in _SPLITS)
 
 
 def read_arrays(path: Path, names: list[str]) -> dict[str, np.ndarray]:
@@ -324,7 +324,7 @@ def read_arrays(path: Path, names: list[str]) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _checked_split(path: Path, split: str, arrays: dict[str, np.ndarray]) -> Split:
+def _check_split(path: Path, split: str, arrays: dict[str, np.ndarray]) -> Split:
     images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
     count = images.shape[:1]
     if images.dtype != np.uint8 or images.ndim not in (3, 4):

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from dpkfc.app.datasets.unpacking import UnpackedSizeError
+from dpkfc.app.metrics import Metrics
 from dpkfc.app.plots import evenly_spaced
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.recipes.objective import finite
-from dpkfc.app.run_folder import Metrics, RunFolder
+from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.settings_file import MACHINE, known_settings
 from dpkfc.app.toml import ConfigError, ensure_text, tomllib
 from dpkfc.app.tuning.tune import Tuned

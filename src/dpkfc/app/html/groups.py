@@ -123,7 +123,7 @@ def assign_styles(runs: Iterable[RunSummary]) -> dict[str, MethodStyle]:
 def group_runs(runs: Sequence[RunSummary]) -> list[RunGroup]:
     """Return groups in the order of their first run."""
     members = collect(runs, _group_key)
-    differing = _differing_settings(group[0] for group in members.values())
+    differing = _list_differences(group[0] for group in members.values())
     return [_make_group(group, differing[_method_of(group[0])]) for group in members.values()]
 
 
@@ -172,7 +172,7 @@ def _method_of(run: RunSummary) -> tuple[str, str]:
     return run.task, run.method
 
 
-def _differing_settings(runs: Iterable[RunSummary]) -> dict[tuple[str, str], list[str]]:
+def _list_differences(runs: Iterable[RunSummary]) -> dict[tuple[str, str], list[str]]:
     """Return, by task and method, the settings in which runs differ."""
     differing = {}
     for method, members in collect(runs, _method_of).items():

@@ -20,9 +20,10 @@ from typing import Any, cast
 
 import torch
 
+from dpkfc.app.metrics import Metrics
 from dpkfc.app.recipes.catalogue import read_data, run_config
 from dpkfc.app.recipes.objective import finite
-from dpkfc.app.run_folder import Metrics, RunFolder
+from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.settings import SETTINGS, RunConfig
 from dpkfc.app.toml import ConfigError
 from dpkfc.privacy.ledger import version

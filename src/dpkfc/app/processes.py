@@ -1,0 +1,176 @@
+"""Join the processes of torchrun: one group, one run folder, one budget over all restarts."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from dpkfc import checkpoint
+from dpkfc.app.assembly import (
+    Prepared,
+)
+from dpkfc.app.run_folder import RunFolder, RunFolderError
+from dpkfc.app.settings import RunConfig
+from dpkfc.app.settings_file import (
+    deciding_settings,
+    read_config,
+)
+from dpkfc.app.toml import ConfigError
+from dpkfc.distributed.context import DistributedContext
+from dpkfc.privacy.ledger import verify
+from dpkfc.torchrun import is_launched
+
+# Seconds until a network disk must show a new folder.
+_PATIENCE = 20.0
+
+
+@contextmanager
+def processes() -> Iterator[DistributedContext]:
+    """Yield the processes of a run: torchrun's, an existing group's, or this one.
+
+    The processes of torchrun are joined, and the group is left at the end. An error ends the
+    process, and torchrun ends the others.
+    """
+    joins = is_launched() and not dist.is_initialized()
+    if joins:
+        # gloo between CPUs, NCCL between GPUs.
+        dist.init_process_group()
+    yield DistributedContext.current()
+    if joins:
+        dist.destroy_process_group()
+
+
+def check_named(config: RunConfig) -> None:
+    """Refuse a command that could not find its run when torchrun starts it again.
+
+    Raises:
+        ConfigError: the command names no folder, so that it would start a second run with a budget
+            of its own, or it names one device for all processes.
+    """
+    run = config.run
+    if not is_launched():
+        return
+    if not run.out:
+        raise ConfigError(
+            "torchrun may start this command again, as a second run with its own budget; name "
+            "the run folder with --out: the same command continues it"
+        )
+    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1 and ":" in run.device:
+        raise ConfigError(
+            f"device = {run.device!r} would be used by all processes of a host; give its "
+            "kind alone, as cuda"
+        )
+
+
+def check_same_settings(config: RunConfig, ranks: DistributedContext) -> None:
+    """Refuse processes with different settings, which would wait for one another.
+
+    Raises:
+        RuntimeError: naming a process and the first setting that differs.
+    """
+    values = {f"setting {n}": (repr(value), None) for n, value in deciding_settings(config).items()}
+    ranks.check_consistent(lambda: values)
+
+
+def is_started(config: RunConfig, ranks: DistributedContext) -> bool:
+    """Decide whether this command continues the run in its folder, or starts a new one.
+
+    torchrun may start a command again after a failure; then the folder holds a run of the same
+    settings. A run without any checkpoint or release has spent nothing: its files are removed.
+
+    Returns:
+        Whether there is a run to continue; always False without torchrun.
+
+    Raises:
+        RunFolderError: the run there has other settings, or only some processes see it.
+    """
+    run = config.run
+    folder = RunFolder.locate(run.out)
+
+    def look() -> tuple[bool, bool]:
+        if not (is_launched() and folder.config.is_file()):
+            return False, False
+        if not _has_settings(folder, config):
+            raise RunFolderError(
+                f"run folder {run.out} holds a run of other settings: give the settings in its "
+                "config.toml to continue it, or another --out"
+            )
+        has_checkpoint = checkpoint.exists(folder.checkpoint)
+        is_cut_off = not (has_checkpoint or _has_releases(folder))
+        return True, is_cut_off
+
+    answer = ranks.run_on_all(look)
+    answers = ranks.all_gather(answer)
+    if len(set(answers)) > 1:
+        raise _not_shared(run.out)
+    is_there, is_cut_off = answers[0]
+    if is_cut_off:
+        ranks.broadcast_from_rank0(folder.take_away, "cut off")
+    return is_there and not is_cut_off
+
+
+def _has_settings(folder: RunFolder, config: RunConfig) -> bool:
+    """Return whether a run folder was started with these settings."""
+    written = read_config(folder.config)
+    # config.toml does not name its own folder.
+    comparable = written.change(out=config.run.out)
+    return comparable == config
+
+
+def _has_releases(folder: RunFolder) -> bool:
+    """Return whether the ledger of a run holds a release."""
+    ledger = folder.ledger
+    return ledger.is_file() and ledger.stat().st_size > 0 and bool(verify(ledger).releases)
+
+
+def check_visible(folder: RunFolder, ranks: DistributedContext) -> None:
+    """Refuse a run folder that some process does not see.
+
+    A restart may give rank 0, which reads and writes the folder, to another host.
+
+    Raises:
+        RunFolderError: some processes do not see the folder that the first process has made.
+    """
+    until = time.monotonic() + _PATIENCE
+    while not folder.config.is_file() and time.monotonic() < until:
+        time.sleep(0.2)
+    if not all(ranks.all_gather(folder.config.is_file())):
+        raise _not_shared(str(folder.path))
+
+
+def _not_shared(path: str) -> RunFolderError:
+    return RunFolderError(
+        f"not every process sees the run in {path}: --out must be on a disk that all hosts share, "
+        "since a restart may make another host the first"
+    )
+
+
+def use_own_device(config: RunConfig) -> RunConfig:
+    """Return the settings of this process: each process takes its own accelerator of the host."""
+    if not (is_launched() and config.run.device in ("cuda", "xpu")):
+        return config
+    return config.change(device=f"{config.run.device}:{os.environ.get('LOCAL_RANK', '0')}")
+
+
+def align_processes(ranks: DistributedContext, prepared: Prepared) -> None:
+    """Give several processes equal weights and different random numbers.
+
+    Dropout and augmentation draw these random numbers.
+    """
+    if ranks.world_size == 1:
+        return
+    torch.manual_seed(torch.initial_seed() + ranks.rank)
+    if not prepared.start:
+        return
+    # Every process has pre-trained, and its threads may have rounded differently.
+    parameters = dict(prepared.model.named_parameters())
+    device = next(iter(parameters.values())).device
+    with torch.no_grad():
+        received = ranks.broadcast_tensors(parameters, like=parameters, device=device)
+        for name, value in received.items():
+            parameters[name].copy_(value)
