@@ -51,11 +51,16 @@ def read_prose() -> Iterator[tuple[str, str]]:
                 yield f"{path.relative_to(ROOT)}:{line}", " ".join(CODE.sub("_", words).split())
 
 
+@pytest.fixture(scope="module")
+def prose():
+    return list(read_prose())
+
+
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_prose_is_plain(pattern):
+def test_prose_is_plain(prose, pattern):
     found = [
         f"{place}: …{words[max(0, match.start() - 40) : match.end() + 20]}…"
-        for place, words in read_prose()
+        for place, words in prose
         for match in re.finditer(pattern, words)
     ]
     assert not found, f"{PATTERNS[pattern]}:\n" + "\n".join(found)

@@ -64,19 +64,6 @@ def test_settings_that_are_not_the_recipes_are_named(chosen: dict, named: str):
     )
 
 
-def test_a_rate_that_follows_from_another_setting_is_the_recipes():
-    config = run_config({"recipe": "digits", "method": "disk", "momentum": 0.5})
-    assert (
-        config.optimizer.lr == run_config({"recipe": "digits", "method": "disk"}).optimizer.lr
-        or "lr" not in describe_choice(config).split(":")[0]
-    )
-
-
-def test_published_settings_that_were_changed_are_no_longer_the_published_ones():
-    text = describe_choice(run_config({"recipe": "cifar10-wrn", "lr": 0.77}))
-    assert text.startswith("lr: given, not stated") and "All others: published settings" in text
-
-
 def test_what_was_stated_stands_on_the_card(tmp_path: Path):
     chosen = {
         "recipe": "digits",

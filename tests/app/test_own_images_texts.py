@@ -126,7 +126,7 @@ def test_classes_of_no_folder_are_refused_and_one_folder_is_enough(tmp_path: Pat
         ('["Cat", "Dog"]', "folder 'cat' and class 'Cat' differ in case or Unicode form alone"),
         ('["cow", "hen"]', "it holds cat, dog, and the schema lists cow, hen"),
         ('["cow", "dog"]', r'folder cat is not a class; .* leave_out = \["cat"\]'),
-        ('["cow", "dog"]\n[images]\nleave_out = ["cat"]', ""),
+        ('["cow", "dog"]\n[images]\nfeatures = "network"\nleave_out = ["cat"]', ""),
     ):
         schema.write_text(f"classes = {classes}\n", "utf-8")
         config = run_config(chosen)

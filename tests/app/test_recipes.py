@@ -118,7 +118,14 @@ SMALLER = {"svhn-wrn": 10, "utkface-resnet20": 5}
 # Names of which `make test` takes none, since others read the same files or train the same model.
 SLOW = ("stackoverflow-minilm", "stackoverflow-head", "sst2-minilm", "ag-news-minilm")
 SLOW += ("cifar10", "cifar10-resnet20", "cifar10-vit", "cifar100-wrn", "svhn-wrn", "mnist-vit")
-SLOW += ("utkface-resnet20", "breastmnist", "fashion-mnist", "e2e-gpt2-lora", "dart-gpt2-lora")
+SLOW += (
+    "utkface-resnet20",
+    "mnist",
+    "breastmnist",
+    "fashion-mnist",
+    "e2e-gpt2-lora",
+    "dart-gpt2-lora",
+)
 
 
 def _mark_slow(names: Iterable[str]) -> list[Any]:
@@ -179,8 +186,8 @@ def test_a_missing_or_damaged_file_is_one_line(name: str, planted: Path, tmp_pat
 @pytest.mark.parametrize(
     "name",
     [
-        # Vectors of a sentence encoder.
-        pytest.param(name, marks=pytest.mark.slow if name == "stackoverflow-head" else ())
+        # Vectors of a sentence encoder, and scales of features, which take long.
+        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
         for name in RECIPES
         if find_recipe(name).probe is not None
     ],

@@ -25,7 +25,7 @@ from tests.audit.integration import contour_delta, one_release_delta
 
 DELTA = 1e-5
 CASES = 500
-QUICK = 40
+QUICK = 20
 
 
 def draw(seed: int):

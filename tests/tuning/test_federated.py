@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import math
 import time
 from pathlib import Path
 
@@ -22,10 +21,8 @@ from dpkfc.federated.simulation import dirichlet, iid, parts
 from dpkfc_papers import federated_study
 from dpkfc_papers.federated_study import (
     METHODS,
-    RULES,
     SMOKE,
     STUDY,
-    TASKS,
     FederatedRun,
     execute_run,
     loss_fn,
@@ -97,30 +94,6 @@ def test_every_tuned_arm_has_the_same_number_of_trials_and_none_sees_the_test_se
         assert {tuple(dict(run.settings)) for run in runs} <= {tuple(sorted(arm.space))}
 
 
-def test_curvature_is_that_of_both_sides_as_in_the_results():
-    made = RULES["dp-kfc"]({"rate": 1.0, "damping": 0.1}, small_features("mnist"))
-    assert made["preconditioner"].sides == "both"
-
-
-@pytest.mark.slow
-def test_a_control_takes_over_the_settings_and_leaves_the_second_order_out(tmp_path):
-    store = Store(tmp_path / "results.json")
-    assert STUDY.choose_settings(store, "cifar10", "fedgd-matched") is None
-    run_remaining(TINY, store, small_features, lambda *what: None)
-    for method, control in (("sofim", "fedgd-matched"), ("sofim-momentum", "fedavgm-matched")):
-        own, taken = (TINY.choose_settings(store, "cifar10", name) for name in (method, control))
-        assert (
-            own
-            and taken
-            and taken.items() < own.items()
-            and set(own) - set(taken) <= {"rho", "beta"}
-        )
-    assert (
-        TINY.choose_settings(store, "cifar10", "paper-sofim")
-        and TINY.choose_settings(store, "mnist", "paper-sofim") is None
-    )
-
-
 @pytest.mark.slow
 def test_a_finished_study_runs_nothing_and_its_report_names_every_arm(tmp_path):
     path = tmp_path / "results.json"
@@ -147,18 +120,6 @@ def test_the_results_file_that_is_shipped_is_of_this_study():
     assert len(store) and {row["hash"] for row in store} <= hashes(STUDY, store)
 
 
-@pytest.mark.slow
-def test_the_command_writes_a_report(tmp_path, monkeypatch):
-    monkeypatch.setattr("dpkfc_papers.federated_study.SMOKE", TINY)
-    lines: list[str] = []
-    page = run_study(TINY, tmp_path, end=0.0, on_line=lines.append)
-    assert not lines and "Not run yet" in page.read_text("utf-8")
-    for _ in range(2):
-        assert run_study(TINY, tmp_path, on_line=lines.append) == page
-        assert len(lines) == len(hashes(TINY, Store(tmp_path / "dp-fedsofim-results.json")))
-    assert page.read_text("utf-8").startswith("# ") and (tmp_path / "dp-fedsofim.png").exists()
-
-
 @pytest.mark.parametrize("change", [{"rule": "fedprox"}, {"partition": "by-mood"}])
 def test_what_is_unknown_is_named(change):
     run = FederatedRun(
@@ -171,44 +132,6 @@ def test_what_is_unknown_is_named(change):
     )
     with pytest.raises(StudyError, match="unknown"):
         execute_run(dataclasses.replace(run, **change), small_features("cifar10"))
-
-
-def test_the_noise_of_the_papers_epsilon_is_worth_less_here():
-    """A server that sees the uploads of n clients sees √n times less noise than the sum has: μ,
-    exactly.
-    """
-    head, _, row = (
-        line.strip("| ").split(" | ") for line in federated_study.noise(STUDY).splitlines()
-    )
-    for theirs, ours in zip(map(float, head[1:]), map(float, row[1:]), strict=True):
-        assert ours == pytest.approx(_epsilon(_mu(theirs) / STUDY.clients**0.5), rel=0.06)
-
-
-def _delta(epsilon, mu):
-    cdf = torch.distributions.Normal(0.0, 1.0).cdf
-    first, second = (
-        cdf(torch.tensor(sign * mu / 2 - epsilon / mu, dtype=torch.float64)) for sign in (1, -1)
-    )
-    return float(first - math.exp(epsilon) * second)
-
-
-def _root(rising, low, high):
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (low, middle) if rising(middle) > 0 else (middle, high)
-    return low
-
-
-def _mu(epsilon):
-    return _root(lambda mu: _delta(epsilon, mu) - 1e-5, 0.01, 10.0)
-
-
-def _epsilon(mu):
-    return _root(lambda epsilon: 1e-5 - _delta(epsilon, mu), 0.0, 20.0)
-
-
-def test_extractors_are_trained_on_other_images_than_the_private_ones():
-    assert all(task.extractor.public.name != task.private.name for task in TASKS.values())
 
 
 def test_the_ablation_has_a_control_of_the_same_step_for_every_rho(study_module):

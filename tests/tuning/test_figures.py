@@ -23,10 +23,7 @@ from dpkfc_papers.measurements import (
     Network,
     _products,
     importance,
-    landscape_cells,
-    multiply,
     observed,
-    plateau,
     predicted,
     realised,
     tracked,
@@ -116,15 +113,6 @@ def test_the_authors_sums_are_those_of_a_mean_loss_and_an_added_identity():
     assert found.error == pytest.approx(float((x - y).norm() / x.norm()), rel=1e-5)
 
 
-def test_the_oracle_without_damping_makes_its_own_curvature_the_identity():
-    factor = eigh(covariance(20, 0))
-    own = realised(factor, factor, damping=0.0)
-    assert own.condition == pytest.approx(1, rel=1e-9) and own.held == pytest.approx(1, rel=1e-9)
-    assert own.largest == pytest.approx(1) and own.flatness == pytest.approx(1)
-    both = multiply(own, own)
-    assert both.condition == pytest.approx(1, rel=1e-8) and both.flatness == pytest.approx(1)
-
-
 @pytest.mark.parametrize("exponent", [0.25, 0.5])
 @pytest.mark.parametrize("kind", ["dense", "diagonal", "isotropic", "low rank"])
 def test_a_realised_map_has_the_eigenvalues_of_the_dense_product(kind, exponent):
@@ -192,18 +180,3 @@ def test_importance_is_of_the_setting_that_decides():
     found = importance(rows_of(lambda lr, c: 0.5 + lr / 10), ["lr", "max_grad_norm", "seed"])
     assert found["lr"] == pytest.approx(1)
     assert found["max_grad_norm"] == pytest.approx(0, abs=1e-12) and "seed" not in found
-
-
-def test_a_best_value_inside_is_important_though_ranks_do_not_see_it():
-    found = importance(rows_of(lambda lr, c: 0.9 if lr == 2 else 0.5), ["lr"])
-    assert found["lr"] == pytest.approx(1)
-
-
-def test_the_grid_is_judged_on_a_validation_split():
-    grid = landscape_cells("digits", {"steps": 3, "accountant": "rdp"}, small=True)
-    assert {run.evaluate_on for run in grid} == {"validation"} and {run.method for run in grid} == {
-        "dp-sgd",
-        "dp-kfc",
-    }
-    assert plateau(rows_of(lambda lr, c: 0.9 if lr == 1 else 0.5)) == pytest.approx(1 / 3)
-    assert {run.config().optimizer.optimizer for run in grid} == {"sgd"}

@@ -49,20 +49,6 @@ def _store_score(store: Store, run: Run, accuracy: float) -> None:
     store.put(run, {"run": run.describe(), "hash": run.hash, **row})
 
 
-def test_a_method_is_tested_at_its_best_point_alone(study, tmp_path: Path):
-    store = Store(tmp_path / "rows.json")
-    points, tests, *_ = study.stages(store)
-    assert len(points) == 18
-    assert all(run.evaluate_on == "validation" for run in points)
-    assert set(tests) == {None}
-    store = _filled(study, tmp_path / "filled.json")
-    tested = study.test_run(store, "whitened", 0)
-    point = study.METHODS["whitened"].points[2]
-    settings = dict(tested.settings)
-    assert (settings["lr"], settings["max_grad_norm"]) == point
-    assert tested.evaluate_on == "test"
-
-
 def test_every_run_of_the_study_has_settings_that_go_together(study, tmp_path: Path):
     store = _filled(study, tmp_path / "rows.json")
     listed = {run for stage in study.stages(store) for run in stage if run is not None}
@@ -70,14 +56,6 @@ def test_every_run_of_the_study_has_settings_that_go_together(study, tmp_path: P
     private = study.test_run(store, "whitened", 0, study.PRIVATE)
     assert private.config().preconditioner.source == "private-oracle"
     assert private.config().data.public_data == ""
-
-
-def test_a_direction_needs_an_interval_beside_zero(pages):
-    near = [80.0, 81.0, 82.0]
-    far = [70.0, 70.1, 70.2]
-    assert pages.direction(-2.0, far, near) == pages.SAME
-    assert pages.direction(2.0, far, near) == pages.OTHER
-    assert pages.direction(-2.0, near, [80.5, 81.5, 82.5]) == pages.LEVEL
 
 
 def test_cells_have_the_printed_numbers_and_a_verdict_or_none(study, pages, tmp_path: Path):

@@ -8,11 +8,10 @@ import json
 
 import pytest
 
-from dpkfc.app.methods import METHOD_LABELS
-from dpkfc.app.tuning.runs import Place, StudyError
+from dpkfc.app.tuning.runs import StudyError
 from dpkfc_papers import commands, tables
 from dpkfc_papers.figures import FIGURES, find, reproduce_figures
-from dpkfc_papers.measurements import NOISES, RATES, SEEDS, SWEEP_METHODS, best, points, sweep_cells
+from dpkfc_papers.measurements import RATES, SWEEP_METHODS, best, points, sweep_cells
 from dpkfc_papers.store import Store
 
 pytestmark = pytest.mark.slow
@@ -36,26 +35,6 @@ def row_of(run, loss):
         "noise_multiplier": 4.0,
         "expected_batch_size": 500,
     }
-
-
-def test_every_method_is_run_at_every_rate_and_noise_and_differs_in_them_alone():
-    runs = sweep_cells()
-    assert (
-        len(runs)
-        == len({run.hash for run in runs})
-        == SEEDS * len(SWEEP_METHODS) * len(NOISES) * len(RATES)
-    )
-    kept = {"lr", "noise_multiplier", "filter", "doppler_cutoff"}
-    common = [
-        {k: v for k, v in run.identity()["settings"].items() if k not in kept} for run in runs
-    ]
-    assert all(settings == common[0] for settings in common) and {
-        run.config().optimizer.momentum for run in runs
-    } == {0.0}
-    assert {run.evaluate_on for run in runs} == {"validation"} and set(SWEEP_METHODS) <= set(
-        METHOD_LABELS
-    )
-    assert all(run.config().run.smoke for run in sweep_cells(True)) and len(sweep_cells(True)) < 20
 
 
 def test_points_are_means_over_repetitions_and_a_run_without_a_finite_loss_takes_its_point_away():
@@ -97,16 +76,6 @@ def test_the_figure_is_made_of_small_runs(tmp_path, monkeypatch):
     )
     assert content["rows"][0]["values"]["loss"] == 0.01
     assert (tmp_path / "disk-fig6a-linear-regression.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_one_small_run_is_a_row_with_its_loss(tmp_path):
-    run = FIGURE.runs(True)[0]
-    row = run.measuring()(run, Place(tmp_path))
-    assert (
-        row["loss"] > 0
-        and row["measured_on"] == "validation"
-        and row["noise_multiplier"] == NOISES[1]
-    )
 
 
 def test_a_name_may_be_a_table_and_a_figure():

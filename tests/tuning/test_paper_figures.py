@@ -12,7 +12,6 @@ from torch import nn
 
 from dpkfc.app.datasets.text import Texts
 from dpkfc_papers import federated_study
-from dpkfc_papers.store import Store
 
 
 def test_products_with_a_hessian_equal_the_whole_matrix(study_module) -> None:
@@ -63,38 +62,6 @@ def test_a_federated_rate_is_chosen_on_validation_after_its_grid(study_module) -
     assert {run.evaluate_on for run in found} == {"test"}
 
 
-def test_runs_on_features_keep_their_rows(study_module) -> None:
-    study = study_module("federated_variations")
-    store = Store(study.PATH)
-    runs = [run for runs in study.stages(store) for run in runs]
-    on_features = [run for run in runs if run.describe().get("task") != study.NETWORK]
-    assert len(on_features) == 82 and all(map(store.get, on_features))
-
-
-def test_a_network_is_judged_at_the_norm_and_the_rate_of_dp_fedsofim(study_module) -> None:
-    study = study_module("federated_variations")
-    rows = Rows()
-    first, second = (study.network_grid("sofim", clip) for clip in study.CLIPS)
-    for place, run in enumerate([*first, *second]):
-        assert study.network_tests(rows) == {}
-        rows.add(run, place / 10)
-    for rule in ("fedgd", "fedavgm"):
-        for place, run in enumerate(study.network_grid(rule, 10.0)):
-            rows.add(run, 0.5 - place / 10)
-    tests = study.network_tests(rows)
-    steps = [study.GRID[place] / study.RHO for place in (3, 3, 0, 0)]
-    for runs, step in zip(tests.values(), steps, strict=True):
-        assert [dict(run.settings)["rate"] for run in runs] == [step] * len(study.SEEDS)
-        assert {dict(run.settings)["clip"] for run in runs} == {10.0}
-        assert {run.evaluate_on for run in runs} == {"test"}
-    assert study._network_table(rows) == ""
-    for place, runs in enumerate(tests.values()):
-        for run in runs:
-            rows.add(run, 0.9 - place / 100 + run.seed / 1000)
-    table = study._network_table(rows)
-    assert "+1.00 ± 0.00" in table and "+3.00 ± 0.00" in table
-
-
 @pytest.mark.slow
 def test_a_network_trains_from_scratch_on_images(study_module) -> None:
     study = study_module("federated_variations")
@@ -114,16 +81,6 @@ def test_a_network_trains_from_scratch_on_images(study_module) -> None:
         record = federated_study.execute_run(now, data, study.network)
         assert (record["dataset_size"], record["steps"]) == (size, 2)
         assert record["epsilon"] <= study.EPSILON
-
-
-def test_each_machine_of_a_study_is_named_with_its_last_day(study_module) -> None:
-    common = study_module("harness")
-    rows = [
-        {"hardware": {"cpu": cpu, "threads": 1}, "date": f"2026-11-{day}"}
-        for cpu, day in (("B", 27), ("A", 25), ("A", 26))
-    ]
-    found = common.machine_of_rows(rows)
-    assert found.index("A, 1 thread, 2026-11-26") < found.index("B, 1 thread, 2026-11-27")
 
 
 def test_texts_of_the_test_split_are_left_out_of_training(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import re
 import shlex
@@ -13,12 +12,10 @@ import pytest
 
 from dpkfc.app.recipes.catalogue import RECIPES, run_config
 from dpkfc.app.tuning.runs import Run, StudyError
-from dpkfc.curvature.ngd import NGD
-from dpkfc.curvature.noise_probes import PinkNoise
 from dpkfc_papers import store as store_module
 from dpkfc_papers import tables as published
 from dpkfc_papers import tables as reproduce
-from dpkfc_papers.store import Store, winners_tests
+from dpkfc_papers.store import Store
 from dpkfc_papers.tables import (
     NOT_PRINTED,
     Cell,
@@ -79,20 +76,6 @@ def test_every_cell_has_a_run_or_a_reason(name):
         )
 
 
-def test_the_tables_that_were_asked_for_are_there():
-    wanted = (
-        {f"dp-kfc-{number}" for number in (1, 2, 5, 6, 7)}
-        | {f"dp-ngd-{number}" for number in (2, 3, 4, 5, 6)}
-        | {f"disk-{number}" for number in (1, 3, 4, 5)}
-    )
-    wanted |= (
-        {f"dp-ngd-fig{number}" for number in (2, 3, 4)}
-        | {f"disk-fig{number}" for number in (1, 2, 6, 8)}
-        | {"throughput"}
-    )
-    assert wanted <= set(names())
-
-
 def test_a_point_that_is_not_printed_has_a_reason_and_no_verdict():
     cells = [
         (name, one)
@@ -107,39 +90,6 @@ def test_a_point_that_is_not_printed_has_a_reason_and_no_verdict():
     bare = {"label": "DiSK", "values": {"all": NOT_PRINTED}, "method": "disk", "recipe": "digits"}
     with pytest.raises(StudyError, match="a point that is not printed needs a reason"):
         published._cell({}, {"label": "all ε"}, bare, "all")
-
-
-def test_commands_that_reasons_name_are_commands():
-    reasons = {one.not_run for name in names() for one in load(name).cells}
-    found = [
-        line
-        for reason in reasons
-        for line in re.findall(r"dpkfc train ((?:--[\w-]+ [\w.-]+ ?)+)", reason)
-    ]
-    assert len(found) >= 7 and not any("give one" in reason for reason in reasons)
-    for line in found:
-        words = line.replace("--steps N", "").split()
-        given = {
-            name.strip("-").replace("-", "_"): text
-            for name, text in zip(words[::2], words[1::2], strict=True)
-        }
-        run_config(
-            {
-                name: float(text) if re.fullmatch(r"[\d.]+", text) else text
-                for name, text in given.items()
-            }
-        )
-    studies = {name for why in reasons for name in re.findall(r"dpkfc_papers\.[\w.]+\w", why)}
-    assert studies and all(map(importlib.util.find_spec, studies))
-
-
-def test_a_table_of_no_accuracies_is_headed_by_its_own_unit():
-    table = load("throughput")
-    text = markdown(table, outcomes(table, Store(ROOT / "none.json"), Tuning(), (0,)))
-    assert "published × | ours × (seeds)" in text and "not run (taken on another machine" in text
-    assert "published | ours (seeds)" in markdown(
-        load("dp-ngd-5"), ()
-    ) and "published % |" in markdown(load("dp-kfc-1"), ())
 
 
 @pytest.mark.parametrize(
@@ -287,39 +237,6 @@ def test_trials_with_another_rank_are_of_another_protocol(tmp_path):
     assert Tuning([store]).settings(one) == {"lr": 0.3}
 
 
-def test_a_rank_that_a_method_does_not_have_is_no_protocol_of_it(tmp_path):
-    store = Store(tmp_path / "tuned.json")
-    trial = Run.of(
-        "digits", "dp-sgd", {**TINY, "lr": 0.3, "validation_size": 50}, evaluate_on="validation"
-    )
-    store.put(
-        trial, row_of(trial, 0.8, tag={"arm": "dp-sgd", "params": {"lr": 0.3}, "pruned": False})
-    )
-    assert Tuning([store]).settings(cell(tuned="dp-sgd", settings={**TINY, "max_rank": 64})) == {
-        "lr": 0.3
-    }
-
-
-def test_the_tests_of_imdb_that_are_shipped_stand_in_the_table_of_the_paper():
-    stored = [Store(ROOT / "papers" / "results" / "accuracy" / "imdb.json")]
-    found = outcomes(load("dp-kfc-5"), Store(ROOT / "none.json"), Tuning(stored), range(3))
-    mine = {
-        (one.cell.row.partition(", ")[2], one.cell.column): one
-        for one in found
-        if one.cell.row.startswith("IMDB")
-    }
-    chosen = [
-        (row, f"ε = {epsilon}") for row in ("DP-SGD", "Syn. KFAC") for epsilon in ("1", "2.8", "8")
-    ]
-    assert all(len(mine[which].values) == 3 for which in chosen)
-    best = [
-        row for store in stored for row in winners_tests(store) if row["tag"]["arm"] == "dp-sgd"
-    ]
-    assert {tuple(row["tag"]["tuned"].items()) for row in best} == {
-        tuple(mine["DP-SGD", "ε = 1"].settings.items())
-    }
-
-
 def test_two_figures_of_one_run_are_not_mixed(tmp_path):
     run = cell().run({}, 0)
     stores = [Store(tmp_path / f"{n}.json") for n in range(2)]
@@ -456,22 +373,6 @@ def test_a_command_stands_where_settings_would_until_the_cell_is_run(tmp_path):
     assert "dpkfc" not in markdown(
         plain, outcomes(plain, Store(tmp_path / "none.json"), Tuning(), (0,))
     )
-
-
-def test_every_cell_of_a_table_of_settings_is_a_run_at_its_own_setting():
-    settings = {"Tcur": "every", "p": "ngd_power", "T1": "ngd_warm"}
-    for one in load("dp-ngd-6").cells:
-        name, _, values = one.row.partition(" = ")
-        value = values.split(", ")[int(one.column[-1]) - 1]
-        assert not one.not_run
-        assert one.settings[settings[name]] == float(value)
-
-
-def test_every_place_of_the_clip_has_the_read_out_that_its_order_needs():
-    for one in load("dp-ngd-4").cells:
-        order, readout = one.settings["ngd_order"], one.settings.get("readout", "natural")
-        ngd = NGD(probe=PinkNoise((1, 8, 8)), lambda_safe=0.01, steps=4, order=order)
-        ngd.check_plan(4, readout)
 
 
 def test_a_failure_is_of_its_own_cell(tmp_path):

@@ -89,22 +89,6 @@ def test_a_step_is_that_of_dense_matrices(which_side, whitened: bool):
     assert (which_side.BACK in dict(seen.steps(metric))) == whitened
 
 
-def test_a_step_that_is_mapped_back_meets_the_curvature_there(which_side):
-    model, x, y = _model(), torch.randn(7, 3, dtype=torch.float64), torch.randint(3, (7,))
-    seen = which_side.Measured(model, x, y)
-    eye = {d: torch.eye(d, dtype=torch.float64) for d in (3, 4, 5)}
-    twice = {
-        "0": Kronecker(_side(2 * eye[4]), _side(eye[4])),
-        "2": Kronecker(_side(2 * eye[5]), _side(eye[3])),
-    }
-    along, back = (dict(seen.steps(twice))[how] for how in ("", which_side.BACK))
-    assert back["signal"] == pytest.approx(2 * along["signal"]) and back[
-        "curvature"
-    ] == pytest.approx(4 * along["curvature"])
-    assert back["noise"] == pytest.approx(4 * along["noise"])
-    assert which_side.decrease(back) == pytest.approx(which_side.decrease(along))
-
-
 def test_a_step_uphill_takes_nothing_off_the_loss(which_side):
     """Also in the table, whose earlier form squared the signal."""
     one = {"signal": -0.5, "curvature": 0.1, "noise": 0.1}
@@ -113,9 +97,3 @@ def test_a_step_uphill_takes_nothing_off_the_loss(which_side):
     lines = which_side.table({"stages": {"start": held}}).splitlines()
     assert lines[3] == "| none | -500.0 | 100.0 | 100.0 | none |  |"
     assert lines[4] == "| inputs | -500.0 | 100.0 | 100.0 | none | 100.0 |"
-
-
-def test_the_page_holds_no_decrease_of_a_negative_signal(which_side, study_module):
-    stages = study_module("harness").read_json(which_side.PATH)["stages"].values()
-    uphill = [one for stage in stages for one in stage.values() if one["signal"] < 0]
-    assert len(uphill) > 10 and all(which_side.decrease(one) is None for one in uphill)
