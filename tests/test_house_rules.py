@@ -25,10 +25,10 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
-    "core": 297_200,
-    "app": 111_300,
-    "papers": 87_140,
-    "benchmarks": 45_650,
+    "core": 296_910,
+    "app": 111_440,
+    "papers": 87_135,
+    "benchmarks": 45_625,
 }
 LINALG = {"Outer", "Lookup", "Tied", "PerExample", "ConvBlock", "Patched", "MaterializedGradients"}
 LINALG |= {"Kronecker", "Eigenbasis", "Elementwise", "Identity", "Diagonal", "Dense", "LowRank"}
