@@ -15,6 +15,7 @@ from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.postprocess.pipeline import WeightEMA
 from dpkfc.privacy import Budget, BudgetError
+from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.ledger import BudgetExhausted, LedgerError
 from dpkfc.session import Session
 from dpkfc.weights import digest_for_files, digest_weights
@@ -115,6 +116,21 @@ def test_beyond_the_budget_nothing_moves() -> None:
         assert torch.equal(before, weights(model))
         assert s.epsilon == epsilon
         assert list(s.batches()) == []
+
+
+def test_epsilon_while_training_is_a_bound_without_dp_accounting(monkeypatch) -> None:
+    p = PrivacyConfig(expected_batch_size=8, steps=6).calibrate(2.0, 1e-3, N)
+    slow = [p.epsilon(count) for count in range(7)]
+    asked = set()
+    exact = EpsilonCurve.epsilon
+    monkeypatch.setattr(
+        EpsilonCurve, "epsilon", lambda curve, count: asked.add(count) or exact(curve, count)
+    )
+    with session(p, net()) as s:
+        quick = [s.epsilon for batch in s.batches() if s.step(batch, loss_fn)]
+    assert asked <= {0, 6}
+    assert quick == pytest.approx(slow[1:], rel=1e-3)
+    assert quick == sorted(quick) and quick[-1] == slow[-1]
 
 
 def test_epsilon_counts_releases_and_calibration_is_kept() -> None:

@@ -220,18 +220,27 @@ class Plan(PlanBase):
         Raises:
             ValueError: a negative number.
         """
+        count = self.steps if steps is None else steps
+        return self._curve_with(extra).epsilon(count)
+
+    def running_epsilon(self, steps: int, extra: Mapping[str, int] | None = None) -> float:
+        """Return ε to show after a number of steps; arguments as of `epsilon`, and milliseconds.
+
+        An upper bound that needs no dp-accounting before the last step and never exceeds the ε of
+        all planned releases: `EpsilonCurve.running_epsilon`.
+        """
+        return self._curve_with(extra).running_epsilon(steps)
+
+    def _curve_with(self, extra: Mapping[str, int] | None) -> EpsilonCurve:
         self._warn_once  # noqa: B018 - computed once
-        curve = self.curve
-        if extra is not None and extra != self.extra_counts:
-            curve = self._curve(extra)
-        return curve.epsilon(self.steps if steps is None else steps)
+        return self.curve if extra in (None, self.extra_counts) else self._curve(extra)
 
     @cached_property
     def _warn_once(self) -> None:
         """Warn that ε is not valid; without noise it is infinite and needs no warning."""
         if self.caveats and self.noise_multiplier > 0:
             warnings.warn(
-                f"epsilon is not a guarantee of this run. {'. '.join(self.caveats)}", stacklevel=4
+                f"epsilon is not a guarantee of this run. {'. '.join(self.caveats)}", stacklevel=5
             )
 
     def cross_check(

@@ -897,8 +897,11 @@ class Session:
 
     @property
     def epsilon(self) -> float:
-        """ε of all releases in the ledger at the plan's δ."""
-        return self.plan.epsilon(self.ledger.steps, self.ledger.extra)
+        """ε of all releases in the ledger at the plan's δ: an upper bound, in milliseconds.
+
+        After the last planned step it is what the card says (`Plan.running_epsilon`).
+        """
+        return self.plan.running_epsilon(self.ledger.steps, self.ledger.extra)
 
     # -- the card ---------------------------------------------------------------------------------
 

@@ -748,7 +748,7 @@ def _make_result(
         folder=folder.path,
         accuracy=math.nan if last.accuracy is None else last.accuracy,
         measured_on=prepared.config.run.eval_on,
-        epsilon=session.epsilon,
+        epsilon=prepared.plan.epsilon(session.ledger.steps, session.ledger.extra),
         steps=session.steps_done,
         seconds=sum(row.seconds or 0.0 for row in metrics.rows),
         interrupted=interrupted,

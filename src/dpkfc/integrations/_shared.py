@@ -87,8 +87,9 @@ def write_summary(
         not_private: logged or saved values that ε does not cover.
     """
     plan = session.plan
+    epsilon = plan.epsilon(session.ledger.steps, session.ledger.extra)
     summary = {
-        "spent": {"epsilon": json_number(session.epsilon), "delta": plan.delta},
+        "spent": {"epsilon": json_number(epsilon), "delta": plan.delta},
         "ledger": {
             "file": Path(ledger_path).name,
             "releases": session.steps_done,

@@ -73,7 +73,7 @@ from dpkfc.distributed.context import DistributedContext
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.integrations._opacus_batch import Indices, PhysicalBatch
 from dpkfc.integrations._opacus_step import LINE_BY_LINE, PrivateStep, StepHook
-from dpkfc.privacy import accounting
+from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.budget import Budget
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError
 from dpkfc.privacy.rng import SamplingStream
@@ -1097,8 +1097,10 @@ class Accountant:
             return 0.0
         plan, ledger = self._run
         self._warn_once(plan)
-        relation = plan.neighbouring_relation
-        return accounting.epsilon(plan.event, ledger.count, delta, plan.accountant, relation)
+        curve = EpsilonCurve(
+            plan.event, delta, plan.neighbouring_relation, plan.accountant, horizon=plan.steps
+        )
+        return curve.running_epsilon(ledger.count)
 
     def get_privacy_spent(self, *, delta: float, alphas: Any = None) -> tuple[float, float]:
         """Return ε as `get_epsilon` does, and NaN where Opacus gives the best order."""
