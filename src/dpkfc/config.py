@@ -6,7 +6,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +21,25 @@ from dpkfc._checks import (
     check_positive,
 )
 from dpkfc.clipping import SPLIT, contribution_bound
-from dpkfc.data.sampling import FixedSize, Poisson, Sampler, Shuffle, TruncatedPoisson
+from dpkfc.data.sampling import (
+    CyclicPoisson,
+    FixedSize,
+    Poisson,
+    Sampler,
+    Shuffle,
+    TruncatedPoisson,
+)
 from dpkfc.privacy import accounting
 from dpkfc.privacy.accounting import ACCOUNTANTS, NEGLIGIBLE_NOISE, EpsilonCurve
-from dpkfc.privacy.calibration import PlanBase, calibrate_noise_multiplier, check_target
+from dpkfc.privacy.calibration import (
+    PlanBase,
+    calibrate_noise_multiplier,
+    check_target,
+    estimate_noise_multiplier,
+)
+from dpkfc.privacy.correlated_noise import BandedNoise, choose_bands
 from dpkfc.privacy.extra_releases import ExtraRelease
-from dpkfc.privacy.grid import GAUSSIAN, NOISES, ROUNDED, widen_sensitivity
+from dpkfc.privacy.grid import AUTO, CORRELATED, GAUSSIAN, NOISES, ROUNDED, widen_sensitivity
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
 
@@ -87,6 +100,16 @@ class Plan(PlanBase):
                 f"the sampler draws from {self.sampler.dataset_size} examples, the plan is for"
                 f" {self.dataset_size}"
             )
+        if self.noise == AUTO or (self.noise == CORRELATED and self.config.bands is None):
+            raise ValueError(
+                f"noise={self.noise!r} without bands is settled by PrivacyConfig.calibrate; make"
+                " the plan with it, or name the bands"
+            )
+        if self.sampler.separation < self.bands:
+            raise ValueError(
+                f"the sampler {self.sampler.describe()['name']!r} may draw an example twice in"
+                f" {self.bands} steps, too often for {self.bands} bands; use CyclicPoisson"
+            )
         if self.config.preconditioner is not None:
             self.config.preconditioner.check_plan(self.steps, self.config.readout)
 
@@ -119,13 +142,33 @@ class Plan(PlanBase):
 
     @cached_property
     def noise(self) -> str:
-        """Kind of the noise: "gaussian" or "rounded"."""
+        """Kind of the noise: "gaussian", "rounded" or "correlated"."""
         return self.config.noise
+
+    @property
+    def bands(self) -> int:
+        """Number of following steps over which the noise is correlated; 1 for independent noise."""
+        return self.config.bands or 1
+
+    @cached_property
+    def noise_weights(self) -> tuple[float, ...]:
+        """Weights of the draws of a step and of those before it, of which its noise consists."""
+        return BandedNoise(self.bands).weights(self.steps)
 
     @cached_property
     def event(self) -> DpEvent:
         """The event of one release."""
         return self.sampler.event(self.noise_multiplier)
+
+    def count_events(self, releases: int) -> int:
+        """Return how many events so many steps cost a unit: one for each turn of its group."""
+        return -(-releases // self.sampler.separation)
+
+    @property
+    def ledger_header(self) -> dict[str, Any]:
+        """Return what a ledger says of its plan, so that the ledger can be read alone."""
+        separation = self.sampler.separation
+        return {**super().ledger_header, **({"groups": separation} if separation > 1 else {})}
 
     @property
     def accountant(self) -> str:
@@ -200,6 +243,7 @@ class Plan(PlanBase):
             self.accountant,
             horizon=self.steps,
             also=self._extra_charges(extra),
+            separation=self.sampler.separation,
         )
 
     def _extra_charges(self, extra: Mapping[str, int] | None = None) -> Charges:
@@ -253,7 +297,7 @@ class Plan(PlanBase):
         """
         return accounting.cross_check(
             self.event,
-            self.steps if steps is None else steps,
+            self.count_events(self.steps if steps is None else steps),
             self.delta,
             self.neighbouring_relation,
             self._extra_charges(extra),
@@ -270,7 +314,7 @@ class Plan(PlanBase):
         if self.certified:
             accounting.check_before_a_run(
                 self.event,
-                self.steps,
+                self.count_events(self.steps),
                 self.delta,
                 self.neighbouring_relation,
                 self._extra_charges(),
@@ -344,6 +388,7 @@ class Plan(PlanBase):
             "clipping": self.clipping,
             "max_grad_norm": self.max_grad_norm,
             "noise": self.noise,
+            "bands": self.bands,
             "noise_multiplier": self.noise_multiplier,
             "sensitivity": self.sensitivity,
             "stddev": self.stddev,
@@ -416,9 +461,14 @@ class PrivacyConfig:
             For a basis along which gradients are split (GEP), "embedding_residual", or "embedding"
             if GEP drops the residual.
         automatic_gamma: γ of automatic clipping.
-        noise: "gaussian" in floating-point numbers, or "rounded". "rounded" puts sum and noise on a
-            grid that does not depend on data, against attacks on low bits, and widens the
-            sensitivity by 2⁻²⁰.
+        noise: "gaussian" in floating-point numbers, "rounded", "correlated" or "auto". "rounded"
+            puts sum and noise on a grid that does not depend on data, against attacks on low bits,
+            and widens the sensitivity by 2⁻²⁰. "correlated" noise of one step is partly taken back
+            by the next ones; batches then come from `bands` groups of examples in turn. "auto"
+            takes it where it has the smaller predicted error in the sums of steps, and "gaussian"
+            elsewhere.
+        bands: for "correlated": number of following steps that share noise; 1 is "gaussian". None
+            takes the number, from 2 on, with the smallest predicted error.
         sampler: "poisson", "truncated_poisson" (at most `max_batch_size`), "fixed" (without
             replacement, a new draw at every step) or "shuffle" (uncertified).
         max_batch_size: the most examples in a batch of "truncated_poisson", at least
@@ -467,6 +517,7 @@ class PrivacyConfig:
     clipping: str = "flat"
     automatic_gamma: float = 0.01
     noise: str = GAUSSIAN
+    bands: int | None = None
     sampler: str = "poisson"
     max_batch_size: int | None = None
     uncertified: bool = False
@@ -506,10 +557,11 @@ class PrivacyConfig:
             check_positive("epochs", self.epochs)
         contribution_bound(self.clipping, self.max_grad_norm)
         check_positive("automatic_gamma", self.automatic_gamma)
-        check_one_of("noise", self.noise, NOISES)
+        check_one_of("noise", self.noise, (*NOISES, CORRELATED, AUTO))
         self._check_sampler()
         self._check_extra()
         self._check_split()
+        self._check_correlation()
 
     def _check_parts(self) -> None:
         """Check what torch computes: the steps after the noise, and the preconditioner."""
@@ -517,7 +569,7 @@ class PrivacyConfig:
         if self.postprocess or average is not None or self.readout != "whitened":
             from dpkfc.postprocess.pipeline import check_fields, check_pipeline
 
-            check_pipeline(self.postprocess, self.readout)
+            check_pipeline(self.postprocess, self.readout, self._may_be_correlated)
             check_fields(self.preconditioner, average)
         if self.norm_methods:
             from dpkfc.linalg.norm_methods import check_methods
@@ -572,6 +624,30 @@ class PrivacyConfig:
             raise ValueError(
                 f"readout={self.readout!r} maps by a metric, and"
                 f" {type(self.preconditioner).__name__} has none: leave it out"
+            )
+
+    @property
+    def _may_be_correlated(self) -> bool:
+        return self.noise in (CORRELATED, AUTO)
+
+    def _check_correlation(self) -> None:
+        check_optional_integer("bands", self.bands, 1)
+        if self.bands is not None and self.noise != CORRELATED:
+            raise ValueError(
+                f"bands={self.bands} belongs to noise='correlated', not to {self.noise!r}; leave it"
+                " out"
+            )
+        if not self._may_be_correlated:
+            return
+        if self.sampler != "poisson":
+            raise ValueError(
+                f"noise={self.noise!r} needs sampler='poisson', not {self.sampler!r}: it draws"
+                " batches from groups of examples in turn"
+            )
+        if self.preconditioner is not None and self.preconditioner.required_clipping is not None:
+            raise ValueError(
+                f"noise={self.noise!r} does not go with {type(self.preconditioner).__name__}, whose"
+                " coordinates change with its basis; use noise='gaussian'"
             )
 
     def _check_micro_batches(self) -> None:
@@ -687,16 +763,39 @@ class PrivacyConfig:
         sampler = self._sampler(dataset_size)
         steps = self._steps(dataset_size)
         check_target(epsilon, delta, dataset_size, uncertified=self.uncertified)
+        also = tuple((kind.event, kind.count) for kind in self.extra_releases)
+        if self._may_be_correlated and self.bands is None:
+
+            def estimate_noise(bands: int) -> float:
+                event = self._with_bands(bands)._sampler(dataset_size).event
+                return estimate_noise_multiplier(epsilon, delta, event, -(-steps // bands), also)
+
+            least = 2 if self.noise == CORRELATED else 1
+            most = self._most_bands(dataset_size)
+            if most < least:
+                self._with_bands(least)._sampler(dataset_size)
+            bands = choose_bands(least, most, steps, estimate_noise)
+            return self._with_bands(bands).calibrate(epsilon, delta, dataset_size)
         noise_multiplier = calibrate_noise_multiplier(
             epsilon,
             delta,
             sampler.event,
-            steps,
+            -(-steps // sampler.separation),
             self.resolved_accountant,
             relation=sampler.neighbouring_relation,
-            also=tuple((kind.event, kind.count) for kind in self.extra_releases),
+            also=also,
         )
         return self._plan(sampler, noise_multiplier, delta, epsilon)
+
+    def _with_bands(self, bands: int) -> PrivacyConfig:
+        """Return the settings with a number of bands, which for one band are `noise="gaussian"`."""
+        if bands == 1:
+            return replace(self, noise=GAUSSIAN, bands=None)
+        return replace(self, noise=CORRELATED, bands=bands)
+
+    def _most_bands(self, dataset_size: int) -> int:
+        """Return the most bands: as many as steps, and as batches in the dataset."""
+        return min(self._steps(dataset_size), dataset_size // self.expected_batch_size)
 
     def with_noise(self, noise_multiplier: float, delta: float, dataset_size: int) -> Plan:
         """Return the plan with a given noise multiplier; 0 means no noise and an infinite ε.
@@ -717,8 +816,9 @@ class PrivacyConfig:
     def _plan(
         self, sampler: Sampler, noise_multiplier: float, delta: float, target: float | None = None
     ) -> Plan:
+        config = self._with_bands(1) if self.bands == 1 else self
         return Plan(
-            config=self,
+            config=config,
             dataset_size=sampler.dataset_size,
             sampler=sampler,
             noise_multiplier=float(noise_multiplier),
@@ -735,12 +835,28 @@ class PrivacyConfig:
                 f" examples of the dataset; choose at most {dataset_size}"
             )
         rate = self.expected_batch_size / dataset_size
+        bands = self.bands or 1
+        if bands > 1:
+            self._check_bands(bands, dataset_size)
+            return CyclicPoisson(min(1.0, bands * rate), dataset_size, bands)
         if self.sampler == "poisson":
             return Poisson(rate, dataset_size)
         if self.max_batch_size is not None:
             return TruncatedPoisson(rate, dataset_size, self.max_batch_size)
         kind = FixedSize if self.sampler == "fixed" else Shuffle
         return kind(self.expected_batch_size, dataset_size)
+
+    def _check_bands(self, bands: int, dataset_size: int) -> None:
+        steps = self._steps(dataset_size)
+        if bands > steps:
+            raise ValueError(f"bands={bands} exceeds the {steps} steps; choose at most {steps}")
+        most = dataset_size // self.expected_batch_size
+        if bands > most:
+            raise ValueError(
+                f"bands={bands} groups of {dataset_size} examples are smaller than"
+                f" expected_batch_size={self.expected_batch_size}; "
+                + (f"choose at most {most} bands" if most > 1 else "use noise='gaussian'")
+            )
 
     def _steps(self, dataset_size: int) -> int:
         return count_steps(self.steps, self.epochs, dataset_size, self.expected_batch_size)
@@ -787,6 +903,7 @@ class PrivacyConfig:
         """
         settings = {
             "noise": (self.noise, GAUSSIAN),
+            "bands": (self.bands, None),
             "readout": (self.readout, "whitened"),
             "postprocess": ([step.describe() for step in self.postprocess], []),
             "augmentations": (self.augmentations, 1),

@@ -132,7 +132,8 @@ def noise_covariance(
     """
     config = plan.config
     average = config.weight_average
-    if not isinstance(config.preconditioner, SecondMoments) or average is None:
+    is_known = isinstance(config.preconditioner, SecondMoments) and plan.bands == 1
+    if not is_known or average is None:
         return None
     # `SecondMoments` builds a dense root of the inputs.
     (entry,) = state.metric.values()

@@ -373,7 +373,7 @@ class Session:
             preconditioning=PreconditionerManager(
                 config.preconditioner, model, self.layers, self._ranks, probe_limit
             ),
-            postprocess=PostprocessPipeline(config.postprocess, config.readout),
+            postprocess=PostprocessPipeline(config.postprocess, config.readout, plan.bands > 1),
             ranks=self._ranks,
         )
         steps, extra = self._ranks.broadcast_from_rank0(
@@ -503,7 +503,9 @@ class Session:
     def _draw(self) -> tuple[Any, Any]:
         """Sample units and, if a unit is more than a record, the records that count this time."""
         generator = self.plan.generator(self._step, self._sampling)
-        units = self._sampler.indices(self._step, generator)
+        # Groups take turns by releases: a step that is made again after a crash is a further one.
+        turn = self.ledger.steps if self.plan.bands > 1 else self._step
+        units = self._sampler.indices(turn, generator)
         if self._units is None:
             return units, None
         return units, self._units.draw(units, generator)
@@ -544,8 +546,13 @@ class Session:
         self._ranks.run_on_all(partial(self._weights.check_parameters, after_passes=True))
         total = self._ranks.sum(sums)
         clipped = ClippedSum(total, self._clip.max_grad_norm, self._clip.clipping)
-        released = self._release(clipped)
-        self._pending = None
+        charged = self.ledger.steps
+        try:
+            released = self._release(clipped)
+        finally:
+            if self.ledger.steps > charged:
+                # Whatever came of it, the turn of this batch is over.
+                self._pending = None
         self._count_failures()
         update = self._pipeline.make_update(released)
         self._apply(update)

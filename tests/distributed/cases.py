@@ -226,4 +226,5 @@ CASES = {
         {"preconditioner": GEP(probe=public(), rank=3, every=2), "clipping": "embedding_residual"}
     ),
     "DiSK": Case({"postprocess": (DiSK(),), "preconditioner": kfac()}, momentum=0.0),
+    "correlated noise": Case({"noise": "correlated", "bands": 3, "preconditioner": kfac()}),
 }

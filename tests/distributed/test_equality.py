@@ -28,6 +28,7 @@ WORLDS = {
         "DP-KFC, wide sides from drawn rows",
         "NGD",
         "GEP",
+        "correlated noise",
     ),
     4: (
         "DP-SGD",

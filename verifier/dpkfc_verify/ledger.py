@@ -56,9 +56,21 @@ class Ledger:
         """Return the kinds of the first releases, by default of all, each with its number."""
         return [(self.bodies[i], n) for i, n in Counter(self.places[:count]).items()]
 
+    @property
+    def groups(self) -> int:
+        """Return the number of groups of units that took turns, 1 where all units were drawn from.
+
+        With correlated noise a unit takes part in at most one of so many following steps.
+        """
+        stated = self.header.get("groups", 1)
+        return stated if type(stated) is int and stated > 1 else 1
+
     def charges(self, count: int | None = None) -> list[tuple[dict[str, Any], int]]:
-        """Return the events of the first releases, by default of all, each with its number."""
-        return [(body["event"], n) for body, n in self.releases(count)]
+        """Return the events of the first releases, by default of all, and how often each counts."""
+        kinds = self.releases(count)
+        are_alike = sum(not body.get("purpose") for body, _ in kinds) == 1
+        groups = self.groups if are_alike else 1
+        return [(body["event"], n if body.get("purpose") else -(-n // groups)) for body, n in kinds]
 
 
 def read_ledger(path: Path) -> Ledger:

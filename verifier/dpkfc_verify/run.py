@@ -157,7 +157,10 @@ def _account(report: Report, ledger: Ledger) -> str:
     report.epsilon = epsilon(ledger.charges(), report.delta)
     if not math.isfinite(report.epsilon):
         raise Mismatch("ε is infinite: a release has no noise to speak of")
-    return f"ε = {round_up(report.epsilon)} at δ = {report.delta:g}, by this program's integral"
+    text = f"ε = {round_up(report.epsilon)} at δ = {report.delta:g}, by this program's integral"
+    if ledger.groups > 1:
+        text += f"; each unit in one of {ledger.groups} groups that take turns, as line 1 says"
+    return text
 
 
 # -- the card --------------------------------------------------------------------------------------
@@ -254,6 +257,11 @@ def _check_plan(report: Report, ledger: Ledger, card: Card) -> str:
         if not body.get("purpose"):
             said, shown = card["plan"].get("noise_multiplier"), body["noise_multiplier"]
             _compare("plan on the card", "noise multiplier", said, shown)
+    groups = card["plan"].get("sampler", {}).get("groups", 1)
+    _compare("plan on the card", "number of groups", groups, ledger.groups)
+    bands = card["plan"].get("config", {}).get("bands", 1)
+    if bands > ledger.groups:
+        raise Mismatch(f"the noise has {bands} bands, too many for {ledger.groups} groups of units")
     text = json.dumps(card["plan"], sort_keys=True, separators=(",", ":"))
     if hashlib.sha256(text.encode()).hexdigest() != ledger.header["plan_hash"]:
         raise Mismatch("the plan on the card is not the one whose hash the ledger began with")

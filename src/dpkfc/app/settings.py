@@ -29,7 +29,7 @@ from dpkfc.integrations.loggers import LOGGERS
 from dpkfc.postprocess.pipeline import READOUTS
 from dpkfc.postprocess.steps import SOFIM, AdamBC, DiSK
 from dpkfc.privacy.accounting import ACCOUNTANTS
-from dpkfc.privacy.grid import NOISES
+from dpkfc.privacy.grid import AUTO, CORRELATED, NOISES
 from dpkfc.report.officer import Declared
 from dpkfc.terminal import argument_text
 
@@ -351,7 +351,16 @@ class PrivacySettings(_Section):
     )
     automatic_gamma: float = _library(PrivacyConfig, "automatic_gamma", above=0)
     noise: str = _library(
-        PrivacyConfig, "noise", text="rounded: sum and noise on one grid", choices=NOISES
+        PrivacyConfig,
+        "noise",
+        text="rounded: sum and noise on one grid; correlated over steps; auto: where it is better",
+        choices=(*NOISES, CORRELATED, AUTO),
+    )
+    bands: int = _library(
+        PrivacyConfig,
+        "bands",
+        text="steps that share correlated noise; 0: the number with the smallest predicted error",
+        least=0,
     )
     augmentations: int = _library(PrivacyConfig, "augmentations", least=1)
     sampler: str = _library(

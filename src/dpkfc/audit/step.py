@@ -97,6 +97,11 @@ def audit_step(
         raise ValueError("the plan adds no noise: there is no guarantee to audit")
     if plan.test_mode:
         raise ValueError("the plan is in test mode with repeatable noise: drop test_mode_seed")
+    if plan.bands > 1:
+        raise ValueError(
+            f"the audit tests independent noise, and this plan's has {plan.bands} bands; audit it"
+            " with noise='gaussian' (docs/methods/correlated-noise.md)"
+        )
     started = time.perf_counter()
 
     def report(name: str) -> Progress:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -57,6 +58,14 @@ class Sampler(Protocol):
     @abstractmethod
     def expected_batch_size(self) -> float:
         """Return the mean number of examples in a batch."""
+
+    @property
+    def separation(self) -> int:
+        """Return the number of following steps of which an example takes part in at most one.
+
+        By default it is 1: an example may take part in any step.
+        """
+        return 1
 
     def sensitivity(self, max_grad_norm: float) -> float:
         """Return the largest change of the clipped sum between neighbours, for the clip norm C.
@@ -217,6 +226,77 @@ class Poisson(Sampler):
     def describe(self) -> dict[str, Any]:
         """Return plain values for the card, the header of the ledger and the hash of the plan."""
         return {"name": "poisson", "sample_rate": self.sample_rate, **_describe_common(self)}
+
+
+@dataclass(frozen=True)
+class CyclicPoisson(Sampler):
+    """Poisson batches from one of `groups` fixed groups of examples in turn.
+
+    An example takes part in at most one of `groups` following steps, as correlated noise needs it.
+    The groups are of equal size (but for one example), and follow from the place of an example in
+    the dataset by a fixed permutation. Neighbours: one example added or removed, where the place of
+    a removed example stays empty ("zero-out" neighbours), so that no other example changes its
+    group. This fits a number of examples that is public.
+
+    Attributes:
+        sample_rate: probability in (0, 1] of an example of the group whose turn it is.
+        dataset_size: number of examples N.
+        groups: number of groups, at most N.
+
+    Raises:
+        ValueError: a rate outside (0, 1], a size below 1, or more groups than examples.
+    """
+
+    sample_rate: float
+    dataset_size: int
+    groups: int
+
+    certified = True
+
+    def __post_init__(self) -> None:
+        Poisson(self.sample_rate, self.dataset_size)
+        _check_size("groups", self.groups, self.dataset_size)
+
+    @property
+    def separation(self) -> int:
+        """Return the number of groups."""
+        return self.groups
+
+    @property
+    def expected_batch_size(self) -> float:
+        """Return the mean number of examples in a batch."""
+        return self.sample_rate * self.dataset_size / self.groups
+
+    def event(self, noise_multiplier: float) -> DpEvent:
+        """Return the event of one turn: it costs the examples of one group, and no others."""
+        return _poisson_event(self.sample_rate, noise_multiplier)
+
+    @cached_property
+    def _order(self) -> Indices:
+        """A permutation that is the same in every run; group g has every `groups`-th from g on."""
+        # Raw numbers are the same in every version of NumPy, its permutations may not be.
+        numbers = np.random.Philox(key=0).random_raw(self.dataset_size)
+        return np.argsort(numbers, kind="stable")
+
+    def indices(self, step: int, generator: np.random.Generator) -> Indices:
+        """Return the indices of one batch, increasing, possibly none.
+
+        Args:
+            step: number of releases before this one, which says whose turn it is.
+            generator: of the sampling stream.
+        """
+        group = self._order[step % self.groups :: self.groups]
+        drawn = draw_by_gaps(len(group), self.sample_rate, generator)
+        return np.sort(group[drawn])
+
+    def describe(self) -> dict[str, Any]:
+        """Return plain values for the card, the header of the ledger and the hash of the plan."""
+        return {
+            "name": "cyclic_poisson",
+            "sample_rate": self.sample_rate,
+            "groups": int(self.groups),
+            **_describe_common(self),
+        }
 
 
 @dataclass(frozen=True)

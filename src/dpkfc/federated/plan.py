@@ -601,6 +601,7 @@ class PartyMechanism:
     """
 
     clipping = "flat"
+    noise_weights = (1.0,)
 
     def __init__(self, plan: FederatedPlan, stddev: float, divisor: int = 1) -> None:
         self.stddev = stddev

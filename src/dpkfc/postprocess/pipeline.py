@@ -272,6 +272,7 @@ class PostprocessPipeline:
     Args:
         steps: in order.
         readout: whitened, natural or inverse.
+        is_correlated: whether the noise of following releases is correlated.
 
     Attributes:
         has_lookahead: whether gradients are taken anywhere else than at the parameters alone.
@@ -280,8 +281,14 @@ class PostprocessPipeline:
         ValueError: steps that cannot be combined, with the reason.
     """
 
-    def __init__(self, steps: Sequence[PostProcess], readout: str = "whitened") -> None:
-        check_pipeline(steps, readout)
+    def __init__(
+        self,
+        steps: Sequence[PostProcess],
+        readout: str = "whitened",
+        is_correlated: bool = False,
+    ) -> None:
+        check_pipeline(steps, readout, is_correlated)
+        self._most_filters = _most_filters(is_correlated)
         self._steps = tuple(steps)
         self._readout = readout
         self._states: list[State] = [{} for _ in steps]
@@ -340,9 +347,9 @@ class PostprocessPipeline:
                 value, state = apply(value, self._states[i])
                 states.append(state)
                 filters += step.is_filter
-                if filters > 1:
+                if filters > self._most_filters:
                     # A filter needs noise that is independent between steps. The noise behind a
-                    # filter is not.
+                    # filter is not, nor is correlated noise.
                     value = replace(value, noise_variance=None)
         self._states = states
         return value
@@ -389,8 +396,18 @@ def _extrapolate(parameters: NamedTensors, previous: NamedTensors, lookahead: fl
     return points
 
 
-def check_pipeline(steps: Sequence[PostProcess], readout: str) -> None:
+def _most_filters(is_correlated: bool) -> int:
+    """Return the number of filters behind which the variance of the noise is known."""
+    return 0 if is_correlated else 1
+
+
+def check_pipeline(steps: Sequence[PostProcess], readout: str, is_correlated: bool = False) -> None:
     """Refuse post-processing steps that cannot be combined.
+
+    Args:
+        steps: in order.
+        readout: whitened, natural or inverse.
+        is_correlated: whether the noise of following releases may be correlated.
 
     Raises:
         ValueError: with the reason and the fix.
@@ -399,7 +416,7 @@ def check_pipeline(steps: Sequence[PostProcess], readout: str) -> None:
     filters: list[str] = []
     adaptive: list[str] = []
     for step in steps:
-        name = _check_step(step, filters, adaptive)
+        name = _check_step(step, filters, adaptive, is_correlated)
         if step.is_filter:
             filters.append(name)
         if step.is_optimizer_step:
@@ -411,7 +428,9 @@ def check_pipeline(steps: Sequence[PostProcess], readout: str) -> None:
         raise ValueError("only one step can decide where gradients are taken (DiSK)")
 
 
-def _check_step(step: Any, filters: Sequence[str], adaptive: Sequence[str]) -> str:
+def _check_step(
+    step: Any, filters: Sequence[str], adaptive: Sequence[str], is_correlated: bool
+) -> str:
     """Return the name of a step; refuse it behind filters and adaptive steps that it cannot follow.
 
     Raises:
@@ -429,9 +448,10 @@ def _check_step(step: Any, filters: Sequence[str], adaptive: Sequence[str]) -> s
             f"{name} needs the variance of the noise, which is not known behind the adaptive"
             f" step {adaptive[0]}; keep one of them"
         )
-    if step.needs_variance and len(filters) > 1:
+    if step.needs_variance and len(filters) > _most_filters(is_correlated):
+        cause = "correlated noise and a filter" if is_correlated else "two filters"
         raise ValueError(
-            f"{name} needs the variance of the noise, which is not known behind two filters"
+            f"{name} needs the variance of the noise, which is not known behind {cause}"
             f" ({' and '.join(filters)}); keep one of them"
         )
     if step.is_filter and adaptive:

@@ -775,6 +775,8 @@ class EpsilonCurve:
         horizon: planned number of releases; `upper_bound` does not evaluate beyond it for a smaller
             count.
         also: other releases on the same people, which every ε includes.
+        separation: every unit takes part in at most one of so many following releases, so that
+            they cost it one event.
 
     Raises:
         ValueError: an accountant that cannot treat the event under this relation, δ outside (0, 1).
@@ -788,6 +790,7 @@ class EpsilonCurve:
         accountant: str = "pld",
         horizon: int | None = None,
         also: Charges = (),
+        separation: int = 1,
     ) -> None:
         _check_pair(event, accountant, relation)
         if not 0 < delta < 1:
@@ -798,6 +801,10 @@ class EpsilonCurve:
         self.accountant = accountant
         self._horizon = horizon
         self._also = tuple(also)
+        self._separation = separation
+
+    def _count_events(self, releases: int) -> int:
+        return -(-releases // self._separation)
 
     def epsilon(self, count: int) -> float:
         """Return ε after `count` releases, as dp-accounting computes it.
@@ -807,6 +814,7 @@ class EpsilonCurve:
         """
         if count < 0:
             raise ValueError(f"the number of releases must be >= 0, got {count}")
+        count = self._count_events(count)
         if self._also:
             charges = [(self.event, count), *self._also]
             return total_epsilon(charges, self.delta, self.accountant)
@@ -830,8 +838,9 @@ class EpsilonCurve:
         horizon = self._horizon
         if count <= 0 or self.accountant == "rdp" or (horizon is not None and count >= horizon):
             return self.epsilon(count)
-        planned = [(self.event, horizon or count), *self._also]
-        own = quick_epsilon([(self.event, count), *self._also], self.delta, planned)
+        planned = [(self.event, self._count_events(horizon or count)), *self._also]
+        made = [(self.event, self._count_events(count)), *self._also]
+        own = quick_epsilon(made, self.delta, planned)
         if own is None:
             return self.epsilon(count)
         return own.value if horizon is None else min(own.value, self.epsilon(horizon))

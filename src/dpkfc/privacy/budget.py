@@ -303,7 +303,7 @@ class Budget:
         self._check_countable(state, plan, unit)
         costs = [charge.cost for charge in state.charges]
         extra = [(kind.event, kind.count) for kind in plan.extra_releases]
-        own = compose([(plan.event, releases), *extra])
+        own = compose([(plan.event, plan.count_events(releases)), *extra])
         before = total_epsilon(costs, state.delta)
         after = total_epsilon([*costs, own], state.delta)
         if not after <= state.epsilon:

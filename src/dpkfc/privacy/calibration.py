@@ -149,6 +149,30 @@ def calibrate_noise_multiplier(
     return math.exp(log_noise)
 
 
+def estimate_noise_multiplier(
+    epsilon: float,
+    delta: float,
+    make_event: Callable[[float], DpEvent],
+    count: int,
+    also: Charges = (),
+) -> float:
+    """Return `calibrate_noise_multiplier` by our own distribution of the loss alone.
+
+    It is for comparisons: nothing is checked, and the noise of a run needs the other function.
+
+    Raises:
+        CalibrationError: events that this distribution does not cover.
+    """
+    check_target(epsilon, delta)
+    log_noise = _search(epsilon, delta, lambda noise: [(make_event(noise), count), *also])
+    if log_noise is None:
+        raise CalibrationError(
+            f"delta = {delta:g} is too small to compare noises in {count:,} releases; give the"
+            " noise by name instead of 'auto'"
+        )
+    return math.exp(log_noise)
+
+
 Excess = Callable[[float], float]
 Bracket = tuple[float, float, float, float]
 
@@ -303,9 +327,16 @@ class PlanBase:
         """Return the kinds of releases beside the steps."""
         return ()
 
+    def count_events(self, releases: int) -> int:
+        """Return how many events so many steps cost a unit: fewer where it sits steps out."""
+        return releases
+
     @functools.cached_property
     def stddev(self) -> float:
-        """Return the standard deviation of the noise on a sum: noise_multiplier · sensitivity."""
+        """Return noise_multiplier · sensitivity, the standard deviation of the noise on a sum.
+
+        Of correlated noise it is the standard deviation of the independent numbers it is made of.
+        """
         return self.noise_multiplier * self.sensitivity
 
     @functools.cached_property

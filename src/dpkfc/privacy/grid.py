@@ -19,6 +19,9 @@ from fractions import Fraction
 GAUSSIAN = "gaussian"
 ROUNDED = "rounded"
 NOISES = (GAUSSIAN, ROUNDED)
+# Of the plan of a session alone: `correlated_noise`, and the search for the better of both.
+CORRELATED = "correlated"
+AUTO = "auto"
 # Bound of sum and noise each, in steps of the grid. Float64 then holds their total exactly.
 MOST_STEPS = 2.0**51
 # Rounding the sum may widen its sensitivity by a fraction of 2⁻²⁰.

@@ -76,6 +76,15 @@ class Verified:
         return 0 <= count < len(self.heads) and self.heads[count] == head
 
     @property
+    def groups(self) -> int:
+        """Return the number of groups that took turns, 1 where every step drew from all units.
+
+        So many following steps cost a unit one event.
+        """
+        stated = self.header.get("groups", 1)
+        return stated if type(stated) is int and stated > 1 else 1
+
+    @property
     def planned_extra(self) -> dict[str, int]:
         """Releases that the first line plans beside the steps, by purpose."""
         planned = self.header.get("extra")

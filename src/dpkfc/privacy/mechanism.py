@@ -8,7 +8,7 @@ grid.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -44,6 +44,8 @@ class MechanismPlan(Protocol):
     def clipping(self) -> str: ...  # noqa: D102
     @property
     def noise(self) -> str: ...  # noqa: D102
+    @property
+    def noise_weights(self) -> Sequence[float]: ...  # noqa: D102
     @property
     def noise_multiplier(self) -> float: ...  # noqa: D102
     @property
@@ -92,8 +94,8 @@ class Released:
     Attributes:
         gradients: parameter name to its part, in the space of the clipped sum.
         noise_variance: variance of the noise in every entry, (stddev / expected batch size)² for a
-            release. After a read-out or a filter it maps parameter names to the variance of each
-            entry. None where it is unknown.
+            release with independent noise. After a read-out or a filter it maps parameter names to
+            the variance of each entry. None where it is unknown.
         step: number of the step.
         release: number of the release in the ledger, from 1.
         notes: public numbers worth logging that post-processing adds.
@@ -133,7 +135,10 @@ class Released:
 def release(
     clipped: ClippedSum, plan: MechanismPlan, noise: NoiseStream, ledger: ReleaseLedger, step: int
 ) -> Released:
-    """Charge the ledger, add N(0, stddev²) to the sum, divide by the expected batch size.
+    """Charge the ledger, add Gaussian noise to the sum, divide by the expected batch size.
+
+    The noise is stddev · z with independent z ~ N(0, 1), or stddev · Σ_j w_j · z of the j-th last
+    release, with w the plan's `noise_weights`.
 
     The guarantee is the plan's event for one release, provided that the sum was clipped as stated.
     With `plan.noise` "rounded" the guarantee covers the addition in the computer. With "gaussian"
@@ -163,12 +168,19 @@ def release(
         grid = grid_of(plan.sensitivity, max(1, numbers), stddev)
     number = ledger.charge(step, plan.event, plan.noise_multiplier, stddev, plan.sensitivity)
     device = next(iter(tensors.values())).device
-    normal = _choose_source(noise, step, device, numbers)
+    weights = plan.noise_weights
+    is_correlated = len(weights) > 1
+    if is_correlated:
+        normal = _correlate(noise, step, device, numbers, number, weights)
+    else:
+        normal = _choose_source(noise, step, device, numbers)
     if grid:
         gradients = rounded_release(tensors, stddev, divisor, normal, grid)
     else:
         gradients = gaussian_release(tensors, stddev, divisor, normal)
     variance = (stddev / divisor) ** 2
+    if is_correlated:
+        variance *= math.fsum(weight**2 for weight in weights[: noise.correlated_draws])
     return Released(gradients=gradients, noise_variance=variance, step=step, release=number)
 
 
@@ -372,6 +384,28 @@ def _choose_source(noise: NoiseStream, step: int, device: torch.device, numbers:
         return draw_from_stream(size, dtype).to(device)
 
     return draw_from_stream if device.type == "cpu" else draw_for_device
+
+
+def _correlate(
+    noise: NoiseStream,
+    step: int,
+    device: torch.device,
+    numbers: int,
+    release: int,
+    weights: Sequence[float],
+) -> Normal:
+    """Return a source of noise that is correlated with earlier releases, drawn on the CPU."""
+    pieces: Iterator[NDArray[Any]] | None = None
+
+    def draw(size: int, dtype: torch.dtype) -> Tensor:
+        nonlocal pieces
+        if pieces is None:
+            kind = str(dtype).removeprefix("torch.")
+            pieces = noise.correlated_pieces(numbers, step, kind, release, weights)
+        drawn = list(pieces) if size == numbers else [next(pieces)]
+        return torch.from_numpy(np.concatenate(drawn)).to(device)
+
+    return draw
 
 
 def _check(

@@ -7,9 +7,12 @@ release as a whole, since the sum is fixed before its noise is drawn. An observe
 releases cannot predict another one without breaking the cipher. Batches come from Philox (Salmon
 et al. 2011) under fresh keys of their own.
 
-`normal_numbers` makes normal numbers of these words. The guarantee is stated for ideal Gaussian
-noise. Rounded noise alone (`mechanism`), made of the float64 numbers, accounts for the
-floating-point numbers that a sum with noise can become.
+`normal_numbers` makes normal numbers of these words. Correlated noise (`correlated_noise`) keeps
+the keys of earlier releases in memory, to make their draws again. Nothing is stored, and a resumed
+run begins without them.
+
+The guarantee is stated for ideal Gaussian noise. Rounded noise alone (`mechanism`), made of the
+float64 numbers, accounts for the floating-point numbers that a sum with noise can become.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import hashlib
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn, TypeVar
 
@@ -162,6 +165,10 @@ class NoiseStream(_Stream):
     def __init__(self, seed: int | None = None) -> None:
         super().__init__(seed)
         self._draws = 0
+        # Keys and counters of the last consecutive releases, the latest first, with what a release
+        # must share to be correlated with them.
+        self._past: list[tuple[bytes, int]] = []
+        self._shared: tuple[Any, ...] = ()
 
     def normal(self, size: int, step: int, dtype: DTypeLike = np.float32) -> NDArray[Any]:
         """Return independent N(0, 1) numbers `[size]`.
@@ -187,7 +194,54 @@ class NoiseStream(_Stream):
             ValueError: a negative size or step.
         """
         key, draw = self._next_draw(size, step)
-        return _iterate_chunks(size, key, draw, dtype)
+        return _iterate_chunks(
+            size, lambda length, chunk: _draw_chunk(length, key, draw, chunk, dtype)
+        )
+
+    def correlated_pieces(
+        self,
+        size: int,
+        step: int,
+        dtype: DTypeLike,
+        release: int,
+        weights: Sequence[float],
+    ) -> Iterator[NDArray[Any]]:
+        """Yield Σ_j weights[j] · z_{release − j} by chunks, with a new draw z_release.
+
+        The draws of earlier releases are made again from their keys, which are in memory alone. The
+        correlation begins anew after a release that did not come here, in a forked process, in
+        another process, or where size or type of the numbers change. The first of these releases
+        then have fewer terms.
+
+        Args:
+            size: count of numbers, >= 0.
+            step: as of `normal`.
+            dtype: float32 or float64; the sum is made in float64.
+            release: number of the release in the ledger.
+            weights: of this draw and of those before it.
+
+        Raises:
+            ValueError: a negative size or step.
+        """
+        shared = (release, size, np.dtype(dtype), count_forks())
+        if shared != self._shared:
+            self._past = []
+        self._shared = (release + 1, *shared[1:])
+        self._past = [self._next_draw(size, step), *self._past][: len(weights)]
+        terms = list(zip(weights, self._past, strict=False))
+
+        def draw(length: int, chunk: int) -> NDArray[Any]:
+            total = np.zeros(length)
+            for weight, (key, counter) in terms:
+                total += weight * _draw_chunk(length, key, counter, chunk, dtype)
+            return total.astype(dtype)
+
+        return _iterate_chunks(size, draw)
+
+    @property
+    def correlated_draws(self) -> int:
+        """The number of draws in the last release with correlated noise."""
+        return len(self._past)
 
     def _next_draw(self, size: int, step: int) -> tuple[bytes, int]:
         """Return the key of a draw, fresh in secure mode, and the start of its counter blocks."""
@@ -220,18 +274,23 @@ def _count_workers() -> int:
     return min(8, os.cpu_count() or 1)
 
 
-def _iterate_chunks(size: int, key: bytes, draw: int, dtype: DTypeLike) -> Iterator[NDArray[Any]]:
-    """Yield the chunks of a draw in order; threads make some chunks in advance."""
+def _iterate_chunks(size: int, draw: Callable[[int, int], NDArray[Any]]) -> Iterator[NDArray[Any]]:
+    """Yield the chunks of a draw in order; threads make some chunks in advance.
+
+    Args:
+        size: count of numbers.
+        draw: makes a chunk from its length and its number.
+    """
     lengths = [min(CHUNK, size - begin) for begin in range(0, size, CHUNK)]
     workers = min(_count_workers(), len(lengths))
     if workers <= 1:
         for chunk, length in enumerate(lengths):
-            yield _draw_chunk(length, key, draw, chunk, dtype)
+            yield draw(length, chunk)
         return
     with ThreadPoolExecutor(max_workers=workers) as pool:
         pending = deque[Any]()
         for chunk, length in enumerate(lengths):
-            pending.append(pool.submit(_draw_chunk, length, key, draw, chunk, dtype))
+            pending.append(pool.submit(draw, length, chunk))
             if len(pending) > 2 * workers:
                 yield pending.popleft().result()
         while pending:

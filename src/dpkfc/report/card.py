@@ -77,6 +77,7 @@ _ROUNDING = 1e-3
 _NOISE = {
     "gaussian": "Gaussian in floating-point numbers, whose rounding is not accounted for",
     "rounded": "Gaussian, sum and noise rounded to one grid, which the sensitivity accounts for",
+    "correlated": "Gaussian in floating-point numbers, correlated over {bands} following steps",
 }
 
 # -- building --------------------------------------------------------------------------------------
@@ -165,7 +166,7 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
     _check_releases(plan, facts)
     counts = facts.extra_counts
     extra = [(kind.event, counts.get(kind.purpose, 0)) for kind in plan.extra_releases]
-    check_total(facts.total, [(plan.event, facts.steps), *extra])
+    check_total(facts.total, [(plan.event, plan.count_events(facts.steps)), *extra])
     described = plan.describe()
     promise = {
         "unit": described["privacy_unit"],
@@ -186,12 +187,14 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
         "stddev": plan.stddev,
         "divisor": plan.expected_batch_size,
         "event": described["event"],
-        "noise": _NOISE[plan.noise],
+        "noise": _NOISE[plan.noise].format(bands=plan.bands),
         "noise_generator": _noise_generator(plan, facts.device),
     }
     for name in _OPTIONAL_STEPS:
         if described.get(name) not in _DEFAULTS:
             mechanism[name] = described[name]
+    if plan.bands > 1:
+        mechanism["bands"] = plan.bands
     if facts.extra:
         mechanism["extra_releases"] = [dict(row) for row in facts.extra]
     epsilon = plan.epsilon(facts.steps, facts.extra_counts)
@@ -209,7 +212,14 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
         "stamp": stamp(plan) or None,
         "caveats": list(plan.caveats),
         "guarantee": describe_guarantee(plan, epsilon) | promise,
-        "meaning": explain_meaning(plan, event, facts.releases, epsilon),
+        "meaning": explain_meaning(
+            plan,
+            event,
+            plan.count_events(facts.releases),
+            epsilon,
+            # The turns of groups are fixed.
+            independent=plan.bands == 1,
+        ),
         "mechanism": mechanism,
         "accounting": {
             "accountant": plan.accountant,

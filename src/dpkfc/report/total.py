@@ -90,7 +90,9 @@ def total_of_ledgers(paths: Sequence[Path], delta: float | None = None) -> Total
         raise ValueError(f"delta must be in (0, 1), got {delta}")
     rows = tuple(_cost(file, ledger, delta) for file, ledger in ledgers.items())
     _check_same(rows)
-    charges = [charge for row in rows for charge in charges_of(row.ledger.releases)]
+    charges = []
+    for row in rows:
+        charges += charges_of(row.ledger.releases, row.ledger.groups)
     return TotalCost(rows=rows, delta=delta, epsilon=total_epsilon(charges, delta))
 
 
@@ -146,7 +148,7 @@ def _cost(file: Path, ledger: Verified, delta: float) -> LedgerCost:
         unit=unit_of(str(header.get("unit", _UNKNOWN))),
         neighbouring_relation=str(relation),
         doubt=doubt_of(ledger),
-        epsilon=total_epsilon(charges_of(ledger.releases), delta),
+        epsilon=total_epsilon(charges_of(ledger.releases, ledger.groups), delta),
     )
 
 

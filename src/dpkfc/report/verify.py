@@ -208,7 +208,8 @@ def check_promise(card: Card, ledger: Verified, cost: Cost) -> None:
     statements.append(("ε", promise.get("epsilon"), spent if math.isfinite(spent) else "inf"))
     try:
         statements += _further_statements(card, ledger, spent, cost)
-        check_total(card.content.get("total"), charges_of(ledger.releases[: card.releases]))
+        charges = charges_of(ledger.releases[: card.releases], ledger.groups)
+        check_total(card.content.get("total"), charges)
     except CardError:
         raise
     except _DAMAGE as error:
@@ -282,7 +283,7 @@ def _statements_of_plan(card: Card, ledger: Verified, spent: float) -> list[Stat
     sampler = mechanism["sampler"]
     statements.append(("sampled dataset", sampler.get("dataset_size"), size))
     if rate is not None:
-        shown_batch = rate * size
+        shown_batch = rate * size / ledger.groups
         statements.append(("divisor", mechanism.get("divisor"), shown_batch))
         for name, value in (("sample_rate", rate), ("batch_size", shown_batch)):
             if name in sampler:
@@ -323,18 +324,18 @@ def _explain(card: Card, ledger: Verified, spent: float) -> dict[str, Any] | Non
     if ledger.header.get("certified") is not True or not math.isfinite(spent):
         return None
     releases = ledger.releases[: card.releases]
-    charges = charges_of(releases)
+    charges = charges_of(releases, ledger.groups)
     has_extra = any(release.get("purpose") for release in releases)
     # Releases of several kinds have no common event.
     has_one_event = len(charges) == 1 and not has_extra
     return explain_guarantee(
         charges[0][0] if has_one_event else None,
-        len(releases),
+        charges[0][1] if has_one_event else len(releases),
         spent,
         card.delta,
         relation_of_releases(releases),
-        # A federated client is sampled with all its records.
-        independent="privacy_model" not in card.promise,
+        # A federated client is sampled with all its records; the turns of groups are fixed.
+        independent="privacy_model" not in card.promise and ledger.groups == 1,
     )
 
 
@@ -501,7 +502,7 @@ def verify_ledger(
         check_copy(path, ledger, *copy)
     facts = _describe_chain(ledger)
     if card is not None:
-        check_promise(card, ledger, functools.partial(_epsilon_of_releases, path))
+        check_promise(card, ledger, functools.partial(_epsilon_of_releases, path, ledger.groups))
         facts["privacy card"] = "states what the ledger shows"
         facts["weights"] = check_weights(card)
         if pages:
@@ -550,7 +551,7 @@ def _describe_cost(path: Path, ledger: Verified, delta: float) -> dict[str, Any]
     label = "ε if it were certified," if doubt_of(ledger) else "ε"
     for accountant in accountants:
         name = f"{label} by {accountant.upper()} at δ = {delta:g}"
-        facts[name] = _epsilon_of_releases(path, releases, delta, accountant)
+        facts[name] = _epsilon_of_releases(path, ledger.groups, releases, delta, accountant)
     return facts
 
 
@@ -580,14 +581,26 @@ def relation_of_releases(releases: Sequence[dict[str, Any]]) -> str:
     return relation_of(event_from_dict(releases[0]["event"])) if releases else "add_or_remove_one"
 
 
-def charges_of(releases: Sequence[dict[str, Any]]) -> list[tuple[dp_accounting.DpEvent, int]]:
-    """Return each distinct event of these releases, with the number of releases that have it."""
-    counts = Counter(json.dumps(release["event"], sort_keys=True) for release in releases)
+def charges_of(
+    releases: Sequence[dict[str, Any]], groups: int = 1
+) -> list[tuple[dp_accounting.DpEvent, int]]:
+    """Return each distinct event of these releases, with the number of times that it counts.
+
+    Args:
+        releases: lines of a ledger, from the first on.
+        groups: of the ledger; so many following steps cost a unit one event.
+    """
+    texts = [json.dumps(release["event"], sort_keys=True) for release in releases]
+    of_steps = {t for t, release in zip(texts, releases, strict=True) if "purpose" not in release}
+    counts = Counter(texts)
+    if len(of_steps) == 1:
+        steps = sum("purpose" not in release for release in releases)
+        counts[of_steps.pop()] -= steps - -(-steps // groups)
     return [(event_from_dict(json.loads(text)), count) for text, count in counts.items()]
 
 
 def _epsilon_of_releases(
-    path: Path, releases: Sequence[dict[str, Any]], delta: float, accountant: str
+    path: Path, groups: int, releases: Sequence[dict[str, Any]], delta: float, accountant: str
 ) -> float:
     """Return ε of these releases together.
 
@@ -595,7 +608,7 @@ def _epsilon_of_releases(
         CardError: the accountant cannot treat them.
     """
     try:
-        return total_epsilon(charges_of(releases), delta, accountant)
+        return total_epsilon(charges_of(releases, groups), delta, accountant)
     except (TypeError, ValueError, ArithmeticError, MemoryError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CardError(

@@ -227,6 +227,10 @@ def _count_events(verified: Verified) -> Counter[str]:
         most = planned.get(purpose)
         if isinstance(most, int):
             counts[released[-1]] += max(0, most - len(released))
+        if not purpose and len(set(released)) == 1:
+            # So many following steps cost a unit one event.
+            steps = max(len(released), most or 0)
+            counts[released[-1]] -= steps - -(-steps // verified.groups)
     return counts
 
 
@@ -277,7 +281,7 @@ def cost_of(
         over: whether all trials have ended; a random search is accounted for as a whole.
     """
     curve = EpsilonCurve(plan.event, plan.delta, plan.neighbouring_relation, plan.accountant)
-    spent = curve.epsilon(plan.steps)
+    spent = curve.epsilon(plan.count_events(plan.steps))
     given = f"(ε = {rounded_up(spent)}, δ = {plan.delta:g})"
     lines = [
         f"**Tuning is NOT in ε.** A run with the chosen settings is {given} as if they had been"
@@ -344,9 +348,10 @@ def _describe_choice_cost(plan: Any, final: Any, law: TrialLaw) -> tuple[float, 
 
     With it come ε of the choice and a training, and both in words.
     """
-    terms = (plan.event, plan.steps, plan.delta, law, plan.neighbouring_relation)
+    count = plan.count_events(plan.steps)
+    terms = (plan.event, count, plan.delta, law, plan.neighbouring_relation)
     chosen = bound_selection(*terms)
-    trained = bound_selection(*terms, then=(final.event, final.steps))
+    trained = bound_selection(*terms, then=(final.event, final.count_events(final.steps)))
     text = (
         f"For one method whose number of trials was drawn beforehand ({law.name}, mean"
         f" {law.mean:g}) the settings of the best trial cost ε = {rounded_up(chosen)}, and"

@@ -1,0 +1,109 @@
+"""Correlate the noise of following steps, so that a part of it cancels in the sum of the steps.
+
+    release_t = sum_t + stddev · w_t,    w = C⁻¹ z,    z independent N(0, 1)
+
+C is a lower triangular Toeplitz matrix with the coefficients c_0, …, c_{bands−1} of a square
+root: c_k is proportional to binom(2k, k) / 4ᵏ, and a column has norm 1. One band is independent
+noise.
+
+Multiplied by C the releases are C · sums + stddev · z. A record that takes part in one step appears
+in `bands` rows, with norm C of the clip at most. If it takes part at most once in `bands` following
+steps, its rows never overlap: each time costs as much as one step with independent noise.
+
+Source: Choquette-Choo et al. 2023 (arXiv 2306.08153); coefficients: Fichtenberger et al. 2022
+(arXiv 2202.11205), banded: Kalinin and Lampert 2024 (arXiv 2405.13763).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from dpkfc._checks import check_integer
+from dpkfc.privacy.integration import Floats
+
+# Part of the first weight below which float64 cannot add another one.
+_LEAST = 2.0**-53
+# The search goes from one number of bands to the next by this factor, and ends where the predicted
+# error is so much larger than the smallest.
+_RATIO = 1.25
+_WORSE = 1.1
+
+
+@dataclass(frozen=True)
+class BandedNoise:
+    """The correlation of the noise of a run.
+
+    Attributes:
+        bands: diagonals of C, >= 1; 1 is independent noise.
+
+    Raises:
+        ValueError: not an integer >= 1.
+    """
+
+    bands: int
+
+    def __post_init__(self) -> None:
+        check_integer("bands", self.bands, 1)
+
+    @cached_property
+    def coefficients(self) -> Floats:
+        """Return c `[bands]`, the first column of C; its norm is 1."""
+        k = np.arange(1, self.bands)
+        column = np.cumprod(np.concatenate([[1.0], (2 * k - 1) / (2 * k)]))
+        normed: Floats = column / np.linalg.norm(column)
+        return normed
+
+    def invert(self, steps: int) -> Floats:
+        """Return the first column of C⁻¹ `[steps]`: w_t = Σ_j column[j] · z_{t−j}."""
+        from scipy.signal import lfilter
+
+        impulse = np.zeros(steps)
+        impulse[0] = 1.0
+        column: Floats = lfilter([1.0], self.coefficients, impulse)
+        return column
+
+    def weights(self, steps: int) -> tuple[float, ...]:
+        """Return the weights of the draws of a step and of those before it, the latest first.
+
+        Weights at the end that float64 would round away are left out.
+        """
+        if self.bands == 1:
+            return (1.0,)
+        column = self.invert(steps)
+        counted = np.flatnonzero(np.abs(column) > _LEAST * column[0])
+        return tuple(column[: counted[-1] + 1].tolist())
+
+    def error(self, steps: int) -> float:
+        """Return the predicted error: the root mean square of the noise in the sums of steps.
+
+        It is in units of `stddev`, over all sums of the first t steps for t up to `steps`.
+        """
+        in_sums = np.cumsum(self.invert(steps))
+        remaining = np.arange(steps, 0, -1)
+        return math.sqrt(float(remaining @ in_sums**2) / steps)
+
+
+def choose_bands(least: int, most: int, steps: int, estimate_noise: Callable[[int], float]) -> int:
+    """Return the number of bands with the smallest predicted error; fewer bands where equal.
+
+    Args:
+        least: the fewest bands, 1 to compare with independent noise.
+        most: the most bands, >= least.
+        steps: of the run.
+        estimate_noise: maps bands to the noise multiplier that keeps the target (ε, δ).
+    """
+    best, smallest = least, math.inf
+    bands = least
+    while bands <= most:
+        error = estimate_noise(bands) * BandedNoise(bands).error(steps)
+        if error < smallest:
+            best, smallest = bands, error
+        if error > _WORSE * smallest:
+            break
+        bands = max(bands + 1, round(_RATIO * bands))
+    return best
