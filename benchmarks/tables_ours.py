@@ -111,8 +111,9 @@ def train(
     begun = time.process_time()
     data = split_records(records, 0, seed, path.name)
     prepared = prepare(config, data)
-    optimizer = make_optimizer(prepared.config, prepared.model)
-    with Session(prepared.plan, prepared.model, optimizer, data.train) as session:
+    head, examples = prepared.training_parts()
+    optimizer = make_optimizer(prepared.config, head)
+    with Session(prepared.plan, head, optimizer, examples) as session:
         for batch in session.batches():
             session.step(batch, prepared.recipe.task.loss)
         seconds = time.process_time() - begun

@@ -270,6 +270,24 @@ def test_several_records_of_a_unit_count_as_one_row():
         assert session.preconditioner.report[0]["trace"] < 2
 
 
+def test_a_head_on_features_of_all_rows_takes_the_same_steps():
+    rows = _rows(60, TINY)
+    labels = (rows[:, 0] > 0).long()
+    weights = []
+    for is_split in (False, True):
+        model = AdditiveModel(TINY, 2)
+        plan = convex_config(60, 9.0, 1e-5, model[0].features, steps=3, test_mode_seed=1)
+        head, inputs = model.split_off_features(rows) if is_split else (model, rows)
+        optimizer = torch.optim.SGD(head.parameters(), lr=2.0)
+        with Session(plan.calibrate(9.0, 1e-5, 60), head, optimizer, (inputs, labels)) as session:
+            for batch in session.batches():
+                session.step(batch, _loss)
+            with session.averaged_weights():
+                weights.append(model.state_dict()["1.weight"].clone())
+            assert list(session.released_state()) == ["1.weight"]
+    torch.testing.assert_close(*weights)
+
+
 # -- what the noise does ---------------------------------------------------------------------------
 
 

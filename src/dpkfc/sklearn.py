@@ -193,15 +193,19 @@ class _PrivateEstimator(BaseEstimator):
             seed_generators(seed)
             module = self._build_module(outputs)
         rate = self._rate(likelihood, plan.max_grad_norm)
-        optimizer = torch.optim.SGD(module.parameters(), lr=rate)
-        data = (torch.as_tensor(self._encode(rows), dtype=torch.float32), targets)
+        inputs = torch.as_tensor(self._encode(rows), dtype=torch.float32)
         generator = torch.Generator().manual_seed(seed)
-        public_records = []
-        for target in public_targets:
-            values = 2 * torch.rand(1, self.n_features_in_, generator=generator) - 1
-            public = self._encode_scaled(values.double().numpy())
-            public_records.append((torch.as_tensor(public[0], dtype=torch.float32), target))
-        with Session(plan, module, optimizer, data, public_records=public_records) as session:
+        drawn = 2 * torch.rand(len(public_targets), self.n_features_in_, generator=generator) - 1
+        public = torch.as_tensor(self._encode_scaled(drawn.double().numpy()), dtype=torch.float32)
+        head: nn.Module = module
+        if isinstance(module, AdditiveModel):
+            _, public = module.split_off_features(public)
+            head, inputs = module.split_off_features(inputs)
+        optimizer = torch.optim.SGD(head.parameters(), lr=rate)
+        public_records = list(zip(public, public_targets, strict=True))
+        with Session(
+            plan, head, optimizer, (inputs, targets), public_records=public_records
+        ) as session:
             # Before the first release, so that a fit that is cut off counts.
             self._fits = fits
             for batch in session.batches():
@@ -210,8 +214,9 @@ class _PrivateEstimator(BaseEstimator):
                 trained = copy.deepcopy(module)
             state = session.preconditioner
         if self.method == MOMENTS and state is not None:
-            drawn = 2 * torch.rand(1024, self.n_features_in_, generator=generator).numpy() - 1
-            examples = torch.as_tensor(self._encode_scaled(drawn), dtype=torch.float32)
+            drawn = 2 * torch.rand(1024, self.n_features_in_, generator=generator) - 1
+            encoded = self._encode_scaled(drawn.numpy())
+            examples = torch.as_tensor(encoded, dtype=torch.float32)
             curvature = mean_curvature(trained, examples)
             self._covariance = noise_covariance(plan, state, rate, curvature)
         self.plan_ = plan

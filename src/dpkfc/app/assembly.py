@@ -36,10 +36,14 @@ from dpkfc.curvature.probes import Probe, PublicData
 from dpkfc.curvature.refined import Refined
 from dpkfc.curvature.second_moments import SecondMoments
 from dpkfc.data.augment import Augment, horizontal_flip, random_crop, reflect_pad_crop_flip
+from dpkfc.features import AdditiveModel
 from dpkfc.postprocess.pipeline import PostProcess, WeightEMA
 from dpkfc.postprocess.steps import EMA, SOFIM, AdamBC, DiSK, LowPass
 from dpkfc.privacy.calibration import share_noise
 from dpkfc.privacy.extra_releases import ExtraRelease
+
+# Features that are kept for all steps: a gigabyte in float32.
+_KEPT_ENTRIES = 1 << 28
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +69,22 @@ class Prepared:
     start: str = ""
     stopping: EarlyStopping | PrivateEarlyStopping | None = None
     counts: CountForm | None = None
+
+    def training_parts(self) -> tuple[nn.Module, Examples]:
+        """Return what a session trains, and its examples.
+
+        They are the head of an additive model and features of all rows where these fit into memory.
+        The weights of the head are the model's.
+        """
+        model, (rows, targets) = self.model, self.data.train
+        kind = self.config.preconditioner.preconditioner
+        # K-FAC draws its rows in the form of the file.
+        if not isinstance(model, AdditiveModel) or kind not in ("none", "moments"):
+            return model, self.data.train
+        if len(rows) * model[1].in_features > _KEPT_ENTRIES:
+            return model, self.data.train
+        head, features = model.split_off_features(rows)
+        return head, (features, targets)
 
     @property
     def evaluation_examples(self) -> Examples:

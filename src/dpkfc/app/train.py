@@ -478,11 +478,12 @@ def _train(
     if not ranks.is_rank0:
         console = None
     align_processes(ranks, prepared)
+    model, examples = prepared.training_parts()
     session = Session(
         plan,
-        prepared.model,
-        make_optimizer(config, prepared.model),
-        prepared.data.train,
+        model,
+        make_optimizer(config, model),
+        examples,
         ledger_path=folder.ledger,
         units=prepared.data.units,
         num_workers=config.run.num_workers,

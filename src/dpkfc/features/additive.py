@@ -23,6 +23,8 @@ KNOTS = 16
 SMOOTHNESS = 2.0
 # Values of a number at which its effect is given.
 _GRID = 61
+# Rows whose features are computed at once. It changes no result.
+_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,18 @@ class AdditiveModel(nn.Sequential):
         head = nn.Linear(maps.features, outputs, bias=False)
         nn.init.zeros_(head.weight)
         super().__init__(maps, head)
+
+    @torch.no_grad()
+    def split_off_features(self, rows: Tensor) -> tuple[nn.Sequential, Tensor]:
+        """Return the head under its own name, and its inputs for encoded rows `[N, d]`.
+
+        A session that trains this head on these inputs trains the model, and computes each row's
+        features once instead of in every step.
+        """
+        maps, head = self
+        device = next(maps.buffers()).device
+        parts = [maps(part.to(device)).to(rows.device) for part in rows.split(_ROWS)]
+        return nn.Sequential(nn.Identity(), head), torch.cat(parts)
 
     @torch.no_grad()
     def effects(self, covariance: Tensor | None = None) -> list[Effect]:
