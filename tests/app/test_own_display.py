@@ -31,19 +31,28 @@ def printed(thing: object = None, width: int = 80, **figures_of: object) -> str:
     return file.getvalue()
 
 
-def test_a_column_of_two_thousand_has_one_short_line():
+def test_two_thousand_columns_are_a_few_short_lines():
     names = [f"a column of a long and very descriptive name, {number}" for number in range(2000)]
     columns = {name: Column(kind="number", bounds=(0.0, 110.0)) for name in names}
     schema = Schema(target="y", classes=("no", "yes"), columns=columns)
     text = printed(schema_table(describe_columns(schema, "own-table")))
-    assert len(text.splitlines()) == 2000 + 1 + 4 and max(map(len, text.splitlines())) <= 80
-    assert "0 to 110" in text and "│ 55 " in text
-    figures = {("missing", name): 0.25 for name in names}
-    figures |= {("outside of bounds", name): 1.0 for name in names}
-    lines = printed(figures=figures).splitlines()
-    assert sum("25.0%" in line for line in lines) == 2000
+    assert len(text.splitlines()) < 40 and max(map(len, text.splitlines())) <= 80
+    assert "0 to 110" in text and "│ 55 " in text and "1,971 more columns" in text
+    # Those that are shown are the worst.
+    figures = {("missing", name): 0.01 * (number > 1989) for number, name in enumerate(names)}
+    figures |= {("outside of bounds", name): float(name in names[40:50]) for name in names}
+    lines = printed(figures=figures, width=200).splitlines()
+    assert sum("1.0%" in line for line in lines) == 10 and len(lines) < 45
+    assert sum("│ 100.0%" in line for line in lines) == 10 and "1,970 more" in str(lines)
     (warning,) = (line for line in lines if line.startswith(f"{MARK}: "))
-    assert "and 1995 more" in warning and max(map(len, lines)) < 500
+    assert "and 5 more" in warning and max(map(len, lines)) < 600
+
+
+@pytest.mark.parametrize(("share", "is_named"), [(0.4, False), (0.6, True)])
+def test_bounds_that_most_values_lie_outside_of_are_named(share: float, is_named: bool):
+    lines = printed(figures={("outside of bounds", "age"): share, ("missing", "age"): share})
+    assert ("most values are clamped in age (60.0%)" in lines) == is_named
+    assert "missing in" not in lines
 
 
 def test_every_kind_of_column_has_an_example_of_the_schema():
@@ -80,9 +89,19 @@ def test_every_kind_of_column_has_an_example_of_the_schema():
     [("<=50K.", True), (" <=50k", True), ("≤50K", False), ("other", False)],
 )
 def test_labels_that_are_nearly_a_class_are_counted(value: str, near: bool):
-    labels, counts = target_of(Schema(classes=("<=50K", ">50K"))).encode([value, None, ">50K"])
-    assert labels.tolist()[1:] == [-1, 1]
+    target = target_of(Schema(classes=("<=50K", ">50K")))
+    labels, counts = target.encode([value, None, ">50K", "<=50K"])
+    assert labels.tolist()[1:] == [-1, 1, 0]
     assert list(counts.values()) == ([1] if near else [])
+
+
+def test_a_file_of_one_class_alone_is_named():
+    target = target_of(Schema(classes=("no", "yes")))
+    _, counts = target.encode(["no", None, "no", "?"])
+    assert list(counts.values()) == [2]
+    assert target.encode([None, "?"])[1] == {}
+    shares = {what: count / 4 for what, count in counts.items()}
+    assert "a model of them knows no other class" in printed(figures=shares)
 
 
 def test_another_column_of_a_label_file_that_names_files_is_found(tmp_path: Path):

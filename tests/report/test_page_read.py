@@ -41,6 +41,15 @@ def test_a_run_folder_is_read_as_it_was_written(tmp_path: Path):
     assert "/where/the/data" not in run.config and 'data_dir = ""' in run.config
 
 
+def test_releases_beside_the_steps_are_no_steps(tmp_path: Path):
+    path = run_folder(tmp_path / "a")
+    card = json.loads((path / "privacy_card.json").read_text())
+    card["guarantee"]["releases"] += 2
+    card["mechanism"]["extra_releases"] = [{"purpose": "moments", "releases": 2}]
+    (path / "privacy_card.json").write_text(json.dumps(card))
+    assert read_all([path]).runs[0].steps == 4
+
+
 def test_a_run_in_test_mode_is_marked(tmp_path: Path):
     (run,) = read_all([run_folder(tmp_path / "a", test_mode=True)]).runs
     assert run.warnings[0] == "NOT PRIVATE: test mode"

@@ -438,7 +438,9 @@ def effects(columns: Sequence[Any], caption: str = "", stamp: str = "") -> Figur
     outputs = chosen[0].outputs if chosen else []
     if len(outputs) == 1:
         figure.supylabel(outputs[0], fontsize=9, color=INK)
-    elif chosen:
+    elif len(outputs) > _MOST_NAMES:
+        figure.supylabel(f"a line for each of {len(outputs)} classes", fontsize=9, color=INK)
+    elif outputs:
         handles = [
             Line2D([], [], color=PALETTE[number % len(PALETTE)], label=name)
             for number, name in enumerate(outputs)

@@ -253,8 +253,8 @@ def make_form(recipe: Recipe, config: RunConfig) -> CountForm:
         )
     if recipe.task.scores is None or (recipe.num_classes == 1 and not recipe.task.unit):
         raise ConfigError(
-            f"private_scores is for classes, or a number with bounds, and {recipe.title[:40]!r} has"
-            " neither; leave it out"
+            "private_scores is for classes, or a number with bounds on a linear scale, and"
+            f" {recipe.title[:40]!r} has neither; leave it out"
         )
     if recipe.num_classes == 1:
         return Numbers(recipe.task.unit)

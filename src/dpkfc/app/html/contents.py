@@ -79,7 +79,7 @@ class RunSummary:
         target: ε of the budget.
         delta: δ.
         sigma: noise multiplier.
-        steps: releases.
+        steps: releases that are steps, without those beside them.
         seconds: of training.
         seed: public seed.
         settings: what else decides the result, as far as recipe and method do not say it.
@@ -269,7 +269,7 @@ def _read_run_folder(path: Path) -> RunSummary:
         target=number(guarantee.get("target_epsilon")),
         delta=number(guarantee.get("delta")),
         sigma=number(ensure_mapping(card.get("mechanism")).get("noise_multiplier")),
-        steps=int(number(guarantee.get("releases")) or 0),
+        steps=_count_steps(card),
         seconds=sum(seconds) if seconds else None,
         seed=None if seed is None else int(seed),
         settings={name: v for name, v in departures.items() if name not in _NOT_DECIDING},
@@ -283,6 +283,13 @@ def _read_run_folder(path: Path) -> RunSummary:
         card=card,
         pictures=_read_pictures(folder.plots),
     )
+
+
+def _count_steps(card: Mapping[str, Any]) -> int:
+    """Return how many of the releases of a card are steps."""
+    releases = number(ensure_mapping(card.get("guarantee")).get("releases")) or 0
+    beside = ensure_mapping(card.get("mechanism")).get("extra_releases") or []
+    return int(releases - sum(number(ensure_mapping(x).get("releases")) or 0 for x in beside))
 
 
 def list_departures(recipe: str, method: str, settings: Mapping[str, Any]) -> dict[str, Any]:

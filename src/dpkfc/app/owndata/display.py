@@ -19,7 +19,7 @@ from dpkfc.app.owndata.images import (
 )
 from dpkfc.app.owndata.records import Figures
 from dpkfc.app.owndata.schema import Column, Schema
-from dpkfc.app.owndata.targets import LIKE_A_CLASS
+from dpkfc.app.owndata.targets import LIKE_A_CLASS, ONE_CLASS
 from dpkfc.app.toml import shorten
 
 # Name, kind, bounds and an example of a column.
@@ -96,11 +96,17 @@ def _plain(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.6g}"
 
 
+# Columns that a table shows.
+_MOST_ROWS = 30
+
+
 def schema_table(rows: Sequence[ColumnRow]) -> Table:
-    """Return a table of the schema, one line a column."""
+    """Return a table of the schema, one line a column; of many columns the first ones."""
     table = _one_line_table("column", "kind", "bounds", "example of the schema")
-    for row in rows:
+    for row in rows[:_MOST_ROWS]:
         table.add_row(*map(Text, row))
+    if len(rows) > _MOST_ROWS:
+        table.add_row(f"{len(rows) - _MOST_ROWS:,} more columns")
     return table
 
 
@@ -126,7 +132,7 @@ _OF_COLUMNS = {
 _WITHOUT_TARGET = "without a known target"
 # Shares of records or of a column from which the owner is warned.
 _MANY_RECORDS = 0.1
-_MANY_VALUES = 0.99
+_MANY_VALUES = {"clamped": 0.5, "missing": 0.99, "unknown": 0.99}
 # Columns that a warning names.
 _MOST_NAMES = 5
 
@@ -155,9 +161,13 @@ def print_shares(console: Console, figures: Figures) -> None:
         console.print(Text(f"  {line}"), soft_wrap=True)
     if columns:
         table = _one_line_table("column", *_OF_COLUMNS.values())
-        for name, shares in columns.items():
+        greatest = sorted(columns, key=lambda name: -max(columns[name].values()))[:_MOST_ROWS]
+        for name in [name for name in columns if name in greatest]:
+            shares = columns[name]
             cells = [f"{shares[what]:.1%}" if what in shares else "–" for what in _OF_COLUMNS]
             table.add_row(Text(name), *cells)
+        if len(columns) > _MOST_ROWS:
+            table.add_row(f"{len(columns) - _MOST_ROWS:,} more, no share above these")
         console.print(table)
     warnings = _warnings(figures)
     if warnings:
@@ -180,15 +190,17 @@ def _warnings(figures: Figures) -> list[str]:
         if advice and share >= _MANY_RECORDS:
             found.append(f"{what}: {name} {share:.1%}; {advice}")
     for what, heading in _OF_COLUMNS.items():
+        least = _MANY_VALUES[heading]
         names = [
-            name
+            f"{name} ({share:.1%})"
             for (kind, name), share in figures.items()
-            if kind == what and share >= _MANY_VALUES
+            if kind == what and share >= least
         ]
         if names:
             more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
             listed = ", ".join(names[:_MOST_NAMES])
-            found.append(f"nearly every value is {heading} in {listed}{more}: {_LOOK[what]}")
+            amount = "nearly every value is" if least > 0.9 else "most values are"
+            found.append(f"{amount} {heading} in {listed}{more}: {_LOOK[what]}")
     return found
 
 
@@ -202,6 +214,7 @@ _ADVICE = {
     "empty": "compare key under [text] with the file",
     "without a unit": "each of them counts as a person of its own; compare the unit with the file",
     LIKE_A_CLASS: "write classes as the file has them",
+    ONE_CLASS: "a model of them knows no other class; compare classes with the file",
     BETTER_COLUMN: "set file under [images] to this column",
     ABSENT: "compare --data and file under [images] with the names in the label file",
     BROKEN: "open one of them in a viewer, or convert them",

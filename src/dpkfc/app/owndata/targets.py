@@ -42,6 +42,7 @@ def target_of(schema: Schema) -> Classes | Number:
 
 
 LIKE_A_CLASS = "a class but for case, blanks, accents' form or a full stop"
+ONE_CLASS = "of one class, and none of another"
 
 
 def _fold(text: str) -> str:
@@ -64,7 +65,11 @@ class Classes:
         return len(self.names)
 
     def encode(self, texts: Texts) -> tuple[np.ndarray, Counts]:
-        """Return class numbers int64 `[N]`, and the number of texts that are nearly a class."""
+        """Return class numbers int64 `[N]`, and what their owner has to know of them.
+
+        That is the number of texts that are nearly a class, and the number of those of a class
+        where no other occurs.
+        """
         number_of = {canonical(name): number for number, name in enumerate(self.names)}
         nearly = {_fold(name) for name in self.names}
         codes, known = distinct(texts)
@@ -74,8 +79,11 @@ class Classes:
             if text is not None:
                 numbers[code] = number_of.get(canonical(text), UNKNOWN)
                 is_near[code] = numbers[code] == UNKNOWN and _fold(text) in nearly
-        count = int(is_near[codes].sum())
-        return numbers[codes], {(LIKE_A_CLASS, "labels"): count} if count else {}
+        labels = numbers[codes]
+        counts = {(LIKE_A_CLASS, "labels"): int(is_near[codes].sum())}
+        if len(np.unique(labels[labels != UNKNOWN])) == 1:
+            counts[ONE_CLASS, "labels"] = int((labels != UNKNOWN).sum())
+        return labels, {what: count for what, count in counts.items() if count}
 
     def answer(self, outputs: Tensor, threshold: float = 0.5) -> dict[str, list[str]]:
         """Return the class that a public threshold chooses, and the probabilities of all."""
