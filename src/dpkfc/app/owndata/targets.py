@@ -67,8 +67,7 @@ class Classes:
     def encode(self, texts: Texts) -> tuple[np.ndarray, Counts]:
         """Return class numbers int64 `[N]`, and what their owner has to know of them.
 
-        That is the number of texts that are nearly a class, and the number of those of a class
-        where no other occurs.
+        That is how many texts are nearly a class, and how many are of the only class that occurs.
         """
         number_of = {canonical(name): number for number, name in enumerate(self.names)}
         nearly = {_fold(name) for name in self.names}
