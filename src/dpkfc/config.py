@@ -901,7 +901,7 @@ class PrivacyConfig:
 
         Defaults are left out.
         """
-        settings = {
+        settings: dict[str, tuple[Any, Any]] = {
             "noise": (self.noise, GAUSSIAN),
             "bands": (self.bands, None),
             "readout": (self.readout, "whitened"),

@@ -132,8 +132,7 @@ def noise_covariance(
     """
     config = plan.config
     average = config.weight_average
-    is_known = isinstance(config.preconditioner, SecondMoments) and plan.bands == 1
-    if not is_known or average is None:
+    if not isinstance(config.preconditioner, SecondMoments) or average is None or plan.bands > 1:
         return None
     # `SecondMoments` builds a dense root of the inputs.
     (entry,) = state.metric.values()

@@ -549,10 +549,12 @@ class Session:
         charged = self.ledger.steps
         try:
             released = self._release(clipped)
-        finally:
+        except BaseException:
             if self.ledger.steps > charged:
-                # Whatever came of it, the turn of this batch is over.
+                # It was charged, so the turn of this batch is over.
                 self._pending = None
+            raise
+        self._pending = None
         self._count_failures()
         update = self._pipeline.make_update(released)
         self._apply(update)
