@@ -7,7 +7,6 @@ python benchmarks/assurance.py --table leaks   # the Markdown table of a section
 
 from __future__ import annotations
 
-import argparse
 import ast
 import hashlib
 import io
@@ -22,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, hardware, markdown, now, read_json, write_json
+from common import RESULTS, hardware, make_parser, markdown, now, read_json, write_json
 
 OUTPUT = RESULTS / "assurance.json"
 ROOT = Path(__file__).resolve().parents[1]
@@ -262,9 +261,7 @@ def _format(value: Any) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--only", action="append", choices=SECTIONS, help="a section; may be given several times"
     )

@@ -10,7 +10,6 @@ and without. Times are medians of three.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
@@ -20,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, hardware, markdown, now, read_json, write_json
+from common import RESULTS, hardware, make_parser, markdown, now, read_json, write_json
 
 OUTPUT = RESULTS / "checkpoint.json"
 GOAL = 2.0  # seconds of a checkpoint beyond its weights
@@ -115,9 +114,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(

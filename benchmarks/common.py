@@ -7,7 +7,9 @@ from __future__ import annotations
 import platform
 import re
 import statistics
-from collections.abc import Sequence
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from dpkfc_papers.studies.harness import (  # noqa: F401
     hardware,
     load_average,
     machine,
+    make_parser,
     markdown,
     now,
     read_json,
@@ -22,6 +25,50 @@ from dpkfc_papers.studies.harness import (  # noqa: F401
 )
 
 RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def measure_models(
+    parser: ArgumentParser,
+    argv: Sequence[str] | None,
+    default: Iterable[str],
+    output: Path,
+    measure: Callable[[str, Any, Namespace], dict[str, Any] | None],
+) -> dict[str, Any]:
+    """Measure models one by one, write each as soon as it is there, and return all results.
+
+    Args:
+        parser: with options of its own.
+        argv: the command line.
+        default: the models that are measured where none is named.
+        output: the file of results; a smoke run writes none.
+        measure: maps name, case and options to figures of a model, None for one left out.
+    """
+    import torch
+
+    from models import cases
+
+    parser.add_argument("--only", nargs="+", help=f"models (default: {', '.join(default)})")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--smoke", action="store_true", help="tiny models, nothing written")
+    options = parser.parse_args(argv)
+    torch.set_num_threads(options.threads)
+    results: dict[str, Any] = {"models": {}} | ({} if options.smoke else read_json(output))
+    known = cases(smoke=options.smoke)
+    if unknown := [name for name in options.only or () if name not in known]:
+        parser.error(f"unknown: {', '.join(unknown)}; choose from {', '.join(known)}")
+    for name in options.only or (known if options.smoke else default):
+        case, before = known[name], load_average()
+        print(f"{name}: {case.title}", file=sys.stderr, flush=True)
+        found = measure(name, case, options)
+        if found is None:
+            continue
+        entry = {"title": case.title, "batch_size": case.batch_size, "date": now()}
+        entry |= {"load_before": before, "hardware": hardware(options.threads)}
+        results["models"][name] = entry | found
+        results |= {"date": now(), "hardware": hardware(options.threads)}
+        if not options.smoke:
+            write_json(output, results)
+    return results
 
 
 def summary(seconds: Sequence[float]) -> dict[str, Any]:

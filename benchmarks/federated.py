@@ -15,7 +15,6 @@ by their sizes, and no check of messages. All in turn within one run, ratios of 
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import sys
@@ -23,7 +22,16 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from common import RESULTS, hardware, load_average, markdown, now, read_json, write_json
+from common import (
+    RESULTS,
+    hardware,
+    load_average,
+    make_parser,
+    markdown,
+    now,
+    read_json,
+    write_json,
+)
 
 OUTPUT = RESULTS / "federated.json"
 CLIENTS = 20
@@ -193,6 +201,7 @@ def flower(clients: int, rounds: int) -> dict[str, Any]:
     from tempfile import TemporaryDirectory
 
     from dpkfc.app.demos import APP
+
     from dpkfc.federated.flower import simulate
 
     settings = {"clients": clients, "rounds": rounds, "method": "dp-fedsofim"}
@@ -266,9 +275,7 @@ def measured(part: str, smoke: bool) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument(
         "--part", action="append", choices=PARTS, help="may be given several times; default: all"

@@ -9,7 +9,6 @@ counts.
 
 from __future__ import annotations
 
-import argparse
 import resource
 import subprocess
 import sys
@@ -18,7 +17,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, hardware, load_average, markdown, now, read_json, write_json
+from common import (
+    RESULTS,
+    hardware,
+    load_average,
+    make_parser,
+    markdown,
+    now,
+    read_json,
+    write_json,
+)
 from growth_files import file_rows, files
 
 OUTPUT = RESULTS / "growth.json"
@@ -201,9 +209,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="+", choices=list(MEASURED), default=list(MEASURED))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=Path, default=OUTPUT)

@@ -14,7 +14,6 @@ timed by themselves.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import random
 import statistics
@@ -31,6 +30,7 @@ from common import (
     judged,
     load_average,
     machine,
+    make_parser,
     markdown,
     now,
     paired,
@@ -219,9 +219,7 @@ def _cell(found: Mapping[str, Any] | None, goal: float | None) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--only", action="append", metavar="MODEL")
     parser.add_argument(
         "--views",

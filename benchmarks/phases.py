@@ -10,7 +10,6 @@ rounds.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import random
 import statistics
@@ -24,7 +23,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from common import RESULTS, hardware, load_average, machine, markdown, now, read_json, write_json
+from common import (
+    RESULTS,
+    machine,
+    make_parser,
+    markdown,
+    measure_models,
+)
 
 OUTPUT = RESULTS / "phases.json"
 MODELS = ("mnist-cnn", "mlp", "encoder-256", "wrn-16-4")
@@ -155,41 +160,14 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    import torch
-
-    from models import cases
-
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", nargs="+", help=f"models (default: {', '.join(MODELS)})")
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--smoke", action="store_true", help="tiny models, nothing written")
-    arguments = parser.parse_args(argv)
-    torch.set_num_threads(arguments.threads)
-    results: dict[str, Any] = {"models": {}} | (read_json(OUTPUT) if not arguments.smoke else {})
-    known = cases(smoke=arguments.smoke)
-    if unknown := [name for name in arguments.only or () if name not in known]:
-        parser.error(f"unknown: {', '.join(unknown)}; choose from {', '.join(known)}")
-    for name in arguments.only or (known if arguments.smoke else MODELS):
-        case, before = known[name], load_average()
-        print(f"{name}: {case.title}", file=sys.stderr, flush=True)
-        entry = {
-            "title": case.title,
-            "batch_size": case.batch_size,
-            "date": now(),
-            "load_before": before,
-        }
-        found = measure(case, arguments.rounds, warmup=1 if arguments.smoke else 4)
-        results["models"][name] = {
-            **entry,
-            "hardware": hardware(arguments.threads),
-            "contenders": found,
-        }
-        results |= {"date": now(), "hardware": hardware(arguments.threads)}
-        if not arguments.smoke:
-            write_json(OUTPUT, results)
+
+    def contenders(_: str, case: Any, options: Any) -> dict[str, Any]:
+        found = measure(case, options.rounds, warmup=1 if options.smoke else 4)
+        return {"contenders": found}
+
+    results = measure_models(parser, argv, MODELS, OUTPUT, contenders)
     print(table(results), machine(results), sep="\n\n")
     return 0
 

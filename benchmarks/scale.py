@@ -34,6 +34,7 @@ from common import (
     hardware,
     load_average,
     machine,
+    make_parser,
     markdown,
     now,
     paired,
@@ -341,9 +342,7 @@ def plot(results: Mapping[str, Any], path: Path) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--axis", action="append", choices=list(AXES))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)

@@ -12,7 +12,6 @@ eigenproblems.
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ from common import (
     judged,
     load_average,
     machine,
+    make_parser,
     markdown,
     now,
     paired,
@@ -106,9 +106,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--only", action="append", metavar="MODEL")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--smoke", action="store_true")

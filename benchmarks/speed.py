@@ -31,6 +31,7 @@ from common import (
     hardware,
     load_average,
     machine,
+    make_parser,
     now,
     paired,
     read_json,
@@ -157,9 +158,7 @@ def measure_memory(
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--only",
         action="extend",

@@ -10,7 +10,6 @@ edited by hand.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from common import RESULTS, machine, markdown, read_json
+from common import RESULTS, machine, make_parser, markdown, read_json
 from dpkfc_papers.studies import pages
 from dpkfc_papers.studies.pages import missing
 
@@ -213,9 +212,7 @@ def filled(text: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--check", action="store_true", help="fail if a document is out of date; write nothing"
     )

@@ -136,7 +136,7 @@ def write_rows(name: str, data_dir: Path, seed: int, out: Path) -> Mapping[str, 
 
 
 def _numbers(texts: Sequence[str | None], schema: Any) -> np.ndarray:
-    from dpkfc.app.owndata.schema import Column
+    from dpkfc.app.owndata.columns import Column
 
     column = Column(kind="number", bounds=schema.target_bounds)
     meanings = [column.meaning(text) for text in texts]

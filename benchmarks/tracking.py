@@ -10,14 +10,19 @@ session whose passes are not proved. Figures are medians over rounds.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from common import RESULTS, hardware, load_average, machine, markdown, now, read_json, write_json
+from common import (
+    RESULTS,
+    machine,
+    make_parser,
+    markdown,
+    measure_models,
+)
 
 OUTPUT = RESULTS / "tracking.json"
 ROUNDS = {"mnist-cnn": 40, "encoder-256": 25, "encoder-512": 10, "wrn-16-4": 8, "bert-base": 2}
@@ -116,36 +121,13 @@ def table(results: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure the models that were asked for."""
-    import torch
 
-    from models import cases
-
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", nargs="+", help=f"models (default: {', '.join(ROUNDS)})")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--smoke", action="store_true", help="tiny models, nothing written")
-    arguments = parser.parse_args(argv)
-    torch.set_num_threads(arguments.threads)
-    results: dict[str, Any] = {"models": {}} | (read_json(OUTPUT) if not arguments.smoke else {})
-    known = cases(smoke=arguments.smoke)
-    for name in arguments.only or (known if arguments.smoke else ROUNDS):
-        case, before = known[name], load_average()
+    def shares(name: str, case: Any, options: Any) -> dict[str, Any] | None:
         if case.views > 1 or case.augment is not None:
-            continue
-        print(f"{name}: {case.title}", file=sys.stderr, flush=True)
-        found = measure(case, 2 if arguments.smoke else ROUNDS[name])
-        entry = {
-            "title": case.title,
-            "batch_size": case.batch_size,
-            "date": now(),
-            "load_before": before,
-        }
-        results["models"][name] = {**entry, "hardware": hardware(arguments.threads), **found}
-        results |= {"date": now(), "hardware": hardware(arguments.threads)}
-        if not arguments.smoke:
-            write_json(OUTPUT, results)
+            return None
+        return measure(case, 2 if options.smoke else ROUNDS[name])
+
+    results = measure_models(make_parser(__doc__), argv, ROUNDS, OUTPUT, shares)
     print(table(results), machine(results), sep="\n\n")
     return 0
 

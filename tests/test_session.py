@@ -290,28 +290,6 @@ def test_a_scalar_loss_is_refused_before_anything_is_charged() -> None:
         assert s.ledger.count == 0
 
 
-def test_one_nan_example_does_not_stop_or_steer_a_run() -> None:
-    """Invariant 7 through the loop."""
-    model = net()
-    x, y = data()
-    x[3] = float("nan")
-    with Session(
-        plan(0.0, expected_batch_size=N), model, torch.optim.SGD(model.parameters(), 0.1), (x, y)
-    ) as s:
-        train(s)
-    assert bool(torch.isfinite(weights(model)).all())
-
-
-def test_a_replaced_parameter_is_noticed() -> None:
-    """A model adapted or moved after the session was built would train nothing."""
-    model = net()
-    with session(plan(1.0), model) as s:
-        train(s, 1)
-        model[0].weight = nn.Parameter(model[0].weight.detach().clone())
-        with pytest.raises(RuntimeError, match="'0.weight' was replaced"):
-            train(s, 1)
-
-
 @pytest.mark.parametrize("lr", [0.0, 1e-30])
 def test_a_rate_too_small_to_see_is_no_error(lr: float) -> None:
     with session(plan(1.0), net(), lr=lr) as s:

@@ -338,30 +338,7 @@ def test_verification_under_autocast_does_not_refuse_an_ordinary_model(
         assert s.ledger.count == 1
 
 
-# -- a model that changes under a session ----------------------------------------------------------
-
-
-@pytest.mark.parametrize("steps_before", [0, 2])
-def test_unfreezing_after_the_session_was_built_is_refused_by_name(steps_before: int) -> None:
-    model = net()
-    model[2].requires_grad_(False)
-    with session(plan(), model) as s:
-        batches = s.batches()
-        for _ in range(steps_before):
-            s.step(next(batches), loss_fn)
-        model[2].bias.requires_grad_(True)
-        with pytest.raises(RuntimeError, match=r"'2\.bias'"):
-            s.step(next(batches), loss_fn)
-        assert s.ledger.count == steps_before
-
-
-def test_a_layer_that_is_added_after_the_session_was_built_is_refused_by_name() -> None:
-    model = net()
-    with session(plan(), model) as s:
-        model.append(nn.Linear(3, 3).double())
-        with pytest.raises(RuntimeError, match=r"'3\.weight'"):
-            s.step(next(s.batches()), loss_fn)
-        assert s.ledger.count == 0
+# -- hooks and parameters that no session can take -------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["register_full_backward_hook", "register_full_backward_pre_hook"])

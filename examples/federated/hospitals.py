@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dpkfc.app.demos import APP
+from dpkfc.app.federated_demo import APP
 from dpkfc.federated.flower import client_app, server_app
 
 server = server_app(APP)

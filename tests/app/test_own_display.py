@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from dpkfc.app.owndata.columns import Column
 from dpkfc.app.owndata.display import (
     MARK,
     describe_columns,
@@ -15,7 +16,7 @@ from dpkfc.app.owndata.display import (
     schema_table,
 )
 from dpkfc.app.owndata.images import encode_folder
-from dpkfc.app.owndata.schema import Column, ImageForm, Schema
+from dpkfc.app.owndata.schema import ImageForm, Schema
 from dpkfc.app.owndata.targets import target_of
 from tests.app.own_files import write_images
 

@@ -18,19 +18,15 @@ import torch
 
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.text import hashed_texts
+from dpkfc.app.owndata.cells import MISSING
+from dpkfc.app.owndata.columns import Column
 from dpkfc.app.owndata.files import encode_table, unit_names
+from dpkfc.app.owndata.names import is_identifier
 from dpkfc.app.owndata.proposals import empty_schema
 from dpkfc.app.owndata.recipes import input_columns
 from dpkfc.app.owndata.records import TEST_SHARE, UNKNOWN, Records, _places, split_records
-from dpkfc.app.owndata.schema import (
-    MISSING,
-    Column,
-    Schema,
-    check_schema,
-    is_identifier,
-    read_schema,
-    schema_toml,
-)
+from dpkfc.app.owndata.schema import Schema, check_schema, read_schema
+from dpkfc.app.owndata.schema_file import schema_toml
 from dpkfc.app.owndata.schema_noise import SchemaNoise
 from dpkfc.app.owndata.targets import target_of
 from dpkfc.app.recipes.catalogue import recipe_of, run_config

@@ -14,20 +14,20 @@ import torch
 from dpkfc.app.audit_folder import card_finding, ledger_finding
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.owndata import recipes as own_recipes
-from dpkfc.app.owndata.files import encode_table
-from dpkfc.app.owndata.predictions import load_run
-from dpkfc.app.owndata.schema import (
+from dpkfc.app.owndata.bounds import (
     BINS,
     DEFAULT_BOUNDS,
     NO_BIN,
-    Column,
     _edges_of_bin,
     bin_numbers,
     choose_bounds,
     count_bins,
     norm_of,
-    read_schema,
 )
+from dpkfc.app.owndata.columns import Column
+from dpkfc.app.owndata.files import encode_table
+from dpkfc.app.owndata.predictions import load_run
+from dpkfc.app.owndata.schema import read_schema
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.run_folder import RunFolderError
 from dpkfc.app.toml import ConfigError

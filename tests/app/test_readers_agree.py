@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 from dpkfc.app import train as training
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.owndata import delimited, rows
+from dpkfc.app.owndata.columns import Column
 from dpkfc.app.owndata.files import encode_table, encode_texts
 from dpkfc.app.owndata.proposals import empty_schema
 from dpkfc.app.owndata.recipes import KEPT
 from dpkfc.app.owndata.records import split_records
-from dpkfc.app.owndata.schema import Column, Schema, TextForm, check_schema, read_schema
+from dpkfc.app.owndata.schema import Schema, TextForm, check_schema, read_schema
 from dpkfc.app.owndata.tables import read_table
 from dpkfc.app.recipes.catalogue import configure
 from dpkfc.app.recipes.recipe import Recipe

@@ -19,10 +19,11 @@ import pytest
 import torch
 
 from dpkfc.app.datasets.errors import DatasetError
+from dpkfc.app.owndata.columns import Column
 from dpkfc.app.owndata.delimited import split_line
 from dpkfc.app.owndata.files import encode_table, encode_texts
 from dpkfc.app.owndata.records import Records
-from dpkfc.app.owndata.schema import Column, Schema, TextForm, check_schema
+from dpkfc.app.owndata.schema import Schema, TextForm, check_schema
 from dpkfc.app.owndata.stored import stored_texts
 
 SCHEMA = check_schema(

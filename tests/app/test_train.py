@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from dpkfc.app import plots, results
 from dpkfc.app import train as train_module
 from dpkfc.app.datasets.errors import DatasetError
-from dpkfc.app.demos import COMPARED, demo
+from dpkfc.app.demo import COMPARED, demo
 from dpkfc.app.doctor import load_target
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
 from dpkfc.app.recipes.objective import evaluate

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.curvature import NGD, FeatureNoise, PinkNoise, PublicData
-from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.model_state import preserve_model
 from dpkfc.curvature.ngd import PostNoiseWhitening
 from dpkfc.curvature.probe_pass import ProbeSpec, run_probe
 from dpkfc.linalg.blocks import Outer
-from dpkfc.linalg.metric import Eigenbasis, Elementwise, Metric
+from dpkfc.linalg.metric import Eigenbasis, Elementwise
 from tests.curvature.toys import (
     CNN_SHAPE,
     Text,
@@ -228,32 +227,3 @@ def test_a_layer_that_the_probe_does_not_reach_is_refused_by_name() -> None:
     model = mlp()
     with pytest.raises(ValueError, match="does not reach these layers: aside"):
         ngd().build(model, capture, 0, {**rules_of(model), "aside": "linear"})
-
-
-def same(first: Metric, second: Metric) -> bool:
-    def tensors(metric: Metric) -> list[Tensor]:
-        found = []
-        for e in metric.values():
-            found += (
-                list(e.scale.values())
-                if isinstance(e, Elementwise)
-                else [e.scale, e.input, e.output]
-            )
-        return [x for x in found if x is not None]
-
-    return all(torch.equal(x, y) for x, y in zip(tensors(first), tensors(second), strict=True))
-
-
-@pytest.mark.parametrize("order", ["split", "after"])
-def test_a_checkpoint_continues_the_schedule_bit_for_bit(order: str) -> None:
-    torch.manual_seed(0)
-    model = Text().double()
-    config = ngd(probe=PublicData(torch.randint(11, (20, 5)), provenance="ids"), order=order)
-    built = config.build(model, capture, 8, rules_of(model))
-    state = {name: x.clone() for name, x in built.state_dict().items()}
-    again = PreconditionerState.from_state_dict(state)
-    assert again.digest == built.digest
-    for step in (8, 9, 15, 600):
-        assert same(config.metric_at(built, step), config.metric_at(again, step))
-    assert same(config.metric_at(built, 8), built.metric)
-    again.check(shapes_of(model))

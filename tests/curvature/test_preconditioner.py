@@ -261,10 +261,6 @@ def test_the_stream_is_named_by_seed_and_step():
     assert len(set(draws)) == 4
 
 
-def test_a_refresh_is_due_every_so_many_steps():
-    assert [step for step in range(11) if _kfac(every=5).is_due(step)] == [0, 5, 10]
-
-
 def test_a_layer_whose_values_are_not_finite_is_named():
     def broken(model, loss):
         blocks = dict(capture(model, loss))

@@ -175,13 +175,6 @@ def test_the_adapters_save_and_load_as_ever(tmp_path: Path) -> None:
     assert torch.allclose(again(input_ids=ids).logits, model.eval()(input_ids=ids).logits)
 
 
-def test_an_optimizer_of_other_parameters_is_refused() -> None:
-    config = PrivacyConfig(expected_batch_size=N, steps=1).with_noise(1.0, 1e-3, N)
-    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
-    with pytest.raises(ValueError, match="optimizer does not hold trainable parameter .*lora"):
-        Session(config, adapted(), optimizer, rows_of(padded()))
-
-
 def test_a_side_without_signal_is_the_identity_until_b_has_moved() -> None:
     """An adapter begins with B = 0: no gradient reaches A, and its output factor is zero."""
     model = adapted()

@@ -58,7 +58,7 @@ def test_a_card_says_who_is_protected_from_whom(privacy):
 @pytest.mark.slow
 def test_the_demo_leaves_a_folder_a_method(tmp_path):
     pytest.importorskip("sklearn")
-    from dpkfc.app.demos import METHODS, federated_demo
+    from dpkfc.app.federated_demo import METHODS, federated_demo
 
     chosen = tuple(METHODS)[1:]
     demo = federated_demo(str(tmp_path / "demo"), rounds=2, methods=chosen)
@@ -84,9 +84,7 @@ def test_the_demo_leaves_a_folder_a_method(tmp_path):
     one.write_bytes(other.read_bytes())
     with pytest.raises(CardError, match="does not hold the weights"):
         verify_ledger(tmp_path / "demo" / chosen[0] / "ledger.jsonl")
-    assert {"partition.png", "comparison.png"} <= {
-        path.name for path in (tmp_path / "demo").iterdir()
-    }
+    assert {"comparison.png"} <= {path.name for path in (tmp_path / "demo").iterdir()}
 
 
 def test_dropped_rounds_and_test_mode_are_on_the_card():

@@ -44,7 +44,7 @@ def test_a_missing_flower_is_named_before_anything_runs(tmp_path, monkeypatch):
 
 
 def test_the_example_names_every_setting_of_the_app():
-    from dpkfc.app.demos import APP
+    from dpkfc.app.federated_demo import APP
 
     held = tomllib.loads((EXAMPLE / "pyproject.toml").read_text("utf-8"))["tool"]["flwr"]["app"]
     assert held["config"] == APP.settings()

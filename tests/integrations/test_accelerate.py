@@ -182,25 +182,3 @@ def test_an_engine_stays_private_when_its_model_and_optimizer_are_prepared() -> 
     with pytest.raises(RuntimeError, match="without a new batch"):
         optimizer.step()
     assert torch.equal(weights(model), before)
-
-
-class Centralised(torch.optim.SGD):
-    """Changes the release before the step of its base class."""
-
-    def step(self, closure: None = None) -> None:
-        for p in self.param_groups[0]["params"]:
-            p.grad.sub_(p.grad.mean())
-        super().step(closure)
-
-
-def test_an_optimizer_may_call_the_step_of_its_base_class() -> None:
-    torch.optim.SGD(mlp().parameters())  # torch then runs hooks for the base class too
-    model = mlp()
-    with make_session(model, Centralised(model.parameters(), 0.1)) as session:
-        guard(Accelerator(cpu=True), session)
-        for batch in session.batches():
-            session.step(batch, losses)
-        assert session.steps_done == 4
-        model(torch.ones(1, 6)).sum().backward()
-        with pytest.raises(RuntimeError, match="without a release of the session"):
-            session.optimizer.step()

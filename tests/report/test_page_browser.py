@@ -201,18 +201,6 @@ def test_a_method_is_hidden_everywhere_and_comes_back(browser: Any, pages: dict[
     )
 
 
-def test_a_command_is_copied(browser: Any, pages: dict[str, Path]):
-    opened(browser, pages["good"])
-    open_all(browser)
-    browser.execute_script(
-        "document.addEventListener('copy', () => { window.taken = String(getSelection()); })"
-    )
-    browser.execute_script("navigator.clipboard.writeText = () => Promise.reject(new Error('no'))")
-    browser.find_element("css selector", "button.copy").click()
-    until(browser, "return document.querySelector('button.copy').textContent === 'copied'")
-    assert browser.execute_script("return window.taken") == "dpkfc train --config config.toml"
-
-
 def fits(browser: Any) -> None:
     assert browser.execute_script(
         "return [document.documentElement.scrollWidth <= innerWidth, innerWidth]"
@@ -222,12 +210,6 @@ def fits(browser: Any) -> None:
         " p.getBoundingClientRect().right > innerWidth + 1).length"
     )
     assert browser.execute_script(wide) == 0
-
-
-def test_a_narrow_screen_needs_no_sideways_scrolling(browser: Any, pages: dict[str, Path]):
-    opened(browser, pages["good"], width=390)
-    open_all(browser)
-    fits(browser)
 
 
 @pytest.mark.parametrize(("width", "share"), [(1400, 0.16), (390, 0.5)])
@@ -249,15 +231,6 @@ def test_the_legend_of_many_methods_scrolls_and_covers_no_heading(
     assert browser.execute_script(
         "const a = document.getElementById('all').getBoundingClientRect(); return a.height > 10"
     )
-
-
-def test_dark_and_light_follow_the_system(browser: Any, pages: dict[str, Path]):
-    opened(browser, pages["good"], scheme="dark")
-    ink = "return getComputedStyle(document.body).color"
-    dark = browser.execute_script(ink)
-    light = {"name": "prefers-color-scheme", "value": "light"}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [light]})
-    until(browser, f"{ink} !== '{dark}'")
 
 
 def test_a_hostile_folder_runs_nothing_and_does_not_break_the_page(

@@ -11,7 +11,6 @@ which are public here. The theorem holds σ; a budget does not: at a given ε, �
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 from typing import Any
@@ -26,6 +25,7 @@ from dpkfc_papers.studies.harness import (
     RESULTS,
     finish,
     hardware,
+    make_parser,
     markdown,
     now,
     read_json,
@@ -152,9 +152,7 @@ def draw(results: dict[str, Any]) -> None:
 
 def main() -> None:
     """Measure, or print what has been measured."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--table", action="store_true", help="print what has been run")
     if not parser.parse_args().table:
         measure()

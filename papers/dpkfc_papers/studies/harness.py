@@ -257,10 +257,15 @@ def write_json(path: Path, value: Any) -> None:
 # Command lines.
 
 
-def _data_parser(description: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser whose help keeps the lines of a description."""
+    return argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+
+
+def _data_parser(description: str | None) -> argparse.ArgumentParser:
+    parser = make_parser(description)
     parser.add_argument(
         "--data-dir", default="", help="folder with the data sets; default: $DPKFC_DATA"
     )

@@ -12,7 +12,6 @@ a printed one: only the order of the variations is.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpkfc_papers.studies.harness import RESULTS
+from dpkfc_papers.studies.harness import RESULTS, make_parser
 
 PATH = RESULTS / "ngd_ablation.json"
 RECIPE, STEPS, PUBLIC = "fashion-mnist-cnn", 96, 500
@@ -249,9 +248,7 @@ def values(store: Any, method: str, varied: Settings | None = None) -> list[floa
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--data-dir", default="", help="folder with the data sets")
     parser.add_argument("--out", type=Path, default=Path("runs/ngd"), help="folder of ledgers")
     parser.add_argument("--minutes", type=float, default=1e9, help="no run starts after these")

@@ -13,7 +13,6 @@ for features that keep their 0.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import warnings
 from collections.abc import Callable, Iterator
@@ -34,6 +33,7 @@ from dpkfc_papers.studies.harness import (
     RESULTS,
     hardware,
     load_average,
+    make_parser,
     markdown,
     now,
     read_json,
@@ -174,9 +174,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--table", action="store_true", help="print what has been run")
     if not parser.parse_args().table:
         warnings.simplefilter("ignore")

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from dpkfc.app.datasets.examples import Examples, ExampleSet
-from dpkfc.app.owndata.schema import norm_of
+from dpkfc.app.owndata.bounds import norm_of
 from dpkfc.app.private_scores import PURPOSE as SCORES
 from dpkfc.app.private_scores import CountForm
 from dpkfc.app.recipes.catalogue import run_config

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from dpkfc.app.assembly import Prepared
+from dpkfc.app.owndata.columns import Column
 from dpkfc.app.owndata.scales import from_share
-from dpkfc.app.owndata.schema import Column, Schema
+from dpkfc.app.owndata.schema import Schema
 from dpkfc.convex import mean_curvature, noise_covariance
 from dpkfc.features import AdditiveModel, Effect
 from dpkfc.session import Session

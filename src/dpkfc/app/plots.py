@@ -23,7 +23,6 @@ from matplotlib.ticker import (
     NullFormatter,
     PercentFormatter,
 )
-from numpy.typing import ArrayLike, NDArray
 
 from dpkfc.app.run_folder import write_atomically
 from dpkfc.report.text import rounded_up
@@ -46,8 +45,6 @@ _DASHES = (0, (4, 3))
 _ROUNDING = 1e-6
 # Points of a curve up to which each has a marker.
 _MARKED = 40
-# Counts are written into up to this many cells.
-_WRITTEN = 260
 # Inches across, so that text can be read on a narrow screen too.
 _WIDTH = 5.4
 _P = ParamSpec("_P")
@@ -356,55 +353,6 @@ def evenly_spaced(items: Sequence[Any], most: int) -> Sequence[Any]:
         return items
     last = len(items) - 1
     return [items[round(i * last / (most - 1))] for i in range(most)]
-
-
-def counts(
-    labels: ArrayLike, pieces: Sequence[NDArray[np.int64]]
-) -> tuple[NDArray[np.int64], list[str]]:
-    """Return the records of each label with each client, and the names of the labels in order.
-
-    Returns:
-        Counts `[clients, labels]`, and the sorted names.
-    """
-    names, kinds = np.unique(np.asarray(labels), return_inverse=True)
-    kinds = kinds.reshape(-1)
-    table = np.stack([np.bincount(kinds[piece], minlength=len(names)) for piece in pieces])
-    return table, [str(name) for name in names]
-
-
-@apply_style
-def partition(
-    labels: ArrayLike, pieces: Sequence[NDArray[np.int64]], *, caption: str = ""
-) -> Figure:
-    """Draw labels by client as shaded counts, with each client's size next to them.
-
-    The counts are of a study's public data.
-
-    Args:
-        labels: of all records `[n]`.
-        pieces: records of each client.
-        caption: below the title.
-    """
-    table, kinds = counts(labels, pieces)
-    height = min(12.0, 1.9 + 0.3 * len(table))
-    figure = make_figure(8.4, height, "What each client holds", caption)
-    cells, sizes = figure.subplots(1, 2, sharey=True, width_ratios=[3, 1])
-    cells.imshow(table, aspect="auto", cmap="Blues", vmin=0, vmax=max(1, int(table.max())))
-    cells.grid(visible=False)
-    cells.set_title("records of each label")
-    cells.set_xticks(range(len(kinds)), kinds)
-    cells.yaxis.set_major_locator(MaxNLocator(12, integer=True))
-    cells.set_xlabel("label")
-    cells.set_ylabel("client")
-    if table.size <= _WRITTEN:
-        for (row, column), count in np.ndenumerate(table):
-            colour = PAPER if count > 0.55 * table.max() else INK
-            text = f"{count:,}" if count else ""
-            cells.text(column, row, text, ha="center", va="center", fontsize=7.5, color=colour)
-    sizes.barh(range(len(table)), table.sum(1), color=SPENT, height=0.62)
-    sizes.set_title("all records")
-    sizes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
-    return figure
 
 
 # Columns of a picture of effects, and values of a column whose names can be read.

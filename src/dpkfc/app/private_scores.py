@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
 from dpkfc.app.datasets.examples import Examples
-from dpkfc.app.owndata.schema import norm_of
+from dpkfc.app.owndata.bounds import norm_of
 from dpkfc.app.recipes.objective import NOTHING_KNOWN, Judged
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.scores import Floats, Score, Scores
@@ -29,30 +28,9 @@ _DRAWS = 1000
 INTERVALS = "95 % intervals from 1,000 draws of the known noise and of the rows; all is public"
 
 
-class CountForm(Protocol):
-    """What one row adds to a vector of counts, and which scores follow from the sum.
-
-    The vectors are private until noise is added.
-    """
-
-    @property
-    def norm(self) -> float:
-        """Return the largest L2 norm of what one row adds."""
-
-    def add(self, outputs: Floats, label: float) -> Floats:
-        """Return what a row with outputs `[K]` adds `[n]`; zeros for an unknown label."""
-
-    def count(self, totals: Floats) -> Floats:
-        """Return the number of rows with a known label `[B]`."""
-
-    def figures(self, totals: Floats) -> dict[str, Floats]:
-        """Return scores `[B]` of sums `[B, n]` by name."""
-
-    def guesses(self, totals: Floats) -> dict[str, Floats]:
-        """Return scores `[B]` of the best constant guess by name."""
-
-    def confusion(self, totals: Floats) -> Floats:
-        """Return rows by true class and answer `[K, K]`; empty for numbers."""
+# A form of counts says what one row adds to a vector (`add`, with the largest L2 norm `norm`), and
+# which scores follow from sums `[B, n]` (`count`, `figures`, `guesses`, `confusion`). The vectors
+# are private until noise is added.
 
 
 @dataclass(frozen=True)
@@ -67,7 +45,7 @@ class TwoClasses:
         return np.unique([*np.linspace(0, 1, BINS + 1), self.threshold])
 
     def add(self, outputs: Floats, label: float) -> Floats:
-        """Return what a row adds."""
+        """Return what a row with outputs `[K]` adds `[n]`; zeros for an unknown label."""
         edges = self._edges
         counts = np.zeros((2, len(edges) - 1))
         if label in (0, 1):
@@ -230,6 +208,8 @@ class Numbers:
         """Return rows by true class and answer."""
         return np.zeros((0, 0))
 
+
+CountForm = TwoClasses | SeveralClasses | Numbers
 
 # --------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ def demo(
         quiet: No progress bar.
         settings: flags of settings that were given.
     """
-    from dpkfc.app.demos import demo as run_demo
+    from dpkfc.app.demo import demo as run_demo
 
     console = open_console()
     result = run_demo(read_choices(None, settings or {}), out, None if quiet else console)
@@ -52,7 +52,7 @@ def demo_federated(
         engine: here (one process), flower (its simulation), or both.
         quiet: No progress bar.
     """
-    from dpkfc.app.demos import ENGINES, federated_demo
+    from dpkfc.app.federated_demo import ENGINES, federated_demo
 
     console = open_console()
     result = federated_demo(

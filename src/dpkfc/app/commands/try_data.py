@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dpkfc.app.owndata.proposals import kind_of_data
-from dpkfc.app.owndata.schema import read_schema, schema_toml
+from dpkfc.app.owndata.schema import read_schema
+from dpkfc.app.owndata.schema_file import schema_toml
 from dpkfc.app.run_folder import RunFolderError, write_text
 from dpkfc.app.toml import ConfigError
 from dpkfc.terminal import open_console, print_line

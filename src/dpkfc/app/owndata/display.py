@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dpkfc.app.owndata.columns import Column
 from dpkfc.app.owndata.images import (
     ABSENT,
     BETTER_COLUMN,
@@ -18,7 +19,7 @@ from dpkfc.app.owndata.images import (
     REPEATED,
 )
 from dpkfc.app.owndata.records import Figures
-from dpkfc.app.owndata.schema import Column, Schema
+from dpkfc.app.owndata.schema import Schema
 from dpkfc.app.owndata.targets import LIKE_A_CLASS, ONE_CLASS
 from dpkfc.app.toml import shorten
 

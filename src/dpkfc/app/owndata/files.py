@@ -16,11 +16,12 @@ import torch
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.text import sparse_texts
 from dpkfc.app.owndata.cells import canonical
+from dpkfc.app.owndata.columns import Column
 from dpkfc.app.owndata.decoding import Texts, distinct
 from dpkfc.app.owndata.json_lines import id_of, parse_line, read_lines, text_of, value_at
 from dpkfc.app.owndata.records import ALONE, UNKNOWN, Records, number_equal
 from dpkfc.app.owndata.rows import RowFile
-from dpkfc.app.owndata.schema import Column, Schema, TextForm
+from dpkfc.app.owndata.schema import Schema, TextForm
 from dpkfc.app.owndata.tables import Table, open_file, read_parts
 from dpkfc.app.owndata.targets import target_of
 from dpkfc.app.pretrained import SENTENCE_WIDTH, minilm_vectors

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dpkfc.app.datasets.errors import DatasetError, unreadable_error
 from dpkfc.app.owndata.images import folder_classes, propose_white, suspect_folders
-from dpkfc.app.owndata.schema import template
+from dpkfc.app.owndata.schema_file import template
 from dpkfc.app.owndata.stored import list_parts
 from dpkfc.app.owndata.tables import (
     TABLE_SUFFIXES,

@@ -13,16 +13,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from dpkfc.app.owndata.cells import PLAIN, read_number
+from dpkfc.app.owndata.columns import KINDS, Column
 from dpkfc.app.owndata.display import MARK
-from dpkfc.app.owndata.schema import (
-    KINDS,
-    Column,
-    Schema,
-    check_schema,
-    is_free_text,
-    is_identifier,
-    words_of_name,
-)
+from dpkfc.app.owndata.names import is_free_text, is_identifier, words_of_name
+from dpkfc.app.owndata.schema import Schema, check_schema
 from dpkfc.app.owndata.tables import Header, read_header, read_table
 from dpkfc.app.toml import ConfigError
 from dpkfc.terminal import print_line

@@ -15,6 +15,7 @@ from torch import nn
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.examples import ExampleSet
 from dpkfc.app.models import linear_from_zero
+from dpkfc.app.owndata.bounds import choose_bounds, count_bins
 from dpkfc.app.owndata.display import describe_columns
 from dpkfc.app.owndata.files import encode_table, encode_texts, text_width
 from dpkfc.app.owndata.images import (
@@ -24,15 +25,8 @@ from dpkfc.app.owndata.images import (
 )
 from dpkfc.app.owndata.proposals import kind_of_data
 from dpkfc.app.owndata.records import TEST_SHARE, Records, split_records
-from dpkfc.app.owndata.schema import (
-    Schema,
-    check_schema,
-    choose_bounds,
-    count_bins,
-    public_facts,
-    read_schema,
-    schema_toml,
-)
+from dpkfc.app.owndata.schema import Schema, check_schema, public_facts, read_schema
+from dpkfc.app.owndata.schema_file import schema_toml
 from dpkfc.app.owndata.schema_noise import SchemaNoise
 from dpkfc.app.owndata.targets import target_of
 from dpkfc.app.owndata.tasks import judgement, load_task, make_model, task_examples

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dpkfc.app.owndata.schema import Column
+from dpkfc.app.owndata.columns import Column
 from dpkfc.curvature.model_inputs import Sample
 from dpkfc.curvature.probes import Probe
 

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from dpkfc.app.datasets.examples import Examples, choose_rows
 from dpkfc.app.owndata.cells import NumberForm, canonical
+from dpkfc.app.owndata.columns import Column
 from dpkfc.app.owndata.decoding import Texts, distinct
 from dpkfc.app.owndata.records import UNKNOWN
 from dpkfc.app.owndata.scales import from_share
-from dpkfc.app.owndata.schema import Column, Schema
+from dpkfc.app.owndata.schema import Schema
 from dpkfc.app.recipes.objective import (
     CLASSIFICATION,
     NOTHING_KNOWN,

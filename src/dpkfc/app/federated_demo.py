@@ -1,9 +1,13 @@
-"""Demonstrations on the digits of scikit-learn: methods side by side under the same budget."""
+"""Demonstrate DP-FedGD, DP-FedSOFIM and federated DP-KFC, for ten clients with different labels.
+
+`APP` runs inside one process, in Flower's simulation, and with `flwr run` on separate hosts
+(examples/federated), unchanged.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +21,6 @@ from torch import Tensor, nn
 
 from dpkfc.app import plots
 from dpkfc.app.datasets.digits import read_digits
-from dpkfc.app.methods import METHOD_LABELS
 from dpkfc.app.models import linear_from_zero
 from dpkfc.app.recipes.objective import cross_entropy, evaluate
 from dpkfc.app.run_folder import RunFolder
@@ -32,70 +35,7 @@ from dpkfc.federated.simulation import Partition, SimulatedRun, dirichlet, parts
 from dpkfc.report.text import rounded_up
 
 if TYPE_CHECKING:
-    from dpkfc.app.results import Result
-
-# --------------------------------------------------------------------------------------------------
-# DP-SGD and DP-KFC on one machine.
-
-COMPARED = ("dp-sgd", "dp-kfc")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Demo:
-    """Result of the demo.
-
-    Attributes:
-        folder: holds one run folder for each method, and the comparison.
-        results: method to result.
-    """
-
-    folder: Path
-    results: dict[str, Result]
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether it was stopped."""
-        return any(result.interrupted for result in self.results.values())
-
-
-def demo(chosen: dict[str, Any], out: str = "", console: Console | None = None) -> Demo:
-    """Train both methods on the digits that come with scikit-learn.
-
-    Args:
-        chosen: settings that replace the recipe's defaults for both methods.
-        out: folder; empty for a new one below runs/.
-        console: where progress is drawn.
-
-    Raises:
-        DatasetError: scikit-learn is not installed.
-        RunFolderError: the folder cannot be written.
-    """
-    from dpkfc.app.recipes.catalogue import run_config
-    from dpkfc.app.train import run
-
-    folder = RunFolder.make(out, "demo")
-    results: dict[str, Result] = {}
-    curves = []
-    for method in COMPARED:
-        run_folder = str(folder.path / method)
-        settings = {"recipe": "digits", **chosen, "method": method, "out": run_folder}
-        result = run(run_config(settings), console)
-        results[method] = result
-        if result.interrupted:
-            return Demo(folder=folder.path, results=results)
-        caption = f"digits: {result.curve.caption}"
-        curves.append(replace(result.curve, label=METHOD_LABELS[method], caption=caption))
-    title = "The same privacy budget, with and without the preconditioner"
-    figure = plots.comparison(curves, title, curves[0].caption)
-    plots.save(figure, folder.path / "comparison.png")
-    return Demo(folder=folder.path, results=results)
-
-
-# --------------------------------------------------------------------------------------------------
-# DP-FedGD, DP-FedSOFIM and federated DP-KFC, for ten clients with different labels.
-#
-# `APP` runs inside one process, in Flower's simulation, and with `flwr run` on separate hosts
-# (examples/federated), unchanged.
+    pass
 
 CLIENTS, ROUNDS, ALPHA, DELTA = 10, 40, 0.5, 1e-4
 HERE, FLOWER = ENGINES = ("here", "flower")
@@ -150,7 +90,7 @@ class FederatedDemo:
     """The result of the demo.
 
     Attributes:
-        folder: holds one folder per method, the partition and the comparison.
+        folder: holds one folder per method, and the comparison.
         runs: of every engine and method.
     """
 
@@ -371,8 +311,6 @@ def federated_demo(
     caption = (
         f"scikit-learn's digits, {len(digits.partition)} clients, Dirichlet({ALPHA:g}) over labels"
     )
-    picture = plots.partition(digits.labels, digits.partition, caption=caption)
-    plots.save(picture, folder.path / "partition.png")
     runs = []
     for engine, start in starts.items():
         for method in methods:
