@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpkfc.app.assembly import make_augment, make_privacy_config
+from dpkfc.app.assembly import make_augment
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.toml import ConfigError
 from dpkfc.gradients.discovery import find_layers
@@ -38,39 +38,6 @@ def test_every_stage_is_activation_norm_convolution() -> None:
     filters = model.stem.weight.flatten(1)
     torch.testing.assert_close(filters.norm(dim=1), torch.ones(16))
     torch.testing.assert_close(filters.mean(1), torch.zeros(16), atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("depth", "width", "message"),
-    [(15, 4, "6 n"), (4, 4, "6 n"), (16, 0, "width must be at least 1")],
-)
-def test_impossible_sizes(depth: int, width: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        WideResNet(depth, width)
-
-
-def test_the_defaults_are_the_published_settings() -> None:
-    config = run_config({"recipe": "cifar10-wrn"})
-    made = make_privacy_config(config, (3, 32, 32))
-    assert (made.augmentations, made.expected_batch_size, made.clipping, made.max_grad_norm) == (
-        16,
-        4096,
-        "normalised",
-        1,
-    )
-    assert (
-        config.run.method,
-        config.optimizer.optimizer,
-        config.optimizer.lr,
-        config.optimizer.momentum,
-    ) == (
-        "dp-sgd",
-        "sgd",
-        2.0,
-        0.0,
-    )
-    assert make_augment(config, (3, 32, 32)) is not None
-    assert make_augment(run_config({"recipe": "digits"}), (1, 8, 8)) is None
 
 
 def test_settings_of_views_that_do_not_go_together() -> None:

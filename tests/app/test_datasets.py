@@ -11,9 +11,6 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 from dpkfc.app.datasets import sources
 from dpkfc.app.datasets.cifar import decode_delta, read_cifar
@@ -22,10 +19,10 @@ from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.examples import ExampleSet, split, split_off_validation
 from dpkfc.app.datasets.idx import read_idx
 from dpkfc.app.datasets.pixels import Normalisation, Pixels
-from dpkfc.app.datasets.sources import CIFAR10, FASHION_MNIST, MNIST, load_pixels
+from dpkfc.app.datasets.sources import CIFAR10, MNIST, load_pixels
 from dpkfc.app.recipes.catalogue import find_recipe
 from dpkfc.app.settings import make_config
-from tests.app.files import encode_delta, idx_bytes, write_cifar, write_idx, write_mnist
+from tests.app.files import idx_bytes, write_cifar, write_idx, write_mnist
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -75,13 +72,6 @@ def test_a_bad_gzip_file_is_named(tmp_path: Path, content: bytes):
 def test_a_missing_file_is_named(tmp_path: Path):
     with pytest.raises(DatasetError, match="does not exist"):
         read_idx(tmp_path / "none.gz", 3)
-
-
-@given(
-    arrays(np.uint8, st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 6), st.just(3)))
-)
-def test_the_delta_encoding_has_no_loss(images: np.ndarray):
-    assert np.array_equal(decode_delta(encode_delta(images)), images)
 
 
 def test_the_delta_encoding_is_the_documented_one():
@@ -144,11 +134,6 @@ def test_data_dir_holds_the_folder_or_the_files(tmp_path: Path):
         assert (
             np.array_equal(pixels.train[0][..., 0], images) and pixels.source == "files in mnist/"
         )
-
-
-def test_files_may_be_unpacked(tmp_path: Path):
-    write_mnist(tmp_path / "fashion-mnist", suffix="")
-    assert len(load_pixels(FASHION_MNIST, tmp_path).test[1]) == 20
 
 
 def test_data_dir_wins_over_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -6,13 +6,11 @@ import hashlib
 import json
 from pathlib import Path
 
-import pytest
 import torch
 from torch.nn import functional
 
 from dpkfc.features import SyntheticEncoder, SyntheticImages, draw_images
-from dpkfc.features.encoder import Encoder
-from dpkfc_papers.encoder import SIDE, change_view, contrast, pretrain_encoder
+from dpkfc_papers.encoder import SIDE, change_view, contrast
 from tests.command_line import call
 
 
@@ -57,23 +55,6 @@ def test_the_loss_is_the_formula() -> None:
         similar = torch.stack([(rows[i] @ rows[j] / 0.2).exp() for j in range(6) if j != i])
         total -= torch.log((rows[i] @ rows[(i + 3) % 6] / 0.2).exp() / similar.sum())
     torch.testing.assert_close(contrast(u, v), total / 6)
-
-
-@pytest.mark.slow
-def test_training_repeats_with_the_seed_and_lowers_the_loss() -> None:
-    weights, losses = [], []
-    for _ in range(2):
-        torch.manual_seed(0)
-        seen: list[float] = []
-        encoder = pretrain_encoder(
-            Encoder(10, 1),
-            steps=8,
-            batch_size=8,
-            report=lambda step, loss, seen=seen: seen.append(loss),
-        )
-        weights.append(encoder.stem.weight.detach().clone())
-        losses.append(seen)
-    assert torch.equal(*weights) and losses[0] == losses[1] and not encoder.training
 
 
 def test_the_command_writes_weights_that_the_encoder_takes(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 from safetensors.torch import load_file, save_file
 
 from dpkfc.app.assembly import learning_rate, make_augment, make_optimizer
@@ -175,30 +174,6 @@ def test_an_oracle_is_stamped(tmp_path: Path) -> None:
         result = run(run_config(chosen))
     assert "NOT PRIVATE" in result.stamp
     assert card_of(tmp_path / "run")["guarantee"]["certified"] is False
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["dp-sgd", "adadps", "dp-ngd", "gep"])
-def test_figures_of_a_source_that_the_plan_does_not_use_are_measured_on_noise(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run with an oracle ends in a whole folder, and no figure reads private examples beside the
-    stamped ones.
-    """
-    captions: list[str] = []
-    monkeypatch.setattr(
-        "dpkfc.app.plots.spectra",
-        lambda layers, caption, mark: captions.append(caption) or Figure(),
-    )
-    chosen = {**QUICK, "method": method, "source": "private-oracle", "out": str(tmp_path / "run")}
-    if method == "dp-sgd":
-        result = run(run_config(chosen))
-    else:
-        with pytest.warns(UserWarning, match="NOT PRIVATE"):
-            result = run(run_config(chosen))
-    assert result.steps == 2 and (result.stamp == "") == (method == "dp-sgd")
-    assert len(captions) == 1 and "at the released weights, on noise" in captions[0]
-    assert (tmp_path / "run" / "privacy_card.md").is_file()
 
 
 def test_public_data_that_nothing_has_compared_are_in_no_figure(

@@ -17,12 +17,10 @@ from safetensors.torch import load_file
 from dpkfc.app.audit_folder import audit_folder
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.html.page import write_page
-from dpkfc.app.owndata import predictions
 from dpkfc.app.owndata.predictions import evaluate_examples, load_run
 from dpkfc.app.owndata.tasks import Task, load_task, task_examples
-from dpkfc.app.recipes.catalogue import RECIPES, recipe_of, run_config
+from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.recipes.objective import cross_entropy, evaluate, score_model
-from dpkfc.app.run_folder import RunFolderError
 from dpkfc.app.settings import RunConfig
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import prepare, read_settings, resume, run
@@ -32,12 +30,10 @@ from tests.app.own_files import (
     HEADER,
     QUICK,
     SCHEMA,
-    TEXT_SCHEMA,
     patients,
     write_images,
     write_patients,
     write_rows,
-    write_texts,
 )
 from tests.audit.quick import make_audit_quick
 from tests.command_line import call
@@ -140,13 +136,6 @@ def test_recall_and_precision_equal_a_plain_count(finished):
         evaluate_examples(trained, (inputs, labels - 1))
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no full device")
-def test_an_export_on_a_full_disk_ends_in_an_error():
-    program = torch.export.export(torch.nn.Linear(300, 300), (torch.zeros(2, 300),))
-    with pytest.raises(OSError, match="No space left"):
-        predictions._save_program(program, Path("/dev/full"))
-
-
 def test_exports(finished, tmp_path: Path):
     folder, _ = finished
     for form in ("torch", "safetensors"):
@@ -210,14 +199,6 @@ def test_a_run_that_was_cut_off_goes_on_without_the_first_schema(finished, tmp_p
     assert (folder / "plots" / "spectra.png").is_file()
 
 
-def test_a_folder_without_weights_gives_no_predictions(tmp_path: Path):
-    with pytest.raises(RunFolderError, match="not a run folder"):
-        load_run(tmp_path)
-    (tmp_path / "config.toml").write_text('[run]\nrecipe = "digits"\n')
-    with pytest.raises(RunFolderError, match="no released weights"):
-        load_run(tmp_path)
-
-
 @pytest.mark.slow
 def test_people_are_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     make_audit_quick(monkeypatch)
@@ -273,36 +254,6 @@ def test_a_label_outside_of_the_classes_has_no_loss():
     assert judged.loss == pytest.approx(plain) and judged.accuracy in (0, 1)
     assert score_model(model, (inputs, labels)).examples == 1
     assert math.isnan(evaluate(model, (inputs, labels - 9)).accuracy)
-
-
-def test_a_class_with_one_example(tmp_path: Path):
-    path, schema = write_patients(tmp_path)
-    rows = [[*row[:-1], "no"] for row in patients()]
-    rows[0][-1] = "yes"
-    write_rows(path, rows)
-    chosen = {"data": str(path), "schema": str(schema), "out": str(tmp_path / "run")}
-    assert run(run_config({**QUICK, **chosen})).steps == 2
-
-
-@pytest.mark.slow
-def test_images_and_texts_train(tmp_path: Path):
-    folder = write_images(tmp_path / "pets")
-    out, sizes = tmp_path / "images", tmp_path / "images.toml"
-    sizes.write_text("[images]\nsize = 16\n", "utf-8")
-    chosen = {"data": str(folder), "schema": str(sizes), "out": str(out)}
-    assert run(run_config({**QUICK, **chosen})).steps == 2
-    code, text = _call("predict", str(out), "--data", str(folder), "--out", str(tmp_path / "i.csv"))
-    assert code == 0 and "60 predictions" in text
-    code, text = _call("evaluate", str(out), "--data", str(folder))
-    assert code == 0 and "60 records" in text and "cat" in text
-    code, text = _call("evaluate", str(out), "--data", str(folder), "--label-file", "labels.csv")
-    assert code == 2 and "for runs that were trained with one" in text
-    path, schema = write_texts(tmp_path / "notes.jsonl"), tmp_path / "notes.toml"
-    schema.write_text(TEXT_SCHEMA, "utf-8")
-    chosen = {"data": str(path), "schema": str(schema), "out": str(tmp_path / "texts")}
-    assert run(run_config({**QUICK, **chosen, "target": "code", "text": "note"})).steps == 2
-    code, text = _call("evaluate", str(tmp_path / "texts"), "--data", str(path))
-    assert code == 0 and "120 records" in text
 
 
 TASK = """\
@@ -445,13 +396,6 @@ def test_images_with_a_table_of_labels_are_evaluated_with_one(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("task_module")
-def test_a_number_that_is_missing_in_the_test_set_ends_no_run(tmp_path: Path):
-    out = tmp_path / "run"
-    result = run(run_config({**QUICK, "task": "my_task:number", "out": str(out)}))
-    assert math.isnan(result.accuracy) and (out / "model.safetensors").is_file()
-
-
-@pytest.mark.usefixtures("task_module")
 @pytest.mark.parametrize(
     ("task", "message"),
     [
@@ -560,13 +504,6 @@ def test_labels_of_no_class_are_said_before_and_after_a_run(tmp_path: Path):
     run(run_config({**QUICK, **chosen}))
     code, text = _call("evaluate", str(tmp_path / "run"))
     assert code == 2 and "no test row has a known label" in text and "0.0000" not in text
-
-
-def test_tables_of_recipes_and_the_version():
-    code, text = _call("recipes")
-    assert code == 0 and all(name in text for name in RECIPES)
-    code, text = _call("--version")
-    assert code == 0 and re.match(r"dpkfc \d", text)
 
 
 def test_settings_of_recipes_are_silent_about_own_data():

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import gzip
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,10 +14,8 @@ import pytest
 from scipy.io import savemat
 
 from dpkfc.app.datasets.errors import DatasetError
-from dpkfc.app.datasets.pixels import Normalisation
 from dpkfc.app.datasets.sources import CIFAR100, load_pixels
 from dpkfc.app.recipes.catalogue import find_recipe
-from dpkfc.app.recipes.recipe import image_recipe
 from dpkfc.app.settings import make_config
 from dpkfc_papers.recipes.image_sets import CIFAR100_TASK, SVHN, UTKFACE, read_svhn, read_utkface
 from tests.app.files import write_cifar
@@ -73,25 +70,6 @@ def test_faces_are_split_by_a_public_permutation(tmp_path: Path):
     assert found == {image.tobytes(): i % 5 for i, image in enumerate(images)}
 
 
-def test_faces_are_reduced_in_the_order_of_names_and_those_without_a_race_are_left_out(
-    tmp_path: Path,
-):
-    path = write_faces(tmp_path, FACES)
-    images, races = read_utkface(path)
-    assert races.tolist() == [3, 0] and images.shape == (2, 32, 32, 3) and images.dtype == np.uint8
-    assert abs(images[0].astype(int) - 200).max() < 3 and abs(images[1].astype(int) - 40).max() < 3
-
-
-def test_the_archive_goes_before_the_part_and_one_of_them_is_enough(tmp_path: Path):
-    write_utkface(tmp_path)
-    write_faces(tmp_path, {f"{age}_0_{age % 5}_2017.jpg.chip.jpg": 9 for age in range(20)})
-    assert len(load_pixels(UTKFACE, tmp_path).train[1]) == 18
-    (tmp_path / "empty").mkdir()
-    names = r"UTKFace\.tar\.gz or subset\.npz"
-    with pytest.raises(DatasetError, match=f"lacks {names}; put {names} into DIR/utkface"):
-        load_pixels(UTKFACE, tmp_path / "empty")
-
-
 @pytest.mark.parametrize("kind", ["no archive", "cut", "no image", "no faces"])
 def test_a_damaged_archive_is_one_line(tmp_path: Path, kind: str):
     path = write_faces(tmp_path, {"note.txt": 1} if kind == "no faces" else FACES)
@@ -105,13 +83,6 @@ def test_a_damaged_archive_is_one_line(tmp_path: Path, kind: str):
     with pytest.raises(DatasetError, match=r"UTKFace\.tar\.gz") as raised:
         read_utkface(path)
     assert "\n" not in str(raised.value)
-
-
-def test_without_pillow_its_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    path = write_faces(tmp_path, FACES)
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(DatasetError, match=r"pip install '\.\[data\]'"):
-        read_utkface(path)
 
 
 def test_other_arrays_than_faces_are_named(tmp_path: Path):
@@ -170,20 +141,3 @@ def test_a_set_that_is_there_in_part_says_so_to_its_end(tmp_path: Path):
         .part
         == ""
     )
-
-
-def test_a_set_that_is_whole_says_nothing(tmp_path: Path):
-    write_cifar(tmp_path / "cifar100", train=12)
-    whole = load_pixels(replace(CIFAR100_TASK, whole=12), tmp_path)
-    assert whole.part == "" and whole.source == "files in cifar100/"
-    normalisation = Normalisation((0.5,) * 3, (0.5,) * 3)
-    made = image_recipe(
-        name="x",
-        title="x",
-        pixels=lambda _: whole,
-        build=lambda: None,
-        image_shape=(32, 32, 3),
-        num_classes=100,
-        normalisation=normalisation,
-    )
-    assert made.data(make_config(recipe="cifar100-wrn")).part == ""

@@ -41,7 +41,6 @@ from dpkfc_papers.recipes.generation import (
     gpt2_lora,
 )
 from tests.app.accounting import remembered
-from tests.app.files import write_cifar
 from tests.app.planted import write_all, write_medmnist
 
 NEEDS = {
@@ -305,27 +304,6 @@ def test_padding_behind_a_text_changes_none_of_its_logits():
     assert torch.allclose(model(short), model(padded)[:, :3])
 
 
-def test_linear_regression_reports_its_distance_to_the_truth(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(plots, "save", lambda figure, path: None)
-    chosen = {
-        "recipe": "linear-regression",
-        "method": "dp-sgd",
-        "noise_multiplier": 0.5,
-        "steps": 30,
-        "accountant": "rdp",
-    }
-    result = run(run_config({**chosen, "out": str(tmp_path / "run")}))
-    card = json.loads((tmp_path / "run" / "privacy_card.json").read_text("utf-8"))
-    assert (
-        card["mechanism"]["noise_multiplier"] == 0.5 and card["guarantee"]["target_epsilon"] is None
-    )
-    assert result.accuracy > 0.5 and result.score == "share of variance explained"
-    excess = card["results"][
-        "squared error above the error of the weights behind the data on the test set"
-    ]
-    assert excess == pytest.approx(card["results"]["mean squared error on the test set"] - 0.01)
-
-
 def test_training_texts_of_the_test_file_are_left_out(planted: Path, monkeypatch):
     from dpkfc.app.recipes import text as text_recipes
 
@@ -380,21 +358,6 @@ def test_a_smoke_run_takes_little_and_stays_the_same_when_replayed():
     assert cap_for_smoke(config) == config and config.privacy.epsilon == 3.0
 
 
-def test_a_smoke_run_of_a_slow_model_takes_less(planted: Path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace())
-    config = run_config({"recipe": "cifar100-vit", "smoke": True})
-    assert (
-        config.privacy.expected_batch_size == config.preconditioner.probe_size == 4
-        and cap_for_smoke(config, heavy=True) == config
-    )
-    write_cifar(planted.parent / "more" / "cifar100", train=200, test=40)
-    recipe = find_recipe("cifar100-vit")
-    data = recipe.data(config.change(data_dir=str(planted.parent / "more")))
-    assert (len(data.train[1]), len(data.test[1])) == (80, 16) and not find_recipe(
-        "cifar100-wrn"
-    ).heavy
-
-
 def test_the_slice_of_a_smoke_run_is_public_and_stated(tmp_path: Path, planted: Path):
     from tests.app.files import write_mnist
 
@@ -419,27 +382,6 @@ class _Timm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         assert x.shape[-1] in (224, 240)
         return self.head(x.mean((2, 3)))
-
-
-def test_models_of_timm_are_resized_to_and_take_a_file(tmp_path: Path, monkeypatch):
-    calls: list[dict] = []
-
-    def create_model(name: str, *, num_classes: int, **more) -> nn.Module:
-        calls.append({"name": name, **more})
-        return _Timm(num_classes)
-
-    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=create_model))
-    recipe = find_recipe("cifar10-crossvit")
-    assert recipe.model(0)(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
-    weights = tmp_path / "weights.bin"
-    with pytest.raises(DatasetError, match="not a file"):
-        recipe.starting_from(str(weights)).model(0)
-    weights.write_bytes(b"")
-    recipe.starting_from(str(weights)).model(0)
-    assert (
-        calls[1]["pretrained_cfg_overlay"] == {"file": str(weights)}
-        and calls[0]["name"] == "crossvit_tiny_240"
-    )
 
 
 @pytest.mark.parametrize("name", ["cifar100-crossvit", "cifar100-vit"])

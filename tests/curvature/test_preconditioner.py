@@ -9,24 +9,13 @@ from dpkfc.curvature import (
     FeatureNoise,
     PinkNoise,
     PreconditionerState,
-    PublicData,
 )
 from dpkfc.curvature.layer_factors import probe_norms
 from dpkfc.curvature.model_state import preserve_model
 from dpkfc.curvature.probe_pass import public_generator, run_probe
 from dpkfc.linalg.blocks import Outer
 from dpkfc.linalg.metric import Dense, Diagonal, Identity
-from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of
-
-
-def _kfac(**fields) -> KFAC:
-    return KFAC(
-        **{"probe": FeatureNoise(12), "sides": "both", "probe_size": 40, "chunk": 16, **fields}
-    )
-
-
-def _tokens(n: int = 30, rows: int = 11, length: int = 5) -> PublicData:
-    return PublicData(torch.randint(rows, (n, length)), provenance="random ids")
+from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, make_kfac, mlp, rules_of, token_ids
 
 
 def _norms(kfac: KFAC, model: nn.Module, metric) -> torch.Tensor:
@@ -50,7 +39,7 @@ def _power(matrix: torch.Tensor, p: float) -> torch.Tensor:
 def test_the_metric_is_the_product_of_damped_roots():
     torch.manual_seed(1)
     model = mlp().double()
-    kfac = _kfac(scale="raw", rank_tolerance=0.0, damping=0.2)
+    kfac = make_kfac(scale="raw", rank_tolerance=0.0, damping=0.2)
     built = kfac.build(model, capture, 0)
     with preserve_model(model):
         blocks = [piece.blocks for piece in run_probe(model, capture, kfac.probe_spec(0))]
@@ -85,7 +74,7 @@ def test_reduce_sums_output_gradients_over_positions():
 
     model = Text(pooled=False)
     expand, reduce = (
-        _kfac(probe=_tokens(), loss=loss, sharing=sharing).build(model, capture, 0)
+        make_kfac(probe=token_ids(), loss=loss, sharing=sharing).build(model, capture, 0)
         for sharing in ("expand", "reduce")
     )
     assert float(reduce.spectra["head"]["G"].sum()) == pytest.approx(
@@ -102,8 +91,8 @@ def _width(built: PreconditionerState, name: str, side: str) -> int:
 @pytest.mark.parametrize("make", ["mlp", "cnn", "text"])
 def test_the_median_norm_on_the_probe_is_kept(scale, make):
     model = {"mlp": mlp, "cnn": cnn, "text": Text}[make]()
-    probe = {"mlp": FeatureNoise(12), "cnn": PinkNoise(CNN_SHAPE), "text": _tokens()}[make]
-    kfac = _kfac(probe=probe, scale=scale)
+    probe = {"mlp": FeatureNoise(12), "cnn": PinkNoise(CNN_SHAPE), "text": token_ids()}[make]
+    kfac = make_kfac(probe=probe, scale=scale)
     built = kfac.build(model, capture, 0)
     plain, mapped = _norms(kfac, model, {}), _norms(kfac, model, built.metric)
     assert float(mapped.quantile(0.5)) == pytest.approx(float(plain.quantile(0.5)), rel=1e-5)
@@ -112,8 +101,8 @@ def test_the_median_norm_on_the_probe_is_kept(scale, make):
 
 def test_trace_scale_is_mean_trace_one_before_damping():
     model = mlp().double()
-    built = _kfac(scale="trace", rank_tolerance=0.0, damping=0.3).build(model, capture, 0)
-    raw = _kfac(scale="raw", rank_tolerance=0.0, damping=0.3).build(model, capture, 0)
+    built = make_kfac(scale="trace", rank_tolerance=0.0, damping=0.3).build(model, capture, 0)
+    raw = make_kfac(scale="raw", rank_tolerance=0.0, damping=0.3).build(model, capture, 0)
     for name, sides in built.spectra.items():
         for letter, side in (("A", "input"), ("G", "output")):
             width = _width(built, name, side)
@@ -130,7 +119,7 @@ def test_a_layer_without_signal_is_the_identity_and_said_so():
     model = mlp()
     with torch.no_grad():
         model[2].weight.zero_()
-    built = _kfac(scale="raw").build(model, capture, 0)
+    built = make_kfac(scale="raw").build(model, capture, 0)
     mean = float(built.spectra["2"]["G"].mean())
     # in the units of the other layer
     assert built.metric["0"].output == Identity(pytest.approx((1.1 * mean) ** -0.5))
@@ -143,7 +132,7 @@ def test_a_layer_without_signal_is_the_identity_and_said_so():
 
 @pytest.mark.parametrize(("oversize", "kind"), [("diagonal", Diagonal), ("identity", Identity)])
 def test_a_side_wider_than_the_cap_falls_back_and_the_report_says_so(oversize, kind):
-    built = _kfac(max_factor_size=9, oversize=oversize).build(mlp(), capture, 0)
+    built = make_kfac(max_factor_size=9, oversize=oversize).build(mlp(), capture, 0)
     assert isinstance(built.metric["0"].input, kind) and isinstance(built.metric["0"].output, Dense)
     (row,) = [r for r in built.report if (r["layer"], r["side"]) == ("0", "input")]
     assert row["kind"] == oversize and "max_factor_size = 9" in row["note"] and row["dim"] == 13
@@ -156,17 +145,17 @@ def test_a_rank_of_more_than_a_quarter_of_the_width_keeps_every_pair(samples: in
     """
     model = nn.Linear(659, 3).double()
     fields = {"probe": FeatureNoise(659), "probe_size": samples, "chunk": 64}
-    whole = _kfac(max_rank=None, **fields).build(model, capture, 0)
+    whole = make_kfac(max_rank=None, **fields).build(model, capture, 0)
     for rank in (166, 400, 659, 660, 661, 5000):
-        built = _kfac(max_rank=rank, **fields).build(model, capture, 0)
+        built = make_kfac(max_rank=rank, **fields).build(model, capture, 0)
         assert built.digest == whole.digest, rank
-    cut = _kfac(max_rank=20, **fields).build(model, capture, 0)
+    cut = make_kfac(max_rank=20, **fields).build(model, capture, 0)
     assert cut.metric[""].input.scale.numel() == 20 and cut.digest != whole.digest
 
 
 def test_layer_rules_leave_the_others_scaled_but_in_shape():
     model = Text()
-    kfac = _kfac(probe=_tokens(), layer_rules=("linear",), scale="raw")
+    kfac = make_kfac(probe=token_ids(), layer_rules=("linear",), scale="raw")
     built = kfac.build(model, capture, 0, rules=rules_of(model))
     assert isinstance(built.metric["head"].input, Dense)
     assert isinstance(built.metric["embedding"].input, Identity) and isinstance(
@@ -178,7 +167,7 @@ def test_layer_rules_leave_the_others_scaled_but_in_shape():
 
 
 def test_a_layer_that_the_probe_does_not_reach_keeps_the_identity(caplog):
-    built = _kfac().build(
+    built = make_kfac().build(
         mlp(), capture, 0, rules={"0": "linear", "2": "linear", "unused": "linear"}
     )
     assert "unused" not in built.metric and "unused" in caplog.text
@@ -194,7 +183,7 @@ def test_a_layer_that_the_probe_does_not_reach_keeps_the_identity(caplog):
 def test_the_chunk_changes_nothing(labels):
     model = cnn(groups=2).double()
     one, many = (
-        _kfac(probe=PinkNoise(CNN_SHAPE), chunk=chunk, labels=labels, damping=0.5).build(
+        make_kfac(probe=PinkNoise(CNN_SHAPE), chunk=chunk, labels=labels, damping=0.5).build(
             model, capture, 3
         )
         for chunk in (40, 7)
@@ -231,7 +220,7 @@ def test_the_model_and_the_global_stream_are_left_as_they_were():
     before = {n: (p.detach().clone(), p.grad.clone(), p.requires_grad) for n, p in held.items()}
     modes = [m.training for m in model.modules()]
     state = torch.random.get_rng_state()
-    _kfac().build(model, capture, 0)
+    make_kfac().build(model, capture, 0)
     assert torch.equal(state, torch.random.get_rng_state())
     assert [m.training for m in model.modules()] == modes
     assert (
@@ -249,11 +238,11 @@ def test_the_model_and_the_global_stream_are_left_as_they_were():
 def test_the_stream_is_named_by_seed_and_step():
     model = mlp()
     digests = {
-        _kfac(seed=seed).build(model, capture, step).digest
+        make_kfac(seed=seed).build(model, capture, step).digest
         for seed, step in ((0, 0), (0, 50), (1, 0))
     }
     assert len(digests) == 3
-    assert _kfac().build(model, capture, 0).digest in digests
+    assert make_kfac().build(model, capture, 0).digest in digests
     draws = [
         torch.rand(1, generator=public_generator(*key)).item()
         for key in ((0, 1), (1, 0), (11, 1), (1, 11))
@@ -268,7 +257,7 @@ def test_a_layer_whose_values_are_not_finite_is_named():
         return blocks
 
     with pytest.raises(ValueError, match="layer '2'.*NaN or infinity"):
-        _kfac().build(mlp(), broken, 0)
+        make_kfac().build(mlp(), broken, 0)
 
 
 def test_blocks_that_do_not_fit_the_probe_are_an_error():
@@ -276,13 +265,13 @@ def test_blocks_that_do_not_fit_the_probe_are_an_error():
         return {n: Outer(b.a[:1], b.b[:1]) for n, b in capture(model, loss).items()}
 
     with pytest.raises(ValueError, match="layer '0': capture returned 1 examples instead of 8"):
-        _kfac().build(mlp(), short, 0)
+        make_kfac().build(mlp(), short, 0)
 
 
 @pytest.mark.gpu
 def test_a_build_on_a_device_is_that_of_the_cpu():
-    for model, probe in ((mlp(), FeatureNoise(12)), (Text(), _tokens())):
-        kfac = _kfac(probe=probe, damping=0.5, layer_rules=("linear", "embedding"))
+    for model, probe in ((mlp(), FeatureNoise(12)), (Text(), token_ids())):
+        kfac = make_kfac(probe=probe, damping=0.5, layer_rules=("linear", "embedding"))
         there = kfac.build(model.double().cuda(), capture, 0, rules_of(model))
         here = kfac.build(model.cpu(), capture, 0, rules_of(model))
         assert there.scale == pytest.approx(here.scale, rel=1e-9)
@@ -293,5 +282,5 @@ def test_a_build_on_a_device_is_that_of_the_cpu():
 
 
 def test_without_any_block_every_layer_keeps_the_identity():
-    built = _kfac().build(mlp(), lambda model, loss: {}, 0)
+    built = make_kfac().build(mlp(), lambda model, loss: {}, 0)
     assert built.metric == {} and built.scale == 1.0

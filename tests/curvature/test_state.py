@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, PreconditionerState, PublicData
+from dpkfc.curvature import FeatureNoise, PinkNoise, PreconditionerState
 from dpkfc.curvature.probe_pass import public_generator
 from dpkfc.linalg import metric
 from dpkfc.linalg.metric import (
@@ -32,21 +32,12 @@ from tests.curvature.toys import (
     capture,
     cnn,
     dense_matrix,
+    make_kfac,
     mlp,
     rules_of,
     shapes_of,
+    token_ids,
 )
-
-
-def _kfac(**fields) -> KFAC:
-    return KFAC(
-        **{"probe": FeatureNoise(12), "sides": "both", "probe_size": 40, "chunk": 16, **fields}
-    )
-
-
-def _tokens(n: int = 30, rows: int = 11, length: int = 5) -> PublicData:
-    return PublicData(torch.randint(rows, (n, length)), provenance="random ids")
-
 
 # -- the state
 
@@ -54,7 +45,7 @@ def _tokens(n: int = 30, rows: int = 11, length: int = 5) -> PublicData:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_state_restores_every_bit(dtype, tmp_path):
     model = Text().to(dtype)
-    built = _kfac(probe=_tokens(), max_factor_size=6).build(
+    built = make_kfac(probe=token_ids(), max_factor_size=6).build(
         model, capture, 7, rules=rules_of(model) | {"x": "linear"}
     )
     again = PreconditionerState.from_state_dict(built.state_dict())
@@ -142,7 +133,7 @@ def test_a_state_of_something_else_is_an_error(state):
 
 
 def test_a_state_without_one_of_its_tensors_is_an_error():
-    state = _kfac().build(mlp(), capture, 0).state_dict()
+    state = make_kfac().build(mlp(), capture, 0).state_dict()
     state.pop(next(key for key in state if key.startswith("metric")))
     with pytest.raises(ValueError, match="damaged"):
         PreconditionerState.from_state_dict(state)
@@ -150,19 +141,19 @@ def test_a_state_without_one_of_its_tensors_is_an_error():
 
 def test_a_preconditioner_knows_its_model():
     models = [mlp(), cnn(groups=2), Text()]
-    probes = [FeatureNoise(12), PinkNoise(CNN_SHAPE), _tokens()]
+    probes = [FeatureNoise(12), PinkNoise(CNN_SHAPE), token_ids()]
     for model, probe in zip(models, probes, strict=True):
-        built = _kfac(probe=probe).build(model, capture, 0)
+        built = make_kfac(probe=probe).build(model, capture, 0)
         built.check(shapes_of(model))
         PreconditionerState.from_state_dict(built.state_dict()).check(shapes_of(model))
-    built = _kfac().build(mlp(), capture, 0)
+    built = make_kfac().build(mlp(), capture, 0)
     with pytest.raises(ValueError, match="layer '0'.*another model|another model: layer '0'"):
         built.check(shapes_of(mlp(13)))
     with pytest.raises(ValueError, match="layer '2' is not in the model"):
         built.check({"0": shapes_of(mlp())["0"]})
     with pytest.raises(ValueError, match="layer '9' has no entry"):
         built.check(shapes_of(mlp()) | {"9": {"weight": (1, 1)}})
-    text = _kfac(probe=_tokens()).build(Text(), capture, 0)
+    text = make_kfac(probe=token_ids()).build(Text(), capture, 0)
     for other, layer in (
         (Text(rows=12), "embedding"),
         (Text(width=7), "embedding"),
@@ -176,16 +167,16 @@ def test_a_preconditioner_knows_its_model():
 
 
 def test_the_description_is_json_and_states_the_source():
-    described = json.loads(json.dumps(_kfac(layer_rules=["linear"]).describe()))
+    described = json.loads(json.dumps(make_kfac(layer_rules=["linear"]).describe()))
     assert described["uses_private_data"] is False and described["curvature_source"] == "synthetic"
     assert described["layer_rules"] == ["linear"] and described["probe"]["kind"] == "FeatureNoise"
-    public = _kfac(probe=_tokens()).describe()
+    public = make_kfac(probe=token_ids()).describe()
     assert (
         public["curvature_source"] == "public: random ids" and public["uses_private_data"] is False
     )
-    assert _kfac(damping=0.2).describe() != _kfac().describe()
-    assert "_sum_of_outputs" in _kfac(loss=_sum_of_outputs).describe()["loss"]
-    assert _kfac() == _kfac() and hash(_kfac()) == hash(_kfac())
+    assert make_kfac(damping=0.2).describe() != make_kfac().describe()
+    assert "_sum_of_outputs" in make_kfac(loss=_sum_of_outputs).describe()["loss"]
+    assert make_kfac() == make_kfac() and hash(make_kfac()) == hash(make_kfac())
 
 
 def _sum_of_outputs(output, generator):
@@ -194,16 +185,18 @@ def _sum_of_outputs(output, generator):
 
 def test_a_loss_of_ones_own_is_used_and_checked():
     model = mlp().double()
-    built = _kfac(loss=_sum_of_outputs, scale="raw").build(model, capture, 0)
+    built = make_kfac(loss=_sum_of_outputs, scale="raw").build(model, capture, 0)
     x, _ = FeatureNoise(12).sample(40, public_generator(0, 0))
     b = 2 * model(x.double()).detach()
     assert float(built.spectra["2"]["G"].sum()) == pytest.approx(
         float(b.square().sum(1).mean()), rel=1e-9
     )
     with pytest.raises(ValueError, match="one loss an example"):
-        _kfac(loss=lambda output, generator: output.sum()).build(model, capture, 0)
+        make_kfac(loss=lambda output, generator: output.sum()).build(model, capture, 0)
     with pytest.raises(ValueError, match="loss contains NaN"):
-        _kfac(loss=lambda output, generator: output.sum(1) * float("nan")).build(model, capture, 0)
+        make_kfac(loss=lambda output, generator: output.sum(1) * float("nan")).build(
+            model, capture, 0
+        )
 
 
 @pytest.mark.parametrize(
@@ -231,7 +224,7 @@ def test_a_loss_of_ones_own_is_used_and_checked():
 )
 def test_bad_values_are_named_with_what_is_allowed(fields, message):
     with pytest.raises(ValueError, match=message):
-        _kfac(**fields)
+        make_kfac(**fields)
 
 
 # -- layers that read one tensor, and weights stored the other way round
@@ -250,7 +243,7 @@ class _Attention(torch.nn.Module):
 def test_layers_that_read_the_same_tensor_share_their_side():
     model = _Attention()
     for size in (4, 40):  # kept as rows, and folded into a covariance
-        built = _kfac(probe=FeatureNoise(6), probe_size=size, chunk=2 + size // 4).build(
+        built = make_kfac(probe=FeatureNoise(6), probe_size=size, chunk=2 + size // 4).build(
             model, capture, 0
         )
         query, key, value = (built.metric[name].input for name in ("query", "key", "value"))
@@ -286,7 +279,7 @@ def test_inputs_that_differ_in_a_later_micro_batch_are_told_apart():
             return x, None
 
     model = Sometimes().double()
-    kfac = _kfac(probe=Probe(4), probe_size=40, chunk=10)
+    kfac = make_kfac(probe=Probe(4), probe_size=40, chunk=10)
     factors = kfac.factors(model, capture)
     x, _ = kfac.probe.sample(40, public_generator(0, 0))
     x = torch.cat([x.double(), torch.ones(40, 1)], 1)

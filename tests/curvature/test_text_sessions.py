@@ -19,8 +19,9 @@ from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.metric import Diagonal, Kronecker
 from dpkfc.session import Session
+from tests.models import VOCABULARY, add_lora, bert, gpt2
 
-F64, N, B, V, T = torch.float64, 20, 6, 23, 7
+F64, N, B, V, T = torch.float64, 20, 6, VOCABULARY, 7
 ENDS = {"cls_id": 1, "sep_id": 2, "pad_id": 0}
 UNIFORM = TokenNoise(V, T, **ENDS)
 PROBES = {
@@ -37,55 +38,15 @@ PROBES = {
 }
 
 
-def _bert(**more: Any) -> nn.Module:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.BertConfig(
-        vocab_size=V,
-        hidden_size=12,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=16,
-        num_labels=3,
-        max_position_embeddings=T + 1,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        **more,
-    )
-    torch.manual_seed(0)
-    return transformers.BertForSequenceClassification(config)
-
-
-def _gpt2() -> nn.Module:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(
-        vocab_size=V,
-        n_embd=12,
-        n_layer=2,
-        n_head=2,
-        n_positions=T + 1,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-    )
-    torch.manual_seed(0)
-    return transformers.GPT2LMHeadModel(config)
-
-
-def _adapted(model: nn.Module, targets: list[str], **more: Any) -> nn.Module:
-    peft = pytest.importorskip("peft")
-    return peft.get_peft_model(
-        model, peft.LoraConfig(r=3, target_modules=targets, lora_dropout=0.0, **more)
-    )
-
-
+LENGTH = {"max_position_embeddings": T + 1}
 MODELS = {
-    "bert": _bert,
-    "gpt2": _gpt2,
-    "bert-lora": lambda: _adapted(_bert(), ["query", "value"], modules_to_save=["classifier"]),
-    "gpt2-lora": lambda: _adapted(_gpt2(), ["c_attn"], fan_in_fan_out=True),
+    "bert": lambda: bert(**LENGTH),
+    "bert-one-type": lambda: bert(type_vocab_size=1, **LENGTH),
+    "gpt2": lambda: gpt2(n_positions=T + 1),
+    "bert-lora": lambda: add_lora(
+        bert(**LENGTH), ["query", "value"], modules_to_save=["classifier"]
+    ),
+    "linear": lambda: nn.Sequential(nn.Linear(6, 3)),
 }
 
 
@@ -141,7 +102,7 @@ def _kfac(**fields: Any) -> KFAC:
 @pytest.mark.parametrize("law", PROBES)
 def test_the_table_of_a_model_is_scaled_by_how_often_the_probe_reads_its_rows(law):
     """Rows of padding count nothing, and a row that is read more often is scaled less."""
-    model, kfac = _bert().double(), _kfac(probe=PROBES[law], probe_size=200)
+    model, kfac = bert(**LENGTH), _kfac(probe=PROBES[law], probe_size=200)
     layers = find_layers(model)
 
     def build(f):
@@ -243,16 +204,10 @@ BAD: dict[str, tuple[str, Any, str]] = {
 }
 
 
-def _bad_model(kind: str) -> nn.Module:
-    if kind == "linear":
-        return nn.Sequential(nn.Linear(6, 3))
-    return _bert(type_vocab_size=1) if kind == "bert-one-type" else MODELS[kind]()
-
-
 @pytest.mark.parametrize("fault", BAD)
 def test_a_probe_that_does_not_fit_the_model_is_named_before_any_release(fault):
     kind, probe, message = BAD[fault]
-    model = _bad_model(kind)
+    model = MODELS[kind]()
     with _session(model, _kfac(probe=probe)) as s:
         before = [p.detach().clone() for p in model.parameters()]
         loss_fn = (

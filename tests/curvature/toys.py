@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpkfc.curvature import KFAC, FeatureNoise, PublicData
 from dpkfc.curvature.eigen import Eigen
 from dpkfc.linalg.blocks import Block, Lookup, Outer, PerExample
 
@@ -110,6 +111,17 @@ class Text(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         x = self.norm(self.embedding(ids))
         return self.head(x.mean(1) if self.pooled else x)
+
+
+def make_kfac(**fields: object) -> KFAC:
+    """Return a small KFAC of both sides, on rows of 12 numbers unless told otherwise."""
+    return KFAC(
+        **{"probe": FeatureNoise(12), "sides": "both", "probe_size": 40, "chunk": 16, **fields}
+    )
+
+
+def token_ids(n: int = 30, rows: int = 11, length: int = 5) -> PublicData:
+    return PublicData(torch.randint(rows, (n, length)), provenance="random ids")
 
 
 def kronecker_factors(block: Outer, sharing: str = "expand") -> tuple[Tensor, Tensor]:

@@ -9,17 +9,9 @@ from torch.utils.checkpoint import checkpoint
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.session import Session
-from tests.gradients.loop import taped
+from tests.gradients.loop import loss_fn, randn, taped
 
 N, D = 3, 4
-
-
-def loss_fn(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-    return model(*batch).flatten(1).sin().sum(1)
-
-
-def randn(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 class Block(nn.Module):

@@ -20,6 +20,14 @@ from dpkfc.gradients.tape import Tape
 Loss = Callable[[nn.Module, Any], Tensor]
 
 
+def randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def loss_fn(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    return model(*batch).flatten(1).sin().sum(1)
+
+
 def taped(model: nn.Module, loss: Loss, batch: Any, n: int) -> list[dict[str, Tensor]]:
     """Name to gradient of every example of one batch, from one backward pass."""
     layers = find_layers(model)

@@ -14,17 +14,9 @@ from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.blocks import Outer
-from tests.gradients.loop import assert_equals_a_loop, examples
+from tests.gradients.loop import assert_equals_a_loop, examples, loss_fn, randn
 
 N, T, D = 4, 5, 6
-
-
-def randn(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
-
-
-def loss_fn(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-    return model(*batch).flatten(1).sin().sum(1)
 
 
 class Reads(nn.Module):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 from dpkfc import PrivacyConfig, Session
-from tests.gradients.loop import assert_equals_a_loop, examples, taped
+from tests.gradients.loop import assert_equals_a_loop, examples, loss_fn, randn, taped
 
 # as many positions as examples: a mask [T, T] must not be taken for one row an example
 N, T, D = (
@@ -21,14 +21,6 @@ N, T, D = (
     4,
     4,
 )
-
-
-def loss_fn(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-    return model(*batch).flatten(1).sin().sum(1)
-
-
-def randn(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 # -- attention -------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dpkfc.gradients.clipped_sum import Clip, ClippedSummer, capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.tape import Tape
-from tests.gradients.loop import assert_equals_a_loop, examples, taped
+from tests.gradients.loop import assert_equals_a_loop, examples, loss_fn, taped
 
 KINDS = {
     "lstm": nn.LSTM,
@@ -19,10 +19,6 @@ KINDS = {
     "rnn tanh": lambda *a, **k: nn.RNN(*a, **k, nonlinearity="tanh"),
     "rnn relu": lambda *a, **k: nn.RNN(*a, **k, nonlinearity="relu"),
 }
-
-
-def loss_fn(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-    return model(*batch).flatten(1).sin().sum(1)
 
 
 class Reader(nn.Module):

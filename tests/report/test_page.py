@@ -161,26 +161,6 @@ def test_a_hostile_run_folder_stays_text(tmp_path: Path):
     assert any("</script><script>" in text for text in page.texts)
 
 
-def test_a_part_of_a_figure_names_its_method_and_no_name_stands_twice(tmp_path: Path):
-    page = checked(render_page(tmp_path))
-    marked = [attrs for tag, attrs in page.elements if tag == "g" and "data-method" in attrs]
-    assert len({attrs["data-method"] for attrs in marked}) == 2
-    names = [
-        attrs["id"]
-        for tag, attrs in page.elements
-        if tag not in {"path", "clippath"} and "id" in attrs
-    ]
-    assert len(set(names)) == len(names)
-
-
-def test_an_axis_of_steps_reaches_the_end_of_the_longest_run():
-    curve, spending = [(0.0, 0.1), (1000.0, 0.9)], [(0.0, 0.0), (1000.0, 1.0)]
-    long = summary("dp-sgd", steps=1000, curve=curve, spending=spending)
-    short = summary(spending=[(0.0, 0.0), (10.0, 1.0)])
-    page = build(Contents(runs=[short, long], studies=[], broken=[]), "Report")
-    assert page.count(">800</text>") == 2
-
-
 def test_a_damaged_card_is_named_and_markup_in_a_card_stays_text():
     assert "The card is damaged" in render_card({"format": 1, "guarantee": {}})
 

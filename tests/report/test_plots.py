@@ -157,10 +157,3 @@ def test_sixteen_panels_at_most_and_said_so():
     figure = spectra(_spectra(21), "on the probe")
     assert sum(axes.get_visible() for axes in figure.axes) == 16
     assert any("16 of 21 layers shown" in t.get_text() for t in figure.texts)
-
-
-def test_nothing_global_is_touched():
-    before = dict(matplotlib.rcParams)
-    for name in ("history", "signal", "spectra"):
-        FIGURES[name]()
-    assert dict(matplotlib.rcParams) == before

@@ -10,7 +10,6 @@ import pytest
 
 from dpkfc.app.tuning.runs import Place, StudyError
 from dpkfc.cli import main
-from dpkfc_papers import figures as catalogue
 from dpkfc_papers import measurements, tables
 from dpkfc_papers.figures import FIGURE_OF, FIGURES, find, reproduce_figures
 from dpkfc_papers.store import Store
@@ -50,35 +49,6 @@ def test_every_figure_is_written_and_drawn_and_says_that_it_is_not_private(measu
             name
         ].missing
     assert json.loads((folder / "kfc-mean-field.json").read_text())["private"].startswith("nothing")
-
-
-def test_one_course_serves_all_figures_of_a_run():
-    assert len({run.hash for name in COURSES for run in FIGURES[name].runs(False)}) == len(
-        catalogue.MODELS
-    )
-
-
-@pytest.mark.slow
-def test_a_course_looks_before_the_first_step_and_after_the_last(measured_course):
-    _, row, _ = measured_course
-    assert row["private"].startswith("NOT PRIVATE") and [c["step"] for c in row["checkpoints"]] == [
-        0,
-        3,
-    ]
-    for checkpoint in row["checkpoints"]:
-        for layer in checkpoint["layers"].values():
-            assert set(layer["spectra"]["A"]) == {
-                "pink noise",
-                "white noise",
-                "oracle",
-                "oracle, other examples",
-            }
-            own, random = (
-                layer["realised"][source]["F"] for source in ("oracle", "random directions")
-            )
-            assert own["held"] < random["held"] and own["flatness"] > random["flatness"]
-            assert layer["tracking"]["undamped"]["oracle, other examples"]["F"]["cosine"] > 0.5
-        assert set(checkpoint["density"]) == {"pink noise", "white noise", "oracle"}
 
 
 def test_the_artefact_is_there_in_a_real_network(measured_course):

@@ -40,13 +40,6 @@ def test_a_copy_has_the_best_figures_and_other_text_none(texts):
         assert set(texts.score(references, [other, other]).values()) == {0}
 
 
-def test_cider_of_a_copy_is_above_that_of_other_text(texts):
-    pytest.importorskip("pycocoevalcap")
-    references = list(texts.group_references(PAIRS).values())
-    assert texts.score_cider(references, [of[0] for of in references]) > 2
-    assert texts.score_cider(references, ["", "zzz"]) == 0
-
-
 def test_a_missing_package_is_named_with_its_extra(texts, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "sacrebleu", None)
     with pytest.raises(DatasetError, match=r"pip install '\.\[generation\]'"):
@@ -113,19 +106,3 @@ def test_a_run_of_two_steps_has_every_figure(texts, study_module, monkeypatch, m
     assert len(Store(tmp_path / "rows.json")) == 2
     changed = [not torch.equal(a, b) for a, b in zip(before, start.parameters(), strict=True)]
     assert all(changed)
-
-
-def test_a_rate_is_chosen_by_perplexity_after_its_grid(study_module):
-    study = study_module("generation")
-
-    class Rows(dict):
-        def get(self, run):
-            return super().get(run.hash)
-
-    rows = Rows()
-    for place, rate in enumerate(study.RATES["disk"]):
-        assert study.test_runs(rows, "e2e", "disk", 3.0) == []
-        rows[study.rate_run("e2e", "disk", rate).hash] = {"perplexity": 9.0 - place}
-    found = study.test_runs(rows, "e2e", "disk", 3.0)
-    assert [run.rate for run in found] == [study.RATES["disk"][-1]] * len(study.SEEDS)
-    assert {run.evaluate_on for run in found} == {"test"}

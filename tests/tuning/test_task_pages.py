@@ -55,17 +55,6 @@ def test_an_interval_is_that_of_student(study_module):
     assert common.interval([97.0]) == "97.00" and common.interval([]) == "–"
 
 
-def test_arms_are_read_whatever_they_are_called(features_table):
-    parse = features_table.Arm.parse
-    plain = parse("scattering+encoder4, synthetic, dp-sgd")
-    assert (plain.label, plain.is_network) == ("scattering + encoder 4 × 4", False)
-    random = parse("scattering, white, dp-kfc, random directions, mirrored")
-    assert random.label == "scattering, scales: white noise, whitened, random directions, mirrored"
-    network = parse("small network, tanh, dp-sgd")
-    assert network.is_network and network.label == "small network, tanh"
-    assert parse("wavelets").features == "wavelets" and parse("wavelets").is_network
-
-
 def test_rows_of_both_files_are_shown_once(features_table, tmp_path, monkeypatch):
     write(tmp_path, "features.json", row("scattering, synthetic, dp-sgd", 0.9, 0.91))
     place(monkeypatch, features_table, tmp_path)
@@ -121,14 +110,6 @@ def test_a_task_shows_the_best_on_validation_the_networks_and_what_is_not_privat
     assert "| 98.7 | – | – | – |" in lines[5] and lines[0].endswith("| – | 2 |")
     assert task_pages.picture("mnist", tmp_path / "mnist.png")
     assert (tmp_path / "mnist.png").stat().st_size > 5000
-
-
-def test_without_rows_a_task_says_what_to_run(
-    task_pages, study_module, features_table, tmp_path, monkeypatch
-):
-    place(monkeypatch, features_table, tmp_path)
-    assert not task_pages.picture("medical", tmp_path / "medical.png")
-    assert "dpkfc_papers.studies.features" in study_module("pages").task("medical")
 
 
 def test_every_published_figure_belongs_to_a_task_and_has_a_source(task_pages):
