@@ -177,7 +177,7 @@ BAD: dict[str, tuple[str, Any, str]] = {
     "dtype": (
         "bert",
         PublicData(torch.ones(4, T), provenance="x"),
-        r"PublicData gives it \(\(3, 7\) torch.float32\)",
+        r"PublicData gives it \(\(3, 7\) torch.float64\)",
     ),
     "shape": (
         "linear",
