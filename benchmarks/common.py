@@ -39,7 +39,7 @@ def measure_models(
     Args:
         parser: with options of its own.
         argv: the command line.
-        default: the models that are measured where none is named.
+        default: the models of a command line without `--only`.
         output: the file of results; a smoke run writes none.
         measure: maps name, case and options to figures of a model, None for one left out.
     """
