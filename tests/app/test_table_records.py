@@ -242,6 +242,16 @@ def test_the_finest_value_of_a_column_changes_no_other(values: list[object]):
     assert len(set(texts)) == 8
 
 
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_far_date_is_read_as_it_was_written(tmp_path: Path, is_old: bool):
+    days = [datetime(1500, 1, 1), datetime(2024, 7, 1, 12), datetime(9999, 12, 31)]
+    table = pa.table({"who": days, "a": [1, 2, 3], "y": [0, 1, 0]})
+    path = tmp_path / "t.parquet"
+    pa.parquet.write_table(table, path, use_deprecated_int96_timestamps=is_old)
+    units = encode_table(path, replace(SCHEMA, columns={"a": SCHEMA.columns["a"]})).units
+    assert [unit.split()[1] for unit in units] == ["1500-01-01", "2024-07-01", "9999-12-31"]
+
+
 @pytest.mark.parametrize(
     "ids", [pa.nulls(3), pa.array([[1]] * 3), pa.array([{"a": 1}] * 3)], ids=lambda x: str(x.type)
 )

@@ -53,7 +53,7 @@ def read_schema(path: Path, file: IO[bytes]) -> pa.Schema:
     """
     try:
         if path.suffix.lower() == ".parquet":
-            return pa_parquet.ParquetFile(file).schema_arrow
+            return _open_parquet(file).schema_arrow
         return pa.ipc.open_file(file).schema
     except (pa.ArrowException, OSError):
         raise damaged_error(path, f"is not a {path.suffix[1:]} file") from None
@@ -87,9 +87,14 @@ def read_batches(
         raise damaged_error(path, f"is not a whole {path.suffix[1:]} file") from None
 
 
+def _open_parquet(file: IO[bytes]) -> pa_parquet.ParquetFile:
+    # As nanoseconds, times of type INT96 before 1677 or after 2262 would become others.
+    return pa_parquet.ParquetFile(file, coerce_int96_timestamp_unit="us")
+
+
 def _batches(path: Path, file: IO[bytes], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     if path.suffix.lower() == ".parquet":
-        parquet = pa_parquet.ParquetFile(file)
+        parquet = _open_parquet(file)
         yield from parquet.iter_batches(_ROWS, columns=list(names), use_threads=False)
         return
     whole = pa.ipc.open_file(file).schema
