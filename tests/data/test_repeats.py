@@ -11,7 +11,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.data.duplicates import check_held_out, check_once
-from dpkfc.integrations.opacus import check_loader
+from dpkfc.integrations._opacus_loader import check_loader
 from dpkfc.session import Session
 
 RECORDS = TensorDataset(torch.randn(10, 3), torch.zeros(10, dtype=torch.long))
