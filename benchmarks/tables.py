@@ -175,6 +175,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "ranks": partial(measured, "scale_ranks", "ranks"),
     "phases": partial(measured, "phases"),
     "tracking": partial(measured, "tracking"),
+    "correlated-noise": partial(measured, "correlated_noise"),
     "growth": partial(measured, "growth"),
     "plan-70b": plan_70b,
     "assurance": assurance,

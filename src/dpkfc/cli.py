@@ -144,6 +144,9 @@ _Steps = Annotated[
     Whole | None, Parameter(name="--steps", help="Number of steps, instead of epochs.")
 ]
 _Sampler = Annotated[str, Parameter(name="--sampler", help="poisson or fixed.")]
+_Bands = Annotated[
+    Whole | None, Parameter(name="--bands", help="Steps that share correlated noise.")
+]
 _Uncertified = Annotated[
     bool, Parameter(name="--uncertified", help="Take a δ that is not below 1 / N.")
 ]
@@ -164,6 +167,10 @@ def calibrate(
     accountant: Annotated[
         str | None, Parameter(help="pld or rdp. Default: pld; rdp for --sampler fixed.")
     ] = None,
+    noise: Annotated[
+        str, Parameter(help="gaussian; correlated over steps; auto: where it is better.")
+    ] = "gaussian",
+    bands: _Bands = None,
 ) -> None:
     """Compute the noise multiplier σ that spends a budget, from (ε, δ), N, B and epochs."""
     from dpkfc.config import PrivacyConfig
@@ -175,6 +182,8 @@ def calibrate(
         steps=steps,
         sampler=sampler,
         accountant=accountant,
+        noise=noise,
+        bands=bands,
     )
     open_console().print(plan_table(config.calibrate(epsilon, delta, dataset_size)))
 
@@ -195,16 +204,18 @@ def epsilon(
     delta: _Delta = 1e-5,
     sampler: _Sampler = "poisson",
     uncertified: _Uncertified = False,
+    bands: _Bands = None,
 ) -> None:
     """Compute the ε of a noise multiplier, by PLD and by RDP."""
     from dpkfc.config import PrivacyConfig
     from dpkfc.report.tables import plan_table, rate_table
 
     if sample_rate:
-        if sampler != "poisson" or dataset_size or batch_size:
+        if sampler != "poisson" or dataset_size or batch_size or bands:
+            named = "--bands" if bands else f"--sampler {sampler}"
             raise ValueError(
-                f"--sample-rate belongs to Poisson sampling: for --sampler {sampler} give "
-                "--dataset-size and --batch-size only"
+                f"--sample-rate belongs to Poisson sampling: for {named} give --dataset-size and"
+                " --batch-size only"
             )
         table = rate_table(noise_multiplier, sample_rate, epochs=epochs, steps=steps, delta=delta)
         open_console().print(table)
@@ -217,6 +228,8 @@ def epsilon(
         steps=steps,
         sampler=sampler,
         uncertified=uncertified,
+        noise="correlated" if bands else "gaussian",
+        bands=bands,
     )
     open_console().print(plan_table(config.with_noise(noise_multiplier, delta, dataset_size)))
 

@@ -295,6 +295,7 @@ class CyclicPoisson(Sampler):
             "name": "cyclic_poisson",
             "sample_rate": self.sample_rate,
             "groups": int(self.groups),
+            "removed_example": "its place stays empty",
             **_describe_common(self),
         }
 

@@ -98,6 +98,7 @@ def plan_table(plan: Plan) -> Table:
         "expected batch size B": f"{plan.expected_batch_size:,}",
         "dataset size N": f"{plan.dataset_size:,}",
         "sampler": plan.sampler.describe()["name"],
+        **({"bands of correlated noise": f"{plan.bands}"} if plan.bands > 1 else {}),
         "δ": f"{plan.delta:g}",
         "standard deviation of the noise": (
             f"{plan.stddev:.5g} on a sum clipped to {plan.max_grad_norm:g}"

@@ -1,0 +1,126 @@
+"""The error of correlated noise ÷ the error of independent noise at the same ε, beside theory.
+
+    python benchmarks/correlated_noise.py            # results/correlated_noise.json and the picture
+    python benchmarks/correlated_noise.py --smoke    # small; writes nothing
+
+The error is the root mean square of the noise in the sums of the first t steps, over all t. Theory
+is what `PrivacyConfig(noise="auto")` minimises; "measured" draws the noise of all steps from a
+`NoiseStream` and sums it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common import RESULTS, hardware, markdown, now, write_json
+from dpkfc import PrivacyConfig
+from dpkfc.privacy.correlated_noise import BandedNoise
+from dpkfc.privacy.rng import NoiseStream
+from dpkfc_papers.studies.harness import finish, sheet
+
+OUTPUT = RESULTS / "correlated_noise.json"
+PICTURE = Path(__file__).resolve().parents[1] / "docs" / "img" / "correlated-noise.png"
+DELTA = 1e-5
+EPSILONS = (0.5, 1.0, 3.0, 8.0)
+NUMBERS = 1000  # drawn in each step
+MOST_STEPS = 500  # of a task whose noise is drawn
+# Task: examples, batch, epochs.
+TASKS = {
+    "CIFAR-10, batch 512, 5 epochs": (50_000, 512, 5),
+    "IMDB, batch 500, 10 epochs": (25_000, 500, 10),
+    "MNIST, batch 256, 5 epochs": (60_000, 256, 5),
+    "CIFAR-10, batch 4,096, 70 epochs": (50_000, 4096, 70),
+    "full batch of 10,001, 60 steps": (10_001, 10_001, 60),
+}
+
+
+def measure_error(bands: int, steps: int, numbers: int = NUMBERS) -> float:
+    """Return the error of noise that is drawn, in units of `stddev`."""
+    noise, stream = BandedNoise(bands), NoiseStream.secure()
+    weights = noise.weights(steps)
+    total, squares = np.zeros(numbers), 0.0
+    for step in range(steps):
+        pieces = stream.correlated_pieces(numbers, step, "float32", step + 1, weights)
+        total += np.concatenate(list(pieces))
+        squares += float(np.mean(total**2))
+    return math.sqrt(squares / steps)
+
+
+def compare(size: int, batch: int, epochs: float, epsilon: float) -> dict[str, Any]:
+    """Return noise, bands and errors of both kinds of noise at one ε, for a sum clipped to 1."""
+    settings: dict[str, Any] = {"expected_batch_size": batch, "epochs": epochs}
+    found: dict[str, Any] = {"epsilon": epsilon}
+    for noise in ("gaussian", "auto"):
+        plan = PrivacyConfig(**settings, noise=noise).calibrate(epsilon, DELTA, size)
+        scale = plan.noise_multiplier / batch
+        found[noise] = {
+            "bands": plan.bands,
+            "noise_multiplier": plan.noise_multiplier,
+            "theory": scale * BandedNoise(plan.bands).error(plan.steps),
+        }
+        if plan.steps <= MOST_STEPS:
+            found[noise]["measured"] = scale * measure_error(plan.bands, plan.steps)
+    return found
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Return error ÷ error of independent noise by theory, with the bands, a row for each task."""
+    tasks = results["tasks"]
+    epsilons = [row["epsilon"] for row in next(iter(tasks.values()))]
+    rows = []
+    for task, found in tasks.items():
+        cells = [
+            f"{row['auto']['theory'] / row['gaussian']['theory']:.2f} ({row['auto']['bands']})"
+            for row in found
+        ]
+        rows.append([task, *cells])
+    return markdown(["error ÷ independent (bands)", *[f"ε = {e:g}" for e in epsilons]], rows)
+
+
+def plot(results: Mapping[str, Any], path: Path) -> None:
+    """Draw the error over ε: lines are theory, points are measured."""
+    tasks = {task: found for task, found in results["tasks"].items() if "full" not in task}
+    figure, panels = sheet(2, 2, height=5)
+    looks = (("gaussian", "C0", "independent"), ("auto", "C1", "correlated, bands by search"))
+    for panel, (task, found) in zip(panels.flat, tasks.items(), strict=True):
+        epsilons = [row["epsilon"] for row in found]
+        for noise, colour, label in looks:
+            theory = [row[noise]["theory"] for row in found]
+            panel.plot(epsilons, theory, color=colour, label=f"{label}, theory")
+            drawn = [row[noise].get("measured", math.nan) for row in found]
+            panel.plot(epsilons, drawn, "o", color=colour, label=f"{label}, measured")
+        panel.set(xscale="log", yscale="log", title=task.rpartition(",")[0], xlabel="ε")
+        panel.set_ylabel("error of sums ÷ C")
+        panel.set_xticks(epsilons, [f"{e:g}" for e in epsilons])
+        panel.minorticks_off()
+    finish(figure, path, 2)
+
+
+def main() -> None:
+    """Measure, and write results and picture."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--smoke", action="store_true", help="one task, one ε; write nothing")
+    arguments = parser.parse_args()
+    tasks = dict(list(TASKS.items())[:1]) if arguments.smoke else TASKS
+    epsilons = (3.0,) if arguments.smoke else EPSILONS
+    measured = {
+        task: [compare(*setting, epsilon) for epsilon in epsilons]
+        for task, setting in tasks.items()
+    }
+    results = {"date": now(), "hardware": hardware(1), "tasks": measured}
+    if not arguments.smoke:
+        write_json(OUTPUT, results)
+        plot(results, PICTURE)
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()
