@@ -39,7 +39,7 @@ def _title(model: str, row: dict[str, Any]) -> str:
 
 
 def table(part: str) -> str:
-    """Return a score of `SCORES`, or `more`, `adult`, `epsilons`, `seconds`."""
+    """Return a score of `SCORES`, or `more`, `adult`, `epsilons`, `seconds`, `curvature`."""
     rows = load()
     if not rows:
         return "*Not measured yet: `python benchmarks/tables_peers.py`.*"
@@ -48,6 +48,7 @@ def table(part: str) -> str:
         "adult": _adult,
         "epsilons": _epsilons,
         "seconds": _seconds,
+        "curvature": _curvature,
     }
     text = makers[part](rows) if part in makers else _one_score(rows, *SCORES[part])
     return f"{text}\n\n{machine_of_rows(rows)}"
@@ -115,6 +116,40 @@ def _epsilons(rows: list[dict[str, Any]]) -> str:
             if chosen and all(row["epsilon"] == epsilon for row in chosen):
                 lines.append([epsilon, title, *cells])
     return markdown(["ε", "AUROC % / log loss, means", *TWO_CLASSES], lines)
+
+
+def _curvature(rows: list[dict[str, Any]]) -> str:
+    """Return what curvature adds to the same model without it, at ε = 1, split by split."""
+    arms = {
+        "private moments": "additive",
+        "rows drawn from the schema": "additive-schema",
+    }
+    lines = []
+    for score, factor, digits in (("AUROC", 100, 2), ("log loss", 1, 4)):
+        for title, model in arms.items():
+            cells = []
+            for name in (*TWO_CLASSES, "bean"):
+                pairs = _pairs(rows, name, model, score)
+                changes = [factor * (value - without) for value, without in pairs]
+                text = f"{statistics.mean(changes):+.{digits}f}" if changes else "–"
+                if len(changes) > 1:
+                    text += f"\u00a0±\u00a0{half_interval(changes):.{digits}f}"
+                cells.append(text)
+            lines.append([score, title, *cells])
+    return markdown(["less without curvature", "curvature of", *TWO_CLASSES, "bean"], lines)
+
+
+def _pairs(
+    rows: list[dict[str, Any]], name: str, model: str, score: str
+) -> list[tuple[float, float]]:
+    """Return a score of a model, and of the same without curvature, on equal splits."""
+    values: dict[str, dict[int, float]] = {model: {}, "additive-none": {}}
+    for row in rows:
+        if row["table"] == name and row["epsilon"] == "1" and row["model"] in values:
+            (value,) = _values([row], score)
+            values[row["model"]][row["seed"]] = value
+    known, without = values[model], values["additive-none"]
+    return [(known[seed], without[seed]) for seed in sorted(known.keys() & without)]
 
 
 def _seconds(rows: list[dict[str, Any]]) -> str:

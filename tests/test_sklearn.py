@@ -316,3 +316,23 @@ def test_rates_are_stable_without_much_noise():
         ).fit(rows, labels)
         shares = estimator.predict_proba(rows)[np.arange(2000), labels]
         assert -np.log(shares).mean() < 0.6, method
+
+
+def test_a_network_learns_a_number_from_many_indicators():
+    generator = np.random.default_rng(0)
+    codes = generator.integers(0, 8, (2400, 5))
+    indicators = 2.0 * (codes[:, :, None] == np.arange(8)).reshape(2400, -1) - 1
+    X = np.hstack([indicators, generator.uniform(-1, 1, (2400, 4))])
+    weights = generator.normal(size=44)
+    weights[:40] *= 0.5
+    y = X @ weights
+    y = (y - y.mean()) / np.abs(y - y.mean()).max()
+    model = DPMLPRegressor(epsilon=8.0, bounds=(-1, 1), target_bounds=(-1, 1), random_state=1)
+    assert model.fit(X[:2000], y[:2000]).score(X[2000:], y[2000:]) > 0.95
+
+
+@pytest.mark.parametrize("kind", [DPLogisticRegression, DPMLPClassifier])
+def test_a_step_of_a_classifier_is_bounded_where_c_is_long(kind):
+    estimator = kind(epsilon=50.0)
+    assert estimator._rate("categorical", 6.0) == 0.5
+    assert estimator._rate("categorical", 0.1) >= 3.0
