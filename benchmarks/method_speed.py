@@ -89,7 +89,7 @@ def contenders(setting: Any, **common: Any) -> dict[str, Callable[[], Any]]:
     }
 
 
-def with_views(setting: Any, views: int, micro: int) -> dict[str, Callable[[], Any]]:
+def make_view_contenders(setting: Any, views: int, micro: int) -> dict[str, Callable[[], Any]]:
     """DP-SGD and DP-NGD whose examples count by the mean gradient of so many views."""
     several = {"augmentations": views, "max_physical_batch_size": micro}
     built = contenders(setting, **several)
@@ -265,7 +265,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         case, load = known[name], load_average()
         several |= {"micro_batch": case.micro_batch or micro} if several else {}
         pick = (
-            partial(with_views, views=views, micro=several["micro_batch"])
+            partial(make_view_contenders, views=views, micro=several["micro_batch"])
             if several
             else contenders
         )

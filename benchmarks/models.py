@@ -221,14 +221,14 @@ def _bert(lora: bool) -> nn.Module:
     from transformers import BertConfig, BertForSequenceClassification
 
     model = BertForSequenceClassification(BertConfig(num_labels=CLASSES))
-    return _with_lora(model, "SEQ_CLS", ["query", "value"]) if lora else model
+    return _add_lora(model, "SEQ_CLS", ["query", "value"]) if lora else model
 
 
 def _gpt2(lora: bool) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     model = GPT2LMHeadModel(GPT2Config())
-    return _with_lora(model, "CAUSAL_LM", ["c_attn"]) if lora else model
+    return _add_lora(model, "CAUSAL_LM", ["c_attn"]) if lora else model
 
 
 def _llama() -> nn.Module:
@@ -246,10 +246,10 @@ def _llama() -> nn.Module:
         vocab_size=32000,
         max_position_embeddings=2048,
     )
-    return _with_lora(LlamaForCausalLM(config), "CAUSAL_LM", ["q_proj", "v_proj"])
+    return _add_lora(LlamaForCausalLM(config), "CAUSAL_LM", ["q_proj", "v_proj"])
 
 
-def _with_lora(model: nn.Module, task: str, targets: list[str]) -> nn.Module:
+def _add_lora(model: nn.Module, task: str, targets: list[str]) -> nn.Module:
     from peft import LoraConfig, get_peft_model
 
     return get_peft_model(

@@ -224,7 +224,7 @@ def peaks_at(axis: str, point: Point, timed: Collection[str], threads: int) -> d
     }
 
 
-def with_memory(axis: str, before: Mapping[str, Any], threads: int) -> dict[str, Any]:
+def add_memory(axis: str, before: Mapping[str, Any], threads: int) -> dict[str, Any]:
     """An axis whose memory is taken anew; its times stay."""
     columns: dict[str, list[float]] = {}
     for size in before["sizes"]:
@@ -377,7 +377,7 @@ def main() -> int:
     axes = results.get("axes", {})
     for axis in arguments.axis or list(AXES):
         if arguments.memory_only and axis in axes:
-            axes[axis] = with_memory(axis, axes[axis], arguments.threads)
+            axes[axis] = add_memory(axis, axes[axis], arguments.threads)
         else:
             memory = not arguments.no_memory
             axes[axis] = sweep(

@@ -190,13 +190,13 @@ def _amortised(entries: Mapping[str, Entry]) -> list[str]:
     pairs = [(top, bottom) for bottom in bottoms for top in OURS]
     rows = []
     for entry in entries.values():
-        found = [_with_refreshes(entry, *pair) for pair in pairs]
+        found = [_describe_refreshes(entry, *pair) for pair in pairs]
         rows += [[entry["title"], *found]] if any(cell != "–" for cell in found) else []
     head = ["model", *(named(*pair) for pair in pairs)]
     return [f"The same with a refresh in {EVERY} steps", markdown(head, rows)] if rows else []
 
 
-def _with_refreshes(entry: Entry, top: str, bottom: str) -> str:
+def _describe_refreshes(entry: Entry, top: str, bottom: str) -> str:
     found, own = within(entry, top, bottom), _refreshes_of(entry).get(top)
     if found is None or own is None:
         return "–"

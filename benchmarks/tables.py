@@ -55,7 +55,9 @@ def speed_summary() -> str:
     for entry in timed.values():
         times, memory = entry["contenders"], entry.get("memory", {})
         cells = [_cell(times.get(name, {}), memory.get(name, {})) for name in SUMMARY]
-        rows.append([f"{entry['title']} (batch {entry['batch_size']})", *cells, _over_hooks(entry)])
+        rows.append(
+            [f"{entry['title']} (batch {entry['batch_size']})", *cells, _compare_with_hooks(entry)]
+        )
     head = [
         "milliseconds a step / extra MiB (during steps; including refreshes)",
         *SUMMARY.values(),
@@ -73,7 +75,7 @@ def _cell(times: Mapping[str, Any], memory: Mapping[str, Any]) -> str:
     return f"{times['median_ms']:,.1f}{space}"
 
 
-def _over_hooks(entry: Mapping[str, Any]) -> str:
+def _compare_with_hooks(entry: Mapping[str, Any]) -> str:
     import speed_tables
 
     found = ((name, speed_tables.within(entry, name, "opacus_hooks")) for name in speed_tables.OURS)

@@ -140,7 +140,7 @@ def test_a_trial_is_compared_once_with_each_other_trial(tmp_path: Path) -> None:
     for place, value in enumerate(values):
         goes_on = is_in_best_third(value, values[:place])
         run_trial(search, value, *([value] if goes_on else []))
-    late = [max(trial.intermediate_values.values()) for trial in search._stopped_too_early()]
+    late = [max(trial.intermediate_values.values()) for trial in search._find_stopped_early()]
     # The second of eight; the third is not in their third.
     assert late == [0.8]
 

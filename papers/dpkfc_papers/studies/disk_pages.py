@@ -33,7 +33,7 @@ COLOURS = {"disk": ("DiSK", "C2"), "dp-sgd": ("DP-SGD", "C6")}
 KAPPA, GAMMA = "filter_kappa", "disk_gamma"
 
 
-def over_epsilon() -> dict[str, Mapping[float, Sequence[float]]]:
+def collect_by_epsilon() -> dict[str, Mapping[float, Sequence[float]]]:
     """Return test accuracies in percent by method and ε."""
     found = scores.study_cells(RECIPE)
     return {method: found[method] for method in COLOURS}
@@ -110,7 +110,7 @@ def page() -> str:
         return ""
     rows = list(Store(grids.RESULTS / "disk.json"))
     parts = [
-        _describe_epsilons(over_epsilon()),
+        _describe_epsilons(collect_by_epsilon()),
         _describe_curves(curves()),
         _describe_grid(found),
         f"![Figures 1, 2 and 8 on MNIST](../img/{PICTURE})",
@@ -132,7 +132,7 @@ def draw(folder: Path) -> None:
 
 
 def _draw_epsilons(panel: Any) -> None:
-    for method, values in over_epsilon().items():
+    for method, values in collect_by_epsilon().items():
         label, colour = COLOURS[method]
         epsilons = sorted(values)
         runs = [values[epsilon] for epsilon in epsilons]

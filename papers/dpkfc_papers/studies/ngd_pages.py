@@ -214,18 +214,18 @@ LINES = {
 }
 
 
-def over_steps(store: Any) -> dict[str, dict[int, Values]]:
+def collect_by_steps(store: Any) -> dict[str, dict[int, Values]]:
     """Return accuracies by method and number of steps; each number is a run of its own."""
     lengths = {steps: study.LENGTHS[steps] for steps in study.LENGTHS}
-    return _over(store, lengths, study.STEPS)
+    return _collect(store, lengths, study.STEPS)
 
 
-def over_images(store: Any) -> dict[str, dict[int, Values]]:
+def collect_by_images(store: Any) -> dict[str, dict[int, Values]]:
     """Return accuracies by method and number of public images."""
-    return _over(store, study.IMAGES, study.PUBLIC)
+    return _collect(store, study.IMAGES, study.PUBLIC)
 
 
-def _over(
+def _collect(
     store: Any, group: Mapping[int, Mapping[str, Any]], default: int
 ) -> dict[str, dict[int, Values]]:
     found: dict[str, dict[int, Values]] = {}
@@ -296,8 +296,8 @@ def page(part: str) -> str:
     made: Mapping[str, Callable[[], str]] = {
         "directions": lambda: direction_table(store),
         "methods": lambda: f"{method_table(store)}\n\n{machine_of_rows(list(store))}",
-        "steps": lambda: line_table(over_steps(store), "steps"),
-        "images": lambda: line_table(over_images(store), "images"),
+        "steps": lambda: line_table(collect_by_steps(store), "steps"),
+        "images": lambda: line_table(collect_by_images(store), "images"),
         "course": lambda: course_table(store),
     }
     drawn = part in PICTURES and (IMAGES / PICTURES[part][0]).exists()
@@ -316,8 +316,8 @@ def draw(folder: Path) -> None:
     store = Store(study.PATH)
     if not study.values(store, "whitened"):
         return
-    _draw_lines(over_steps(store), "steps of a run", folder / PICTURES["steps"][0])
-    _draw_lines(over_images(store), "public images", folder / PICTURES["images"][0])
+    _draw_lines(collect_by_steps(store), "steps of a run", folder / PICTURES["steps"][0])
+    _draw_lines(collect_by_images(store), "public images", folder / PICTURES["images"][0])
     _draw_courses(_courses(store), folder / PICTURES["course"][0])
 
 

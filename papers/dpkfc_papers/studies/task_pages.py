@@ -79,7 +79,7 @@ def feature_lines(*data: str) -> list[Line]:
     lines = []
     for group, name in enumerate(data):
         rows = [row for row in features_table.read_rows() if row.data == name]
-        arms = _by_arm(rows)
+        arms = _group_by_arm(rows)
         best = sorted(arms, key=lambda arm: -_validation(arms[arm]))
         heads = [arm for arm in best if not arm.is_network]
         networks = [arm for arm in best if arm.is_network]
@@ -95,7 +95,7 @@ def feature_lines(*data: str) -> list[Line]:
     return lines
 
 
-def _by_arm(rows: Sequence[Row]) -> dict[Arm, list[Row]]:
+def _group_by_arm(rows: Sequence[Row]) -> dict[Arm, list[Row]]:
     """Return rows by arm; one without privacy stands beside plain DP-SGD."""
     arms: dict[Arm, list[Row]] = {}
     for row in rows:

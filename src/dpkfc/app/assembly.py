@@ -81,7 +81,9 @@ class Prepared:
         # K-FAC draws its rows in the form of the file.
         if not isinstance(model, AdditiveModel) or kind not in ("none", "moments"):
             return model, self.data.train
-        if len(rows) * model[1].in_features > _KEPT_ENTRIES:
+        last = model[1]
+        assert isinstance(last, nn.Linear)
+        if len(rows) * last.in_features > _KEPT_ENTRIES:
             return model, self.data.train
         head, features = model.split_off_features(rows)
         return head, (features, targets)

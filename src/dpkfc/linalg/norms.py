@@ -97,7 +97,7 @@ def _compute_norms(
     if isinstance(block, PerExample):
         return LayerNorms(_elementwise_norms(block, metric), block)
     if isinstance(block, MaterializedGradients):
-        return _given_gradient_norms(block, metric)
+        return _take_gradient_norms(block, metric)
     metric = metric or IDENTITY
     if isinstance(metric, Elementwise):
         raise ValueError(
@@ -115,7 +115,7 @@ def _compute_norms(
     return norms_from_rows(block, metric, method, cache)
 
 
-def _given_gradient_norms(block: MaterializedGradients, metric: Entry | None) -> LayerNorms:
+def _take_gradient_norms(block: MaterializedGradients, metric: Entry | None) -> LayerNorms:
     """Return norms of gradients that are materialised already, of the numbers that are summed."""
     z = block.gradients
     if isinstance(metric, MatrixMap) and not metric.is_identity:

@@ -254,7 +254,7 @@ def _linear_recipe(
         num_classes=outputs,
         **{"build": partial(linear_from_zero, width, outputs), **rest},
     )
-    return _with_schema(recipe, schema)
+    return _add_schema(recipe, schema)
 
 
 def _refuse_found_bounds(schema: Schema, where: str) -> None:
@@ -321,7 +321,7 @@ def _image_recipe(config: RunConfig, schema: Schema | None) -> Recipe:
     )
     if form.has_features:
         recipe = use_features(recipe, image_features(shape))
-    return _with_schema(recipe, public)
+    return _add_schema(recipe, public)
 
 
 def _folder_schema(config: RunConfig, stated: Schema | None) -> Schema:
@@ -450,7 +450,7 @@ def _loader(read: Callable[[RunConfig], Records], path: Path) -> Callable[[RunCo
     return load
 
 
-def _with_schema(recipe: Recipe, schema: Schema) -> Recipe:
+def _add_schema(recipe: Recipe, schema: Schema) -> Recipe:
     """Return a recipe with target, unit and public schema."""
     target = target_of(schema)
     share = f"about {TEST_SHARE:.0%} of the {'units' if schema.unit else 'records'}"

@@ -254,13 +254,15 @@ class Search:
     def started(self) -> int:
         """Trials that have ended, are running, or were given up in this process."""
         attempts = self._attempts().values()
-        return len(attempts) + len(self._given_up() - {t.user_attrs.get(_HASH) for t in attempts})
+        return len(attempts) + len(
+            self._find_given_up() - {t.user_attrs.get(_HASH) for t in attempts}
+        )
 
     @property
     def is_over(self) -> bool:
         """Whether every trial has ended, and none was given up or is to be run once more."""
-        has_more = self.started < self.trials or self._running or self._given_up()
-        return not (has_more or self._stopped_too_early())
+        has_more = self.started < self.trials or self._running or self._find_given_up()
+        return not (has_more or self._find_stopped_early())
 
     def counts(self) -> dict[str, int]:
         """Return the number of trials that have ended, by how."""
@@ -294,8 +296,8 @@ class Search:
         again = [trial.user_attrs.get(_AGAIN) for trial in self._running.values()]
         if self.started < self.trials or None in again:
             return None
-        for stopped in self._stopped_too_early():
-            if stopped.number in again or stopped.user_attrs[_HASH] in self._given_up():
+        for stopped in self._find_stopped_early():
+            if stopped.number in again or stopped.user_attrs[_HASH] in self._find_given_up():
                 continue
             settings = stopped.user_attrs[_SETTINGS]
             with _explain_errors(self.journal):
@@ -360,7 +362,7 @@ class Search:
         attributes = dict(trial.user_attrs)
         self._tell_failure(number, _LOST, reason)
         self._losses[attributes[_HASH]] += 1
-        if attributes[_HASH] not in self._given_up() and _AGAIN not in attributes:
+        if attributes[_HASH] not in self._find_given_up() and _AGAIN not in attributes:
             self._repeat(attributes)
 
     def _tell_failure(self, number: int, attribute: str, reason: str) -> None:
@@ -376,7 +378,7 @@ class Search:
         with _explain_errors(self.journal):
             self._study.enqueue_trial(make_sample(self.arm.space, settings), user_attrs=known)
 
-    def _given_up(self) -> set[str]:
+    def _find_given_up(self) -> set[str]:
         """Return hashes of trials that the machine has lost too often in this process."""
         return {key for key, count in self._losses.items() if count > _MOST_RETRIES}
 
@@ -443,7 +445,7 @@ class Search:
                 attempts[_first_number(trial)] = trial
         return attempts
 
-    def _stopped_too_early(self) -> list[Any]:
+    def _find_stopped_early(self) -> list[Any]:
         """Return stopped trials that are in the best third by now, and the recipe's own trial."""
         trials = self._all_trials()
         stopped = []
