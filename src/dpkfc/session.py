@@ -837,7 +837,7 @@ class Session:
 
         Raises:
             LedgerError: the release was charged, and no checkpoint holds its result.
-            ValueError: a model that the preconditioner is not for, or shares of the records.
+            ValueError: a model that the preconditioner is not for, or one that is sharded.
         """
         config = self.plan.config.preconditioner
         if config is None or not config.purpose or self.preconditioner is not None:
@@ -848,14 +848,17 @@ class Session:
                 f"{self.ledger.name} has paid for {config.purpose}, and no checkpoint holds them:"
                 " take a new ledger"
             )
-        if self._share or self._is_sharded:
-            what = "share=" if self._share else "fully_shard"
+        if self._is_sharded:
             raise ValueError(
-                f"{what} does not go with {type(config).__name__}, which one process releases from"
-                " all records; give every process all of them, or take KFAC"
+                f"fully_shard does not go with {type(config).__name__}, which is released from the"
+                " inputs of one layer; give every process all weights, or take KFAC"
             )
+        own = None
+        if self._share:
+            own = self._ranks.run_on_all(lambda: self._sum_moments(kind))
+            own = self._ranks.sum({"moments": own})["moments"]
         noisy = self._ranks.broadcast_from_rank0(
-            lambda: self._release_moments(kind), f"release for {config.purpose}"
+            lambda: self._release_moments(kind, own), f"release for {config.purpose}"
         )
         # Other processes count it in ledgers of their own.
         self._match_ledger(self.ledger.steps, {config.purpose: 1})
@@ -865,10 +868,20 @@ class Session:
             )
         )
 
-    def _release_moments(self, kind: ExtraRelease) -> Floats:
-        """Charge and return the noisy second moments of all records."""
+    def _release_moments(self, kind: ExtraRelease, total: Tensor | None) -> Floats:
+        """Charge and return the noisy second moments of all records.
+
+        Args:
+            kind: of the plan.
+            total: their sum; None where this process holds all records.
+        """
+        total = self._sum_moments(kind) if total is None else total
+        return self._release_vector(kind, pack_symmetric(total).numpy())
+
+    def _sum_moments(self, kind: ExtraRelease) -> Tensor:
+        """Return the sum of the clipped second moments of this process's records, float64."""
         maps, head = split_head(self.model)
-        rows = np.arange(self.plan.dataset_size)
+        rows = np.arange(len(self._loader) if self._share else self.plan.dataset_size)
         if self._units is not None:
             rows = self._units.draw(rows, self.plan.generator(self._step, self._sampling))
         bound = self.plan.config.micro_batch.most or _MOST_ROWS
@@ -877,8 +890,7 @@ class Session:
         total = sum_second_moments(
             maps, head, kind.norm, zip(loaded, parts, strict=True), self._loader.alone
         )
-        vector = pack_symmetric(total.double().cpu()).numpy()
-        return self._release_vector(kind, vector)
+        return total.double().cpu()
 
     def forfeit_steps(self) -> None:
         """Charge all that the plan has left, without a release.

@@ -65,6 +65,11 @@ from dpkfc.tracking.tracker import UnknownOperation, forget_batches
 class ConstantNumbers(TorchDispatchMode):
     """Replaces the random numbers of torch by constants, except numbers of other generators."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: passes run uncompiled, and the mark would import the compiler."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation, with constants in place of its random numbers."""
         kwargs = kwargs or {}

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from dpkfc.app.assembly import make_kfac, make_optimizer, make_plan, make_privacy_config
 from dpkfc.app.models import digits_cnn
+from dpkfc.app.optimizers import SGD, AdamW
 from dpkfc.app.settings import RunConfig, make_config
 from dpkfc.app.toml import ConfigError
 from dpkfc.curvature import DeadLeaves, FeatureNoise, PinkNoise, PublicData, Refined, WhiteNoise
@@ -163,6 +165,25 @@ def test_optimizers():
         and sgd.defaults["momentum"] == 0.5
     )
     assert isinstance(make_optimizer(CONFIG.change(optimizer="adam"), model), torch.optim.AdamW)
+
+
+@pytest.mark.parametrize(
+    ("ours", "torchs", "settings"),
+    [
+        (SGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+        (AdamW, torch.optim.AdamW, {"lr": 0.1, "weight_decay": 0.2}),
+    ],
+)
+def test_optimizers_without_the_compiler_take_the_steps_of_torch(ours, torchs, settings):
+    pair = [nn.Parameter(torch.ones(3, dtype=torch.float64)) for _ in range(2)]
+    optimizers = [kind([p], **settings) for kind, p in zip((ours, torchs), pair, strict=True)]
+    for step in range(4):
+        for p, optimizer in zip(pair, optimizers, strict=True):
+            optimizer.zero_grad()
+            p.grad = torch.arange(3.0, dtype=torch.float64) - step
+            optimizer.step()
+            optimizer.load_state_dict(optimizer.state_dict())
+    assert torch.equal(*pair)
 
 
 @pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.0), ("adam", 0.9)])

@@ -12,6 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import dpkfc
+from dpkfc import convex
+from dpkfc.app import settings as declared
 from dpkfc.app.assembly import make_kfac, make_privacy_config
 from dpkfc.app.defaults import layer_settings
 from dpkfc.app.methods import METHODS
@@ -28,8 +31,11 @@ from dpkfc.app.settings import (
 from dpkfc.app.settings_file import flatten, known_settings, to_toml
 from dpkfc.app.toml import ConfigError, nearest, read_toml, tomllib
 from dpkfc.config import PrivacyConfig
+from dpkfc.curvature import likelihood
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.ngd import NGD
+from dpkfc.integrations import loggers
+from dpkfc.postprocess import pipeline
 from dpkfc.postprocess.steps import AdamBC
 
 FIELDS = SETTINGS
@@ -115,8 +121,18 @@ def test_settings_reach_the_library_in_its_types():
 def test_settings_of_the_library_have_its_defaults_and_say_what_they_mean():
     for setting in FIELDS.values():
         assert explain_setting(setting.name), setting.name
-        for owner in setting.metadata.get("owners", ()):
+        for name in setting.metadata.get("owners", ()):
+            owner = getattr(dpkfc, name)
             assert setting.metadata["key"] in {field.name for field in dataclasses.fields(owner)}
+        for name in setting.metadata.get("owners", ())[:1]:
+            owners = dataclasses.fields(getattr(dpkfc, name))
+            theirs = next(f.default for f in owners if f.name == setting.metadata["key"])
+            # The library says otherwise that a value is not given, or must be.
+            if theirs not in (dataclasses.MISSING, None, "auto"):
+                assert setting.default == theirs, setting.name
+    assert (declared.LABELS, declared.LIKELIHOODS) == (likelihood.LABELS, likelihood.LIKELIHOODS)
+    assert (declared.LOGGERS, declared.READOUTS) == (loggers.LOGGERS, pipeline.READOUTS)
+    assert SETTINGS["moments_share"].default == convex.SHARE
     kfac = make_kfac(RunConfig(), (1, 8, 8))
     assert kfac == KFAC(probe=kfac.probe)
     config = make_privacy_config(RunConfig(), (1, 8, 8), dataset_size=1000)
@@ -125,7 +141,8 @@ def test_settings_of_the_library_have_its_defaults_and_say_what_they_mean():
 
 def test_every_dataclass_that_has_a_field_gets_its_setting():
     for setting in FIELDS.values():
-        for owner in setting.metadata.get("owners", ()):
+        for name in setting.metadata.get("owners", ()):
+            owner = getattr(dpkfc, name)
             assert setting.metadata["key"] in library_values(RunConfig(), owner), (
                 setting.name,
                 owner,

@@ -9,8 +9,10 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
+from pyarrow import csv, parquet
 from safetensors.torch import load_file
 
 from dpkfc.app import processes, train
@@ -107,15 +109,32 @@ bounds = [0, 100]
 """
 
 
-def test_a_table_is_trained_with_moments_that_the_first_process_releases(tmp_path: Path) -> None:
-    rows = [f"{age},{int(age > 50)}" for age in range(20, 80)]
-    (tmp_path / "t.csv").write_text("\n".join(["age,ill", *rows]), "utf-8")
-    (tmp_path / "t.toml").write_text(TABLE, "utf-8")
-    settings = ("--data", "t.csv", "--schema", "t.toml", "--epsilon", "3", "--steps", "2")
-    for one in _run(tmp_path, *settings, "--out", "run"):
-        assert one["code"] == 0, one
-    releases = verify(tmp_path / "run" / "ledger.jsonl").releases
-    assert [release.get("purpose") for release in releases] == ["moments", None, None]
+def test_processes_train_a_table_by_parts_like_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows of a file or the files of a folder are divided; moments are released once."""
+    monkeypatch.chdir(tmp_path)
+    ages = list(range(20, 80))
+    table = pa.table({"age": ages, "ill": [str(int(age > 50)) for age in ages]})
+    csv.write_csv(table, "t.csv")
+    Path("parts").mkdir()
+    for row in range(0, 60, 20):
+        parquet.write_table(table.slice(row, 20), f"parts/{row}.parquet")
+    Path("t.toml").write_text(TABLE, "utf-8")
+    settings = ["--schema", "t.toml", "--steps", "2", "--batch-size", "0", "--test-mode"]
+    assert call("train", "--data", "t.csv", *settings, "--out", "alone").exit_code == 0
+    expected = load_file("alone/model.safetensors")
+    for data in ("t.csv", "parts"):
+        for one in _run(tmp_path, "--data", data, *settings, "--out", f"{data}-run"):
+            assert one["code"] == 0, one
+        releases = verify(f"{data}-run/ledger.jsonl").releases
+        assert [release.get("purpose") for release in releases] == ["moments", None, None]
+        for name, weights in load_file(f"{data}-run/model.safetensors").items():
+            assert torch.allclose(weights, expected[name], atol=1e-5), (data, name)
+    csv.write_csv(table.slice(0, 1), "one.csv")
+    refused = _run(tmp_path, "--data", "one.csv", *settings, "--out", "few")
+    assert [one["code"] for one in refused] == [2, 2]
+    assert "has no row for process 1; start fewer processes" in refused[1]["err"]
 
 
 def test_a_restart_must_find_its_run(tmp_path: Path) -> None:

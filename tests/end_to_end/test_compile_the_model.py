@@ -7,6 +7,8 @@ needed.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -266,3 +268,42 @@ def test_passes_that_end_out_of_order_leave_compilation_on(backend: Counting) ->
         second.__exit__(None, None, None)
         model(data()[0])
         assert backend.graphs
+
+
+TRAIN = """
+import sys
+import torch
+from torch import nn
+from dpkfc import PrivacyConfig, Session
+from dpkfc.app.optimizers import SGD
+
+def loss_fn(model, batch):
+    return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+def step(model):
+    plan = PrivacyConfig(expected_batch_size=4, steps=1).with_noise(2.0, 1e-5, 8)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    data = torch.randn(8, 4), torch.randint(2, (8,))
+    session = Session(plan, model, optimizer, data, verify=False)
+    for batch in session.batches():
+        session.step(batch, loss_fn)
+
+step(nn.Linear(4, 2))
+print("torch._dynamo" in sys.modules)
+
+class Late(nn.Linear):
+    def forward(self, x):
+        return torch.compile(torch.sin, backend="eager")(super().forward(x))
+
+try:
+    step(Late(4, 2))
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_training_leaves_the_compiler_out_and_refuses_one_that_comes_late() -> None:
+    done = subprocess.run([sys.executable, "-c", TRAIN], text=True, capture_output=True, check=True)
+    found, message = done.stdout.splitlines()
+    assert found == "False"
+    assert message.startswith("the forward pass called torch.compile")

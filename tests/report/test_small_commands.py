@@ -22,6 +22,7 @@ from dpkfc.app.commands.card import fill_card
 from dpkfc.report.officer import registry_record
 from dpkfc.report.registry import export_entry
 
+HELP = ("train", "tune", "try", "evaluate", "predict", "export", "report", "methods")
 RUN = """
 import contextlib, io, json, sys
 import dpkfc
@@ -62,7 +63,7 @@ def test_help_and_small_commands_do_not_import_torch(run: Path, tmp_path: Path) 
     table.write_text("age,smoker,died\n", "utf-8")
     commands = [
         ["--version"],
-        *([name, "--help"] for name in ("evaluate", "predict", "export", "report", "methods")),
+        *([name, "--help"] for name in HELP),
         ["calibrate", "-e", "1", "-n", "60000", "-b", "256", "--steps", "3"],
         ["epsilon", "-s", "1.1", "-n", "60000", "-b", "256", "--steps", "3"],
         ["ledger", "verify", str(run)],

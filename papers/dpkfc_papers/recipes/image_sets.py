@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import numpy as np
-from scipy.io import loadmat, whosmat
+import scipy
 
 from dpkfc._errors import one_line
 from dpkfc.app.datasets.cifar import decode_delta
@@ -64,7 +64,7 @@ def read_svhn(path: Path) -> Split:
         with path.open("rb") as file:
             check_unpacked_size(path, _unpacked_size(file))
             file.seek(0)
-            arrays = loadmat(file, variable_names=("X", "y"))
+            arrays = scipy.io.loadmat(file, variable_names=("X", "y"))
     except UnpackedSizeError:
         raise
     except OSError as error:
@@ -97,7 +97,7 @@ def _unpacked_size(file: IO[bytes]) -> int:
         ValueError: one of them is not an array of numbers.
     """
     size = 0
-    for name, shape, kind in whosmat(file):
+    for name, shape, kind in scipy.io.whosmat(file):
         if name not in ("X", "y"):
             continue
         if kind not in _BYTES:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from dpkfc.app.datasets.examples import Examples, ExampleSet
+from dpkfc.app.optimizers import SGD, AdamW
 from dpkfc.app.owndata.bounds import norm_of
 from dpkfc.app.private_scores import PURPOSE as SCORES
 from dpkfc.app.private_scores import CountForm
@@ -543,9 +544,9 @@ def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer
     optimizer = config.optimizer
     parameters = [p for p in model.parameters() if p.requires_grad]
     if optimizer.optimizer == "adam":
-        return torch.optim.AdamW(parameters, lr=optimizer.lr, weight_decay=optimizer.weight_decay)
+        return AdamW(parameters, lr=optimizer.lr, weight_decay=optimizer.weight_decay)
     # Torch adds the decay of SGD to the released gradient, so it passes through the momentum.
-    return torch.optim.SGD(
+    return SGD(
         parameters,
         lr=optimizer.lr,
         momentum=optimizer.momentum if optimizer.optimizer == "sgd" else 0.0,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -14,6 +16,8 @@ from dpkfc import checkpoint
 from dpkfc.app.assembly import (
     Prepared,
 )
+from dpkfc.app.datasets.errors import DatasetError
+from dpkfc.app.datasets.examples import ExampleSet
 from dpkfc.app.run_folder import RunFolder, RunFolderError
 from dpkfc.app.settings import RunConfig
 from dpkfc.app.settings_file import (
@@ -174,3 +178,27 @@ def align_processes(ranks: DistributedContext, prepared: Prepared) -> None:
         received = ranks.broadcast_tensors(parameters, like=parameters, device=device)
         for name, value in received.items():
             parameters[name].copy_(value)
+
+
+def join_shares(own: ExampleSet, ranks: DistributedContext) -> ExampleSet:
+    """Return the examples of a process that holds a part of the records, with those of all.
+
+    The test rows of all parts are held by every process, so that all evaluate alike.
+
+    Args:
+        own: the part, split.
+        ranks: the processes.
+    """
+    inputs, labels = own.test
+    # A row of a mapped file would be sent with the whole file.
+    sent = inputs.clone(), labels.clone(), len(own.train[1]), own.figures
+    parts = ranks.all_gather(sent)
+    tests, answers, sizes, figures = zip(*parts, strict=True)
+    if not sum(map(len, answers)):
+        raise DatasetError(f"{own.source}: too few records for a test split; give more")
+    held = [size + len(labels) for size, labels in zip(sizes, answers, strict=True)]
+    joined: Counter[tuple[str, str]] = Counter()
+    for found, records in zip(figures, held, strict=True):
+        joined.update({name: share * records / sum(held) for name, share in found.items()})
+    test = torch.cat(tests), torch.cat(answers)
+    return replace(own, test=test, total=sum(sizes), figures=joined)

@@ -14,20 +14,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import dpkfc
 from dpkfc.app.methods import METHODS
 from dpkfc.app.toml import ConfigError, nearest
 from dpkfc.clipping import CLIPPINGS
-from dpkfc.config import SAMPLERS, PrivacyConfig
-from dpkfc.convex import SHARE
-from dpkfc.curvature.diagonal import AdaDPS
-from dpkfc.curvature.gep import GEP
-from dpkfc.curvature.kfac import KFAC
-from dpkfc.curvature.likelihood import LABELS, LIKELIHOODS
-from dpkfc.curvature.ngd import NGD
-from dpkfc.curvature.noise_probes import DeadLeaves, PinkNoise
-from dpkfc.integrations.loggers import LOGGERS
-from dpkfc.postprocess.pipeline import READOUTS
-from dpkfc.postprocess.steps import SOFIM, AdamBC, DiSK
+from dpkfc.config import SAMPLERS
 from dpkfc.privacy.accounting import ACCOUNTANTS
 from dpkfc.privacy.grid import AUTO, CORRELATED, NOISES
 from dpkfc.report.officer import Declared
@@ -49,6 +40,11 @@ SCHEDULES = ("constant", "linear", "cosine")
 AUGMENTS = ("", "reflect-pad-crop-flip", "random-crop", "horizontal-flip")
 RECIPE_DEFAULTS = "defaults of the recipe; the search behind them, if any, is not covered by ε"
 SOURCES = ("pink", "dead-leaves", "white", "tokens", "public", "private-oracle")
+# Modules that need torch hold the same words; a test compares them.
+LABELS = ("model", "uniform", "given")
+LIKELIHOODS = ("categorical", "gaussian", "bernoulli")
+LOGGERS = ("tensorboard", "mlflow", "wandb")
+READOUTS = ("whitened", "natural", "inverse")
 STOPS = ("public", "private-loss", "private-error")
 
 
@@ -62,7 +58,7 @@ def _setting(
     text: str,
     *,
     key: str = "",
-    owners: tuple[type, ...] = (),
+    owners: tuple[str, ...] = (),
     choices: Iterable[str] = (),
     words: Mapping[str, float] | None = None,
     **bounds: float,
@@ -73,7 +69,7 @@ def _setting(
         default: its value where nothing is given.
         text: what it means.
         key: the field of the library that it is.
-        owners: dataclasses of the library with that field.
+        owners: names of the dataclasses of the library with that field.
         choices: allowed texts.
         words: words of the library that numbers stand for here.
         bounds: least, above, most or below: what a number must keep.
@@ -89,34 +85,17 @@ def _setting(
     return field(default=default, metadata=metadata)
 
 
-def _library(
-    owners: type | tuple[type, ...],
-    key: str,
-    *,
-    default: Any = None,
-    text: str = "",
-    **rules: Any,
-) -> Any:
+def _library(default: Any, owners: str, key: str, *, text: str = "", **rules: Any) -> Any:
     """Declare a setting that is a field of a dataclass of the library, or of several.
 
     Args:
-        owners: the dataclasses; default and help text come from the first one.
+        default: as the field's, except where 0 or an empty text means "not given".
+        owners: names of the dataclasses in `dpkfc`, which need torch and are not imported here.
         key: name of the field.
-        default: another default than the field's.
-        text: another help text than the one in the docstring of the dataclass.
+        text: another help text than the one in the docstring of the first dataclass.
         rules: as for `_setting`.
     """
-    owners = owners if isinstance(owners, tuple) else (owners,)
-    library_field = _library_field(owners[0], key)
-    if default is None:
-        default = library_field.default
-    if default is None:
-        default = "" if "str" in str(library_field.type) else 0
-    if not text:
-        # The first clause.
-        documented = argument_text(owners[0], key)
-        text = re.split(r"(?<!et al)[.:;] ", documented)[0].removesuffix(".")
-    return _setting(default, text, key=key, owners=owners, **rules)
+    return _setting(default, text, key=key, owners=tuple(owners.split()), **rules)
 
 
 def _library_field(owner: type, key: str) -> dataclasses.Field[Any]:
@@ -311,7 +290,7 @@ class PrivacySettings(_Section):
         "", "budget of the dataset that all runs on it charge (TOML); see dpkfc budget"
     )
     moments_share: float = _setting(
-        SHARE, "part of μ² that the release of second moments takes (dp-moments)", above=0, most=0.9
+        0.3, "part of μ² that the release of second moments takes (dp-moments)", above=0, most=0.9
     )
     bounds_share: float = _setting(
         0.25, "part of ε that finding bounds would cost alone", above=0, most=0.9
@@ -334,57 +313,64 @@ class PrivacySettings(_Section):
     )
     steps: int = _setting(0, "number of steps; 0: as epochs say", least=0)
     expected_batch_size: int = _library(
-        PrivacyConfig,
+        256,
+        "PrivacyConfig",
         "expected_batch_size",
-        default=256,
         text="B, the mean size of a batch and divisor of every noisy sum; 0: all examples",
         least=0,
     )
     max_grad_norm: float = _library(
-        PrivacyConfig,
+        1.0,
+        "PrivacyConfig",
         "max_grad_norm",
         text="C, in the preconditioned space; 0: as examples, features and ε say (dp-moments)",
         least=0,
     )
     clipping: str = _library(
-        PrivacyConfig, "clipping", text="how examples are bounded", choices=CLIPPINGS
+        "flat", "PrivacyConfig", "clipping", text="how examples are bounded", choices=CLIPPINGS
     )
-    automatic_gamma: float = _library(PrivacyConfig, "automatic_gamma", above=0)
+    automatic_gamma: float = _library(0.01, "PrivacyConfig", "automatic_gamma", above=0)
     noise: str = _library(
-        PrivacyConfig,
+        "gaussian",
+        "PrivacyConfig",
         "noise",
         text="rounded: sum and noise on one grid; correlated over steps; auto: where it is better",
         choices=(*NOISES, CORRELATED, AUTO),
     )
     bands: int = _library(
-        PrivacyConfig,
+        0,
+        "PrivacyConfig",
         "bands",
         text="steps that share correlated noise; 0: the number with the smallest predicted error",
         least=0,
     )
-    augmentations: int = _library(PrivacyConfig, "augmentations", least=1)
+    augmentations: int = _library(1, "PrivacyConfig", "augmentations", least=1)
     sampler: str = _library(
-        PrivacyConfig, "sampler", text="how batches are drawn", choices=SAMPLERS
+        "poisson", "PrivacyConfig", "sampler", text="how batches are drawn", choices=SAMPLERS
     )
     max_batch_size: int = _library(
-        PrivacyConfig,
+        0,
+        "PrivacyConfig",
         "max_batch_size",
         text="most examples in a batch of truncated_poisson; 0: no bound",
         least=0,
     )
     uncertified: bool = _library(
-        PrivacyConfig,
+        False,
+        "PrivacyConfig",
         "uncertified",
         text="allow a sampler without a certified ε (stamped on the card)",
     )
     accountant: str = _library(
-        PrivacyConfig,
+        "",
+        "PrivacyConfig",
         "accountant",
         text="pld or rdp; empty: the one that suits the sampler",
         choices=("", *ACCOUNTANTS),
     )
     readout: str = _library(
-        PrivacyConfig,
+        "whitened",
+        "PrivacyConfig",
         "readout",
         text="from the coordinates of the clip to the step",
         choices=READOUTS,
@@ -396,23 +382,24 @@ class PrivacySettings(_Section):
         False, "one decay from the first step on, instead of a warm-up that forgets faster"
     )
     max_physical_batch_size: int = _library(
-        PrivacyConfig,
+        0,
+        "PrivacyConfig",
         "max_physical_batch_size",
-        default=0,
         text="rows in memory at once; 0: all; -1: as many as fit",
         least=-1,
         words={"auto": -1},
     )
     pad_to_multiple: int = _library(
-        PrivacyConfig,
+        0,
+        "PrivacyConfig",
         "pad_to_multiple",
         text="micro-batches are padded to a multiple; 0: not at all",
         least=0,
     )
     norm_methods: str = _library(
-        PrivacyConfig,
+        "",
+        "PrivacyConfig",
         "norm_methods",
-        default="",
         text="norms of single layers, for example 'conv1=gram head=materialised'",
     )
     test_mode: bool = _setting(
@@ -432,85 +419,102 @@ class PreconditionerSettings(_Section):
     zipf_exponent: float = _setting(
         1.0, "exponent of Zipf's law of token noise; 0: uniform tokens", least=0
     )
-    power_exponent: float = _library(PinkNoise, "power_exponent", least=0)
-    leaves: int = _library(DeadLeaves, "leaves", least=1)
+    power_exponent: float = _library(1.0, "PinkNoise", "power_exponent", least=0)
+    leaves: int = _library(32, "DeadLeaves", "leaves", least=1)
     refine: int = _setting(
         0, "moves of probe images towards classes of the released model; 0: none", least=0
     )
-    probe_size: int = _library(KFAC, "probe_size", least=1)
-    every: int = _library((KFAC, NGD, AdaDPS, GEP), "every", least=1)
-    labels: str = _library((KFAC, NGD), "labels", text="labels of the probe", choices=LABELS)
+    probe_size: int = _library(256, "KFAC", "probe_size", least=1)
+    every: int = _library(50, "KFAC NGD AdaDPS GEP", "every", least=1)
+    labels: str = _library(
+        "model", "KFAC NGD", "labels", text="labels of the probe", choices=LABELS
+    )
     likelihood: str = _library(
-        (KFAC, NGD, AdaDPS, GEP),
+        "categorical",
+        "KFAC NGD AdaDPS GEP",
         "likelihood",
         text="of the output, for the probe's loss",
         choices=LIKELIHOODS,
     )
-    sides: str = _library(KFAC, "sides", choices=("input", "both", "output"))
-    damping: float = _library(KFAC, "damping", above=0)
-    damping_mode: str = _library(KFAC, "damping_mode", choices=("relative", "absolute"))
-    gamma: float = _library(KFAC, "gamma", least=0)
-    exponent: float = _library(KFAC, "exponent", above=0, most=0.5)
+    sides: str = _library("input", "KFAC", "sides", choices=("input", "both", "output"))
+    damping: float = _library(0.1, "KFAC", "damping", above=0)
+    damping_mode: str = _library(
+        "relative", "KFAC", "damping_mode", choices=("relative", "absolute")
+    )
+    gamma: float = _library(0.0, "KFAC", "gamma", least=0)
+    exponent: float = _library(0.5, "KFAC", "exponent", above=0, most=0.5)
     scale: str = _library(
-        KFAC,
+        "balanced",
+        "KFAC",
         "scale",
         text="scale of the factors and of the whole preconditioner",
         choices=("probe", "trace", "balanced", "raw"),
     )
-    sharing: str = _library(KFAC, "sharing", choices=("expand", "reduce"))
+    sharing: str = _library("expand", "KFAC", "sharing", choices=("expand", "reduce"))
     control: str = _library(
-        KFAC,
+        "none",
+        "KFAC",
         "control",
         text="random eigenvectors with the same spectrum",
         choices=("none", "random"),
     )
-    max_factor_size: int = _library((KFAC, NGD), "max_factor_size", least=1)
-    oversize: str = _library(KFAC, "oversize", choices=("diagonal", "identity", "low_rank"))
+    max_factor_size: int = _library(4096, "KFAC NGD", "max_factor_size", least=1)
+    oversize: str = _library(
+        "diagonal", "KFAC", "oversize", choices=("diagonal", "identity", "low_rank")
+    )
     ranks: str = _library(
-        KFAC,
+        "",
+        "KFAC",
         "ranks",
-        default="",
         text="eigenpairs of single sides, for example 'conv1.A=32 head.A=0'; 0: all",
     )
     max_rank: int = _library(
-        KFAC,
+        32,
+        "KFAC",
         "max_rank",
         text="eigenpairs kept of sides four times as wide or more; 0: all",
         least=0,
     )
-    tail_mass: float = _library(KFAC, "tail_mass", least=0)
+    tail_mass: float = _library(0.0, "KFAC", "tail_mass", least=0)
     layer_rules: str = _library(
-        KFAC,
+        "",
+        "KFAC",
         "layer_rules",
         text="kinds of layers to precondition, for example 'linear conv'; empty: all",
     )
-    factor_decay: float = _library(KFAC, "decay", least=0)
+    factor_decay: float = _library(0.9, "KFAC", "decay", least=0)
     later_probe_size: int = _library(
-        KFAC,
+        0,
+        "KFAC",
         "later_probe_size",
         text="probe examples of later refreshes, averaged factors; 0: a sixteenth",
         least=0,
     )
     factor_drift: float = _library(
-        KFAC,
+        0.0,
+        "KFAC",
         "drift",
         text="a refresh that shows less movement keeps the preconditioner; 0: never",
         least=0,
     )
-    lambda_safe: float = _library(NGD, "lambda_safe", default=0.0025, above=0)
+    lambda_safe: float = _library(0.0025, "NGD", "lambda_safe", above=0)
     lambda_base: float = _library(
-        NGD, "lambda_base", text="λ_base of DP-NGD; 0: min(1e-4, λ_safe / 10)", least=0
+        0, "NGD", "lambda_base", text="λ_base of DP-NGD; 0: min(1e-4, λ_safe / 10)", least=0
     )
-    ngd_warm: float = _library(NGD, "warm", least=0)
-    ngd_power: float = _library(NGD, "power", above=0)
+    ngd_warm: float = _library(0.1, "NGD", "warm", least=0)
+    ngd_power: float = _library(10.0, "NGD", "power", above=0)
     ngd_order: str = _library(
-        NGD, "order", text="DP-NGD and its ablations", choices=("split", "before", "after")
+        "split",
+        "NGD",
+        "order",
+        text="DP-NGD and its ablations",
+        choices=("split", "before", "after"),
     )
-    adadps_floor: float = _library(AdaDPS, "floor", above=0)
-    gep_rank: int = _library(GEP, "rank", default=100, least=1)
-    gep_embedding_norm: float = _library(GEP, "embedding_norm", above=0)
+    adadps_floor: float = _library(0.001, "AdaDPS", "floor", above=0)
+    gep_rank: int = _library(100, "GEP", "rank", least=1)
+    gep_embedding_norm: float = _library(5.0, "GEP", "embedding_norm", above=0)
     gep_residual_norm: float = _library(
-        GEP, "residual_norm", text="S₂ of GEP; 0 drops the residual (B-GEP)", least=0
+        2.0, "GEP", "residual_norm", text="S₂ of GEP; 0 drops the residual (B-GEP)", least=0
     )
 
 
@@ -522,29 +526,35 @@ class PostprocessSettings(_Section):
         "none", "filter of releases over time; see docs/methods", choices=FILTERS
     )
     filter_kappa: float = _library(
-        DiSK, "kappa", text="κ, weight of the new release (DiSK, storm, ema, first order)", above=0
+        0.7,
+        "DiSK",
+        "kappa",
+        text="κ, weight of the new release (DiSK, storm, ema, first order)",
+        above=0,
     )
-    disk_gamma: float = _library(DiSK, "gamma", default=0.5)
+    disk_gamma: float = _library(0.5, "DiSK", "gamma")
     doppler_cutoff: float = _setting(
         0.1, "cutoff of the Butterworth filter, fraction of the Nyquist rate", above=0
     )
     filter_momentum: bool = _library(
-        DiSK, "momentum_allowed", text="allow momentum behind a filter"
+        False, "DiSK", "momentum_allowed", text="allow momentum behind a filter"
     )
     adam_bc_floor: float = _library(
-        AdamBC,
+        0.0,
+        "AdamBC",
         "floor",
-        default=0.0,
         text="γ' of DP-AdamBC, on v; 0: as adam_bc_resolution says",
         least=0,
         words={"auto": 0.0},
     )
     adam_bc_resolution: float = _library(
-        AdamBC, "resolution", text="γ' of DP-AdamBC in units of what v resolves", above=0
+        2.0, "AdamBC", "resolution", text="γ' of DP-AdamBC in units of what v resolves", above=0
     )
-    sofim_rho: float = _library(SOFIM, "rho", text="ρ of the SOFIM step", above=0)
-    sofim_beta: float = _library(SOFIM, "beta", text="β of the SOFIM step", least=0)
-    sofim_direction: str = _library(SOFIM, "direction", choices=("gradient", "momentum"))
+    sofim_rho: float = _library(0.5, "SOFIM", "rho", text="ρ of the SOFIM step", above=0)
+    sofim_beta: float = _library(0.9, "SOFIM", "beta", text="β of the SOFIM step", least=0)
+    sofim_direction: str = _library(
+        "gradient", "SOFIM", "direction", choices=("gradient", "momentum")
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -713,10 +723,15 @@ def check_name(name: str, where: str) -> None:
 def explain_setting(name: str) -> str:
     """Return what a setting means, after the classes whose field it is where not all have it."""
     rules = SETTINGS[name].metadata
-    text = rules.get("help") or argument_text(Declared, name)
-    owners = ", ".join(owner.__name__ for owner in rules.get("owners", ()))
+    owners = rules.get("owners", ())
+    text = rules.get("help", "")
+    if owners and not text:
+        # The first clause.
+        documented = argument_text(getattr(dpkfc, owners[0]), rules["key"])
+        text = re.split(r"(?<!et al)[.:;] ", documented)[0].removesuffix(".")
+    text = text or argument_text(Declared, name)
     shown = SECTION_OF[name] in ("preconditioner", "postprocess") and owners
-    return f"{owners}: {text}" if shown else text
+    return f"{', '.join(owners)}: {text}" if shown else text
 
 
 def library_values(config: RunConfig, owner: type) -> dict[str, Any]:
@@ -727,7 +742,7 @@ def library_values(config: RunConfig, owner: type) -> dict[str, Any]:
     """
     values = {}
     for name, setting in SETTINGS.items():
-        if owner in setting.metadata.get("owners", ()):
+        if owner.__name__ in setting.metadata.get("owners", ()):
             key = setting.metadata["key"]
             kind = str(_library_field(owner, key).type)
             values[key] = _library_value(setting, config.values[name], kind)

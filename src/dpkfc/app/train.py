@@ -38,6 +38,7 @@ from dpkfc.app.processes import (
     check_same_settings,
     check_visible,
     is_started,
+    join_shares,
     processes,
     use_own_device,
 )
@@ -261,14 +262,8 @@ def run(
         make_folder = partial(RunFolder.make, run.out, name)
         folder = ranks.broadcast_from_rank0(make_folder, "run folder")
         try:
-            is_single = ranks.world_size == 1
-            prepared = ranks.run_on_all(
-                lambda: prepare(
-                    use_own_device(config.change(out=str(folder.path))),
-                    recipe=recipe,
-                    may_find_bounds=is_single,
-                )
-            )
+            config = use_own_device(config.change(out=str(folder.path)))
+            prepared = _prepare_on_all(config, ranks, recipe, may_find_bounds=True)
             _check_private_bounds(prepared)
             ranks.broadcast_from_rank0(partial(check_budget, prepared), "budget")
             digest = ranks.broadcast_from_rank0(
@@ -287,6 +282,24 @@ def run(
             prepared = _find_bounds(prepared, folder)
         metrics = replace(_new_metrics(config), data=digest)
         return _train(prepared, folder, metrics, console)
+
+
+def _prepare_on_all(
+    config: RunConfig,
+    ranks: DistributedContext,
+    recipe: Recipe | None = None,
+    *,
+    may_find_bounds: bool = False,
+) -> Prepared:
+    """Prepare a run on every process, with the part of the records that each one holds."""
+    if ranks.world_size == 1:
+        return prepare(config, recipe=recipe, may_find_bounds=may_find_bounds)
+    recipe = ranks.run_on_all(lambda: recipe or recipe_of(config))
+    made = recipe
+    data = ranks.run_on_all(lambda: made.data(config, is_training=True))
+    if data.share:
+        data = join_shares(data, ranks)
+    return ranks.run_on_all(lambda: prepare(config, data, recipe=recipe))
 
 
 def _check_private_bounds(prepared: Prepared) -> None:
@@ -403,7 +416,7 @@ def _continue(
 
     folder, config, metrics = ranks.broadcast_from_rank0(read, "run folder")
     check_visible(folder, ranks)
-    prepared = ranks.run_on_all(lambda: prepare(use_own_device(config)))
+    prepared = _prepare_on_all(use_own_device(config), ranks)
     if complete_metrics:
         metrics = complete_metrics[0]
     return _train(prepared, folder, metrics, console, resumed=True, any_world_size=any_world_size)
@@ -486,6 +499,7 @@ def _train(
         examples,
         ledger_path=folder.ledger,
         units=prepared.data.units,
+        share=prepared.data.share or False,
         num_workers=config.run.num_workers,
         augment=make_augment(config, prepared.recipe.input_shape),
         budget=_find_budget(config),

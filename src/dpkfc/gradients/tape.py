@@ -7,10 +7,12 @@ examples share meet the examples. Nothing stays on the model once the tape is cl
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from types import TracebackType
 from typing import Any
 
@@ -47,6 +49,9 @@ def is_in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+_COMPILER = "torch._dynamo"
+
+
 class _Stance:
     """The setting of torch while any pass is followed.
 
@@ -60,16 +65,30 @@ class _Stance:
 
 @contextmanager
 def run_eagerly() -> Iterator[None]:
-    """Run the functions that `torch.compile` has compiled as they were written, inside the body."""
-    if _Stance.passes == 0:
+    """Run the functions that `torch.compile` has compiled as they were written, inside the body.
+
+    Without the compiler's module nothing was compiled, and importing it takes as long as torch.
+
+    Raises:
+        RuntimeError: the body brought the compiler and ran what it compiled.
+    """
+    has_compiler = _COMPILER in sys.modules
+    if _Stance.eager is None and has_compiler:
         _Stance.eager = torch.compiler.set_stance("force_eager")
     _Stance.passes += 1
     try:
         yield
     finally:
         _Stance.passes -= 1
-        if _Stance.passes == 0:
+        if _Stance.passes == 0 and _Stance.eager is not None:
             _Stance.eager.__exit__(None, None, None)
+            _Stance.eager = None
+    if not has_compiler and _COMPILER in sys.modules:
+        counters = import_module(f"{_COMPILER}.utils").counters
+        if counters["frames"]["total"]:
+            raise RuntimeError(
+                "the forward pass called torch.compile; compile the model before the session begins"
+            )
 
 
 # --------------------------------------------------------------------------------------------------

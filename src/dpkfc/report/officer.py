@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
-
 from dpkfc.privacy.accounting import attack_rates, group_epsilon
 from dpkfc.report.text import is_visible, json_number, number, plain, rounded_up
 
 if TYPE_CHECKING:
     import dp_accounting
+    from jinja2 import Environment
 
 # Sizes of the groups whose ε a card states.
 GROUPS = (2, 5, 10)
@@ -109,9 +109,13 @@ def render(template: str, card: Mapping[str, Any], **values: Any) -> str:
     Raises:
         KeyError: the card lacks something that the template needs.
     """
+    from jinja2 import UndefinedError
+
     try:
-        text = _TEMPLATES.get_template(template).render(
-            card=card, is_promised=is_promised(card), **values
+        text = (
+            _templates()
+            .get_template(template)
+            .render(card=card, is_promised=is_promised(card), **values)
         )
     except UndefinedError as error:
         raise KeyError(error.message) from None
@@ -250,26 +254,31 @@ def _slug(title: Any) -> str:
     return re.sub(r"[^a-z0-9]+", "-", str(title).lower()).strip("-")
 
 
-_TEMPLATES = Environment(
-    loader=PackageLoader("dpkfc.report"),
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
-_TEMPLATES.filters |= {
-    "cell": _cell,
-    "date": _date,
-    "describe": _describe,
-    "epsilon": _epsilon,
-    "general": _general,
-    "joined": _join,
-    "label": show_name,
-    "line": _line,
-    "noun": describe_noun,
-    "number": number,
-    "percent": _percent,
-    "reasons": _reasons,
-    "rounded_up": rounded_up,
-    "show": _show,
-    "slug": _slug,
-}
+@functools.cache
+def _templates() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    found = Environment(
+        loader=PackageLoader("dpkfc.report"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters |= {
+        "cell": _cell,
+        "date": _date,
+        "describe": _describe,
+        "epsilon": _epsilon,
+        "general": _general,
+        "joined": _join,
+        "label": show_name,
+        "line": _line,
+        "noun": describe_noun,
+        "number": number,
+        "percent": _percent,
+        "reasons": _reasons,
+        "rounded_up": rounded_up,
+        "show": _show,
+        "slug": _slug,
+    }
+    return found

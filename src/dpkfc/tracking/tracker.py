@@ -646,6 +646,11 @@ class _Mode:
 class _Dispatch(_Mode, TorchDispatchMode):
     """Show every ATen operation to a tracker."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: passes run uncompiled, and the mark would import the compiler."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation and follow it."""
         kwargs = kwargs or {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -35,6 +35,9 @@ class ExampleSet:
             where ε protects single examples.
         figures: shares of values that a schema clamped, or did not know. PRIVATE.
         digest: SHA-256 of the file that they were read from; empty where it is not known. PRIVATE.
+        share: public names of the part of the training examples that this process alone holds;
+            empty where it holds all.
+        total: training examples of all processes; 0 where this one holds all, or has not been told.
     """
 
     train: Examples
@@ -45,6 +48,8 @@ class ExampleSet:
     units: Tensor | None = None
     figures: Mapping[tuple[str, str], float] = field(default_factory=dict)
     digest: str = ""
+    share: Sequence[str] = ()
+    total: int = 0
 
     def map_splits(self, change: Callable[[str, Examples], Examples], **others: Any) -> ExampleSet:
         """Return the set with a change of every split, and of other attributes.
@@ -66,7 +71,9 @@ class ExampleSet:
 
     @property
     def size(self) -> int:
-        """Number N of training examples, or of their units."""
+        """Number N of training examples, or of their units, on all processes."""
+        if self.total:
+            return self.total
         return len(self.train[1]) if self.units is None else len(self.units.unique())
 
 

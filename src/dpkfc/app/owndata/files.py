@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from dpkfc.app.owndata.json_lines import id_of, parse_line, read_lines, text_of,
 from dpkfc.app.owndata.records import ALONE, UNKNOWN, Records, number_equal
 from dpkfc.app.owndata.rows import RowFile
 from dpkfc.app.owndata.schema import Schema, TextForm
+from dpkfc.app.owndata.stored import list_parts
 from dpkfc.app.owndata.tables import Table, open_file, read_parts
 from dpkfc.app.owndata.targets import target_of
 from dpkfc.app.pretrained import SENTENCE_WIDTH, minilm_vectors
@@ -34,7 +35,12 @@ _MOST_NUMBERS = 1 << 23
 
 
 def encode_table(
-    path: Path, schema: Schema, *, with_target: bool = True, folder: Path | None = None
+    path: Path,
+    schema: Schema,
+    *,
+    with_target: bool = True,
+    folder: Path | None = None,
+    share: Share | None = None,
 ) -> Records:
     """Read a table and encode it. A file is opened once.
 
@@ -43,18 +49,42 @@ def encode_table(
         schema: public; columns that it does not name are ignored.
         with_target: whether the target must be there; else a file without it has no labels.
         folder: where the encoded rows lie in a file without a name.
+        share: which part is read: of a folder whole files, of a file blocks of rows.
 
     Raises:
         DatasetError: the file cannot be read, lacks a column of the schema, or has no rows, or the
             disk has no room.
     """
     if path.is_dir():
-        return _encode_parts(path, read_parts, schema, with_target, folder)
+        read, names = _choose_files(path, share)
+        if names:
+            records = _encode_parts(path, read, schema, with_target, folder)
+            return replace(records, share=names)
+        return _encode_parts(path, read, schema, with_target, folder, share)
     with open_file(path) as file:
         digest = hash_file(file)
         read = partial(read_parts, file=file)
-        records = _encode_parts(path, read, schema, with_target, folder)
+        records = _encode_parts(path, read, schema, with_target, folder, share)
     return replace(records, digest=digest)
+
+
+class Share(NamedTuple):
+    """Which part of the records a process holds."""
+
+    rank: int
+    world: int
+
+
+def _choose_files(
+    path: Path, share: Share | None
+) -> tuple[Callable[..., Iterator[Table]], Sequence[str]]:
+    """Return how a folder is read, and the files of a share; none where files are too few."""
+    files = list(list_parts(path))
+    if share is None or len(files) < share.world:
+        return read_parts, ()
+    own = files[share.rank :: share.world]
+    names = [file.relative_to(path).as_posix() for file in own]
+    return partial(read_parts, only=own), names
 
 
 def _encode_parts(
@@ -63,10 +93,11 @@ def _encode_parts(
     schema: Schema,
     with_target: bool,
     folder: Path | None,
+    share: Share | None = None,
 ) -> Records:
     targets = [name for name in (schema.target, schema.unit) if name]
     names = [*schema.features, *targets]
-    step = max(1, _MOST_NUMBERS // schema.width)
+    step = most = max(1, _MOST_NUMBERS // schema.width)
     target = target_of(schema)
     rows = RowFile(schema.width, folder)
     counts: Counter[tuple[str, str]] = Counter()
@@ -75,10 +106,16 @@ def _encode_parts(
     private: dict[str, list[str | None]] = {name: [] for name in schema.private_columns}
     kinds: dict[str, set[str]] = {name: set() for name in schema.features}
     unreadable = None
+    block = 0
     for table in read(path, names, schema, () if with_target else targets):
         if table.unreadable is not None:
             unreadable = (unreadable or 0) + table.unreadable
+        if share is not None:
+            step = min(most, -(-table.rows // share.world) or 1)
         for part in table.split(step):
+            block += 1
+            if share is not None and (block - 1) % share.world != share.rank:
+                continue
             for name, seen in kinds.items():
                 seen.add(part.columns[name].stored)
             rows.append(_encode_columns(part, schema, counts))
@@ -91,6 +128,8 @@ def _encode_parts(
             for name in private:
                 private[name] += _texts(part.columns[name].texts)
     total = len(rows)
+    if not total and share is not None:
+        raise DatasetError(f"{path}: has no row for process {share.rank}; start fewer processes")
     if not total:
         raise DatasetError(f"{path}: has a header and no rows; give a file with records")
     for name, seen in kinds.items():
@@ -109,6 +148,7 @@ def _encode_parts(
         units=unit_names(people, contents, schema) if people else (),
         figures=figures,
         file=rows,
+        share=[f"{path.name}, part {share.rank} of {share.world}"] if share else (),
     )
 
 

@@ -17,7 +17,7 @@ from dpkfc.app.datasets.examples import ExampleSet
 from dpkfc.app.models import linear_from_zero
 from dpkfc.app.owndata.bounds import choose_bounds, count_bins
 from dpkfc.app.owndata.display import describe_columns
-from dpkfc.app.owndata.files import encode_table, encode_texts, text_width
+from dpkfc.app.owndata.files import Share, encode_table, encode_texts, text_width
 from dpkfc.app.owndata.images import (
     check_classes,
     encode_folder,
@@ -39,6 +39,7 @@ from dpkfc.config import Plan
 from dpkfc.convex import convex_rate
 from dpkfc.curvature.noise_probes import DeadLeaves, FeatureNoise
 from dpkfc.curvature.probes import Probe
+from dpkfc.distributed.context import DistributedContext
 from dpkfc.features import AdditiveModel, InputColumn, choose_knots
 from dpkfc.features.zipf_words import ZipfWords
 from dpkfc.privacy.ledger import Ledger
@@ -209,7 +210,9 @@ def _table_recipe(config: RunConfig, schema: Schema | None) -> Recipe:
         config,
         schema,
         schema.width,
-        lambda config: encode_table(path, schema, folder=_place(config)),
+        lambda config: encode_table(
+            path, schema, folder=_place(config), share=_share_of(config, schema)
+        ),
         build=partial(AdditiveModel, columns, outputs, knots),
         constants={
             **public_facts(schema, has_release=bool(data.bounds)),
@@ -427,6 +430,25 @@ def _task_recipe(config: RunConfig) -> Recipe:
         max_records_per_unit=task.max_records_per_unit,
         reason=REASONS["own-task"],
     )
+
+
+def _share_of(config: RunConfig, schema: Schema) -> Share | None:
+    """Return which part of the records this process holds; None where each holds all.
+
+    A plan whose batches are no unions of batches of parts needs all records, as do splits of an
+    exact size and probes from private data.
+    """
+    ranks = DistributedContext.current()
+    data, sources = config.data, (config.preconditioner.source, config.preconditioner.output_source)
+    needs_all = (
+        schema.unit
+        or config.privacy.sampler != "poisson"
+        or config.run.smoke
+        or data.validation_size
+        or data.keep_encoded
+        or "private-oracle" in sources
+    )
+    return None if ranks.world_size == 1 or needs_all else Share(ranks.rank, ranks.world_size)
 
 
 # Encoded rows that a run keeps, in its folder.

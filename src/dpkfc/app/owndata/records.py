@@ -47,6 +47,7 @@ class Records:
         figures: shares of values that were clamped, missing or unknown. PRIVATE.
         file: that holds the inputs, None where memory holds them.
         digest: SHA-256 of the file that they were read from; empty where it is not known. PRIVATE.
+        share: as of `ExampleSet`.
     """
 
     inputs: Tensor
@@ -57,6 +58,7 @@ class Records:
     figures: Figures = field(default_factory=dict)
     file: RowFile | None = None
     digest: str = ""
+    share: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -120,7 +122,7 @@ def split_records(
         order = np.argsort(place(encoded, seed, b"validation")[rest], kind="stable")
         is_validation[rest[order[:validation_size]]] = True
     is_train = ~(is_test | is_validation)
-    if not is_train.any() or not is_test.any():
+    if not is_train.any() or not (is_test.any() or records.share):
         raise DatasetError(
             f"{source}: {len(numbers)} records leave a side of the split empty; lower"
             " validation_size, or give more"
@@ -140,6 +142,7 @@ def split_records(
         units=_unit_numbers(records, sides[0]),
         figures=figures,
         digest=records.digest,
+        share=records.share,
     )
 
 

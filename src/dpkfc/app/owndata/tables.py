@@ -283,6 +283,7 @@ def read_parts(
     schema: Schema,
     optional: Collection[str] = (),
     file: IO[bytes] | None = None,
+    only: Collection[Path] = (),
 ) -> Iterator[Table]:
     """Yield these columns of a file, a part at a time.
 
@@ -295,6 +296,7 @@ def read_parts(
         schema: public.
         optional: columns among them that the file may lack.
         file: the open file, where it is open already.
+        only: the parts of a folder that are read; empty for all.
 
     Raises:
         DatasetError: a column is missing, has a type that cannot be read, or the file is damaged.
@@ -304,6 +306,8 @@ def read_parts(
         check_table(path)
     if path.is_dir():
         for part, folders in stored.list_parts(path).items():
+            if only and part not in only:
+                continue
             with open_file(part) as opened:
                 yield from _stored_parts(part, opened, names, schema, optional, folders)
     elif suffix_of(path) in (*SPREADSHEETS, *STATISTICS):

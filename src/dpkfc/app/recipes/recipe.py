@@ -144,7 +144,7 @@ class Recipe:
         elif not config.data.validation_size:
             data = replace(data, validation=None)
         size = config.privacy.expected_batch_size
-        if is_training and size > data.size:
+        if is_training and not data.share and size > data.size:
             raise ConfigError(
                 f"expected_batch_size = {size} is more than the {data.size} examples; choose at"
                 f" most {data.size}"
