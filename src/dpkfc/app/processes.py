@@ -181,7 +181,7 @@ def align_processes(ranks: DistributedContext, prepared: Prepared) -> None:
 
 
 def join_shares(own: ExampleSet, ranks: DistributedContext) -> ExampleSet:
-    """Return the examples of a process that holds a part of the records, with those of all.
+    """Return the examples of a process that holds a part of the records, counted over all.
 
     The test rows of all parts are held by every process, so that all evaluate alike.
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import dpkfc
 from dpkfc.app.methods import METHODS
 from dpkfc.app.toml import ConfigError, nearest
 from dpkfc.clipping import CLIPPINGS
@@ -90,7 +89,7 @@ def _library(default: Any, owners: str, key: str, *, text: str = "", **rules: An
 
     Args:
         default: as the field's, except where 0 or an empty text means "not given".
-        owners: names of the dataclasses in `dpkfc`, which need torch and are not imported here.
+        owners: names of the dataclasses, which need torch and are not imported here.
         key: name of the field.
         text: another help text than the one in the docstring of the first dataclass.
         rules: as for `_setting`.
@@ -727,11 +726,21 @@ def explain_setting(name: str) -> str:
     text = rules.get("help", "")
     if owners and not text:
         # The first clause.
-        documented = argument_text(getattr(dpkfc, owners[0]), rules["key"])
+        documented = argument_text(_find_owner(owners[0]), rules["key"])
         text = re.split(r"(?<!et al)[.:;] ", documented)[0].removesuffix(".")
     text = text or argument_text(Declared, name)
     shown = SECTION_OF[name] in ("preconditioner", "postprocess") and owners
     return f"{', '.join(owners)}: {text}" if shown else text
+
+
+def _find_owner(name: str) -> type:
+    """Return a dataclass of the library by its name; its module needs torch."""
+    from dpkfc.config import PrivacyConfig
+    from dpkfc.curvature import GEP, KFAC, NGD, AdaDPS, DeadLeaves, PinkNoise
+    from dpkfc.postprocess import SOFIM, AdamBC, DiSK
+
+    known = (PrivacyConfig, GEP, KFAC, NGD, AdaDPS, DeadLeaves, PinkNoise, SOFIM, AdamBC, DiSK)
+    return next(owner for owner in known if owner.__name__ == name)
 
 
 def library_values(config: RunConfig, owner: type) -> dict[str, Any]:

@@ -435,7 +435,7 @@ def _task_recipe(config: RunConfig) -> Recipe:
 def _share_of(config: RunConfig, schema: Schema) -> Share | None:
     """Return which part of the records this process holds; None where each holds all.
 
-    A plan whose batches are no unions of batches of parts needs all records, as do splits of an
+    A plan whose batches are not unions of batches of parts needs all records, as do splits of an
     exact size and probes from private data.
     """
     ranks = DistributedContext.current()
