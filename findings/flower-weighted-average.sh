@@ -6,8 +6,8 @@
 # Behaviour: DifferentialPrivacyServerSideFixedClipping clips each client's update to clipping_norm,
 #   lets FedAvg weight the updates by num-examples, and adds noise of noise_multiplier ×
 #   clipping_norm / num_sampled_clients. One hospital with 9,000 of 9,900 records moves the mean by
-#   0.91 where the noise is made for 0.1: with a noise multiplier of 1 the true one is 0.11. Since
-#   1.42 the class refuses unequal weights where an accountant is given; by default none is.
+#   0.91 where the noise is made for 0.1: with a noise multiplier of 1 the true one is 0.11. Unequal
+#   weights are refused where an accountant is given; by default none is.
 # Expected: noise for the largest weight, or a refusal of unequal weights, as with the accountant.
 # Instead: report the same num-examples from each client, or pass an accountant.
 # Source: McMahan and others (2018), "Learning differentially private recurrent language models",

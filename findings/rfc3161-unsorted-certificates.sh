@@ -5,7 +5,7 @@
 # Behaviour: `openssl ts -reply` puts the signer's certificate in front of those of its chain. DER
 #   asks that a SET be sorted by its bytes, and decode_timestamp_response raises a ValueError about
 #   the structure where it is not, although `openssl ts -verify` accepts the answer and the order is
-#   not signed. About every second pair of certificates is affected; the message does not name them.
+#   not signed. Whether it happens depends on the lengths of the two certificates.
 # Expected: that a CMS SET OF certificates is read in any order, as other readers do.
 # Instead: sort the certificates of the answer by their bytes before it is decoded.
 set -euo pipefail
