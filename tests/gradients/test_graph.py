@@ -59,6 +59,9 @@ def error(passes: GraphPasses, model: nn.Module, loss_fn: Loss, batch: Any) -> f
     n = len(batch[0])
     calls = passes.calls(loss_fn, None, batch, n, torch.sum)
     assert calls is not None, passes.refusal
+    blocks = [block for several in calls.values() for block in several]
+    kept = [x for block in blocks for x in vars(block).values() if isinstance(x, Tensor)]
+    assert not any(x.requires_grad for x in kept)
     singles = [tuple(x[i : i + 1] for x in batch) for i in range(n)]
     gradients = gradients_of_each(model, singles, loss_fn)
     clip = float(torch.tensor([norm_of(g) for g in gradients]).median())
@@ -210,6 +213,9 @@ def _after(change: Callable[[Tensor], Tensor]) -> Callable[[Net, Tensor], Tensor
         _after(lambda h: torch.cat([h[: len(h) // 2], h[len(h) // 2 :] + h[:1]])),
         _after(lambda h: h * 2 if h.max() > 0 else h),
         _after(lambda h: torch.cat([h[:4], h[4:] + h[: len(h[4:])]]) if len(h) > 4 else h),
+        _after(lambda h: h * 2 if len(h) > 4 else h),
+        _after(lambda h: h if len(h) % 2 else -h),
+        _after(lambda h: h * float(len(h) > 4)),
         _after(lambda h: F.batch_norm(h, None, None, training=True)),
         _after(_Squared.apply),
         _counted,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,6 +40,9 @@ from dpkfc.gradients.state import StateChangedError
 # Their types lack the function that changes settings for a while.
 _dynamo: Any = import_module("torch._dynamo.config")
 _shapes: Any = import_module("torch.fx.experimental._config")
+
+_TORCH = Path(torch.__file__).parent
+_DYNAMO = _TORCH / "_dynamo"
 
 MOST_GRAPHS = 16
 """Captures of one function that are kept. A program that needs more takes the other way."""
@@ -194,7 +198,9 @@ class FrontEnd:
         for given, x in zip(inputs, fakes, strict=True):
             if given.kind == "batch" and not _is_symbol(x.shape[0]):
                 raise NotCapturedError("batch size", "the program works for one number of examples")
-        return Capture(traced, inputs, fakes)
+        capture = Capture(traced, inputs, fakes)
+        _check_decisions(mode.shape_env.guards, capture.batch_symbols)
+        return capture
 
     def _input(self, node: fx.Node) -> Input:
         given = node.meta.get("grapharg")
@@ -214,6 +220,25 @@ class FrontEnd:
                 "example would depend on all of it. Compute such values from public data"
             )
         return Input("outer", name)
+
+
+def _check_decisions(guards: Iterable[Any], batch_symbols: set[Any]) -> None:
+    """Refuse a program that decides in Python by the number of examples.
+
+    Operations of torch decide by it too, between ways to compute the same.
+
+    Raises:
+        NotCapturedError: naming the decision.
+    """
+    one = next(iter(batch_symbols), None)
+    for guard in guards:
+        # Tensors of one batch may be compared in length with each other.
+        decided = guard.expr.xreplace(dict.fromkeys(batch_symbols, one))
+        if one not in decided.free_symbols:
+            continue
+        place = Path(getattr(guard.sloc.framework_loc, "filename", ""))
+        if _DYNAMO in place.parents or _TORCH not in place.parents:
+            raise NotCapturedError(str(decided), "the program decides by the number of examples")
 
 
 def _fake(x: Any, mode: Any) -> Any:

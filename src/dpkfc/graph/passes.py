@@ -116,7 +116,9 @@ class GraphPasses:
         kept = dict(zip(program.kept, tensors, strict=True))
         if copies:
             kept = self._copy_parameters(kept)
-        return self._blocks(program, Pass(kept, gradients, size))
+        # Norms and sums are not differentiated: they keep no graph alive.
+        values = {node: x.detach() for node, x in kept.items()}
+        return self._blocks(program, Pass(values, gradients, size), kept)
 
     def _replay(self, loss_fn: Any, augment: Any, batch: Any, size: int) -> Any:
         """Return (program, losses, kept tensors, edges) of one replay.
@@ -176,7 +178,8 @@ class GraphPasses:
 
     # -- blocks ------------------------------------------------------------------------------------
 
-    def _blocks(self, program: _Program, run: Pass) -> Calls:
+    def _blocks(self, program: _Program, run: Pass, kept: dict[fx.Node, Tensor]) -> Calls:
+        """Return the blocks; gradients are pulled back through the graph of kept tensors."""
         calls: Calls = {}
         for layer in self._layers:
             sites = program.whole.get(layer.name, ())
@@ -191,7 +194,7 @@ class GraphPasses:
                 continue
             g = site.gradient(run, operand)
             if operand.parameter is None:
-                sources.append(run.tensors[operand.node])
+                sources.append(kept[operand.node])
                 rows.append(g.to(sources[-1].dtype))
                 continue
             g = operand.orient(g)

@@ -171,6 +171,9 @@ class _Prover:
         expression = value.node.expr
         if self._batch_symbols.isdisjoint(expression.free_symbols):
             return
+        if isinstance(value, torch.SymBool):
+            why = "the program decides by the number of examples"
+            raise NotCapturedError(f"{node.name} = {expression}", why)
         factors = expression.factor().as_ordered_factors()
         others = [x for x in factors if x not in self._batch_symbols]
         if any(x.free_symbols & self._batch_symbols or x.is_negative for x in others):
