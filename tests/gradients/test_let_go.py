@@ -220,7 +220,8 @@ def test_gradients_are_formed_a_few_examples_at_a_time(
     make, metric, method = CHUNKED[name]
     block = make()
     # gradients of this size would be kept for the sum
-    monkeypatch.setattr("dpkfc.linalg.linear_norms._MAX_KEPT_ENTRIES", 0)
+    for limit in ("_MAX_KEPT_ENTRIES", "_SMALL_CONVOLUTION"):
+        monkeypatch.setattr(f"dpkfc.linalg.linear_norms.{limit}", 0)
     wide = per_example_norms(block, metric, method).norms
     bound = 4 * IN * OUT
     monkeypatch.setattr(blocks, "_CHUNK_ELEMENTS", bound)

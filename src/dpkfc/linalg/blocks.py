@@ -360,11 +360,14 @@ class Outer(_Block):
             b = b.unflatten(0, by_group)
             total = torch.einsum("ngto,ngti->goi", b, a)
             return total.flatten(0, 1)
-        rows = b.flatten(0, 1)
-        total = rows.T @ a.flatten(0, 1)
-        if self.homogeneous:
-            bias = rows.sum(0).unsqueeze(1)
-            total = torch.cat([total, bias], 1)
+        rows = b.detach().flatten(0, 1)
+        inputs = a.detach().flatten(0, 1)
+        if not self.homogeneous:
+            return rows.T @ inputs
+        # Large sums are written once, into the place that they share with the bias.
+        total = rows.new_empty(rows.shape[1], inputs.shape[1] + 1)
+        torch.mm(rows.T, inputs, out=total[:, :-1])
+        torch.sum(rows, 0, out=total[:, -1])
         return total
 
     def inner_products(self, span: Span) -> Tensor:

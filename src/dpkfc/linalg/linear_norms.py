@@ -205,11 +205,12 @@ def _weigh_pairs(norms: Tensor, sizes: Tensor) -> Tensor:
 # Linear layers and convolutions from materialised gradients.
 
 _MAX_KEPT_ENTRIES = 1 << 16  # of one gradient that is kept for the sum
+_SMALL_CONVOLUTION = 1 << 14  # entries of one gradient that is kept whatever the size of images
 
 
 def materialised_norms(block: MatrixBlock, metric: MatrixMap) -> LayerNorms:
     """Return norms of gradients that are formed, all at once or in chunks."""
-    if is_kept(block, metric):
+    if block.batch_size and is_kept(block, metric):
         return _norms_of_kept_gradients(block, metric)
     return _norms_of_chunks(block, metric)
 
@@ -220,26 +221,36 @@ def is_kept(block: MatrixBlock, metric: MatrixMap) -> bool:
     Where that follows the shapes, the bound is the same either way.
     """
     _, d_in, d_out = block.dimensions
+    if is_always_kept(block, metric):
+        return True
     if isinstance(block, ConvBlock):
         # No larger than twice the activations that the tape holds anyway.
         activations = block.x.numel() + block.b.numel()
         rows = max(1, block.batch_size * block.groups)
         return d_in * d_out <= 2 * (activations / rows)
-    if isinstance(metric, Eigenbasis):
-        return d_in * d_out <= _MAX_KEPT_ENTRIES
+    return isinstance(metric, Eigenbasis) and d_in * d_out <= _MAX_KEPT_ENTRIES
+
+
+def is_always_kept(block: MatrixBlock, metric: MatrixMap) -> bool:
+    """Return whether widths alone say that gradients are kept: in every batch, or in none."""
+    if not isinstance(metric, Kronecker):
+        return False
+    if isinstance(block, ConvBlock):
+        return block.num_entries <= _SMALL_CONVOLUTION
+    _, d_in, d_out = block.dimensions
     return is_materialised(d_in, d_out, False)
 
 
 def _norms_of_kept_gradients(block: MatrixBlock, metric: MatrixMap) -> LayerNorms:
     """Return norms of gradients that are formed and whitened once, and kept for the sum."""
     z = block.per_example()
-    plain = matrix_norms(z, block.groups)
+    plain = norms = matrix_norms(z, block.groups)
     if not metric.is_identity:
         size = math.prod(z.shape[1:])
         # A few at a time: the products need no second copy of all.
         for rows in chunks(len(z), 64 * size):
             metric.apply_(z[rows])
-    norms = matrix_norms(z, block.groups)
+        norms = matrix_norms(z, block.groups)
     norms = bound_from_above(norms, z, plain, block, metric)
     summed = MaterializedGradients(z, block.groups)
     return LayerNorms(norms, summed, whitened=True)
@@ -299,20 +310,20 @@ def bound_from_above(
         metric: its map.
     """
     _, d_in, d_out = block.dimensions
-    magnitudes, positions = bound_magnitudes(block)
     size = 2 * math.sqrt(d_in * d_out)
     if isinstance(metric, Eigenbasis):
         size = d_in + d_out + 8  # as with one position
     norms = mapped_norms * (1 + size * roundoff(mapped))
-    # Widths alone decide whether gradients of a linear layer in a Kronecker map are kept, so the
-    # choice is the same in every batch.
-    is_always_kept = isinstance(block, Outer) and isinstance(metric, Kronecker)
-    if not (is_always_kept and is_kept(block, metric)):
+    is_summed_here = is_always_kept(block, metric)
+    if isinstance(block, ConvBlock) and is_summed_here:
+        return norms  # images of one size keep the order
+    magnitudes, positions = bound_magnitudes(block)
+    if not is_summed_here:
         summing = rounding_of_second_pass(block, metric, plain_norms, magnitudes, positions)
         mapping = _rounding_of_map(block, metric, plain_norms, magnitudes)
         norms = norms + (summing + mapping)
     if isinstance(block, ConvBlock):
-        return norms  # images of one size keep the order
+        return norms
     unit = roundoff(mapped) / MAX_ROUNDING_FRACTION * metric.operator_norm
     order = positions.double().sqrt() * unit
     least = torch.where(positions > 1, order * magnitudes, 0.0)

@@ -256,7 +256,7 @@ def gaussian_release(
         widest = torch.promote_types(widest, x.dtype)
 
     def finish(out: Tensor, x: Tensor, z: Tensor) -> None:
-        out.copy_(z).mul_(stddev).add_(x).div_(divisor)
+        torch.add(z.to(out.dtype).mul_(stddev), x, out=out).div_(divisor)
 
     return _release_in_pieces(tensors, normal if stddev else _draw_zeros, widest, finish)
 
@@ -282,7 +282,8 @@ def _release_in_pieces(
         tensors: name to a part of the sum.
         normal: the source of the draw.
         dtype: of the draw.
-        finish: fills its first argument from the sum and the noise, all `[n]`.
+        finish: fills its first argument from the sum, which may be the same memory, and the noise,
+            which it may change; all `[n]`.
     """
     remaining = sum(x.numel() for x in tensors.values())
     is_on_cpu = all(x.is_cpu for x in tensors.values())
@@ -293,8 +294,9 @@ def _release_in_pieces(
         for name, x in tensors.items():
             result = torch.empty_like(x, memory_format=torch.contiguous_format)
             noisy[name] = result
-            flat = x.detach().reshape(-1)
             out = result.view(-1)
+            # `finish` may write where it reads: the copy that a view needs is the result itself.
+            flat = x.detach().view(-1) if x.is_contiguous() else result.copy_(x).view(-1)
             start = 0
             while start < len(flat):
                 if not len(z):
