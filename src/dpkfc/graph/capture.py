@@ -143,6 +143,7 @@ class FrontEnd:
         self._data = {x.untyped_storage().data_ptr() for x in data} - {0}
         self._make_runner = make_runner
         self._batch: set[int] = set()
+        self._compiled: tuple[Any, Any] = (None, None)
         self.captures = 0
 
     def call(self, loss_fn: Callable[..., Tensor], model: Any, batch: Any) -> Tensor:
@@ -158,9 +159,11 @@ class FrontEnd:
                 raise NotCapturedError("batch", "it holds values that are not tensors")
         self._batch = set(map(id, leaves))
         with capturing():
-            compiled = torch.compile(loss_fn, backend=self._compile, fullgraph=True, dynamic=True)
+            if self._compiled[0] is not loss_fn:
+                options: dict[str, Any] = {"fullgraph": True, "dynamic": True}
+                self._compiled = loss_fn, torch.compile(loss_fn, backend=self._compile, **options)
             try:
-                losses: Tensor = compiled(model, batch)
+                losses: Tensor = self._compiled[1](model, batch)
             except torch._dynamo.exc.TorchDynamoException as error:
                 raise _refusal(error) from error
         return losses

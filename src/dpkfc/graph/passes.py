@@ -70,6 +70,7 @@ class GraphPasses:
         self._parameters = trainable_tensors(model)
         self._front = FrontEnd(self._parameters, self._make_runner, data)
         self._last: Any = None
+        self._composed: tuple[Any, Any, Any] = (None, None, None)
         self.refusal: Unknown | None = None
 
     @property
@@ -130,13 +131,7 @@ class GraphPasses:
             raise NotCapturedError("global module hook", "it may change what a layer returns")
         if any(type(p) not in (nn.Parameter, Tensor) for p in self._parameters.values()):
             raise NotCapturedError("parameter", "parameters of this type are not captured")
-        function = loss_fn
-        if augment is not None:
-
-            def function(model: Any, batch: Any) -> Tensor:
-                losses: Tensor = loss_fn(model, augment(batch))
-                return losses
-
+        function = self._compose(loss_fn, augment)
         try:
             with torch.enable_grad():
                 losses = self._front.call(function, self._model, batch)
@@ -149,6 +144,19 @@ class GraphPasses:
             return self._last
         finally:
             self._last = None
+
+    def _compose(self, loss_fn: Any, augment: Any) -> Any:
+        """Return the function from a model and a batch to losses; one for equal arguments."""
+        if augment is None:
+            return loss_fn
+        if self._composed[0] is not loss_fn or self._composed[1] is not augment:
+
+            def function(model: Any, batch: Any) -> Tensor:
+                losses: Tensor = loss_fn(model, augment(batch))
+                return losses
+
+            self._composed = loss_fn, augment, function
+        return self._composed[2]
 
     def _copy_parameters(self, kept: dict[fx.Node, Tensor]) -> dict[fx.Node, Tensor]:
         storages = {p.untyped_storage().data_ptr() for p in self._parameters.values()}
