@@ -304,6 +304,18 @@ def test_a_resumed_run_takes_further_turns_with_fresh_noise(tmp_path) -> None:
     assert "noise" not in json.dumps(meta, default=str)
 
 
+def test_a_restored_session_takes_further_turns_too(tmp_path) -> None:
+    session = open_session(make_plan(seed=None, expected_batch_size=15))
+    train(session, 5)
+    session.save(tmp_path / "checkpoint")
+    train(session, 2)
+    session.restore(tmp_path / "checkpoint")
+    train(session)
+    assert [place for place, *_ in session.seen] == list(range(STEPS))
+    assert [released.step for *_, released in session.seen] == [*range(7), *range(5, 9)]
+    check_turns(session)
+
+
 def test_turns_by_steps_are_noticed_after_a_crash(tmp_path, monkeypatch) -> None:
     turns = CyclicPoisson.indices
 
