@@ -136,7 +136,7 @@ def _curvature(rows: list[dict[str, Any]]) -> str:
                     text += f"\u00a0±\u00a0{half_interval(changes):.{digits}f}"
                 cells.append(text)
             lines.append([score, title, *cells])
-    return markdown(["less without curvature", "curvature of", *TWO_CLASSES, "bean"], lines)
+    return markdown(["difference to no curvature", "curvature of", *TWO_CLASSES, "bean"], lines)
 
 
 def _pairs(

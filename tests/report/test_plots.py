@@ -5,6 +5,7 @@ touched.
 from __future__ import annotations
 
 import itertools
+import warnings
 from pathlib import Path
 
 import matplotlib
@@ -12,11 +13,13 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from dpkfc.app.effects import ColumnEffect
 from dpkfc.app.plots import (
     Curve,
     LayerSignal,
     LayerSpectra,
     comparison,
+    effects,
     history,
     save,
     signal_to_noise,
@@ -70,6 +73,24 @@ FIGURES = {
     "history, perfect": lambda: history(
         _curve(accuracy=[0.5] * 5 + [1.0], target_epsilon=100.0, epsilon=[0, 20, 40, 60, 80, 100])
     ),
+    "history, nothing known": lambda: history(
+        _curve(
+            steps=[], accuracy=[], caption="ε = 2, δ = 1e-05, one example added or removed; " * 2
+        )
+    ),
+    "effects of fifty classes": lambda: effects(
+        [
+            ColumnEffect(
+                column="age",
+                is_curve=True,
+                values=[0.0, 1.0],
+                outputs=[f"class {number}" for number in range(50)],
+                effects=np.zeros((2, 50)),
+                deviation=np.zeros((2, 50)),
+                missing=np.zeros(50),
+            )
+        ]
+    ),
     "comparison": lambda: comparison([_curve("DP-SGD"), _curve("DP-KFC")], "Side by side", "ε = 2"),
     "comparison of many": lambda: comparison(
         [_curve(f"method {i}") for i in range(6)], "Side by side"
@@ -90,7 +111,9 @@ FIGURES = {
 @pytest.mark.quick("history*", "comparison*", "signal", "spectra", "spectra of one")
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_is_drawn(tmp_path: Path, name: str):
-    path = save(FIGURES[name](), tmp_path / "plots" / "x.png")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        path = save(FIGURES[name](), tmp_path / "plots" / "x.png")
     content = path.read_bytes()
     assert content.startswith(b"\x89PNG") and len(content) > 5_000
 

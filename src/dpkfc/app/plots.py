@@ -194,7 +194,9 @@ def history(curve: Curve) -> Figure:
 def _draw_curve(axes: Axes, curve: Curve, colour: str) -> None:
     """Draw accuracy against steps, with a marker at each point where they are few."""
     marker = "o" if len(curve.steps) <= _MARKED else None
-    axes.plot(curve.steps, curve.accuracy, color=colour, marker=marker, clip_on=False)
+    # matplotlib finds no room for an empty line that may leave its axes.
+    if len(curve.steps):
+        axes.plot(curve.steps, curve.accuracy, color=colour, marker=marker, clip_on=False)
     axes.set_title(f"{curve.score} on the {curve.measured_on} set")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
