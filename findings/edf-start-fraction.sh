@@ -6,7 +6,8 @@
 # Behaviour: EDF+ keeps the fraction of the starting second in the first annotation of the file. Of
 #   a start at .250 s pyedflib reads .025 and mne .000; edfio reads .250. A start of .050 s that
 #   pyedflib writes is stored as .500, and one of .250 s is stored as .000. Two recorders that were
-#   synchronised drift apart by up to a second, without a warning.
+#   synchronised drift apart by up to a second, without a warning. pyedflib's repository has a
+#   correction since July 2026 (pull request 315), which no release holds yet.
 # Expected: the same fraction in each reader, and the stored one equal to the given one.
 # Instead: read and write such starts with edfio, or keep the start time in a file of its own.
 # Source: the EDF+ specification (edfplus.info), 2.2.4, on the time-keeping annotation.
