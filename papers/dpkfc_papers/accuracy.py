@@ -288,10 +288,20 @@ class Chain:
         return failures
 
 
-def table(rows: Iterable[Mapping[str, Any]], recipe: str) -> str:
+def table(
+    rows: Iterable[Mapping[str, Any]],
+    recipe: str,
+    more: Mapping[str, Mapping[float, Sequence[float]]] | None = None,
+) -> str:
     """Return what has been run of a recipe, as Markdown.
 
     Each arm has a line with mean and 95 % interval over the seeds, by ε.
+
+    Args:
+        rows: runs.
+        recipe: its name.
+        more: scores in percent by arm and ε that stand for the tests of the trials: the same
+            settings with more seeds.
     """
     rows = [row for row in rows if row["run"]["recipe"] == recipe]
     tests = winners_tests(rows)
@@ -312,20 +322,25 @@ def table(rows: Iterable[Mapping[str, Any]], recipe: str) -> str:
             optimizer = Run.of(recipe, arm.method, arm.settings).default("optimizer")
             chosen = {"optimizer": optimizer, **best["tag"]["params"]}
         own_tests = [row for row in tests if row["tag"]["arm"] == arm.name]
+        scores = {epsilon: _scores(own_tests, epsilon) for epsilon in epsilons}
+        scores |= (more or {}).get(arm.name, {})
         cells = [
             arm.label,
             f"{len(trials)} ({pruned} pruned)",
             percent(best["accuracy"]) if best else "–",
-            *(_score_cell(own_tests, epsilon) for epsilon in epsilons),
+            *(_score_cell(scores[epsilon]) for epsilon in epsilons),
             settings_text(chosen),
         ]
         lines.append(table_line(cells))
     return "\n".join(lines)
 
 
-def _score_cell(tests: Iterable[Mapping[str, Any]], epsilon: float) -> str:
-    """Return the mean with its 95 % interval in percent, and the number of tests at one ε."""
-    scores = [100 * row["accuracy"] for row in tests if row["target_epsilon"] == epsilon]
+def _scores(tests: Iterable[Mapping[str, Any]], epsilon: float) -> Sequence[float]:
+    return [100 * row["accuracy"] for row in tests if row["target_epsilon"] == epsilon]
+
+
+def _score_cell(scores: Sequence[float]) -> str:
+    """Return the mean with its 95 % interval in percent, and the number of tests."""
     return f"{mean_and_interval(scores)} ({len(scores)})" if scores else "–"
 
 

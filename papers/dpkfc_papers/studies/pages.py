@@ -79,7 +79,12 @@ def accuracy_study(recipe: str) -> str:
     rows = [row for row in rows if "tag" in row]
     if not rows:
         return missing("python -m dpkfc_papers.studies.accuracy_study")
-    return table(rows, recipe) + "\n\n" + machine_of_rows(rows)
+    more = {
+        arm: scores.grid_cells(name)[arm]
+        for (of_recipe, arm), name in scores.MORE_SEEDS.items()
+        if of_recipe == recipe
+    }
+    return table(rows, recipe, more) + "\n\n" + machine_of_rows(rows)
 
 
 def grid(name: str) -> str:
