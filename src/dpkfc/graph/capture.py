@@ -183,7 +183,7 @@ class FrontEnd:
         placeholders = module.graph.find_nodes(op="placeholder")
         inputs = [self._input(node) for node in placeholders]
         mode = TracingContext.get().fake_mode
-        assert mode is not None
+        assert mode is not None and mode.shape_env is not None
         fakes = [_fake(node.meta["example_value"], mode) for node in placeholders]
         for given, x in zip(inputs, fakes, strict=True):
             if given.kind != "batch":
