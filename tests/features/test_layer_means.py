@@ -101,6 +101,30 @@ def test_long_texts_are_cut_at_the_window(encoder: TextEncoder) -> None:
     assert encoder.length == 16 and len(encoder.tokens([long])[0]) == 16
 
 
+@pytest.mark.parametrize("broken", ["none", "of another encoder"])
+def test_a_tokenizer_that_is_not_of_the_encoder_is_refused(
+    folder: Path, tmp_path: Path, broken: str
+) -> None:
+    names = ["config.json", "model.safetensors"]
+    for name in names:
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    if broken != "none":
+        words = [path.read_text("utf-8") for path in [folder / "vocab.txt"]]
+        (tmp_path / "vocab.txt").write_text(words[0] + "\nmore\nwords", "utf-8")
+        transformers.BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="add the tokenizer of this encoder") as error:
+        TextEncoder(tmp_path)
+    assert len(str(error.value)) <= 160
+
+
+def test_lone_surrogates_and_half_precision_are_read(folder: Path) -> None:
+    whole = TextEncoder(folder)
+    half = TextEncoder(folder, precision="bfloat16")
+    texts = ["the good \ud800 film", "best bad"]
+    assert torch.allclose(half.means(texts), whole.means(texts), atol=0.05)
+    assert half.digest != whole.digest
+
+
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not a text encoder with a tokenizer"):
         TextEncoder(tmp_path)

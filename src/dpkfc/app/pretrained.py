@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import inspect
+import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from rich.progress import track
 from torch import Tensor, nn
 
 from dpkfc.app.datasets.errors import import_optional
+from dpkfc.features.cache import cached_tensors
+from dpkfc.features.text_encoder import TextEncoder
 
 # --------------------------------------------------------------------------------------------------
 # A pretrained sentence encoder with a linear head, from the weights that the package
@@ -130,3 +138,61 @@ def encode_tokens(ids: Tensor) -> Tensor:
         outputs = classifier(chunk)
         vectors.append(F.normalize(outputs, dim=1))
     return torch.cat(vectors)
+
+
+# --------------------------------------------------------------------------------------------------
+# Means of all layers of the same encoder, for a linear head.
+
+# Texts whose means are one file of the cache: an interrupted command goes on where it stopped.
+_TEXTS_OF_A_FILE = 2048
+
+
+def minilm_encoder(length: int) -> TextEncoder:
+    """Return MiniLM-L6, in half precision where the processor multiplies it in matrices.
+
+    Args:
+        length: tokens that are read of a text.
+
+    Raises:
+        DatasetError: the packages that carry it are missing.
+    """
+    folder = _model_folder()
+    _sentence_transformers()
+    # Elsewhere half precision takes longer.
+    is_fast = "amx_bf16" in _processor_flags()
+    return TextEncoder(folder, length, "bfloat16" if is_fast else "float32")
+
+
+@cache
+def _processor_flags() -> frozenset[str]:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
+            if line.startswith("flags"):
+                return frozenset(line.split())
+    return frozenset()
+
+
+def public_means(encoder: TextEncoder, texts: Sequence[str], name: str) -> Tensor:
+    """Return the layer means of texts of a public set by the cache, float16 `[N, D]`.
+
+    Args:
+        encoder: of the texts.
+        texts: of a public data set; private ones do not belong into the cache.
+        name: of the texts, for the progress bar.
+    """
+    encoder_digest = encoder.digest
+    code = inspect.getfile(TextEncoder)
+    parts = []
+    starts = range(0, len(texts), _TEXTS_OF_A_FILE)
+    for start in track(starts, f"features, {name}", transient=True):
+        some = texts[start : start + _TEXTS_OF_A_FILE]
+        settings = {
+            "encoder": encoder_digest,
+            "length": encoder.length,
+            "texts": hashlib.sha256(json.dumps(list(some)).encode()).hexdigest(),
+        }
+        made = cached_tensors(
+            "means", settings, code, lambda some=some: {"means": encoder.means(some).half()}
+        )
+        parts.append(made["means"])
+    return torch.cat(parts)

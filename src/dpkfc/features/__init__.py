@@ -16,10 +16,11 @@ from dpkfc.features.additive import (
 )
 from dpkfc.features.encoder import EncoderFeatures, SyntheticEncoder
 from dpkfc.features.joined import FeaturesOf, FlatFeatures, JoinedFeatures, build_features
-from dpkfc.features.layer_means import LayerMeans, TextEncoder, Whitening
+from dpkfc.features.layer_means import LayerMeans, Whitening
 from dpkfc.features.scales import Standardised, standardise
 from dpkfc.features.scattering import Scattering, ScatteringTransform
 from dpkfc.features.synthetic_images import SyntheticImages, draw_images
+from dpkfc.features.text_encoder import TextEncoder
 from dpkfc.features.zipf_words import ZipfWords
 
 __all__ = [

@@ -208,7 +208,7 @@ def sentence_recipe(
     def load(config: RunConfig) -> ExampleSet:
         texts = load_texts(source, config.data.data_dir or None).check(source.name, num_classes)
         if unseen:
-            texts = _remove_test_texts(texts)
+            texts = remove_test_texts(texts)
         return texts.tensors(tokens)
 
     def tokens(lines: Sequence[str]) -> Tensor:
@@ -236,7 +236,7 @@ def sentence_recipe(
     )
 
 
-def _remove_test_texts(texts: Texts) -> Texts:
+def remove_test_texts(texts: Texts) -> Texts:
     """Return the texts without training texts of the public test split.
 
     Each text is compared alone, so one more example changes one row.

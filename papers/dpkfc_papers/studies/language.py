@@ -1,0 +1,405 @@
+"""Linear heads on means of all layers of a public sentence encoder: accuracy by whitening and ε.
+
+    python -m dpkfc_papers.studies.language --data-dir DATA    # papers/results/language.json
+    python -m dpkfc_papers.studies.language --data-dir DATA --validate    # looks at the rule
+    python -m dpkfc_papers.studies.language --table sst2
+
+C, rate and steps follow from rows, ε and number of features alone (`dpkfc.convex`). The rule was
+looked at on validation sentences of SST-2, none of whose phrases train; other tasks take it as it
+is. Features are kept by `DPKFC_CACHE`, and a row that is in the file is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dpkfc import Session
+from dpkfc.app.datasets.sources import Source
+from dpkfc.app.datasets.text import IMDB, SST2, Texts, load_texts
+from dpkfc.app.pretrained import minilm_encoder, public_means
+from dpkfc.app.recipes.text import remove_test_texts
+from dpkfc.convex import MOMENTUM, STEPS, whitened_config, whitened_rate
+from dpkfc.features import LayerMeans, TextEncoder
+from dpkfc.features.layer_means import fit_whitening, scale_means
+from dpkfc_papers.recipes.sentences import AG_NEWS, STACKOVERFLOW
+from dpkfc_papers.studies.harness import (
+    RESULTS,
+    hardware,
+    interval,
+    load_average,
+    machine_of_rows,
+    markdown,
+    now,
+    read_json,
+    write_json,
+)
+
+PATH = RESULTS / "language.json"
+DELTA = 1e-5
+EPSILONS = (1.0, 3.0)
+SEEDS = 5
+# Micro-batches of a step.
+ROWS = 8192
+# Phrases of reviews of another set, as public texts: how many, and their words.
+PIECES, WORDS = 4000, 25
+
+PRAISE = (
+    "good great excellent wonderful superb brilliant charming moving delightful fresh funny clever"
+    " beautiful powerful touching enjoyable engaging masterful fascinating remarkable"
+)
+BLAME = (
+    "bad awful terrible boring dull stupid tedious lifeless mediocre pointless stale clumsy ugly"
+    " weak annoying unbearable forgettable shallow disappointing ridiculous"
+)
+REVIEWS = (BLAME, PRAISE)
+NEWS = (
+    "world politics government war country president minister election peace troops",
+    "sports game team season player coach win match championship league",
+    "business company market stocks profit economy bank oil sales shares",
+    "science technology software computer internet space research users phone microsoft",
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A set of texts.
+
+    Attributes:
+        title: of a table.
+        source: of the texts.
+        classes: number of labels.
+        length: tokens that are read of a text.
+        words: public words of each class, for a head that sees no data; none where empty.
+        unseen: leave out training texts that occur in the test split.
+    """
+
+    title: str
+    source: Source
+    classes: int
+    length: int
+    words: tuple[str, ...] = ()
+    unseen: bool = False
+
+    def texts(self, data_dir: str) -> Texts:
+        """Return both splits."""
+        texts = load_texts(self.source, data_dir).check(self.source.name, self.classes)
+        return remove_test_texts(texts) if self.unseen else texts
+
+
+TASKS = {
+    "sst2": Task("SST-2", SST2, 2, 64, REVIEWS),
+    "ag-news": Task("AG News", AG_NEWS, 4, 64, NEWS, unseen=True),
+    "stackoverflow": Task("StackOverflow titles", STACKOVERFLOW, 20, 64),
+    "imdb": Task("IMDB", IMDB, 2, 128, REVIEWS),
+}
+FEATURES = {
+    "zipf": "all layers, whitened by Zipf texts",
+    "pieces": "all layers, whitened by public texts (pieces of IMDB reviews)",
+    "random": "all layers, the same scales along random directions",
+    "plain": "all layers, not whitened",
+    "last": "last layer alone, whitened by Zipf texts",
+}
+
+
+def public_pieces(data_dir: str) -> list[str]:
+    """Return beginnings of IMDB's training reviews, which stand for public texts."""
+    reviews = load_texts(IMDB, data_dir).train[0]
+    return [" ".join(review.split()[:WORDS]) for review in reviews[::6][:PIECES]]
+
+
+def feature_map(
+    name: str, task: Task, data_dir: str, encoder: TextEncoder
+) -> Callable[[Tensor], Tensor]:
+    """Return what maps layer means to the rows of a head."""
+    if name == "plain":
+        return lambda means: scale_means(means.float(), None, None)
+    whitening = LayerMeans(encoder).whitening
+    if name == "zipf":
+        layers = LayerMeans(encoder)
+        return lambda means: layers.whiten(means.float())
+    if name == "pieces":
+        means = public_means(encoder, public_pieces(data_dir), "public texts")
+    else:
+        means = public_means(encoder, whitening.texts.draw(whitening.size), "Zipf texts")
+    means = means.float()
+    if name == "last":
+        width = encoder.model.get_input_embeddings().embedding_dim  # type: ignore[operator]
+        mean, root = fit_whitening(means[:, -width:], whitening.damping)
+        return lambda means: scale_means(means[:, -width:].float(), mean, root)
+    mean, root = fit_whitening(means, whitening.damping)
+    if name == "random":
+        generator = torch.Generator().manual_seed(0)
+        basis, _ = torch.linalg.qr(torch.randn(root.shape, generator=generator))
+        root = (basis * torch.linalg.eigvalsh(root)) @ basis.T
+    return lambda means: scale_means(means.float(), mean, root)
+
+
+def map_rows(change: Callable[[Tensor], Tensor], means: Tensor) -> Tensor:
+    """Return the rows of a head in pieces, which saves memory."""
+    return torch.cat([change(piece) for piece in means.split(ROWS)])
+
+
+def accuracy(head: nn.Module, rows: Tensor, labels: Tensor) -> float:
+    """Return the share of right classes in percent."""
+    with torch.no_grad():
+        found = head(rows).argmax(1)
+    return 100 * float((found == labels).float().mean())
+
+
+def new_head(features: int, classes: int) -> nn.Linear:
+    """Return a head that begins at zero."""
+    head = nn.Linear(features, classes, bias=False)
+    nn.init.zeros_(head.weight)
+    return head
+
+
+def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+    """Return a cross-entropy an example."""
+    return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def train_private(
+    rows: Tensor, labels: Tensor, classes: int, epsilon: float, **settings: Any
+) -> tuple[nn.Linear, dict[str, float]]:
+    """Train by the rule; return the head with averaged weights, and what was planned."""
+    features = rows.shape[1]
+    times = settings.pop("rate", 1.0)
+    config = whitened_config(
+        len(rows), epsilon, DELTA, features, max_physical_batch_size=ROWS, **settings
+    )
+    plan = config.calibrate(epsilon, DELTA, len(rows))
+    head = new_head(features, classes)
+    rate = whitened_rate(features) * times
+    optimizer = torch.optim.SGD(head.parameters(), lr=rate, momentum=MOMENTUM)
+    with Session(plan, head, optimizer, (rows, labels)) as session:
+        for batch in session.batches():
+            session.step(batch, loss_fn)
+        with session.averaged_weights():
+            trained = head.weight.detach().clone()
+    head.weight.data.copy_(trained)
+    return head, {"clip": plan.max_grad_norm, "rate": rate, "noise": plan.noise_multiplier}
+
+
+def train_without_noise(rows: Tensor, labels: Tensor, classes: int) -> nn.Linear:
+    """Train with the same steps, without clip and noise."""
+    features = rows.shape[1]
+    head = new_head(features, classes)
+    optimizer = torch.optim.SGD(head.parameters(), lr=whitened_rate(features), momentum=MOMENTUM)
+    total = torch.zeros_like(head.weight)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for part, known in zip(rows.split(ROWS), labels.split(ROWS), strict=True):
+            (loss_fn(head, (part, known)).sum() / len(rows)).backward()
+        optimizer.step()
+        if step >= STEPS // 2:
+            total += head.weight.detach() / (STEPS - STEPS // 2)
+    head.weight.data.copy_(total)
+    return head
+
+
+def word_head(task: Task, change: Callable[[Tensor], Tensor], encoder: TextEncoder) -> nn.Linear:
+    """Return the head that public words of each class give: no training row is read."""
+    means = [change(encoder.means(words.split())).mean(0) for words in task.words]
+    weights = torch.stack(means)
+    weights = weights - weights.mean(0)
+    head = new_head(weights.shape[1], task.classes)
+    head.weight.data.copy_(functional.normalize(weights, dim=1))
+    return head
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+def whole_sentences(texts: Sequence[str]) -> list[int]:
+    """Return for each row the row of a longest one that holds all its words in their order.
+
+    SST-2's training rows are sentences and phrases of them; the file does not say which is whose.
+    A phrase of several sentences goes to the longest.
+    """
+    words = [tuple(text.split()) for text in texts]
+    places: dict[tuple[str, ...], list[int]] = {}
+    for row, own in enumerate(words):
+        places.setdefault(own, []).append(row)
+    sentence = [-1] * len(texts)
+    for row in sorted(range(len(texts)), key=lambda row: -len(words[row])):
+        if sentence[row] >= 0:
+            continue
+        own = words[row]
+        for start in range(len(own)):
+            for end in range(start + 1, len(own) + 1):
+                for other in places.get(own[start:end], ()):
+                    if sentence[other] < 0:
+                        sentence[other] = row
+        sentence[row] = row
+    return sentence
+
+
+def split_sentences(texts: Sequence[str], count: int = 1500) -> tuple[Tensor, Tensor]:
+    """Return rows that train, and whole sentences of six words or more that validate."""
+    sentence = torch.tensor(whole_sentences(texts))
+    whole = [row for row in sentence.unique().tolist() if len(texts[row].split()) >= 6]
+    chosen = torch.randperm(len(whole), generator=torch.Generator().manual_seed(1))[:count]
+    validation = torch.tensor(whole)[chosen]
+    training = (~torch.isin(sentence, validation)).nonzero()[:, 0]
+    return training, validation
+
+
+def validate(data_dir: str, results: dict[str, Any]) -> None:
+    """Try factors of C and of the rate around the rule, on sentences that no phrase shows."""
+    task = TASKS["sst2"]
+    texts = task.texts(data_dir).train
+    encoder = minilm_encoder(task.length)
+    means = public_means(encoder, texts[0], "SST-2")
+    rows = map_rows(feature_map("zipf", task, data_dir, encoder), means)
+    labels = torch.tensor(texts[1])
+    training, validation = split_sentences(texts[0])
+    train, known = rows[training], labels[training]
+    clip = train_clip(len(train), rows.shape[1])
+    for name, settings in {
+        "the rule": {},
+        "C / 2": {"max_grad_norm": clip / 2},
+        "2 C": {"max_grad_norm": clip * 2},
+        "rate / 2": {"rate": 0.5},
+        "2 rate": {"rate": 2.0},
+    }.items():
+        for seed in range(2):
+            key = f"validation/{name}/{seed}"
+            if key in results["rows"]:
+                continue
+            head, plan = train_private(train, known, 2, 1.0, **settings)
+            value = accuracy(head, rows[validation], labels[validation])
+            add(results, key, task="sst2", features=name, epsilon=1.0, accuracy=value, **plan)
+
+
+def train_clip(rows: int, features: int) -> float:
+    """Return C of the rule at ε = 1."""
+    return whitened_config(rows, 1.0, DELTA, features).max_grad_norm
+
+
+def add(results: dict[str, Any], key: str, **row: Any) -> None:
+    """Keep a row, and write the file."""
+    facts = {"hardware": hardware(torch.get_num_threads()), "date": now(), "load": load_average()}
+    results["rows"][key] = {**row, **facts}
+    write_json(PATH, results)
+    print(key, round(row["accuracy"], 2), flush=True)
+
+
+def run(name: str, data_dir: str, results: dict[str, Any], only: Sequence[str]) -> None:
+    """Run what is missing of a task: first the features of the recipe, then controls."""
+    task = TASKS[name]
+    texts = task.texts(data_dir)
+    encoder = minilm_encoder(task.length)
+    start = time.monotonic()
+    train_means = public_means(encoder, texts.train[0], task.title)
+    test_means = public_means(encoder, texts.test[0], task.title)
+    encoding = time.monotonic() - start
+    train_labels, test_labels = torch.tensor(texts.train[1]), torch.tensor(texts.test[1])
+    for features in only or FEATURES:
+        wanted = [(epsilon, seed) for epsilon in EPSILONS for seed in range(SEEDS)]
+        keys = {f"{name}/{features}/{epsilon:g}/{seed}": epsilon for epsilon, seed in wanted}
+        extra = {f"{name}/{features}/none": math.inf}
+        if task.words:
+            extra[f"{name}/{features}/words"] = 0.0
+        missing = [key for key in [*keys, *extra] if key not in results["rows"]]
+        if not missing:
+            continue
+        change = feature_map(features, task, data_dir, encoder)
+        rows, test = map_rows(change, train_means), map_rows(change, test_means)
+        for key in missing:
+            start = time.monotonic()
+            facts: dict[str, Any] = {"task": name, "features": features, "rows": len(rows)}
+            if key.endswith("/words"):
+                head = word_head(task, change, encoder)
+            elif key.endswith("/none"):
+                head = train_without_noise(rows, train_labels, task.classes)
+            else:
+                head, plan = train_private(rows, train_labels, task.classes, keys[key])
+                facts |= {"epsilon": keys[key], **plan}
+            facts |= {"seconds": time.monotonic() - start, "encoding_seconds": encoding}
+            add(results, key, accuracy=accuracy(head, test, test_labels), **facts)
+
+
+def _values(rows: dict[str, Any], start: str) -> list[float]:
+    return [row["accuracy"] for key, row in rows.items() if key.startswith(start)]
+
+
+def table(name: str) -> str:
+    """Return the table of a task: features by ε, and the head of public words."""
+    rows = read_json(PATH).get("rows", {})
+    of = {key: row for key, row in rows.items() if key.startswith(f"{name}/")}
+    if not of:
+        return ""
+    lines = []
+    for features, title in FEATURES.items():
+        start = f"{name}/{features}/"
+        if not _values(of, start):
+            continue
+        cells = [title]
+        for part in ("1/", "3/", "none", "words"):
+            values = _values(of, start + part)
+            cells.append(_cell(values))
+        seconds = [row["seconds"] for key, row in of.items() if key.startswith(f"{start}1/")]
+        cells.append(f"{sum(seconds) / len(seconds):.0f}" if seconds else "–")
+        lines.append(cells)
+    head = ["test %", "ε = 1", "ε = 3", "no noise", "public words", "seconds of a head"]
+    return f"{markdown(head, lines)}\n\n{machine_of_rows(list(of.values()))}"
+
+
+def _cell(values: Sequence[float]) -> str:
+    if len(values) < 2:
+        return f"{values[0]:.2f}" if values else "–"
+    text = interval(values)
+    return text if len(values) == SEEDS else f"{text} ({len(values)})"
+
+
+def validation_table() -> str:
+    """Return the accuracies on validation sentences, around the rule."""
+    rows = read_json(PATH).get("rows", {})
+    names = dict.fromkeys(key.split("/")[1] for key in rows if key.startswith("validation/"))
+    if not names:
+        return ""
+    # A name may hold a slash.
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for key, row in rows.items():
+        if key.startswith("validation/"):
+            groups.setdefault(row["features"], []).append(row)
+    lines = []
+    for title, found in groups.items():
+        values = ", ".join(f"{row['accuracy']:.1f}" for row in found)
+        lines.append([title, f"{found[0]['clip']:.3f}", f"{found[0]['rate']:.0f}", values])
+    return markdown(["validation %, ε = 1", "C", "rate", "two runs"], lines)
+
+
+def main() -> int:
+    """Run, or print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data-dir", default="")
+    parser.add_argument("--task", nargs="*", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--features", nargs="*", default=[], choices=list(FEATURES))
+    parser.add_argument("--validate", action="store_true")
+    parser.add_argument("--table", default="", choices=["", *TASKS])
+    chosen = parser.parse_args()
+    if chosen.table:
+        print(table(chosen.table))
+        return 0
+    torch.set_num_threads(1)
+    results = read_json(PATH) or {"rows": {}}
+    if chosen.validate:
+        validate(chosen.data_dir, results)
+        return 0
+    for name in chosen.task:
+        run(name, chosen.data_dir, results, chosen.features)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
