@@ -22,6 +22,9 @@ from dpkfc.convex import (
     gaussian_noise,
     moments_release,
     noise_covariance,
+    whitened_clip,
+    whitened_config,
+    whitened_rate,
 )
 from dpkfc.curvature.second_moments import SecondMoments, pack_symmetric, unpack_symmetric
 from dpkfc.data.loading import layout
@@ -328,3 +331,39 @@ def test_a_clip_norm_follows_from_public_numbers():
     assert convex_clip(1000, 3.7, 200, "categorical") == pytest.approx(math.sqrt(2) * small)
     with pytest.raises(ValueError, match="likelihood"):
         convex_rate("poisson")
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows of norm 1 that public examples have whitened.
+
+
+@pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
+def test_whitened_rows_have_the_rule_of_white_rows_in_their_own_length(likelihood: str) -> None:
+    # Rows of norm 1 have 1 / √d of the length of white rows, and so have their gradients.
+    assert whitened_clip(9000, 4.0, 400, likelihood) * 20 == pytest.approx(
+        convex_clip(9000, 4.0, 400, likelihood)
+    )
+    assert whitened_rate(800, likelihood) == pytest.approx(2 * whitened_rate(400, likelihood))
+
+
+def test_a_head_learns_whitened_rows_by_the_rule() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = functional.normalize(torch.randn(4000, 20, generator=generator), dim=1)
+    labels = (rows[:, 0] > rows[:, 1]).long()
+    config = whitened_config(len(rows), 1.0, 1e-5, 20, test_mode_seed=0)
+    plan = config.calibrate(1.0, 1e-5, len(rows))
+    assert not plan.config.extra_releases and plan.steps == STEPS
+    head = nn.Linear(20, 2, bias=False)
+    nn.init.zeros_(head.weight)
+    optimizer = torch.optim.SGD(head.parameters(), lr=whitened_rate(20), momentum=0.9)
+    with Session(plan, head, optimizer, (rows, labels)) as session:
+        for batch in session.batches():
+            session.step(
+                batch,
+                lambda model, part: functional.cross_entropy(
+                    model(part[0]), part[1], reduction="none"
+                ),
+            )
+        with session.averaged_weights(), torch.no_grad():
+            right = (head(rows).argmax(1) == labels).float().mean()
+    assert right > 0.9

@@ -101,4 +101,6 @@ def write_texts(path: Path, count: int = 120) -> Path:
     return path
 
 
-TEXT_SCHEMA = 'target = "code"\nclasses = [0, 1]\n\n[text]\nkey = "note"\nbuckets = 64\n'
+TEXT_SCHEMA = (
+    'target = "code"\nclasses = [0, 1]\n\n[text]\nkey = "note"\nencoder = "words"\nbuckets = 64\n'
+)

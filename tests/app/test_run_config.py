@@ -212,7 +212,7 @@ def test_an_unknown_key_names_the_nearest_known_one(content: dict, what: str):
         ({"epsilon": math.inf}, "epsilon must be finite"),
         ({"max_grad_norm": -1.0}, "max_grad_norm must be at least 0"),
         ({"expected_batch_size": -1}, "expected_batch_size must be at least 0"),
-        ({"method": "dp-sgd", "max_grad_norm": 0.0}, "max_grad_norm = 0 is for"),
+        ({"method": "dp-kfc", "max_grad_norm": 0.0}, "max_grad_norm = 0 is for"),
         ({"method": "dp-kfac"}, "unknown method 'dp-kfac'; did you mean 'dp-kfc'"),
         ({"sampler": "poison"}, "did you mean 'poisson'"),
         ({"exponent": 0.7}, "exponent must be at most 0.5"),

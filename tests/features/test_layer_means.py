@@ -128,3 +128,11 @@ def test_lone_surrogates_and_half_precision_are_read(folder: Path) -> None:
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not a text encoder with a tokenizer"):
         TextEncoder(tmp_path)
+
+
+def test_texts_that_are_not_read_whole_or_not_known_are_counted(encoder: TextEncoder) -> None:
+    from dpkfc.app.pretrained import unread_shares
+
+    texts = ["the good film", "", "42", "собака бежит", " ".join(["good"] * 100)]
+    counts = unread_shares(encoder, texts)
+    assert counts == {("cut", "texts"): 1, ("of unknown language", "texts"): 1}

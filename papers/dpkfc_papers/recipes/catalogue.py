@@ -25,6 +25,8 @@ RECIPES = tuple(
         sentences.AG_NEWS_MINILM,
         sentences.STACKOVERFLOW_MINILM,
         sentences.STACKOVERFLOW_HEAD,
+        sentences.AG_NEWS_HEAD,
+        sentences.STACKOVERFLOW_LAYERS,
         generation.E2E_GPT2_LORA,
         generation.DART_GPT2_LORA,
     )

@@ -17,7 +17,7 @@ from dpkfc.app.datasets.sources import Source
 from dpkfc.app.datasets.text import Labelled, checked_texts, load_texts, open_text, read_csv
 from dpkfc.app.pretrained import SENTENCE_WIDTH, encode_tokens, minilm_vectors
 from dpkfc.app.recipes.images import LinearHead
-from dpkfc.app.recipes.text import sentence_recipe, token_noise
+from dpkfc.app.recipes.text import sentence_recipe, token_noise, whitened_recipe
 from dpkfc.curvature.probes import Probe, Sample
 from dpkfc.curvature.token_noise import TokenNoise
 
@@ -101,6 +101,10 @@ STACKOVERFLOW_MINILM = sentence_recipe(
     length=32,
     constants={"split": ("16,000 to 4,000 by a fixed permutation", "of the row numbers alone")},
 )
+
+
+AG_NEWS_HEAD = whitened_recipe("ag-news", AG_NEWS, num_classes=4, length=64, unseen=True)
+STACKOVERFLOW_LAYERS = whitened_recipe("stackoverflow", STACKOVERFLOW, num_classes=20, length=64)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from torch.nn import functional
 from dpkfc import Session
 from dpkfc.app.datasets.sources import Source
 from dpkfc.app.datasets.text import IMDB, SST2, Texts, load_texts
-from dpkfc.app.pretrained import minilm_encoder, public_means
+from dpkfc.app.pretrained import public_means, sentence_encoder
 from dpkfc.app.recipes.text import remove_test_texts
 from dpkfc.convex import MOMENTUM, STEPS, whitened_config, whitened_rate
 from dpkfc.features import LayerMeans, TextEncoder
@@ -257,7 +257,7 @@ def validate(data_dir: str, results: dict[str, Any]) -> None:
     """Try factors of C and of the rate around the rule, on sentences that no phrase shows."""
     task = TASKS["sst2"]
     texts = task.texts(data_dir).train
-    encoder = minilm_encoder(task.length)
+    encoder = sentence_encoder(task.length)
     means = public_means(encoder, texts[0], "SST-2")
     rows = map_rows(feature_map("zipf", task, data_dir, encoder), means)
     labels = torch.tensor(texts[1])
@@ -288,7 +288,8 @@ def train_clip(rows: int, features: int) -> float:
 def add(results: dict[str, Any], key: str, **row: Any) -> None:
     """Keep a row, and write the file."""
     facts = {"hardware": hardware(torch.get_num_threads()), "date": now(), "load": load_average()}
-    results["rows"][key] = {**row, **facts}
+    # Another task may run beside this one.
+    results["rows"] |= (read_json(PATH) or {"rows": {}})["rows"] | {key: {**row, **facts}}
     write_json(PATH, results)
     print(key, round(row["accuracy"], 2), flush=True)
 
@@ -297,14 +298,14 @@ def run(name: str, data_dir: str, results: dict[str, Any], only: Sequence[str]) 
     """Run what is missing of a task: first the features of the recipe, then controls."""
     task = TASKS[name]
     texts = task.texts(data_dir)
-    encoder = minilm_encoder(task.length)
+    encoder = sentence_encoder(task.length)
     start = time.monotonic()
     train_means = public_means(encoder, texts.train[0], task.title)
     test_means = public_means(encoder, texts.test[0], task.title)
     encoding = time.monotonic() - start
     train_labels, test_labels = torch.tensor(texts.train[1]), torch.tensor(texts.test[1])
     for features in only or FEATURES:
-        wanted = [(epsilon, seed) for epsilon in EPSILONS for seed in range(SEEDS)]
+        wanted = [(epsilon, seed) for seed in range(SEEDS) for epsilon in EPSILONS]
         keys = {f"{name}/{features}/{epsilon:g}/{seed}": epsilon for epsilon, seed in wanted}
         extra = {f"{name}/{features}/none": math.inf}
         if task.words:

@@ -251,6 +251,15 @@ def features(part: str = "") -> str:
     return found or missing("python -m dpkfc_papers.studies.features")
 
 
+def language(part: str) -> str:
+    """Heads on layer means of a set of texts."""
+    from dpkfc_papers.studies import language as study
+
+    name = "--validate" if part == "validation" else f"--task {part}"
+    made = study.validation_table() if part == "validation" else study.table(part)
+    return made or missing(f"python -m dpkfc_papers.studies.language {name}")
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "which-method": headline.choice_table,
     "headline": headline.table,
@@ -285,6 +294,7 @@ PARTS: dict[str, Callable[[str], str]] = {
     "dp-ngd": dp_ngd,
     "figures": figure_tables.make_part,
     "grid": grid,
+    "language": language,
 }
 
 

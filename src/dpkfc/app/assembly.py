@@ -25,7 +25,7 @@ from dpkfc.app.settings import RECIPE_DEFAULTS, SECTION_OF, RunConfig, library_v
 from dpkfc.app.toml import ConfigError
 from dpkfc.callbacks import NORM, PURPOSE, EarlyStopping, PrivateEarlyStopping
 from dpkfc.config import Plan, PrivacyConfig, count_steps
-from dpkfc.convex import convex_clip, gaussian_noise, moments_release
+from dpkfc.convex import convex_clip, gaussian_noise, moments_release, whitened_clip
 from dpkfc.curvature.base import Preconditioner
 from dpkfc.curvature.diagonal import AdaDPS
 from dpkfc.curvature.gep import GEP
@@ -393,11 +393,15 @@ def make_privacy_config(
             average = WeightEMA(privacy.weight_average, not privacy.average_from_start)
         extra = []
         if isinstance(preconditioner, SecondMoments):
-            whole = _whole_noise(config, steps)
+            whole = _whole_noise(config, steps, privacy.moments_share)
             extra.append(moments_release(whole, privacy.moments_share))
             if not privacy.max_grad_norm:
                 likelihood = config.preconditioner.likelihood
                 values["max_grad_norm"] = convex_clip(dataset_size, whole, head_inputs, likelihood)
+        elif not privacy.max_grad_norm:
+            whole = _whole_noise(config, steps)
+            likelihood = config.preconditioner.likelihood
+            values["max_grad_norm"] = whitened_clip(dataset_size, whole, head_inputs, likelihood)
         if private_bounds:
             extra.append(_bounds_release(config, private_bounds))
         if scores_norm:
@@ -423,11 +427,11 @@ def make_privacy_config(
         )
 
 
-def _whole_noise(config: RunConfig, steps: int) -> float:
+def _whole_noise(config: RunConfig, steps: int, share: float = 0.0) -> float:
     """Return the noise multiplier of one release that would take the whole budget."""
     privacy = config.privacy
     if privacy.noise_multiplier:
-        return privacy.noise_multiplier * math.sqrt((1 - privacy.moments_share) / steps)
+        return privacy.noise_multiplier * math.sqrt((1 - share) / steps)
     return gaussian_noise(privacy.epsilon, privacy.delta)
 
 

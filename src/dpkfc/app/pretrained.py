@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from rich.progress import track
 from torch import Tensor, nn
 
-from dpkfc.app.datasets.errors import import_optional
+from dpkfc.app.datasets.errors import DatasetError, import_optional
 from dpkfc.features.cache import cached_tensors
+from dpkfc.features.layer_means import LayerMeans
 from dpkfc.features.text_encoder import TextEncoder
 
 # --------------------------------------------------------------------------------------------------
@@ -147,20 +148,62 @@ def encode_tokens(ids: Tensor) -> Tensor:
 _TEXTS_OF_A_FILE = 2048
 
 
-def minilm_encoder(length: int) -> TextEncoder:
-    """Return MiniLM-L6, in half precision where the processor multiplies it in matrices.
+@lru_cache(maxsize=1)
+def sentence_encoder(length: int, folder: str = "") -> TextEncoder:
+    """Return an encoder, in half precision where the processor multiplies it in matrices.
 
     Args:
         length: tokens that are read of a text.
+        folder: of the encoder; empty takes MiniLM-L6.
 
     Raises:
-        DatasetError: the packages that carry it are missing.
+        DatasetError: the packages that carry it are missing, or the folder holds no encoder.
     """
-    folder = _model_folder()
+    place = folder or _model_folder()
     _sentence_transformers()
     # Elsewhere half precision takes longer.
     is_fast = "amx_bf16" in _processor_flags()
-    return TextEncoder(folder, length, "bfloat16" if is_fast else "float32")
+    try:
+        return TextEncoder(place, length, "bfloat16" if is_fast else "float32")
+    except ValueError as error:
+        raise DatasetError(str(error)) from None
+
+
+def layer_width(encoder: TextEncoder) -> int:
+    """Return the number of features that `LayerMeans` makes of a text."""
+    return encoder.means([""]).shape[1] + 1
+
+
+@lru_cache(maxsize=1)
+def layer_features(encoder: TextEncoder) -> LayerMeans:
+    """Return the features of texts by an encoder, whitened by Zipf texts."""
+    return LayerMeans(encoder, show=partial(track, description="whitening", transient=True))
+
+
+def unread_shares(encoder: TextEncoder, texts: Sequence[str]) -> dict[tuple[str, str], int]:
+    """Count texts that fill the window, so that their end may not be read, and unknown languages.
+
+    A language counts as unknown where a token stands for fewer than 1.5 letters, or most tokens for
+    none, in the beginning of a text: the vocabulary spells its words, or lacks them.
+
+    Args:
+        encoder: of the texts.
+        texts: private, as the counts are.
+    """
+    # A sign that no text has.
+    (empty,), (odd,) = encoder.tokens([""]), encoder.tokens(["\U0002a6a5"])
+    added, nothing = set(empty), set(odd) - set(empty)
+    counts = {("cut", "texts"): 0, ("of unknown language", "texts"): 0}
+    counts["cut", "texts"] = sum(len(ids) >= encoder.length for ids in encoder.tokens(texts))
+    # A token stands for a letter at least, so that the window holds these.
+    starts = [text[: max(encoder.length - len(empty), 1)] for text in texts]
+    for text, ids in zip(starts, encoder.tokens(starts), strict=True):
+        words = [token for token in ids if token not in added]
+        letters = sum(map(str.isalpha, text))
+        is_spelled = letters < 1.5 * len(words) and letters > len(text) / 2
+        lacks_words = sum(token in nothing for token in words) * 2 > len(words)
+        counts["of unknown language", "texts"] += letters > 0 and (is_spelled or lacks_words)
+    return counts
 
 
 @cache

@@ -627,7 +627,8 @@ class RunConfig:
                 f"augmentations = {privacy.augmentations} without augment gives equal views; "
                 f"give augment, one of {' | '.join(AUGMENTS[1:])}"
             )
-        if not privacy.max_grad_norm and self.preconditioner.preconditioner != "moments":
+        rule_of_clip = ("moments", "none")
+        if not privacy.max_grad_norm and self.preconditioner.preconditioner not in rule_of_clip:
             raise ConfigError(
                 "max_grad_norm = 0 is for preconditioner = 'moments', whose inputs have a known"
                 " length; give C"

@@ -137,7 +137,7 @@ def prepare(
         max_records_per_unit=recipe.max_records_per_unit,
         private_bounds=recipe.private_bounds,
         scores_norm=counts.norm if counts else 0.0,
-        head_inputs=_head_inputs(config, model),
+        head_inputs=_head_inputs(config, recipe, model),
     )
     # Refuse a schedule longer than the plan.
     learning_rate(config, 0, plan.steps)
@@ -161,14 +161,20 @@ def prepare(
     )
 
 
-def _head_inputs(config: RunConfig, model: nn.Module) -> int:
-    """Return the inputs of the layer that second moments are for, 1 for other methods.
+def _head_inputs(config: RunConfig, recipe: Recipe, model: nn.Module) -> int:
+    """Return the inputs of the layer that a rule of C is for, 1 where there is none.
 
     Raises:
-        ConfigError: the model has no such layer alone.
+        ConfigError: the model has no such layer alone, or the rule does not hold for its inputs.
     """
     if config.preconditioner.preconditioner != "moments":
-        return 1
+        if config.privacy.max_grad_norm:
+            return 1
+        if not recipe.is_whitened:
+            raise ConfigError(
+                "max_grad_norm = 0 is for texts by an encoder, or preconditioner = 'moments';"
+                f" {recipe.title[:40]!r} needs C: give one above 0"
+            )
     try:
         _, head = split_head(model)
     except ValueError:

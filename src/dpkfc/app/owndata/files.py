@@ -25,7 +25,12 @@ from dpkfc.app.owndata.schema import Schema, TextForm
 from dpkfc.app.owndata.stored import list_parts
 from dpkfc.app.owndata.tables import Table, open_file, read_parts
 from dpkfc.app.owndata.targets import target_of
-from dpkfc.app.pretrained import SENTENCE_WIDTH, minilm_vectors
+from dpkfc.app.pretrained import (
+    layer_features,
+    layer_width,
+    sentence_encoder,
+    unread_shares,
+)
 from dpkfc.app.recipes.text import weighted_words
 from dpkfc.checkpoint import hash_file
 from dpkfc.data.sparse import SparseRows, join_rows
@@ -273,9 +278,10 @@ def unit_names(
 
 def text_width(schema: Schema) -> int:
     """Return the number of features of a text."""
-    if schema.text.encoder == "sentences":
-        return SENTENCE_WIDTH
-    return schema.text.buckets
+    form = schema.text.settled
+    if form.encoder == "sentences":
+        return layer_width(sentence_encoder(form.length, form.folder))
+    return form.buckets
 
 
 def encode_texts(path: Path, schema: Schema) -> Records:
@@ -293,7 +299,8 @@ def encode_texts(path: Path, schema: Schema) -> Records:
     """
     decimal = schema.decimal if schema.target_bounds else "."
     target = target_of(schema)
-    encode = _ENCODERS[schema.text.encoder]
+    form = schema.text.settled
+    encode = _ENCODERS[form.encoder]
     numbers: list[int] = []
     contents: list[bytes] = []
     people: list[str | None] = []
@@ -306,7 +313,7 @@ def encode_texts(path: Path, schema: Schema) -> Records:
             texts = [text_of(value_at(entry, schema.text.key)) or "" for entry in objects]
             targets = [text_of(value_at(entry, schema.target), decimal) for entry in objects]
             encoded, of_target = target.encode(targets)
-            inputs.append(encode(texts, schema.text))
+            inputs.append(encode(texts, form))
             labels.append(encoded)
             numbers += [number for number, _ in lines]
             for label, text in zip(encoded.tolist(), texts, strict=True):
@@ -314,6 +321,8 @@ def encode_texts(path: Path, schema: Schema) -> Records:
             if schema.unit:
                 people += [id_of(value_at(entry, schema.unit)) for entry in objects]
             counts.update(of_target)
+            if form.encoder == "sentences":
+                counts.update(unread_shares(sentence_encoder(form.length, form.folder), texts))
             counts["empty", "texts"] += sum(not text.strip() for text in texts)
             counts["unreadable", "lines"] += objects.count({})
     if not numbers:
@@ -338,9 +347,7 @@ def _weighted(texts: Sequence[str], form: TextForm) -> SparseRows:
 
 
 def _sentences(texts: Sequence[str], form: TextForm) -> torch.Tensor:
-    # A tokenizer takes no lone surrogates.
-    whole = [text.encode("utf-8", "replace").decode() for text in texts]
-    return minilm_vectors(whole, form.length)
+    return layer_features(sentence_encoder(form.length, form.folder))(texts)
 
 
 _ENCODERS = {"words": _words, "weighted-words": _weighted, "sentences": _sentences}

@@ -60,7 +60,7 @@ _TEXT = """\
 
 [text]
 key = "{key}"
-encoder = "weighted-words"  # hashed; or "words", without weights, or "sentences", an encoder
+# encoder = "weighted-words"  # hashed words; without this line an encoder, where one is installed
 """
 
 

