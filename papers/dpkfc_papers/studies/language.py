@@ -5,7 +5,7 @@
     python -m dpkfc_papers.studies.language --table sst2
 
 C, rate and steps follow from rows, ε and number of features alone (`dpkfc.convex`). The rule was
-looked at on validation sentences of SST-2, none of whose phrases train; other tasks take it as it
+looked at on validation sentences of SST-2 whose phrases do not train; other tasks take it as it
 is. Features are kept by `DPKFC_CACHE`, and a row that is in the file is not run again.
 """
 
