@@ -30,6 +30,7 @@ from dpkfc.app.settings import (
 )
 from dpkfc.app.settings_file import flatten, known_settings, to_toml
 from dpkfc.app.toml import ConfigError, nearest, read_toml, tomllib
+from dpkfc.app.train import prepare
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import likelihood
 from dpkfc.curvature.kfac import KFAC
@@ -212,7 +213,7 @@ def test_an_unknown_key_names_the_nearest_known_one(content: dict, what: str):
         ({"epsilon": math.inf}, "epsilon must be finite"),
         ({"max_grad_norm": -1.0}, "max_grad_norm must be at least 0"),
         ({"expected_batch_size": -1}, "expected_batch_size must be at least 0"),
-        ({"method": "dp-kfc", "max_grad_norm": 0.0}, "max_grad_norm = 0 is for"),
+        ({"preconditioner": "kfac", "max_grad_norm": 0.0}, "max_grad_norm = 0 is for"),
         ({"method": "dp-kfac"}, "unknown method 'dp-kfac'; did you mean 'dp-kfc'"),
         ({"sampler": "poison"}, "did you mean 'poisson'"),
         ({"exponent": 0.7}, "exponent must be at most 0.5"),
@@ -423,3 +424,10 @@ def test_later_refreshes_are_as_small_as_was_asked_for():
     more = {"factor_decay": 0.875, "later_probe_size": 32}
     made = [make_kfac(run_config({"recipe": "digits", **given}), (1, 8, 8)) for given in ({}, more)]
     assert [of.later_probe_size for of in made] == [None, 32]
+
+
+def test_the_rule_of_a_clip_norm_is_for_whitened_rows():
+    config = run_config({"recipe": "digits", "method": "dp-sgd", "max_grad_norm": 0.0})
+    with pytest.raises(ConfigError, match="'digits' needs C: give one above 0") as error:
+        prepare(config)
+    assert len(str(error.value)) <= 160
