@@ -179,6 +179,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tracking": partial(measured, "tracking"),
     "correlated-noise": partial(measured, "correlated_noise"),
     "growth": partial(measured, "growth"),
+    "audit": partial(measured, "audit_page", "audit", "python benchmarks/audit.py"),
     "plan-70b": plan_70b,
     "assurance": assurance,
 }

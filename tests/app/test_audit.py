@@ -13,6 +13,8 @@ from dpkfc.app import audit_folder as audits
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.train import run
 from dpkfc.audit.findings import Finding
+from dpkfc.audit.one_run import COPY, RELEASED
+from dpkfc_verify.run import HOLDS, verify_run
 from tests.app.accounting import remembered
 from tests.audit.quick import make_statistics_quick
 from tests.audit.sizes import size
@@ -99,6 +101,27 @@ def test_a_check_that_fails_fails_the_command_and_stays_on_the_card(
         and len(result.stderr.strip().splitlines()) == 1
     )
     assert "FAILED: sensitivity" in (folder / "privacy_card.md").read_text()
+
+
+@pytest.mark.parametrize("is_harmful", [False, True])
+def test_canaries_train_along_unless_they_would_harm_the_model(
+    is_harmful: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_harmful:
+        monkeypatch.setattr("dpkfc.audit.one_run.HARM", 0.0)
+    folder, settings = tmp_path / "run", {**SETTINGS, "method": "dp-sgd", "audit": 60}
+    result = run(run_config({**settings, "out": str(folder)}))
+    found = json.loads((folder / "audit.json").read_text())["one_run"]
+    header = json.loads((folder / "ledger.jsonl").read_text().splitlines()[0])
+    assert result.audit is not None and result.audit.passed and found["canaries"] == 60
+    assert found["where"] == (COPY if is_harmful else RELEASED)
+    assert header["dataset_size"] == 1437 + (0 if is_harmful else 60)
+    card = json.loads((folder / "privacy_card.json").read_text())
+    assert card["audit"]["passed"] and ("audit: one_run" in card["not_private"]) is is_harmful
+    assert verify_run(folder).verdict == HOLDS
+    if not is_harmful:
+        again = call("train", "--resume", folder, "--quiet")
+        assert again.exit_code == 2 and "cannot be continued; train anew" in again.stderr
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from dpkfc.audit.epsilon_bounds import (
     clopper_pearson_upper,
     epsilon_lower,
     gaussian_mu_lower,
+    gaussian_run_mu,
+    most_run_mu,
     one_run_epsilon,
     one_run_p_value,
 )
@@ -194,6 +196,49 @@ def guesses_of_response(
     """
     right = rng.binomial(r, 1 / (1 + math.exp(-epsilon)), runs)
     return np.where(rng.random(runs) < delta, r, right)
+
+
+@pytest.mark.parametrize("epsilon", GAUSSIAN_MU)
+@pytest.mark.parametrize("canaries", [40, 5000])
+def test_the_gaussian_bound_of_one_run_is_as_often_wrong_as_it_says(
+    canaries: int, epsilon: int, evidence
+):
+    """A run of the Gaussian mechanism that spends (ε, 1e-5) on each canary."""
+    rng, mu = np.random.default_rng(5), GAUSSIAN_MU[epsilon]
+    bounds = []
+    for _ in range(RUNS):
+        coins = rng.random(canaries) < 0.5
+        scores = 7 * (rng.normal(size=canaries) + mu * coins) + 3
+        bounds.append(gaussian_run_mu(scores, coins, ALPHA))
+    misses = int((np.array(bounds) > mu).sum())
+    assert ALPHA / 3 * RUNS < misses <= most_misses(RUNS, ALPHA)
+    most = most_run_mu(mu, canaries, ALPHA)
+    if canaries == 5000:
+        assert np.mean(bounds) == pytest.approx(most, rel=0.02) and most > 0.8 * mu
+    evidence(
+        "bounds",
+        f"one run, Gaussian, {canaries} canaries, epsilon = {epsilon}",
+        runs=RUNS,
+        alpha=ALPHA,
+        misses=misses,
+        mean=float(np.mean(bounds)),
+        truth=mu,
+    )
+
+
+def test_a_mechanism_that_is_not_gaussian_may_break_the_gaussian_bound():
+    """It reveals more about everybody in one of ten runs, and nothing in the others.
+
+    No canary is worse off than under Gaussian noise of μ = 0.27, and the bound for every mechanism
+    holds: `gaussian_run_mu` says which assumption it makes.
+    """
+    rng, m, right = np.random.default_rng(6), 4000, 0.61
+    assert 0.1 * right < norm.cdf(norm.ppf(0.1 * (1 - right)) + GAUSSIAN_MU[1])
+    coins = rng.random(m) < 0.5
+    scores = np.where(rng.random(m) < right, coins, ~coins) + 1e-3 * rng.normal(size=m)
+    assert gaussian_run_mu(scores, coins, ALPHA) > GAUSSIAN_MU[1]
+    correct = int(((scores > 0.5) == coins).sum())
+    assert one_run_epsilon(correct, m, m, DELTA, ALPHA) < 1
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 0.0), (4.0, 0.0), (2.0, 1e-5), (2.0, 0.01)])

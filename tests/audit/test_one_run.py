@@ -113,6 +113,8 @@ def test_an_honest_run_stays_below_its_claim(method: str, evidence):
     )
     assert result.passed and result.epsilon_lower < result.claimed_epsilon
     assert result.epsilon_lower > 0.25  # the canaries are heard in every coordinate system
+    assert 0.5 < result.gaussian_lower / result.claimed_epsilon < 1.1
+    assert result.noise > 0.95
     assert abs(result.included - CANARIES / 2) < 120
     assert result.finding().passed
     record(evidence, method, result)
@@ -120,11 +122,11 @@ def test_an_honest_run_stays_below_its_claim(method: str, evidence):
 
 @pytest.mark.quick("*DP-SGD")
 @pytest.mark.parametrize("method", ["DP-SGD", "DP-KFC"])
-@pytest.mark.parametrize("kept", size([0.1], [0.1, 0.0]))
+@pytest.mark.parametrize("kept", size([0.1, 0.8], [0.8, 0.1, 0.0]))
 def test_a_run_with_too_little_noise_exceeds_its_claim(
     method: str, kept: float, monkeypatch, evidence
 ):
-    """The plan and the ledger speak of the whole noise; what is added is a tenth of it, or none."""
+    """The plan and the ledger speak of the whole noise; a fifth of it is missing, or more."""
     real = dpkfc.release_pipeline.release
 
     def weak(clipped: Any, plan: Plan, *others: Any) -> Released:
@@ -139,7 +141,9 @@ def test_a_run_with_too_little_noise_exceeds_its_claim(
     result = audit(
         settings(**METHODS[method]).with_noise(NOISE, DELTA, EXAMPLES), claimed_epsilon=3.0
     )
-    assert not result.passed and result.epsilon_lower > 3.0
+    assert not result.passed and (result.epsilon_lower > 3.0 or kept == 0.8)
+    # The clipped gradients are heard too.
+    assert kept - 0.1 < result.noise < kept + 0.2
     assert not result.finding().passed
     record(evidence, f"{method}, noise × {kept}", result)
 
@@ -190,9 +194,9 @@ def test_coins_come_from_the_operating_system_unless_seeded(monkeypatch):
     seen: list[np.ndarray] = []
 
     class Noted(PlantedCanaries):
-        def __init__(self, *args: Any) -> None:
+        def __init__(self, *args: Any, **options: Any) -> None:
             seen.extend(x.copy() for x in args if isinstance(x, np.ndarray) and x.dtype == bool)
-            super().__init__(*args)
+            super().__init__(*args, **options)
 
     monkeypatch.setattr(sys.modules[audit_one_run.__module__], "PlantedCanaries", Noted)
     plan = settings(steps=2).with_noise(1.0, DELTA, EXAMPLES)
@@ -290,37 +294,13 @@ def test_a_planted_gradient_is_the_matrix_that_was_chosen(case: str):
             assert coins[i] == (weight.norm() > 100 * 1.0)
 
 
-def test_canaries_that_overlap_are_told_apart():
-    """More canaries than a plain inner product can keep apart, no noise: solving for all of them
-    finds every coin.
-    """
-    rng = np.random.default_rng(6)
-    layer = find_layers(nn.Sequential(nn.Linear(40, 40, bias=False)).double())[0]
-    m, steps = 600, 20
-    u, a = (torch.from_numpy(rng.choice([-1.0, 1.0], (m, 40))) for _ in range(2))
-    coins = torch.from_numpy((rng.random(m) < 0.5).astype(float))
-    listener, plain = Listener(layer, u, a, steps), Listener(layer, u, a, steps)
-    plain._is_solvable = lambda is_materialised: False
-    plan = settings(steps=steps, expected_batch_size=500).with_noise(1e-3, DELTA, 1000)
-    for step in range(steps):
-        # each has norm 1
-        counted = coins * torch.from_numpy((rng.random(m) < 0.5).astype(float)) / 40
-        z = (1 - 2 * (step % 2)) * torch.einsum("m,mo,mi->oi", counted, u, a) / 500
-        for each in (listener, plain):
-            released = Released(
-                gradients={"0.weight": z}, noise_variance=0.0, step=step, release=step + 1
-            )
-            each.observe(released, {})
-    right = [
-        int(
-            (torch.from_numpy(each.scores(plan)).argsort(descending=True).argsort() < coins.sum())
-            .double()
-            .eq(coins)
-            .sum()
-        )
-        for each in (listener, plain)
-    ]
-    assert right[0] == m > right[1]
+def test_canaries_of_a_linear_layer_do_not_overlap():
+    coins = np.ones(30, bool)
+    _, planted, _ = planted_in("linear", coins)
+    listener = planted.listener
+    flat = torch.einsum("mo,mi->moi", listener._u, listener._a).flatten(1).double()
+    unit = flat / flat.norm(dim=1, keepdim=True)
+    assert torch.allclose(unit @ unit.T, torch.eye(30).double(), atol=2e-4)
 
 
 # -- what is refused -------------------------------------------------------------------------------
@@ -394,12 +374,9 @@ def test_the_score_is_the_inner_product_with_the_whitened_gradient(kind: str):
         listener.observe(released, {layer.name: entry})
         expected += torch.stack([(w * z).sum() / w.norm() for w in whitened]) * (1 - 2 * (step % 2))
     plan = settings(steps=3, expected_batch_size=10).with_noise(1.0, DELTA, 20)
-    # The score itself, before canaries are distinguished.
-    listener._is_solvable = lambda is_materialised: False
     assert np.allclose(listener.scores(plan), 10 * expected.numpy())
     kept = Listener(layer, u, a, 3)
     kept._pending, kept._entry = torch.zeros(8, 7).double(), entry
     kept._measure_canaries()
     flat = torch.stack(whitened).flatten(1)
     assert torch.allclose(kept._squared_norms[0], flat.square().sum(1))
-    assert torch.allclose(torch.as_tensor(kept._overlaps), flat @ flat.T)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import dpkfc.release_pipeline
 from dpkfc.audit.contributions import check_contributions
 from dpkfc.audit.findings import select_failed
 from dpkfc.audit.harness import open_session, script_plan
@@ -35,6 +36,7 @@ from tests.injected_bugs.subjects import (
 from tests.recording import Heard
 
 ONE_SIZE, ROUNDED = "batches of one size", "rounded noise"
+WHOLE_RUNS = ("DP-SGD", "DP-KFC", "DP-NGD", "GEP", "DiSK")
 FEW = ("as it is", "loss × 1e4", "loss × -1e4", "loss × 1e-4", "loss NaN", "random × 1000")
 
 
@@ -201,3 +203,58 @@ def test_what_two_sessions_leave_behind_is_compared() -> None:
         assert one.session.remaining_gradient == ""
         one.session.model[0].weight.grad = torch.zeros(8, 6, dtype=torch.float64)
         assert one.session.remaining_gradient == "0.weight"
+
+
+# -- a whole run, recorded and replayed on neighbouring data ---------------------------------------
+
+
+def record_run(subject, absent: int, monkeypatch, frozen: list | None = None):
+    """Train as a user does, and return what reached the noise, what left it, events and weights.
+
+    The method of Re:cord-play (arXiv:2602.17454): of a second run on neighbouring data, the noise
+    is handed the sums, and answers what the first run was answered.
+    """
+    config = replace(subject.plan.config, test_mode_seed=7, steps=12)
+    plan = config.with_noise(1.0, 1e-3, N)
+    sums, answers = [], []
+    whole = dpkfc.release_pipeline.release
+
+    def noted(clipped, *others):
+        answer = whole(clipped, *others)
+        sums.append({name: x.clone() for name, x in clipped.tensors.items()})
+        if frozen is not None:
+            answer = frozen[len(sums) - 1]
+        answers.append(
+            replace(answer, gradients={n: g.clone() for n, g in answer.gradients.items()})
+        )
+        return answer
+
+    def losses(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        return subject.loss_fn(model, batch[:-1]) * (batch[-1] != absent)
+
+    model = subject.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    data = (*subject.dataset, torch.arange(N))
+    with monkeypatch.context() as patch:
+        patch.setattr(dpkfc.release_pipeline, "release", noted)
+        with Session(plan, model, optimizer, data) as session:
+            for batch in session.batches():
+                session.step(batch, losses)
+            lines = [(x["event"], x["step"]) for x in session.ledger.releases]
+    return plan, sums, answers, lines, [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("name", size(("DP-SGD", "DP-KFC"), WHOLE_RUNS))
+def test_a_whole_run_on_neighbouring_data_differs_by_the_sensitivity(
+    name: str, monkeypatch
+) -> None:
+    subject, worst = subject_of(name), 0.0
+    for absent in (0, 17):
+        plan, first, answers, lines, weights = record_run(subject, -1, monkeypatch)
+        _, second, _, others, same = record_run(subject, absent, monkeypatch, answers)
+        assert lines == others and len(first) == len(second) == 12
+        assert all(torch.equal(x, y) for x, y in zip(weights, same, strict=True))
+        for one, other in zip(first, second, strict=True):
+            squares = sum(float((one[n] - other[n]).double().square().sum()) for n in one)
+            worst = max(worst, squares**0.5 / plan.sensitivity)
+    assert 0.01 < worst <= 1 + 1e-6

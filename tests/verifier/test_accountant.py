@@ -80,6 +80,14 @@ def test_attack_rates_are_those_of_a_gaussian() -> None:
     assert exact <= found <= exact + 1e-3
 
 
+@pytest.mark.parametrize(("rate", "noise"), [(0.03, 0.74), (1e-4, 0.5), (0.3, 20.0), (0.9, 0.2)])
+def test_attack_rates_of_a_small_sample_are_not_too_large(rate: float, noise: float) -> None:
+    """The best attack at even odds knows the total variation, q · (2 Φ(1 / 2σ) − 1)."""
+    right, _ = attack_rates([(event(rate, noise), 1)], 10.0)
+    exact = 0.5 + 0.5 * rate * (2 * norm.cdf(0.5 / noise) - 1)
+    assert exact <= right <= exact + 1e-3
+
+
 def test_the_comparison_with_pld_covers_the_range() -> None:
     """`benchmarks/verifier.py` measured it; PLD may lie above, by the error of its own grid."""
     path = ROOT / "benchmarks" / "results" / "verifier.json"

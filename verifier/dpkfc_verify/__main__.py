@@ -55,8 +55,8 @@ def _to_dict(report: Report) -> dict[str, Any]:
         "reason": report.reason,
         "epsilon": spent if spent is None or spent < float("inf") else "inf",
         "delta": report.delta,
-        "releases": ledger and ledger.count,
-        "head": ledger and ledger.heads[-1],
+        "releases": ledger.count if ledger.heads else None,
+        "head": ledger.heads[-1] if ledger.heads else None,
         "findings": [dict(zip(names, finding, strict=True)) for finding in report.findings],
         "never_checked": NEVER,
     }

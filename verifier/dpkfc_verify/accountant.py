@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,11 @@ from scipy import fft, optimize, special, stats
 from dpkfc_verify.ledger import Unchecked
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 Charges = Iterable[tuple[Mapping[str, Any], int]]
 # The public alternatives of a release: probability, sampling rate q, noise multiplier σ.
-Release = tuple[tuple[float, float, float], ...]
+Part = tuple[float, float, float]
+Release = tuple[Part, ...]
 
 _NO_NOISE = 1e-3  # a multiplier below this is taken for none
 _FAR = 13.0  # standard deviations; a Gaussian has less than 1e-37 beyond
@@ -94,23 +96,24 @@ def _read_event(event: Mapping[str, Any], larger: int) -> Release:
     return tuple(part for part in parts if part[0] > 0 and part[1] > 0)
 
 
+def _read_directions(charges: Charges) -> Iterator[tuple[dict[Release, int] | None, int]]:
+    """Yield the releases and a sign for each pair of neighbours that has to be looked at."""
+    charges = list(charges)
+    smaller, larger = (read_releases(charges, more) for more in (0, 1))
+    for releases in (smaller,) if smaller == larger else (smaller, larger):
+        yield from ((releases, sign) for sign in (1, -1) if releases != {})
+
+
 def epsilon(charges: Charges, delta: float) -> float:
     """Return an upper bound of ε at δ of all these releases together; `Unchecked` as above."""
-    charges, largest = list(charges), 0.0
-    for larger in (0, 1):
-        releases = read_releases(charges, larger)
+    largest = 0.0
+    for releases, sign in _read_directions(charges):
         if releases is None:
             return math.inf
-        if [parts for parts in releases if parts[0][1] == 1 and len(releases) == 1]:
-            ((_, _, noise),) = next(iter(releases))
-            return _solve(functools.partial(_log_delta_of_gaussian, noise), delta, 1.0)
-        for sign in (1, -1) if releases else ():
-            composed = Composition(releases, delta, sign)
-            # Chernoff's bound of the other direction is often enough.
-            if composed.bound * (1 + 1e-6) > largest:
-                largest = max(largest, composed.epsilon())
-        if releases == read_releases(charges, 1):
-            break
+        composed = Composition(releases, delta, sign)
+        # Chernoff's bound of the other direction is often enough.
+        if composed.bound * (1 + 1e-6) > largest:
+            largest = max(largest, composed.epsilon())
     return largest
 
 
@@ -121,27 +124,17 @@ def attack_rates(charges: Charges, largest: float) -> tuple[float, float]:
         The share of right answers at even odds, and the share of members that are found where 1 of
         100 others is taken for one.
     """
-    charges, logs = list(charges), []
     epsilons = np.linspace(0, max(1.0, min(largest, 100.0)), 200)
-    for larger, sign in ((0, 1), (0, -1), (1, 1), (1, -1)):
-        releases = read_releases(charges, larger)
+    deltas = np.zeros(200)
+    for releases, sign in _read_directions(charges):
         if releases is None:
             return 1.0, 1.0
-        if larger and releases == read_releases(charges):
-            break
-        composed = Composition(releases, 0.05, sign, 1 << 12)
-        logs.append([composed.log_delta(e) for e in epsilons])
-    deltas = np.minimum(np.exp(np.max(logs, axis=0)), 1.0)
+        # A large tilt would drown δ near ε = 0 in its allowance for rounding.
+        composed = Composition(releases, 0.05, sign, 1 << 12, most_tilt=1.0)
+        deltas = np.maximum(deltas, np.exp([composed.log_delta(e) for e in epsilons]))
+    deltas = np.minimum(deltas, 1.0)
     found = np.minimum(deltas + np.exp(epsilons) * 0.01, 1 - np.exp(-epsilons) * (0.99 - deltas))
     return 0.5 + 0.5 * float(deltas[0]), float(min(found.min(), 1.0))
-
-
-def _log_delta_of_gaussian(noise: float, epsilon: float) -> float:
-    """Return log δ(ε) of one Gaussian release of everybody's data (Balle and Wang 2018)."""
-    mu = 1 / noise
-    above = special.log_ndtr(mu / 2 - epsilon / mu)
-    below = epsilon + special.log_ndtr(-mu / 2 - epsilon / mu)
-    return float(above + math.log(-math.expm1(min(below - above, -1e-300))))
 
 
 def _solve(log_delta: Callable[[float], float], delta: float, high: float) -> float:
@@ -163,14 +156,21 @@ class Composition:
         delta: δ.
         sign: 1 for the presence of a unit against its absence, -1 for the opposite.
         points: the least number of points of the grid.
+        most_tilt: the tilt is at most this.
     """
 
     def __init__(
-        self, releases: Mapping[Release, int], delta: float, sign: int, points: int = 1 << 18
+        self,
+        releases: Mapping[Release, int],
+        delta: float,
+        sign: int,
+        points: int = 1 << 18,
+        most_tilt: float = 1e5,
     ) -> None:
         self.releases, self.delta, self.sign, self.points = releases, delta, sign, points
         self._atoms = [(n, *_sample_losses(release, sign)) for release, n in releases.items()]
-        best = optimize.minimize_scalar(self._exceed, bounds=(-14.0, 12.0), method="bounded")
+        bounds = (-14.0, math.log(most_tilt))
+        best = optimize.minimize_scalar(self._exceed, bounds=bounds, method="bounded")
         self.tilt, self.bound = math.exp(float(best.x)), max(float(best.fun), 0.0)
 
     def _cumulant(self, tilt: float) -> float:
@@ -197,24 +197,27 @@ class Composition:
         # Losses below this much mass are rounded up, which adds a hundredth of that to ε.
         rest = min(1e-3, 0.01 * _TOLERANCE * tilt / number)
         ends = {
-            x: _ends(x, self.sign, _CUT * self.delta / n, rest) for x, n in self.releases.items()
+            (release, part): _ends(part, self.sign, _CUT * self.delta / count, rest)
+            for release, count in self.releases.items()
+            for part in release
         }
-        span = max(high - low for parts in ends.values() for low, high in parts)
+        span = max(high - low for low, high in ends.values())
         h = max(min(h, width / self.points), max(width, span) / _POINTS)
         points = fft.next_fast_len(math.ceil(width / h) + 2, real=True)
         spectrum = np.ones(points // 2 + 1, np.complex128)
         place, log_scale, infinite = 0, 0.0, _CUT * self.delta
         for release, count in self.releases.items():
-            first, mass, lost = move_to_grid(release, self.sign, h, ends[release])
-            exponents = tilt * h * (first + np.arange(mass.size))
+            moved = [move_to_grid(part, self.sign, h, *ends[release, part]) for part in release]
+            places, mass = (np.concatenate(x) for x in list(zip(*moved, strict=True))[:2])
+            exponents = tilt * h * places
             scale = float(special.logsumexp(exponents, b=mass))
             weighted = mass * np.exp(exponents - scale)
             # Around its middle, the phase of a power is small.
-            middle = round(float(weighted @ np.arange(mass.size)))
-            index = (np.arange(mass.size) - middle) % points
-            spectrum *= fft.rfft(np.bincount(index, weighted, points)) ** count
-            place += count * (first + middle)
-            log_scale, infinite = log_scale + count * scale, infinite + count * lost
+            middle = round(float(weighted @ places))
+            spectrum *= fft.rfft(np.bincount((places - middle) % points, weighted, points)) ** count
+            place += count * middle
+            log_scale += count * scale
+            infinite += count * sum(lost for _, _, lost in moved)
         lowest = math.floor((top - width) / h)
         weights = np.roll(np.maximum(fft.irfft(spectrum, points), 0.0), (place - lowest) % points)
         return h, lowest, weights, log_scale, infinite
@@ -251,51 +254,45 @@ def _sample_losses(release: Release, sign: int) -> tuple[Floats, Floats]:
     return np.concatenate(losses), np.concatenate(masses)
 
 
-def _ends(release: Release, sign: int, above: float, below: float) -> list[tuple[float, float]]:
+def _ends(part: Part, sign: int, above: float, below: float) -> tuple[float, float]:
     """Return log-likelihood ratios between which all losses are but for these probabilities."""
+    _, rate, noise = part
     top, bottom = (min(_FAR, -float(special.ndtri(max(x, 1e-38)))) for x in (above, below))
     left, right = (bottom, top) if sign == 1 else (top, bottom)
-    ends = []
-    for _, rate, noise in release:
-        low, high = _loss(np.array([-left * noise, 1 + right * noise]), rate, noise)
-        ends.append((float(low), float(high)))
-    return ends
+    low, high = _loss(np.array([-left * noise, 1 + right * noise]), rate, noise)
+    return float(low), float(high)
 
 
 def move_to_grid(
-    release: Release, sign: int, h: float, ends: list[tuple[float, float]]
-) -> tuple[int, Floats, float]:
-    """Return losses that dominate those of a release: first multiple of h, masses, infinite mass.
+    part: Part, sign: int, h: float, low: float, high: float
+) -> tuple[Integers, Floats, float]:
+    """Return losses that dominate those of a part: multiples of h, masses, infinite mass.
 
     Losses beyond the upper end are infinite, and those beyond the lower one are rounded up.
     """
-    grids, lost = [], 0.0
-    for (share, rate, noise), (low, high) in zip(release, ends, strict=True):
-        first, last = math.floor(low / h), math.ceil(high / h)
-        loss = h * np.arange(first, last + 1)
-        with np.errstate(divide="ignore", over="ignore"):
-            # Where each loss is; below the smallest one there is nothing.
-            odds = np.log(np.maximum(np.expm1(loss) + rate, 0.0) / rate)
-        x = 0.5 + noise**2 * np.where(loss > _EXPONENT, loss - math.log(rate), odds)
-        absent, *absent_ends = _masses(x / noise)
-        shifted, *shifted_ends = _masses((x - 1) / noise)
-        present = rate * shifted + (1 - rate) * absent
-        mixed = [rate * a + (1 - rate) * b for a, b in zip(shifted_ends, absent_ends, strict=True)]
-        start, mass, other, (end, beyond) = loss[:-1], present, absent, mixed
-        if sign == -1:
-            start, mass, other = -loss[:0:-1], absent[::-1], present[::-1]
-            first, (beyond, end) = -last, absent_ends
-        with np.errstate(over="ignore", invalid="ignore"):
-            up = (mass - np.exp(start) * other) / -math.expm1(-h)
-        # Far out all of it moves up, which is an upper bound too.
-        up = np.where(start < _EXPONENT, np.clip(up, 0.0, mass), mass)
-        grids.append((first, share * (np.append(mass - up, 0.0) + np.insert(up, 0, end))))
-        lost += share * float(beyond)
-    begin = min(first for first, _ in grids)
-    total = np.zeros(max(first + moved.size for first, moved in grids) - begin)
-    for first, moved in grids:
-        total[first - begin : first - begin + moved.size] += moved
-    return begin, total, lost
+    share, rate, noise = part
+    places = np.arange(math.floor(low / h), math.ceil(high / h) + 1)
+    loss = h * places
+    with np.errstate(divide="ignore", over="ignore"):
+        # Where each loss is; below the smallest one there is nothing.
+        odds = np.log(np.maximum(np.expm1(loss) + rate, 0.0) / rate)
+    x = 0.5 + noise**2 * np.where(loss > _EXPONENT, loss - math.log(rate), odds)
+    other, end, beyond = _masses(x / noise)
+    mass, *ends = (
+        rate * a + (1 - rate) * b
+        for a, b in zip(_masses((x - 1) / noise), (other, end, beyond), strict=True)
+    )
+    if sign == 1:
+        end, beyond = ends
+    else:
+        places, mass, other = -places[::-1], other[::-1], mass[::-1]
+        end, beyond = beyond, end
+    start = h * places[:-1]
+    with np.errstate(over="ignore", invalid="ignore"):
+        up = (mass - np.exp(start) * other) / -math.expm1(-h)
+    # Far out all of it moves up, which is an upper bound too.
+    up = np.where(start < _EXPONENT, np.clip(up, 0.0, mass), mass)
+    return places, share * (np.append(mass - up, 0.0) + np.insert(up, 0, end)), share * beyond
 
 
 def _masses(x: Floats) -> tuple[Floats, float, float]:

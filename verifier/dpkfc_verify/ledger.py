@@ -29,7 +29,7 @@ class Unchecked(Exception):
 
 @dataclass
 class Ledger:
-    """A ledger whose chain holds.
+    """A ledger whose chain holds; one that was not read has no heads.
 
     Attributes:
         header: the first line.
@@ -38,8 +38,8 @@ class Ledger:
         places: index into `bodies` of each release.
     """
 
-    header: dict[str, Any]
-    heads: list[str]
+    header: dict[str, Any] = field(default_factory=dict)
+    heads: list[str] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
 
@@ -75,26 +75,35 @@ class Ledger:
 
 def read_ledger(path: Path) -> Ledger:
     """Read a ledger; raise `Mismatch` where a line was changed, left out or put elsewhere."""
+    ledger, known = Ledger(), dict[bytes, int]()
     with path.open("rb") as file:
-        ledger = Ledger(*_read_header(file.readline()))
-        known: dict[bytes, int] = {}
-        for number, raw in enumerate(file, start=2):
+        for number, raw in enumerate(file, start=1):
             content, head = _split(raw, number)
-            match = _RELEASE.fullmatch(content)
-            if match is None:
-                raise Mismatch(f"line {number} is not a release")
-            release, body, earlier = match.groups()
-            if int(release) != number - 1 or earlier.decode() != ledger.heads[-1]:
-                raise Mismatch(
-                    f"line {number} does not follow line {number - 1}: lines were cut out, "
-                    "renumbered or put in another order"
-                )
-            if body not in known:
-                known[body] = len(ledger.bodies)
-                ledger.bodies.append(_read_body(body, number))
-            ledger.places.append(known[body])
+            if number == 1:
+                ledger.header = _read_header(content)
+            else:
+                body = _follow(content, number, ledger.heads[-1])
+                if body not in known:
+                    known[body] = len(ledger.bodies)
+                    ledger.bodies.append(_read_body(body, number))
+                ledger.places.append(known[body])
             ledger.heads.append(head)
+    if not ledger.heads:
+        raise Mismatch("line 1 is damaged or cut short")
     return ledger
+
+
+def _follow(content: bytes, number: int, earlier: str) -> bytes:
+    """Return what a line releases; it must follow the one before it."""
+    match = _RELEASE.fullmatch(content)
+    if match is None:
+        raise Mismatch(f"line {number} is not a release")
+    if int(match[1]) != number - 1 or match[3].decode() != earlier:
+        raise Mismatch(
+            f"line {number} does not follow line {number - 1}: lines were cut out, "
+            "renumbered or put in another order"
+        )
+    return match[2]
 
 
 def _split(raw: bytes, number: int) -> tuple[bytes, str]:
@@ -108,12 +117,11 @@ def _split(raw: bytes, number: int) -> tuple[bytes, str]:
     return content, head
 
 
-def _read_header(raw: bytes) -> tuple[dict[str, Any], list[str]]:
-    content, head = _split(raw, 1)
+def _read_header(content: bytes) -> dict[str, Any]:
     header = read_json(content + b"}")
     if header.get("format") != _FORMAT or not isinstance(header.get("plan_hash"), str):
         raise Unchecked(f"line 1 is not the beginning of a ledger of format {_FORMAT}")
-    return header, [head]
+    return header
 
 
 def _read_body(body: bytes, number: int) -> dict[str, Any]:

@@ -60,6 +60,7 @@ class Prepared:
         start: where the initial weights come from, if not from the seed alone.
         stopping: ends the run early, None for no early end.
         counts: how test rows are counted for noisy scores; None for scores without noise.
+        canaries: that train along with the released model, and that the plan counts.
     """
 
     config: RunConfig
@@ -70,6 +71,7 @@ class Prepared:
     start: str = ""
     stopping: EarlyStopping | PrivateEarlyStopping | None = None
     counts: CountForm | None = None
+    canaries: int = 0
 
     def training_parts(self) -> tuple[nn.Module, Examples]:
         """Return what a session trains, and its examples.
@@ -104,7 +106,7 @@ RecipeProbe = Callable[[RunConfig], Probe]
 
 
 @contextmanager
-def _library_errors() -> Iterator[None]:
+def library_errors() -> Iterator[None]:
     """Raise what the library says about a setting as a `ConfigError`."""
     try:
         yield
@@ -134,7 +136,7 @@ def make_kfac(
         ConfigError: settings of the curvature that do not go together.
     """
     output_probe = None
-    with _library_errors():
+    with library_errors():
         if inputs is not None:
             probe: Probe = PublicData(inputs, provenance="example inputs")
         else:
@@ -193,7 +195,7 @@ def make_postprocess(config: RunConfig) -> tuple[PostProcess, ...]:
         ConfigError: a setting outside its range.
     """
     steps: list[PostProcess] = []
-    with _library_errors():
+    with library_errors():
         if config.postprocess.filter != "none":
             steps.append(_make_filter(config))
         if config.optimizer.optimizer == "adam-bc":
@@ -382,7 +384,7 @@ def make_privacy_config(
         ConfigError: settings that do not go together.
     """
     privacy = config.privacy
-    with _library_errors():
+    with library_errors():
         steps = count_steps(
             privacy.steps, privacy.epochs, dataset_size, privacy.expected_batch_size
         )
@@ -500,7 +502,7 @@ def make_plan(
     Raises:
         ConfigError: an impossible target, or settings that do not go together.
     """
-    with _library_errors():
+    with library_errors():
         privacy = make_privacy_config(
             config,
             input_shape,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from dpkfc.audit import (
 )
 from dpkfc.audit.distinguishing import RUNS
 from dpkfc.audit.findings import tabulate_findings
+from dpkfc.audit.one_run import RELEASED
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.config import Plan
 from dpkfc.privacy.accounting import describe_extra, event_to_dict
@@ -291,7 +293,7 @@ def _run_audits(
         if "step" in kinds:
             parts["step"] = _audit_step(prepared, runs, show)
         if "one-run" in kinds:
-            parts["one_run"] = _audit_one_run(prepared, canaries, show)
+            parts["one_run"] = audit_copy(prepared, canaries, show)
         if "membership" in kinds and weights is not None:
             parts["membership"] = _infer_membership(prepared, weights)
     return AuditVerdict(**parts)
@@ -409,6 +411,16 @@ def _write_verdict(folder: RunFolder, verdict: AuditVerdict) -> AuditVerdict:
     return verdict
 
 
+def write_one_run(folder: RunFolder, prepared: Prepared, found: OneRunResult) -> AuditVerdict:
+    """Write what the canaries of a run that has ended show into audit.json and the card."""
+    verdict = AuditVerdict(
+        ledger=ledger_finding(folder.ledger, prepared.plan),
+        card=card_finding(folder.ledger, prepared.plan, prepared.config.run.device),
+        one_run=found,
+    )
+    return _write_verdict(folder, verdict)
+
+
 def ledger_finding(path: Path, plan: Plan) -> Finding:
     """Check a run's ledger: its chain, what card and checkpoint remember, and the plan's releases.
 
@@ -483,7 +495,9 @@ def _unprotected_figures(described: Mapping[str, Any]) -> dict[str, str]:
     """Return the figures of an audit that ε does not protect, with the reason."""
     figures = {}
     for name, part in described.items():
-        if isinstance(part, dict) and name not in ("ledger", "card"):
+        # Releases and canaries are nobody's data.
+        is_released = isinstance(part, dict) and part.get("where") == RELEASED
+        if isinstance(part, dict) and name not in ("ledger", "card") and not is_released:
             figures[f"audit: {name}"] = _TRAINED if name == "one_run" else _MEASURED
     return {**figures, "audit.json": _MEASURED}
 
@@ -498,7 +512,8 @@ def _audit_step(prepared: Prepared, runs: int, show: Show) -> Audit:
         torch.set_num_threads(threads)
 
 
-def _audit_one_run(prepared: Prepared, canaries: int, show: Show) -> OneRunResult:
+def audit_copy(prepared: Prepared, canaries: int, show: Show | None = None) -> OneRunResult:
+    """Train a copy of the model of a run with canaries, and return what they show."""
     model = copy.deepcopy(prepared.model)
     return audit_one_run(
         prepared.plan,
@@ -508,7 +523,7 @@ def _audit_one_run(prepared: Prepared, canaries: int, show: Show) -> OneRunResul
         prepared.recipe.task.loss,
         canaries=canaries,
         augment=make_augment(prepared.config, prepared.recipe.input_shape),
-        progress=lambda done, total: show("one run with canaries", done, total),
+        progress=None if show is None else partial(show, "one run with canaries"),
     )
 
 

@@ -36,6 +36,7 @@ from dpkfc.session import Session
 
 if TYPE_CHECKING:
     from dpkfc.app.plots import Curve, LayerSignal, LayerSpectra
+    from dpkfc.audit import OneRunResult
 
 _EPSILON_POINTS = 32
 
@@ -65,6 +66,7 @@ class Result:
             without them.
         classes: names of the classes.
         noisy: whether the scores were released with noise, so that ε covers them.
+        audit: what the canaries of the run show, None without canaries.
     """
 
     folder: Path
@@ -85,6 +87,7 @@ class Result:
     scores: Scores | None = None
     classes: Sequence[str] = ()
     noisy: bool = False
+    audit: OneRunResult | None = None
 
 
 def evaluated_weights(session: Session) -> AbstractContextManager[None]:

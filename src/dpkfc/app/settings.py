@@ -207,6 +207,9 @@ class RunSettings(_Section):
     log_private: bool = _setting(
         False, "log numbers too that ε does not cover; the card names them"
     )
+    audit: int = _setting(
+        0, "canaries that train along and bound ε from below; 0: none, else 20 or more", least=0
+    )
     out: str = _setting("", "run folder; empty: a new folder below runs/")
     num_workers: int = _setting(0, "loader processes", least=0)
     threads: int = _setting(0, "numerical threads; 0: torch's own choice", least=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import signal
 import threading
@@ -11,21 +12,23 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from rich.console import Console
-from torch import nn
+from torch import Tensor, nn
 
 from dpkfc._errors import first_line
 from dpkfc.app.assembly import (
     Prepared,
     learning_rate,
+    library_errors,
     make_augment,
     make_optimizer,
     make_plan,
     settle,
 )
 from dpkfc.app.datasets.errors import DatasetError
-from dpkfc.app.datasets.examples import ExampleSet
+from dpkfc.app.datasets.examples import Examples, ExampleSet
 from dpkfc.app.methods import METHOD_LABELS
 from dpkfc.app.metrics import Metrics, Row
 from dpkfc.app.owndata.recipes import KEPT
@@ -57,6 +60,16 @@ from dpkfc.app.settings_file import (
     to_toml,
 )
 from dpkfc.app.toml import ConfigError
+from dpkfc.audit.one_run import (
+    RELEASED,
+    ObservedSession,
+    OneRunResult,
+    check_settings,
+    is_harmless,
+    judge_canaries,
+)
+from dpkfc.audit.planted_loss import augment_with_ids
+from dpkfc.audit.run_canaries import PlantedCanaries
 from dpkfc.callbacks import PURPOSE, EarlyStopping, PrivateEarlyStopping, wrong_answers
 from dpkfc.curvature.second_moments import split_head
 from dpkfc.distributed.context import DistributedContext
@@ -127,18 +140,25 @@ def prepare(
         counts = make_form(recipe, config)
         if DistributedContext.current().world_size > 1:
             raise ConfigError("private_scores is for one process; leave it out")
-    plan = make_plan(
+    make = partial(
+        make_plan,
         config,
         recipe.input_shape,
-        data.size,
-        recipe.probe,
-        private,
+        recipe_probe=recipe.probe,
+        private=private,
         unit=recipe.unit,
         max_records_per_unit=recipe.max_records_per_unit,
         private_bounds=recipe.private_bounds,
         scores_norm=counts.norm if counts else 0.0,
         head_inputs=_head_inputs(config, recipe, model),
     )
+    plan = make(dataset_size=data.size)
+    canaries = run.audit
+    if canaries:
+        with library_errors():
+            check_settings(plan, "planted", canaries, confidence=0.95)
+        canaries *= is_harmless(plan, model, canaries)
+        plan = make(dataset_size=data.size + canaries)
     # Refuse a schedule longer than the plan.
     learning_rate(config, 0, plan.steps)
     try:
@@ -158,6 +178,7 @@ def prepare(
         start=start,
         stopping=_make_stopping(config, recipe, data),
         counts=counts,
+        canaries=canaries,
     )
 
 
@@ -498,16 +519,25 @@ def _train(
         console = None
     align_processes(ranks, prepared)
     model, examples = prepared.training_parts()
-    session = Session(
+    canaries = _plant_canaries(prepared, model, examples) if prepared.canaries else None
+    if canaries is not None and resumed:
+        raise ConfigError(
+            f"the run in {folder.path} has canaries, whose scores ended with its process: it cannot"
+            " be continued; train anew"
+        )
+    augment = make_augment(config, prepared.recipe.input_shape)
+    before = copy.deepcopy(prepared.model) if config.run.audit and canaries is None else None
+    session = ObservedSession(
         plan,
         model,
         make_optimizer(config, model),
-        examples,
+        examples if canaries is None else canaries.dataset,
         ledger_path=folder.ledger,
         units=prepared.data.units,
         share=prepared.data.share or False,
         num_workers=config.run.num_workers,
-        augment=make_augment(config, prepared.recipe.input_shape),
+        augment=augment if canaries is None else augment_with_ids(augment),
+        observer=canaries,
         budget=_find_budget(config),
         resume=resumed,
         callbacks=_make_loggers(config, folder),
@@ -523,7 +553,7 @@ def _train(
                     f"the run in {folder.path} is complete: all {plan.steps} steps of its plan are"
                     " spent"
                 )
-        loop = _Loop(prepared, folder, session, metrics, ranks, watch)
+        loop = _Loop(prepared, folder, session, metrics, ranks, watch, canaries)
         with TrainingProgress(
             plan.steps,
             done=session.steps_done,
@@ -532,11 +562,47 @@ def _train(
         ) as progress:
             interrupted = loop.run(progress)
         ranks.run_on_all(partial(check_finite, session.layers))
-        scores = None
+        scores = audit = None
         if not interrupted and not figures_only:
             write = partial(write_results, prepared, folder, session, metrics)
             scores = ranks.broadcast_from_rank0(write, "results")
-        return _make_result(prepared, folder, session, metrics, interrupted, scores)
+            if config.run.audit:
+                audit = _judge_run(prepared, folder, metrics, canaries, before)
+        result = _make_result(prepared, folder, session, metrics, interrupted, scores)
+        return replace(result, audit=audit)
+
+
+def _plant_canaries(prepared: Prepared, model: nn.Module, examples: Examples) -> PlantedCanaries:
+    """Return the canaries of a run; their coins are tossed by the operating system."""
+    rng = np.random.default_rng()
+    coins = rng.random(prepared.canaries) < 0.5
+    loss, is_augmented = prepared.recipe.task.loss, bool(prepared.config.data.augment)
+    with library_errors():
+        return PlantedCanaries(
+            prepared.plan, model, examples, loss, coins, rng, is_augmented=is_augmented
+        )
+
+
+def _judge_run(
+    prepared: Prepared,
+    folder: RunFolder,
+    metrics: Metrics,
+    canaries: PlantedCanaries | None,
+    before: nn.Module | None,
+) -> OneRunResult:
+    """Return and write what the canaries show; without any, a copy of the first weights trains."""
+    from dpkfc.app.audit_folder import audit_copy, write_one_run
+
+    if canaries is not None:
+        plan = prepared.plan
+        seconds = sum(row.seconds or 0.0 for row in metrics.rows)
+        claimed = plan.curve.epsilon(plan.steps)
+        found = judge_canaries(canaries, plan, claimed, seconds, where=RELEASED)
+    else:
+        assert before is not None
+        found = audit_copy(replace(prepared, model=before), prepared.config.run.audit)
+    write_one_run(folder, prepared, found)
+    return found
 
 
 def _announce_receipt(receipt: Receipt, console: Console) -> None:
@@ -590,6 +656,7 @@ class _Loop:
     metrics: Metrics
     ranks: DistributedContext
     watch: Watch | None
+    canaries: PlantedCanaries | None = None
 
     @cached_property
     def every(self) -> int:
@@ -646,7 +713,11 @@ class _Loop:
     def _step(self, batch: Batch, progress: TrainingProgress) -> Row:
         """Take one private step and return its row of the metrics."""
         self._set_learning_rate(batch.step)
-        record = self.session.step(batch, self.prepared.recipe.task.loss)
+        loss: Callable[..., Tensor] = self.prepared.recipe.task.loss
+        if self.canaries is not None:
+            self.canaries.start_step(batch.step)
+            loss = self.canaries.loss
+        record = self.session.step(batch, loss)
         self._note_refresh()
         bound = self.prepared.plan.curve.upper_bound(record.release, self.every)
         row = _row(record, bound)

@@ -265,3 +265,50 @@ def one_run_epsilon(
         if excess(float(epsilon)) > 0:
             return float(brentq(excess, candidates[i - 1], epsilon, xtol=1e-9))
     return most
+
+
+def gaussian_run_mu(scores: ArrayLike, coins: ArrayLike, alpha: float) -> float:
+    """Return a lower bound on μ of Gaussian privacy from one training run.
+
+    The difference of the mean scores of canaries that were in and out, in standard deviations, has
+    the law of Student's t about μ.
+
+    Args:
+        scores: of the canaries `[m]`; larger ones speak for "in".
+        coins: whether each canary was in `[m]`.
+        alpha: probability that the bound is wrong.
+
+    Returns:
+        The bound, at least 0; infinite if scores do not vary.
+
+    Guarantee:
+        It holds if the scores are independent Gaussians given the coins, as they are where the
+        canaries' gradients are orthogonal and the releases have Gaussian noise. A mechanism whose
+        releases depend on each other may break it; `one_run_epsilon` holds for every mechanism.
+
+    Raises:
+        ValueError: fewer than two scores on a side, a score that is not finite, α outside (0, 1).
+
+    Source:
+        The limits of a noncentral t by the normal approximation of Johnson and Welch (1940).
+    """
+    if not 0 < alpha < 1:
+        raise ValueError(f"alpha must be in (0, 1), got {alpha}")
+    is_in = np.asarray(coins, bool)
+    values = np.asarray(scores, float)
+    inside, outside = check_scores(values[is_in]), check_scores(values[~is_in])
+    size = np.sqrt(len(inside) * len(outside) / len(values))
+    freedom = len(values) - 2
+    squares = ((inside - inside.mean()) ** 2).sum() + ((outside - outside.mean()) ** 2).sum()
+    if squares == 0:
+        return float("inf") if inside.mean() > outside.mean() else 0.0
+    t = size * (inside.mean() - outside.mean()) / np.sqrt(squares / freedom)
+    spread = np.sqrt(1 + t * t / (2 * freedom))
+    bound = t * (1 - 1 / (4 * freedom)) + norm.ppf(alpha) * spread
+    return float(max(bound / size, 0.0))
+
+
+def most_run_mu(mu: float, canaries: int, alpha: float) -> float:
+    """Return what `gaussian_run_mu` gives on average where every canary is heard as μ allows."""
+    spread = np.sqrt(1 + mu * mu / 8)
+    return float(max(mu + 2 * norm.ppf(alpha) * spread / np.sqrt(canaries), 0.0))

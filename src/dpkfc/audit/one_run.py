@@ -1,8 +1,9 @@
 """Bound ε from below by one training run with canaries.
 
 m canaries are each included by a coin (Steinke, Nasr and Jagielski 2023). A score ranks them. The
-top is guessed "in", the bottom "out", and the number of right guesses bounds ε from below. There
-are two kinds of canaries:
+top is guessed "in", the bottom "out", and the number of right guesses bounds ε from below, for
+every mechanism. That reaches about half of a small ε. Gaussian noise that is independent between
+the directions of the canaries allows a closer bound, by Student's t. There are two kinds:
 
     planted      chosen gradients in one layer, scored by the releases: the strongest in one run
     mislabelled  examples with a random label, scored by how far their loss fell: the weakest
@@ -13,6 +14,7 @@ was trained with canaries: audit a copy, not the model that is kept.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -21,9 +23,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.stats import chi2
 from torch import Tensor, nn
 
-from dpkfc.audit.epsilon_bounds import Floats, one_run_epsilon
+from dpkfc.audit.epsilon_bounds import Floats, gaussian_run_mu, most_run_mu, one_run_epsilon
 from dpkfc.audit.findings import Finding
 from dpkfc.audit.harness import Progress
 from dpkfc.audit.membership import check_confidence, compute_losses
@@ -38,6 +41,13 @@ KINDS = ("planted", "mislabelled")
 # Fractions of the canaries that are guessed. They are fixed in advance and share α.
 FRACTIONS = (0.1, 0.4, 0.8)
 FEWEST = 20  # canaries
+# An honest run fails with this probability at most by its bound, and by the noise that is heard.
+CONTRADICTED, MISSING = 1e-3, 1e-6
+# The part of the noise that has to be heard, with room for norms that follow a changing metric.
+LEAST_NOISE = 0.97
+COPY, RELEASED = "in a copy that is not released", "in the released model"
+# Canaries may add this much to the power of the noise in the released model.
+HARM = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,14 +60,22 @@ class OneRunResult:
         included: how many of them were in.
         guesses: number of guesses, of those tried, that gave the largest bound.
         correct: right guesses among them.
-        epsilon_lower: lower bound on ε at δ.
-        confidence: of the bound, over all numbers of guesses that were tried.
+        epsilon_lower: lower bound on ε at δ, for every mechanism.
+        gaussian_lower: the same for Gaussian noise that is independent between orthogonal
+            gradients, which is far closer: ε of the plan with the most noise that agrees with the
+            scores. None for scores without such noise.
+        ceiling: what `gaussian_lower` is on average if ε is the claimed one and every canary is
+            heard perfectly: the number of canaries sets it.
+        noise: standard deviation of the scores of canaries that were out, over the plan's.
+        confidence: of each bound, over all numbers of guesses that were tried.
         claimed_epsilon: ε that the run promises.
         delta: δ of both.
         steps: releases.
         seconds: duration with the training, without the calibration of the plan.
-        passed: whether the bound does not exceed the claim.
+        passed: whether no bound contradicts the claim (`gaussian_lower` at a confidence of 99.9 %),
+            and no noise is missing.
         layer: with the planted gradients, "" for the other kind.
+        where: the canaries were: `RELEASED` or `COPY`.
     """
 
     kind: str
@@ -66,6 +84,9 @@ class OneRunResult:
     guesses: int
     correct: int
     epsilon_lower: float
+    gaussian_lower: float | None
+    ceiling: float | None
+    noise: float | None
     confidence: float
     claimed_epsilon: float
     delta: float
@@ -73,6 +94,7 @@ class OneRunResult:
     seconds: float
     passed: bool
     layer: str = ""
+    where: str = COPY
 
     def describe(self) -> dict[str, Any]:
         """Return plain values."""
@@ -81,14 +103,21 @@ class OneRunResult:
     def finding(self) -> Finding:
         """Return one line for the table of an audit."""
         where = f" in '{self.layer}'" if self.layer else ""
+        bound = self.epsilon_lower if self.gaussian_lower is None else self.gaussian_lower
+        heard = ""
+        if self.gaussian_lower is not None:
+            heard = (
+                f"; without the assumption of Gaussian noise ε >= {self.epsilon_lower:.3g}; so many"
+                f" canaries show {self.ceiling:.3g} at most; {self.noise:.1%} of the noise heard"
+            )
         return Finding(
             check=f"one run, {self.kind} canaries",
-            measured=f"ε >= {self.epsilon_lower:.3g} ({100 * self.confidence:g} %)",
+            measured=f"ε >= {bound:.3g} ({100 * self.confidence:g} %)",
             bound=f"at most {self.claimed_epsilon:.3g}",
             passed=self.passed,
-            detail=f"{self.canaries} canaries{where}, {self.included} of them in; "
+            detail=f"{self.canaries} canaries {self.where}{where}, {self.included} of them in; "
             f"{self.correct} of {self.guesses} guesses right after {self.steps} releases, "
-            f"in {self.seconds:.0f} s",
+            f"in {self.seconds:.0f} s{heard}",
         )
 
 
@@ -117,7 +146,7 @@ def audit_one_run(  # noqa: PLR0913 - what a session takes, and options
         optimizer: over its parameters.
         dataset: tensors with a common first axis.
         loss_fn: maps (model, batch) to one loss an example; a batch is a tuple of tensors.
-        canaries: m; a thousand certify about half of a small ε.
+        canaries: m; five thousand reach about four fifths of ε = 1 for Gaussian noise.
         kind: "planted" or "mislabelled".
         layer: path of the layer with planted gradients; None takes the largest that allows it.
         labels: which tensor of the dataset holds the labels, for mislabelled canaries.
@@ -129,8 +158,9 @@ def audit_one_run(  # noqa: PLR0913 - what a session takes, and options
         progress: called with (steps done, of all).
 
     Guarantee:
-        If the training is (ε, δ)-DP for examples added or removed (or replaced), the bound exceeds
-        ε with a probability of at most 1 − confidence, for every model and every score.
+        If the training is (ε, δ)-DP for examples added or removed (or replaced), `epsilon_lower`
+        exceeds ε with a probability of at most 1 − confidence, for every model and every score.
+        `gaussian_lower` does so if the noise is Gaussian and independent between directions.
 
     Raises:
         ValueError: an unknown kind, too few canaries, a plan that does not fit the dataset or
@@ -143,7 +173,7 @@ def audit_one_run(  # noqa: PLR0913 - what a session takes, and options
         >>> result = audit_one_run(plan, copied, optimizer, (x, y), loss_fn)
         >>> print(result.epsilon_lower, result.claimed_epsilon)
     """
-    _check_settings(plan, kind, canaries, confidence)
+    check_settings(plan, kind, canaries, confidence)
     tensors = tuple(dataset)
     rng = np.random.default_rng(seed)
     if kind == "planted":
@@ -152,34 +182,113 @@ def audit_one_run(  # noqa: PLR0913 - what a session takes, and options
     coins = rng.random(canaries) < 0.5
     planted: RunCanaries
     if kind == "planted":
-        planted = PlantedCanaries(plan, model, tensors, loss_fn, coins, rng, layer)
+        planted = PlantedCanaries(
+            plan, model, tensors, loss_fn, coins, rng, layer, is_augmented=augment is not None
+        )
     else:
         planted = _MislabelledCanaries(model, tensors, loss_fn, coins, rng, labels)
-    session = _ObservedSession(plan, model, optimizer, planted, augment=augment_with_ids(augment))
+    session = ObservedSession(
+        plan,
+        model,
+        optimizer,
+        planted.dataset,
+        augment=augment_with_ids(augment),
+        observer=planted,
+    )
     with session:
         for batch in session.batches():
             planted.start_step(batch.step)
             session.step(batch, planted.loss)
             if progress is not None:
                 progress(session.steps_done, plan.steps)
-    bound, guesses, correct = _guess(planted.scores(), coins, plan.delta, 1 - confidence)
-    seconds = time.perf_counter() - started
     claimed = plan.curve.epsilon(plan.steps) if claimed_epsilon is None else claimed_epsilon
+    seconds = time.perf_counter() - started
+    return judge_canaries(planted, plan, claimed, seconds, confidence)
+
+
+def judge_canaries(  # noqa: PLR0917
+    planted: RunCanaries,
+    plan: Plan,
+    claimed: float,
+    seconds: float,
+    confidence: float = 0.95,
+    where: str = COPY,
+) -> OneRunResult:
+    """Bound ε from below by the canaries of a run that has ended.
+
+    Args:
+        planted: canaries that have observed every release of the run.
+        plan: of the run, canaries included.
+        claimed: ε that is promised.
+        seconds: duration of the run.
+        confidence: of the bounds.
+        where: the canaries were: `RELEASED` or `COPY`.
+    """
+    scores, coins, alpha = planted.scores(), planted.coins, 1 - confidence
+    bound, guesses, correct = _guess(scores, coins, plan.delta, alpha)
+    gaussian = ceiling = noise = None
+    passed = bound <= claimed
+    if isinstance(planted, PlantedCanaries):
+        gaussian = _epsilon_at(gaussian_run_mu(scores, coins, alpha), plan)
+        ceiling = _epsilon_at(most_run_mu(_heard_mu(plan), len(coins), alpha), plan)
+        certain = _epsilon_at(gaussian_run_mu(scores, coins, CONTRADICTED), plan)
+        outside = scores[~coins]
+        noise = float(outside.std(ddof=1)) / (plan.stddev * math.sqrt(plan.steps) or math.inf)
+        # The largest noise that agrees with what is heard.
+        freedom = len(outside) - 1
+        most = noise * math.sqrt(freedom / chi2.ppf(MISSING, freedom))
+        passed = passed and certain <= claimed and most >= LEAST_NOISE
     return OneRunResult(
-        kind=kind,
-        canaries=canaries,
+        kind="mislabelled" if noise is None else "planted",
+        canaries=len(coins),
         included=int(coins.sum()),
         guesses=guesses,
         correct=correct,
         epsilon_lower=bound,
+        gaussian_lower=gaussian,
+        ceiling=ceiling,
+        noise=noise,
         confidence=confidence,
         claimed_epsilon=claimed,
         delta=plan.delta,
         steps=plan.steps,
         seconds=seconds,
-        passed=bound <= claimed,
+        passed=passed,
         layer=planted.layer,
+        where=where,
     )
+
+
+def _heard_mu(plan: Plan) -> float:
+    """Return how far the scores of canaries that are in lie above the others, over the noise."""
+    shift = plan.expected_batch_size / plan.dataset_size * plan.max_grad_norm
+    return shift * math.sqrt(plan.steps) / plan.stddev if plan.stddev else math.inf
+
+
+def _epsilon_at(mu: float, plan: Plan) -> float:
+    """Return ε of the plan with the noise at which canaries are heard as clearly as this."""
+    if mu in (0, math.inf):
+        return mu
+    noise = plan.noise_multiplier * _heard_mu(plan) / mu
+    other = plan.config.with_noise(noise, plan.delta, plan.dataset_size)
+    return other.curve.epsilon(plan.steps)
+
+
+def is_harmless(plan: Plan, model: nn.Module, canaries: int) -> bool:
+    """Return whether planted canaries change the released model by next to nothing.
+
+    Half of them are in. Their signs alternate and their directions are orthogonal, so a step gets
+    at most their squared norms beside those of the noise.
+
+    Args:
+        plan: of the run.
+        model: whose trainable parameters get noise.
+        canaries: m.
+    """
+    entries = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    rate = plan.expected_batch_size / plan.dataset_size
+    power = canaries / 2 * rate * plan.sensitivity**2
+    return power <= HARM * entries * plan.stddev**2
 
 
 def plan_for_canaries(plan: Plan, size: int, canaries: int) -> Plan:
@@ -208,12 +317,18 @@ def plan_for_canaries(plan: Plan, size: int, canaries: int) -> Plan:
     return plan.config.calibrate(plan.target_epsilon, plan.delta, whole)
 
 
-def _check_settings(plan: Plan, kind: str, canaries: int, confidence: float) -> None:
+def check_settings(plan: Plan, kind: str, canaries: int, confidence: float) -> None:
+    """Refuse an audit that could not be valid, with a ValueError."""
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
     if canaries < FEWEST:
         raise ValueError(f"an audit in one run needs at least {FEWEST} canaries, got {canaries}")
     check_confidence(confidence)
+    if plan.config.bands > 1:
+        raise ValueError(
+            f"canaries are heard through noise that is independent between steps, and bands="
+            f"{plan.config.bands} correlates it: leave the audit out, or set bands=1"
+        )
     if plan.config.max_records_per_unit is not None:
         raise ValueError(
             f"the plan protects one {plan.config.unit}, the canaries are single examples: use "
@@ -237,18 +352,21 @@ def _guess(
     return max(results)
 
 
-class _ObservedSession(Session):
-    """The session that ships, with an observer of its releases."""
+class ObservedSession(Session):
+    """The session that ships, with an observer of its releases.
 
-    def __init__(
-        self, plan: Plan, model: nn.Module, optimizer: Any, observer: RunCanaries, **options: Any
-    ) -> None:
-        super().__init__(plan, model, optimizer, observer.dataset, **options)
-        self._observe = observer.observe
+    Args:
+        observer: is shown each release; None observes nothing.
+    """
+
+    def __init__(self, *words: Any, observer: RunCanaries | None, **options: Any) -> None:
+        super().__init__(*words, **options)
+        self._observer = observer
 
     def _release(self, clipped: ClippedSum) -> Released:
         released = super()._release(clipped)
-        self._observe(released, self._pipeline.preconditioning.metric)
+        if self._observer is not None:
+            self._observer.observe(released, self._pipeline.preconditioning.metric)
         return released
 
 
@@ -297,6 +415,7 @@ class _MislabelledCanaries(RunCanaries):
         ids = ids.index_put((rows,), torch.arange(m, device=device))
         self.dataset = (*columns, ids)
         self.loss = PlantedLoss(loss_fn, torch.from_numpy(coins.astype(np.float64)))
+        self.coins = coins
         self._model = model
         self._loss_fn = loss_fn
         self._examples = tuple(x[rows.to(x.device)] for x in columns)

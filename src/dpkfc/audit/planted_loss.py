@@ -27,13 +27,13 @@ class Plant:
     Attributes:
         layer: path of the module.
         ids: of the canaries `[k]`.
-        inputs: what the module sees for each of them `[k, ...]`.
+        inputs: what the module sees for each of them `[k, ...]`; None if its rows hold it.
         outputs: u for each of them, in the shape of an output `[k, ...]`.
     """
 
     layer: str
     ids: Tensor
-    inputs: Tensor
+    inputs: Tensor | None
     outputs: Tensor
 
 
@@ -89,11 +89,13 @@ class PlantedLoss:
 
 @contextmanager
 def _replace_inputs(
-    module: nn.Module, inputs: Tensor, rows: Tensor, outputs: dict[int, Tensor], key: int
+    module: nn.Module, inputs: Tensor | None, rows: Tensor, outputs: dict[int, Tensor], key: int
 ) -> Iterator[None]:
     """Replace rows of a module's first argument, and store its output under a key."""
 
     def replace_rows(module: nn.Module, args: Arguments) -> Arguments:
+        if inputs is None:
+            return args
         x = args[0]
         shape = (-1, *[1] * (x.ndim - 1))
         is_planted = (rows >= 0).view(shape)

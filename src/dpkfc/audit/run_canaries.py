@@ -33,12 +33,10 @@ from dpkfc.privacy.mechanism import Released
 
 # The norm of a canary's gradient over C, before the metric: far enough above the clip for most.
 LOUDNESS = 1e3
-# Norms and overlaps of canaries come from this many snapshots of a changing metric.
+# The part of a canary's squared norm that lies in the bias.
+BIAS_SHARE = 1e-4
+# Norms of canaries come from this many snapshots of a changing metric.
 SNAPSHOTS = 3
-# Up to so many entries of the layer for each canary, all canaries are solved for together.
-MOST_ENTRIES = 16
-MOST_SOLVED = 5000
-MOST_MATERIALISED = 50_000_000
 
 
 class RunCanaries:
@@ -47,11 +45,13 @@ class RunCanaries:
     Attributes:
         loss: of the user, with the canaries in it.
         dataset: the examples, and the ids of canaries as the last tensor.
+        coins: which canaries are in `[m]`.
         layer: with planted gradients, "" without.
     """
 
     loss: PlantedLoss
     dataset: Tensors
+    coins: NDArray[np.bool_]
     layer = ""
 
     def start_step(self, step: int) -> None:
@@ -77,6 +77,7 @@ class PlantedCanaries(RunCanaries):
         rng: makes the directions, which are public.
         layer: path of a linear layer or convolution; None takes the largest in which a gradient can
             be planted.
+        is_augmented: whether rows are changed on their way to the model.
 
     Raises:
         ValueError: no such layer, or a clip that splits a gradient along a basis.
@@ -91,6 +92,8 @@ class PlantedCanaries(RunCanaries):
         coins: NDArray[np.bool_],
         rng: np.random.Generator,
         layer: str | None = None,
+        *,
+        is_augmented: bool = False,
     ) -> None:
         if plan.clipping in SPLIT:
             raise ValueError(
@@ -108,6 +111,8 @@ class PlantedCanaries(RunCanaries):
             inputs, rows = _one_patch(target, a, output_shape)
         else:
             u = _random_signs(rng, (m, output_shape[-1]))
+            if m <= input_shape[-1] * output_shape[-1]:
+                a, u = _choose_entries(rng, a, u)
             inputs, rows = _one_position(a)
         if "bias" in target.parameters:
             ones = rows.new_ones(m, 1)
@@ -121,17 +126,20 @@ class PlantedCanaries(RunCanaries):
         u = u.to(device)
         rows = rows.to(device)
         self.listener = Listener(target, u, rows, plan.steps)
+        self.coins = coins
         self._plan = plan
         # The signs of the factors change from step to step.
         self._factors = torch.from_numpy(coins.astype(np.float64))
+        # A layer that reads the rows themselves finds its planted inputs there, at no cost.
+        is_first = not is_augmented and _reads_rows(model, loss_fn, batch, target.module)
         plant = Plant(
             layer=target.name,
             ids=torch.arange(m),
-            inputs=inputs.to(device),
+            inputs=None if is_first else inputs.to(device),
             outputs=outputs.to(device),
         )
         self.loss = PlantedLoss(loss_fn, self._factors, [plant])
-        self.dataset = _append_rows(dataset, m)
+        self.dataset = _append_rows(dataset, m, inputs if is_first else None)
 
     def start_step(self, step: int) -> None:
         """Set the sign of the step."""
@@ -156,20 +164,45 @@ def _random_signs(rng: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(bits * 2 - 1)
 
 
-def _append_rows(dataset: Sequence[Tensor], m: int) -> Tensors:
+def _choose_entries(rng: np.random.Generator, a: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Give each canary an entry of the weight of its own, so that no two overlap."""
+    columns, outputs = a.shape[-1], u.shape[1]
+    entries = torch.from_numpy(rng.choice(columns * outputs, len(a), replace=False))
+    # Next to a long input the bias, which all canaries share, hardly counts.
+    inputs = nn.functional.one_hot(entries % columns, columns) * BIAS_SHARE**-0.5
+    a = inputs.to(a).view(len(a), *[1] * (a.ndim - 2), columns) * torch.ones_like(a)
+    return a, u * nn.functional.one_hot(entries // columns, outputs)
+
+
+def _append_rows(dataset: Sequence[Tensor], m: int, inputs: Tensor | None) -> Tensors:
     """Return the examples, m rows more, and the ids of canaries.
 
-    The new rows are copies of examples, whose content is replaced by the planted inputs.
+    The new rows are copies of examples, whose content is replaced by the planted inputs: here, if
+    inputs are given for the first tensor, or on their way.
     """
     size = len(dataset[0])
     copies = torch.arange(m) % size
     columns = []
     for x in dataset:
-        rows = copies.to(x.device)
-        columns.append(torch.cat([x, x[rows]]))
+        rows = x[copies.to(x.device)]
+        if inputs is not None and not columns:
+            rows = inputs.to(x)
+        columns.append(torch.cat([x, rows]))
     no_canaries = torch.full((size,), NO_CANARY)
     ids = torch.cat([no_canaries, torch.arange(m)])
     return (*columns, ids.to(dataset[0].device))
+
+
+@torch.no_grad()
+def _reads_rows(model: nn.Module, loss_fn: LossFn, batch: Tensors, module: nn.Module) -> bool:
+    """Return whether a module is handed the first tensor of a batch as it is."""
+    seen = []
+    hook = module.register_forward_pre_hook(lambda _, args: seen.append(args[0] is batch[0]))
+    try:
+        loss_fn(model, batch)
+    finally:
+        hook.remove()
+    return seen == [True]
 
 
 def _choose_layer(
@@ -278,7 +311,6 @@ class Listener:
         self._pending: Tensor | None = None
         self._sum: Tensor | float = 0.0
         self._squared_norms: list[Tensor] = []
-        self._overlaps: Tensor | float = 0.0
         self._next_snapshot = 0
         self._observed = 0
 
@@ -305,7 +337,7 @@ class Listener:
         self._pending = None
 
     def _measure_canaries(self) -> None:
-        """Store norms and overlaps of the canaries in the metric in force."""
+        """Store norms of the canaries in the metric in force."""
         assert self._pending is not None
         u = self._u.to(self._pending)
         a = self._a.to(self._pending)
@@ -318,23 +350,11 @@ class Listener:
             scaled = u_squares @ scale.square()
             squares = (scaled * a_squares).sum(1)
         self._squared_norms.append(squares.double())
-        if self._is_solvable(scale is not None):
-            self._overlaps = self._overlaps + _inner_products(u, a, scale)
-
-    def _is_solvable(self, is_materialised: bool) -> bool:
-        """Return whether one linear system for all canaries is small enough."""
-        m, d_out = self._u.shape
-        entries = d_out * self._a.shape[1]
-        if is_materialised and m * entries > MOST_MATERIALISED:
-            return False
-        return m <= MOST_SOLVED and entries <= MOST_ENTRIES * m
 
     def scores(self, plan: Plan) -> Scores:
-        """Estimate the number of steps that each canary was in, given the releases `[m]`.
+        """Return the inner product of each canary's unit gradient with the releases `[m]`.
 
-        In wide layers the estimate has an unknown scale. Otherwise it is the linear estimate of
-        least mean square error. Counts are Binomial(T, q) for half the canaries and 0 for the
-        others. The noise is the plan's or, if the scores vary more, what they show.
+        The noise in it is Gaussian: the plan's standard deviation times the root of the steps.
 
         Raises:
             ValueError: no release was observed.
@@ -351,45 +371,7 @@ class Listener:
         transposed = u @ total
         products = (transposed * a).sum(1).double() / norms
         scores: Scores = products.cpu().numpy()
-        if isinstance(self._overlaps, Tensor):
-            overlaps = self._overlaps.double() / len(self._squared_norms)
-            overlaps = overlaps / norms[:, None] / norms
-            scores = _solve_counts(
-                products.cpu(),
-                overlaps.cpu(),
-                norms.cpu(),
-                plan,
-                self._observed,
-            )
         return np.nan_to_num(scores)
-
-
-def _solve_counts(
-    products: Tensor, overlaps: Tensor, norms: Tensor, plan: Plan, steps: int
-) -> Scores:
-    """Return the estimate for canaries that overlap.
-
-    Source:
-        v c (v c² K + τ²)⁻¹ (y − c K E x) for y = c K x + noise τ² K.
-    """
-    clipped_norm = float(norms.clamp(max=plan.max_grad_norm).mean())
-    if plan.clipping == "normalised":
-        clipped_norm /= plan.max_grad_norm
-    rate = plan.expected_batch_size / plan.dataset_size
-    expected = steps * rate
-    mean = expected / 2
-    second_moment = expected * (1 - rate) + expected**2
-    variance = second_moment / 2 - mean**2
-    signal = variance * clipped_norm**2
-    rest = products - clipped_norm * mean * overlaps.sum(1)
-    squares = overlaps.square().sum(1)
-    explained = signal * squares.mean()
-    shown = float(rest.square().mean() - explained)
-    noise = max(steps * plan.stddev**2, shown, 1e-9 * signal)
-    identity = torch.eye(len(products), dtype=overlaps.dtype)
-    system = signal * overlaps + noise * identity
-    estimate: Scores = torch.linalg.solve(system, rest).numpy()
-    return estimate
 
 
 def _map_again(layer: Layer, entry: Entry | None, matrix: Tensor) -> Tensor:
@@ -427,13 +409,3 @@ def _transform_factors(
         return u, a, _scale_matrix(layer, entry, u)
     factors: tuple[Tensor, Tensor, Tensor | None] = entry.map_factors(u, a)
     return factors
-
-
-def _inner_products(u: Tensor, a: Tensor, scale: Tensor | None) -> Tensor:
-    """Return the inner products of the canaries `[m, m]`."""
-    if scale is None:
-        products = u @ u.T
-        return products * (a @ a.T)
-    outer = u[:, :, None] * a[:, None, :]
-    matrices = (outer * scale).flatten(1)
-    return matrices @ matrices.T

@@ -264,6 +264,9 @@ def _quality(card: Mapping[str, Any]) -> list[str]:
 def _checks(card: Mapping[str, Any]) -> list[str]:
     rows = audit_rows(card.get("audit"))
     audit = "No audit was made." if not rows else f"{len(rows)} checks of an audit, none failed."
+    lower = ((card.get("audit") or {}).get("one_run") or {}).get("gaussian_lower")
+    if lower is not None:
+        audit += f" A test attack on made-up records showed that ε is {lower:.2f} or more."
     return [
         "Before this page was written, ε was computed again from the ledger, and ledger, card and "
         f"weights were compared. {audit}",

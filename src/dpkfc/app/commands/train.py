@@ -105,6 +105,11 @@ def announce(result: Result) -> None:
         covers = "covers" if result.noisy else "does not cover"
         print_line(f"{errors} ({result.measured_on}; ε {covers} these figures)")
     print_shares(console, result.figures)
+    if result.audit is not None:
+        found = result.audit.finding()
+        print_line(f"audit: {found.measured}, claimed {found.bound}; {found.detail}")
+        if not found.passed:
+            raise ConfigError("the audit FAILED: the guarantee that is claimed does not hold")
     if result.head:
         print_line(
             f"ledger: {result.releases} releases, head {result.head} (send both to the person who"
