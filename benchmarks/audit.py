@@ -32,7 +32,7 @@ from dpkfc.session import Session
 OUTPUT = RESULTS / "audit.json"
 DELTA, EPSILONS, KEPT = 1e-5, (1.0, 2.0, 4.0, 8.0), 0.8
 # Number of canaries, the recipe that has the examples, and settings that keep a run short.
-SHORT = {"method": "dp-sgd", "expected_batch_size": 1024, "epochs": 6}
+SHORT = {"method": "dp-sgd", "expected_batch_size": 1024, "epochs": 3}
 HEADS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "MNIST, pixels": (7_500, "mnist-cnn", SHORT),
     "IMDB, words": (5_000, "imdb-logistic", SHORT),
@@ -59,18 +59,19 @@ def weaken_noise(kept: float) -> Iterator[None]:
 
 
 @contextmanager
-def keep_scores(path: Path | None) -> Iterator[None]:
-    """Write scores and coins of the canaries to a file."""
-    judge = one_run.judge_canaries
+def keep_scores(path: Path | None) -> Iterator[list[float]]:
+    """Write scores and coins of the canaries to a file, and note when training ends."""
+    judge, ends = one_run.judge_canaries, list[float]()
 
     def write(planted: Any, *others: Any) -> Any:
+        ends.append(time.process_time())
         if path is not None:
             np.savez(path, scores=planted.scores(), coins=planted.coins)
         return judge(planted, *others)
 
     one_run.judge_canaries = write
     try:
-        yield
+        yield ends
     finally:
         one_run.judge_canaries = judge
 
@@ -99,17 +100,18 @@ def audit_head(
     plain = time_step(prepared, plan) * plan.steps
     model = copy.deepcopy(prepared.model)
     optimizer = make_optimizer(prepared.config, model)
+    whole = one_run.plan_for_canaries(plan, size, HEADS[name][0])
     begin = time.process_time()
-    with weaken_noise(kept), keep_scores(scores):
+    with weaken_noise(kept), keep_scores(scores) as ends:
         result = one_run.audit_one_run(
-            plan,
+            whole,
             model,
             optimizer,
             prepared.data.train,
             prepared.recipe.task.loss,
             canaries=HEADS[name][0],
         )
-    seconds = time.process_time() - begin
+    seconds = ends[0] - begin
     row = {"head": name, "examples": size, "target": epsilon, "noise_kept": kept}
     row |= result.describe() | {"cpu_seconds": seconds, "plain_cpu_seconds": plain}
     return row | {"time_ratio": seconds / plain}

@@ -21,6 +21,7 @@ from rich.table import Table
 from safetensors.torch import load_file
 
 from dpkfc.app.assembly import Prepared, make_augment, make_optimizer
+from dpkfc.app.results import Result
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.settings import RunConfig
 from dpkfc.app.toml import ConfigError
@@ -293,7 +294,7 @@ def _run_audits(
         if "step" in kinds:
             parts["step"] = _audit_step(prepared, runs, show)
         if "one-run" in kinds:
-            parts["one_run"] = audit_copy(prepared, canaries, show)
+            parts["one_run"] = _audit_copy(prepared, canaries, show)
         if "membership" in kinds and weights is not None:
             parts["membership"] = _infer_membership(prepared, weights)
     return AuditVerdict(**parts)
@@ -411,14 +412,25 @@ def _write_verdict(folder: RunFolder, verdict: AuditVerdict) -> AuditVerdict:
     return verdict
 
 
-def write_one_run(folder: RunFolder, prepared: Prepared, found: OneRunResult) -> AuditVerdict:
-    """Write what the canaries of a run that has ended show into audit.json and the card."""
+def finish_audit(result: Result, canaries: int, device: str) -> OneRunResult | None:
+    """Write what the canaries of a run that has ended show into audit.json and the card.
+
+    Without canaries in the released model, a copy of its first weights is trained with them.
+
+    Args:
+        result: of `train`.
+        canaries: that were asked for.
+        device: of the settings.
+    """
+    if result.audit is None or result.plan is None:
+        return audit_folder(result.folder, ["one-run"], canaries=canaries).one_run
+    folder = RunFolder.open(result.folder)
     verdict = AuditVerdict(
-        ledger=ledger_finding(folder.ledger, prepared.plan),
-        card=card_finding(folder.ledger, prepared.plan, prepared.config.run.device),
-        one_run=found,
+        ledger=ledger_finding(folder.ledger, result.plan),
+        card=card_finding(folder.ledger, result.plan, device),
+        one_run=result.audit,
     )
-    return _write_verdict(folder, verdict)
+    return _write_verdict(folder, verdict).one_run
 
 
 def ledger_finding(path: Path, plan: Plan) -> Finding:
@@ -512,7 +524,7 @@ def _audit_step(prepared: Prepared, runs: int, show: Show) -> Audit:
         torch.set_num_threads(threads)
 
 
-def audit_copy(prepared: Prepared, canaries: int, show: Show | None = None) -> OneRunResult:
+def _audit_copy(prepared: Prepared, canaries: int, show: Show) -> OneRunResult:
     """Train a copy of the model of a run with canaries, and return what they show."""
     model = copy.deepcopy(prepared.model)
     return audit_one_run(
@@ -523,7 +535,7 @@ def audit_copy(prepared: Prepared, canaries: int, show: Show | None = None) -> O
         prepared.recipe.task.loss,
         canaries=canaries,
         augment=make_augment(prepared.config, prepared.recipe.input_shape),
-        progress=None if show is None else partial(show, "one run with canaries"),
+        progress=partial(show, "one run with canaries"),
     )
 
 

@@ -37,6 +37,7 @@ from dpkfc.session import Session
 if TYPE_CHECKING:
     from dpkfc.app.plots import Curve, LayerSignal, LayerSpectra
     from dpkfc.audit import OneRunResult
+    from dpkfc.config import Plan
 
 _EPSILON_POINTS = 32
 
@@ -66,7 +67,8 @@ class Result:
             without them.
         classes: names of the classes.
         noisy: whether the scores were released with noise, so that ε covers them.
-        audit: what the canaries of the run show, None without canaries.
+        audit: what canaries in the released model show, None without such canaries.
+        plan: of the run.
     """
 
     folder: Path
@@ -88,6 +90,7 @@ class Result:
     classes: Sequence[str] = ()
     noisy: bool = False
     audit: OneRunResult | None = None
+    plan: Plan | None = None
 
 
 def evaluated_weights(session: Session) -> AbstractContextManager[None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import signal
 import threading
@@ -71,6 +70,7 @@ from dpkfc.audit.one_run import (
 from dpkfc.audit.planted_loss import augment_with_ids
 from dpkfc.audit.run_canaries import PlantedCanaries
 from dpkfc.callbacks import PURPOSE, EarlyStopping, PrivateEarlyStopping, wrong_answers
+from dpkfc.config import Plan
 from dpkfc.curvature.second_moments import split_head
 from dpkfc.distributed.context import DistributedContext
 from dpkfc.gradients.state import check_finite
@@ -526,7 +526,6 @@ def _train(
             " be continued; train anew"
         )
     augment = make_augment(config, prepared.recipe.input_shape)
-    before = copy.deepcopy(prepared.model) if config.run.audit and canaries is None else None
     session = ObservedSession(
         plan,
         model,
@@ -566,10 +565,10 @@ def _train(
         if not interrupted and not figures_only:
             write = partial(write_results, prepared, folder, session, metrics)
             scores = ranks.broadcast_from_rank0(write, "results")
-            if config.run.audit:
-                audit = _judge_run(prepared, folder, metrics, canaries, before)
+            if canaries is not None:
+                audit = _judge_canaries(canaries, plan, metrics)
         result = _make_result(prepared, folder, session, metrics, interrupted, scores)
-        return replace(result, audit=audit)
+        return replace(result, audit=audit, plan=plan)
 
 
 def _plant_canaries(prepared: Prepared, model: nn.Module, examples: Examples) -> PlantedCanaries:
@@ -583,26 +582,10 @@ def _plant_canaries(prepared: Prepared, model: nn.Module, examples: Examples) ->
         )
 
 
-def _judge_run(
-    prepared: Prepared,
-    folder: RunFolder,
-    metrics: Metrics,
-    canaries: PlantedCanaries | None,
-    before: nn.Module | None,
-) -> OneRunResult:
-    """Return and write what the canaries show; without any, a copy of the first weights trains."""
-    from dpkfc.app.audit_folder import audit_copy, write_one_run
-
-    if canaries is not None:
-        plan = prepared.plan
-        seconds = sum(row.seconds or 0.0 for row in metrics.rows)
-        claimed = plan.curve.epsilon(plan.steps)
-        found = judge_canaries(canaries, plan, claimed, seconds, where=RELEASED)
-    else:
-        assert before is not None
-        found = audit_copy(replace(prepared, model=before), prepared.config.run.audit)
-    write_one_run(folder, prepared, found)
-    return found
+def _judge_canaries(canaries: PlantedCanaries, plan: Plan, metrics: Metrics) -> OneRunResult:
+    seconds = sum(row.seconds or 0.0 for row in metrics.rows)
+    claimed = plan.curve.epsilon(plan.steps)
+    return judge_canaries(canaries, plan, claimed, seconds, where=RELEASED)
 
 
 def _announce_receipt(receipt: Receipt, console: Console) -> None:

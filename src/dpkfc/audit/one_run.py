@@ -277,8 +277,8 @@ def _epsilon_at(mu: float, plan: Plan) -> float:
 def is_harmless(plan: Plan, model: nn.Module, canaries: int) -> bool:
     """Return whether planted canaries change the released model by next to nothing.
 
-    Half of them are in. Their signs alternate and their directions are orthogonal, so a step gets
-    at most their squared norms beside those of the noise.
+    Half of them are in. Their directions are orthogonal, so their squared norms add up; they are
+    compared with the expected squared norm of the noise in a step.
 
     Args:
         plan: of the run.
@@ -324,10 +324,10 @@ def check_settings(plan: Plan, kind: str, canaries: int, confidence: float) -> N
     if canaries < FEWEST:
         raise ValueError(f"an audit in one run needs at least {FEWEST} canaries, got {canaries}")
     check_confidence(confidence)
-    if plan.config.bands > 1:
+    if plan.bands > 1:
         raise ValueError(
             f"canaries are heard through noise that is independent between steps, and bands="
-            f"{plan.config.bands} correlates it: leave the audit out, or set bands=1"
+            f"{plan.bands} correlates it: leave the audit out, or set bands=1"
         )
     if plan.config.max_records_per_unit is not None:
         raise ValueError(

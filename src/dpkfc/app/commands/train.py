@@ -71,6 +71,21 @@ def train(
             return
         result = training.run(run_settings, console, recipe=recipe, any_world_size=any_world_size)
     announce(result)
+    if resume is None and run_settings.run.audit:
+        _show_audit(result, run_settings)
+
+
+def _show_audit(result: Result, settings: RunConfig) -> None:
+    """Print what the canaries of a run show, after it was written into its folder."""
+    from dpkfc.app.audit_folder import finish_audit
+
+    found = finish_audit(result, settings.run.audit, settings.run.device)
+    if found is None:
+        return
+    line = found.finding()
+    print_line(f"audit: {line.measured}, {line.bound}; {line.detail}")
+    if not found.passed:
+        raise ConfigError("the audit FAILED: the guarantee that is claimed does not hold")
 
 
 def _describe_method(recipe: Recipe, choices: dict[str, Any], settings: RunConfig) -> str:
@@ -105,11 +120,6 @@ def announce(result: Result) -> None:
         covers = "covers" if result.noisy else "does not cover"
         print_line(f"{errors} ({result.measured_on}; ε {covers} these figures)")
     print_shares(console, result.figures)
-    if result.audit is not None:
-        found = result.audit.finding()
-        print_line(f"audit: {found.measured}, claimed {found.bound}; {found.detail}")
-        if not found.passed:
-            raise ConfigError("the audit FAILED: the guarantee that is claimed does not hold")
     if result.head:
         print_line(
             f"ledger: {result.releases} releases, head {result.head} (send both to the person who"
