@@ -39,9 +39,6 @@ def settings(number: int = 200) -> list[tuple[float, float, int]]:
 
 def by_pld(q: float, noise: float, steps: int, about: float, tilt: float) -> float | None:
     """Return ε by PLD on a grid that adds below 1e-4 (of ε above 10), None if it is too fine."""
-    if q == 1:
-        # Releases of everybody's data are together one release, by the closed form.
-        return float(dp_accounting.get_epsilon_gaussian(noise / math.sqrt(steps), DELTA))
     h = math.sqrt(8e-4 * max(1.0, about / 10) / (steps * (1 + tilt)))
     h = min(h, max(about, 1e-4) / 32)
     if (20 / noise + 1 / noise**2) / h > MOST or about / h > MOST:
@@ -55,8 +52,7 @@ def main() -> None:
     known: dict[tuple[float, float, int], float | None] = {}
     if "--again" not in sys.argv:
         for row in (read_json(OUTPUT) or {"points": []})["points"]:
-            if row["q"] < 1:
-                known[(row["q"], row["noise"], row["steps"])] = row["pld"]
+            known[(row["q"], row["noise"], row["steps"])] = row["pld"]
     points: list[dict[str, Any]] = []
     for q, noise, steps in settings():
         event: dict[str, Any] = {"type": "GaussianDpEvent", "noise_multiplier": noise}

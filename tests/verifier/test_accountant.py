@@ -36,7 +36,9 @@ def is_close_above(found: float, exact: float) -> bool:
 
 @pytest.mark.parametrize("delta", [1e-5, 1e-12])
 @pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize(("noise", "count"), [(30.0, 1), (20.0, 400), (0.5, 7), (3.0, 100_000)])
+@pytest.mark.parametrize(
+    ("noise", "count"), [(30.0, 1), (20.0, 400), (0.5, 7), (3.0, 100_000), (0.02, 1)]
+)
 def test_a_composition_on_the_grid_is_not_below_the_closed_form(noise, count, sign, delta) -> None:
     composed = Composition({((1.0, 1.0, noise),): count}, delta, sign, 1 << 14)
     assert is_close_above(composed.epsilon(), gaussian(math.sqrt(count) / noise, delta))

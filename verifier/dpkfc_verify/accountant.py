@@ -110,6 +110,9 @@ def epsilon(charges: Charges, delta: float) -> float:
     for releases, sign in _read_directions(charges):
         if releases is None:
             return math.inf
+        if len(releases) == 1 and next(iter(releases))[0][1] == 1:
+            ((_, _, noise),) = next(iter(releases))
+            return _solve(functools.partial(_log_delta_of_gaussian, noise), delta, 1.0)
         composed = Composition(releases, delta, sign)
         # Chernoff's bound of the other direction is often enough.
         if composed.bound * (1 + 1e-6) > largest:
@@ -135,6 +138,14 @@ def attack_rates(charges: Charges, largest: float) -> tuple[float, float]:
     deltas = np.minimum(deltas, 1.0)
     found = np.minimum(deltas + np.exp(epsilons) * 0.01, 1 - np.exp(-epsilons) * (0.99 - deltas))
     return 0.5 + 0.5 * float(deltas[0]), float(min(found.min(), 1.0))
+
+
+def _log_delta_of_gaussian(noise: float, epsilon: float) -> float:
+    """Return log δ(ε) of one Gaussian release of everybody's data (Balle and Wang 2018)."""
+    mu = 1 / noise
+    above = special.log_ndtr(mu / 2 - epsilon / mu)
+    below = epsilon + special.log_ndtr(-mu / 2 - epsilon / mu)
+    return float(above + math.log(-math.expm1(min(below - above, -1e-300))))
 
 
 def _solve(log_delta: Callable[[float], float], delta: float, high: float) -> float:
@@ -165,7 +176,7 @@ class Composition:
         delta: float,
         sign: int,
         points: int = 1 << 18,
-        most_tilt: float = 1e5,
+        most_tilt: float = math.exp(12),
     ) -> None:
         self.releases, self.delta, self.sign, self.points = releases, delta, sign, points
         self._atoms = [(n, *_sample_losses(release, sign)) for release, n in releases.items()]
@@ -211,7 +222,8 @@ class Composition:
             places, mass = (np.concatenate(x) for x in list(zip(*moved, strict=True))[:2])
             exponents = tilt * h * places
             scale = float(special.logsumexp(exponents, b=mass))
-            weighted = mass * np.exp(exponents - scale)
+            with np.errstate(divide="ignore"):
+                weighted = np.exp(exponents - scale + np.log(mass))
             # Around its middle, the phase of a power is small.
             middle = round(float(weighted @ places))
             spectrum *= fft.rfft(np.bincount((places - middle) % points, weighted, points)) ** count
@@ -276,17 +288,16 @@ def move_to_grid(
     with np.errstate(divide="ignore", over="ignore"):
         # Where each loss is; below the smallest one there is nothing.
         odds = np.log(np.maximum(np.expm1(loss) + rate, 0.0) / rate)
+    if rate == 1:
+        odds = loss
     x = 0.5 + noise**2 * np.where(loss > _EXPONENT, loss - math.log(rate), odds)
-    other, end, beyond = _masses(x / noise)
-    mass, *ends = (
-        rate * a + (1 - rate) * b
-        for a, b in zip(_masses((x - 1) / noise), (other, end, beyond), strict=True)
-    )
-    if sign == 1:
-        end, beyond = ends
-    else:
+    other, *absent = _masses(x / noise)
+    shifted, *present = _masses((x - 1) / noise)
+    mass = rate * shifted + (1 - rate) * other
+    end, beyond = (rate * a + (1 - rate) * b for a, b in zip(present, absent, strict=True))
+    if sign == -1:
         places, mass, other = -places[::-1], other[::-1], mass[::-1]
-        end, beyond = beyond, end
+        beyond, end = absent
     start = h * places[:-1]
     with np.errstate(over="ignore", invalid="ignore"):
         up = (mass - np.exp(start) * other) / -math.expm1(-h)

@@ -182,7 +182,7 @@ def _append_rows(dataset: Sequence[Tensor], m: int, inputs: Tensor | None) -> Te
     """
     size = len(dataset[0])
     copies = torch.arange(m) % size
-    columns = []
+    columns: list[Tensor] = []
     for x in dataset:
         rows = x[copies.to(x.device)]
         if inputs is not None and not columns:
