@@ -14,8 +14,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from common import RESULTS, hardware, now, write_json
+from common import RESULTS, hardware, markdown, now, write_json
 
 REFERENCE = ("-c", "import numpy")
 COMMANDS = {
@@ -55,6 +56,15 @@ def main() -> None:
         "ratio_to_numpy": {name: round(value / reference, 2) for name, value in least.items()},
     }
     write_json(arguments.output, content)
+
+
+def table(results: dict[str, Any]) -> str:
+    """Return the processor seconds of each start, and their ratio to the import of NumPy."""
+    ratios = results["ratio_to_numpy"]
+    rows = [
+        [name, f"{value:.2f}", f"{ratios[name]:.1f}"] for name, value in results["seconds"].items()
+    ]
+    return markdown(["command", "processor seconds", "÷ import of NumPy"], rows)
 
 
 def seconds_of(words: list[str] | tuple[str, ...], folder: str) -> float:

@@ -180,6 +180,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "correlated-noise": partial(measured, "correlated_noise"),
     "growth": partial(measured, "growth"),
     "audit": partial(measured, "audit_page", "audit", "python benchmarks/audit.py"),
+    "startup": partial(measured, "startup"),
     "plan-70b": plan_70b,
     "assurance": assurance,
 }
