@@ -126,8 +126,9 @@ def test_lone_surrogates_and_half_precision_are_read(folder: Path) -> None:
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="not a text encoder with a tokenizer"):
+    with pytest.raises(ValueError, match="not a text encoder with a tokenizer") as error:
         TextEncoder(tmp_path)
+    assert len(str(error.value)) <= 160
 
 
 def test_texts_that_are_not_read_whole_or_not_known_are_counted(encoder: TextEncoder) -> None:

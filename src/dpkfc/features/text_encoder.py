@@ -51,10 +51,10 @@ class TextEncoder:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
             model = transformers.AutoModel.from_pretrained(folder)
         except (OSError, ValueError) as error:
-            reason = str(error).splitlines()[0][:80]
+            reason = str(error).splitlines()[0][:20]
             raise ValueError(
-                f"{folder}: not a text encoder with a tokenizer ({reason}); name a folder that "
-                "transformers' save_pretrained wrote for both"
+                f"{str(folder)[-36:]}: not a text encoder with a tokenizer ({reason}…); name a"
+                " folder that save_pretrained wrote for both"
             ) from None
         if model.config.is_encoder_decoder:
             raise ValueError(
