@@ -234,8 +234,10 @@ def public_means(encoder: TextEncoder, texts: Sequence[str], name: str) -> Tenso
             "length": encoder.length,
             "texts": hashlib.sha256(json.dumps(list(some)).encode()).hexdigest(),
         }
-        made = cached_tensors(
-            "means", settings, code, lambda some=some: {"means": encoder.means(some).half()}
-        )
+        made = cached_tensors("means", settings, code, partial(_half_means, encoder, some))
         parts.append(made["means"])
     return torch.cat(parts)
+
+
+def _half_means(encoder: TextEncoder, texts: Sequence[str]) -> dict[str, Tensor]:
+    return {"means": encoder.means(texts).half()}
