@@ -303,6 +303,23 @@ def test_canaries_of_a_linear_layer_do_not_overlap():
     assert torch.allclose(unit @ unit.T, torch.eye(30).double(), atol=2e-4)
 
 
+@pytest.mark.parametrize("is_augmented", [False, True])
+def test_no_example_decides_what_a_canary_contributes(is_augmented: bool):
+    model, (x, y) = network().double(), examples(30)
+    plan = settings(steps=4, expected_batch_size=20).with_noise(0.5, DELTA, 60)
+    planted = PlantedCanaries(
+        plan,
+        model,
+        (torch.full_like(x.double(), torch.nan), y),
+        loss,
+        np.ones(30, bool),
+        np.random.default_rng(2),
+        "2",
+        is_augmented=is_augmented,
+    )
+    assert all(g.isfinite().all() for g in gradient(model, planted, 30).values())
+
+
 # -- what is refused -------------------------------------------------------------------------------
 
 

@@ -177,14 +177,13 @@ def _choose_entries(rng: np.random.Generator, a: Tensor, u: Tensor) -> tuple[Ten
 def _append_rows(dataset: Sequence[Tensor], m: int, inputs: Tensor | None) -> Tensors:
     """Return the examples, m rows more, and the ids of canaries.
 
-    The new rows are copies of examples, whose content is replaced by the planted inputs: here, if
-    inputs are given for the first tensor, or on their way.
+    The new rows are ones, so that no example decides what a canary contributes. Their content is
+    replaced by the planted inputs: here, if inputs are given for the first tensor, or on their way.
     """
     size = len(dataset[0])
-    copies = torch.arange(m) % size
     columns: list[Tensor] = []
     for x in dataset:
-        rows = x[copies.to(x.device)]
+        rows = x.new_ones(m, *x.shape[1:])
         if inputs is not None and not columns:
             rows = inputs.to(x)
         columns.append(torch.cat([x, rows]))
