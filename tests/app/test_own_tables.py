@@ -230,6 +230,10 @@ def test_an_empty_schema_shows_no_row_and_asks_for_kinds(tmp_path: Path):
     semicolons.write_text("age;sex,or gender;y\n1;a;b\n", "utf-8")
     text = empty_schema(semicolons, "y", "text", None)
     assert 'delimiter = ";"' in text and '[columns."sex,or gender"]' in text
+    tabs = tmp_path / "tabs.tsv"
+    tabs.write_text("age\ty\n1\ta\n", "utf-8")
+    # A terminal shows a tab itself as blanks.
+    assert 'delimiter = "\\t"' in empty_schema(tabs, "y", "text", None)
 
 
 def test_numbers_may_have_a_decimal_comma(tmp_path: Path):

@@ -61,7 +61,9 @@ def _describe(column: Column) -> tuple[str, str, str]:
     if column.is_open:
         return column.kind, "found by a private release", ""
     if column.bounds:
-        example = _middle(column.bounds).replace(".", column.decimal or ".")
+        example = _middle(column.bounds)
+        if column.kind != "date":
+            example = example.replace(".", column.decimal or ".")
         if column.measured_in:
             example = f"{example} {column.measured_in}"
         return column.kind, _interval(column.bounds), example

@@ -110,7 +110,7 @@ def template(
         lines.append("# The first line does not look like names. Give better ones in their places:")
         lines.append(f"header = false\nnames = {json.dumps(list(columns))}")
     if delimiter != ",":
-        lines.append(tomli_w.dumps({"delimiter": delimiter}).strip())
+        lines.append(f"delimiter = {json.dumps(delimiter)}")  # a terminal may show a tab as blanks
         lines.append('decimal = "."      # or ",", where numbers are written 3,5')
     people = [name for name in columns if is_identifier(name) and name != target]
     if people:
