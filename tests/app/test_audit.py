@@ -126,6 +126,13 @@ def test_canaries_train_along_unless_they_would_harm_the_model(
         assert again.exit_code == 2 and "cannot be continued; train anew" in again.stderr
 
 
+def test_canaries_of_a_run_that_ends_early_are_judged_by_its_releases(tmp_path: Path) -> None:
+    early = {"stop_on": "private-loss", "patience": 1, "validation_size": 60, "lr": 1e-9}
+    given = {"method": "dp-sgd", "audit": 200, "steps": 60, "evaluate_every": 5, **early}
+    found = run(run_config({**SETTINGS, **given, "out": str(tmp_path / "run")})).audit
+    assert found is not None and found.steps < 60 and found.passed
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -70,7 +70,7 @@ class OneRunResult:
         confidence: of each bound, over all numbers of guesses that were tried.
         claimed_epsilon: ε that the run promises.
         delta: δ of both.
-        steps: releases.
+        steps: releases; fewer than planned where the run ended early.
         seconds: duration with the training, without the calibration of the plan.
         passed: whether no bound contradicts the claim (`gaussian_lower` at a confidence of 99.9 %),
             and no noise is missing.
@@ -227,13 +227,15 @@ def judge_canaries(  # noqa: PLR0917
     scores, coins, alpha = planted.scores(), planted.coins, 1 - confidence
     bound, guesses, correct = _guess(scores, coins, plan.delta, alpha)
     gaussian = ceiling = noise = None
+    steps = plan.steps
     passed = bound <= claimed
     if isinstance(planted, PlantedCanaries):
         gaussian = _epsilon_at(gaussian_run_mu(scores, coins, alpha), plan)
         ceiling = _epsilon_at(most_run_mu(_heard_mu(plan), len(coins), alpha), plan)
         certain = _epsilon_at(gaussian_run_mu(scores, coins, CONTRADICTED), plan)
         outside = scores[~coins]
-        noise = float(outside.std(ddof=1)) / (plan.stddev * math.sqrt(plan.steps) or math.inf)
+        steps = planted.listener.observed
+        noise = float(outside.std(ddof=1)) / (plan.stddev * math.sqrt(steps) or math.inf)
         # The largest noise that agrees with what is heard.
         freedom = len(outside) - 1
         most = noise * math.sqrt(freedom / chi2.ppf(MISSING, freedom))
@@ -251,7 +253,7 @@ def judge_canaries(  # noqa: PLR0917
         confidence=confidence,
         claimed_epsilon=claimed,
         delta=plan.delta,
-        steps=plan.steps,
+        steps=steps,
         seconds=seconds,
         passed=passed,
         layer=planted.layer,

@@ -311,7 +311,7 @@ class Listener:
         self._sum: Tensor | float = 0.0
         self._squared_norms: list[Tensor] = []
         self._next_snapshot = 0
-        self._observed = 0
+        self.observed = 0
 
     def observe(self, released: Released, metric: Metric) -> None:
         """Add one release with the sign of its step."""
@@ -323,14 +323,14 @@ class Listener:
         if self._pending is not None:
             signed = self._pending + signed
         self._pending = signed
-        self._observed += 1
+        self.observed += 1
 
     def _add_pending(self) -> None:
         """Map the sum of one metric, add it to the total, and measure the canaries if due."""
         assert self._pending is not None
-        if self._observed > self._next_snapshot or not self._squared_norms:
+        if self.observed > self._next_snapshot or not self._squared_norms:
             self._measure_canaries()
-            self._next_snapshot = self._observed + self._steps // SNAPSHOTS
+            self._next_snapshot = self.observed + self._steps // SNAPSHOTS
         mapped = _map_again(self.layer, self._entry, self._pending)
         self._sum = self._sum + mapped
         self._pending = None
