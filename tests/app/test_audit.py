@@ -11,6 +11,7 @@ import pytest
 
 from dpkfc.app import audit_folder as audits
 from dpkfc.app.recipes.catalogue import run_config
+from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import run
 from dpkfc.audit.findings import Finding
 from dpkfc.audit.one_run import COPY, RELEASED
@@ -131,6 +132,13 @@ def test_canaries_of_a_run_that_ends_early_are_judged_by_its_releases(tmp_path: 
     given = {"method": "dp-sgd", "audit": 200, "steps": 60, "evaluate_every": 5, **early}
     found = run(run_config({**SETTINGS, **given, "out": str(tmp_path / "run")})).audit
     assert found is not None and found.steps < 60 and found.passed
+
+
+def test_canaries_are_refused_where_they_make_noise_correlated(tmp_path: Path) -> None:
+    given = {"method": "dp-sgd", "audit": 60, "steps": 9, "expected_batch_size": 720}
+    given |= {"noise": "auto", "epsilon": 8.0, "accountant": "pld"}
+    with pytest.raises(ConfigError, match="bands=2 correlates it"):
+        run(run_config({**SETTINGS, **given, "out": str(tmp_path / "run")}))
 
 
 @pytest.mark.parametrize(

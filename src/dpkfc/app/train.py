@@ -159,6 +159,9 @@ def prepare(
             check_settings(plan, "planted", canaries, confidence=0.95)
         canaries *= is_harmless(plan, model, canaries)
         plan = make(dataset_size=data.size + canaries)
+        with library_errors():
+            # More records may change what noise = "auto" chooses.
+            check_settings(plan, "planted", run.audit, confidence=0.95)
     # Refuse a schedule longer than the plan.
     learning_rate(config, 0, plan.steps)
     try:
