@@ -196,6 +196,9 @@ def test_the_command_fills_in_fields_and_shows_page_one(
     assert call("card", folder).exit_code == 2
     empty = call("card", tmp_path)
     assert empty.exit_code == 2 and "holds no privacy_card.json" in empty.stderr
+    for words in (["card"], ["certify"], ["export", "--format", "registry"]):
+        absent = call(*words, tmp_path / "absent")
+        assert absent.exit_code == 2 and "absent does not exist; give the folder" in absent.stderr
 
 
 def test_a_damaged_card_is_one_error(make_folder: Folder, tmp_path: Path) -> None:

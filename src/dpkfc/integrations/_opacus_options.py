@@ -29,7 +29,7 @@ _MISPLACED_KEYWORDS = {
     "max_physical_batch_size": (
         "give it to BatchMemoryManager(data_loader=, max_physical_batch_size=, optimizer=)"
     ),
-    "noise": "take a Session: PrivacyConfig(noise='rounded')",
+    "noise": "take a Session: PrivacyConfig(noise=)",
     "accountant": "give it to PrivacyEngine(...)",
     "secure_mode": "give it to PrivacyEngine(...)",
     "target_epsilon": _OTHER_CALL,

@@ -19,7 +19,7 @@ from dpkfc.privacy.ledger import verify
 from dpkfc.report.card import CARD, LEDGER, audit_rows, failed_checks
 from dpkfc.report.officer import check_line, describe_noun, is_promised, meaning_lines
 from dpkfc.report.text import number, rounded_up
-from dpkfc.report.verify import CardError, read_card, verify_ledger
+from dpkfc.report.verify import CardError, require_card, verify_ledger
 
 FORMAT = 1
 # A part of a page, of reportlab, which is optional.
@@ -68,9 +68,7 @@ def certify(run: Path, out: Path, given: Mapping[str, str]) -> dict[str, Any]:
         raise ImportError("a certificate needs reportlab: pip install 'dpkfc[certificate]'")
     for name, value in given.items():
         check_line(name, value)
-    card = read_card(run / LEDGER)
-    if card is None:
-        raise CardError(f"{run} holds no {CARD}; call write_card(folder), or end the run first")
+    card = require_card(run)
     verify_ledger(run / LEDGER)
     content = card.content
     if not is_promised(content) or failed_checks(content.get("audit")):

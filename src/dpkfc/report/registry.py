@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from dpkfc.checkpoint import place_file
-from dpkfc.report.card import CARD, LEDGER
+from dpkfc.report.card import LEDGER
 from dpkfc.report.officer import MISSING, check_line, is_promised, registry_record
-from dpkfc.report.verify import CardError, read_card, verify_ledger
+from dpkfc.report.verify import CardError, require_card, verify_ledger
 
 _NAME = re.compile(r"[a-z0-9_]+\.yaml")
 SECTORS = ("Technology", "Healthcare", "Education", "Government", "Energy", "Finance")
@@ -52,9 +52,7 @@ def export_entry(run: Path, out: Path | None, stated: Mapping[str, str]) -> tupl
         check_line(name, value)
     if stated.get("sector", SECTORS[0]) not in SECTORS:
         raise ValueError(f"sector {stated['sector']!r:.40} is unknown; take {', '.join(SECTORS)}")
-    card = read_card(run / LEDGER)
-    if card is None:
-        raise CardError(f"{run} holds no {CARD}; call write_card(folder), or end the run first")
+    card = require_card(run)
     verify_ledger(run / LEDGER)
     if not is_promised(card.content):
         raise CardError(f"{run} has no certified guarantee, so the registry has no place for it")

@@ -30,6 +30,7 @@ from dpkfc.report.card import (
     CARD,
     FORMAT,
     LAYOUT,
+    LEDGER,
     REGISTRY,
     WEIGHTS,
     check_total,
@@ -120,6 +121,20 @@ def read_card(ledger: Path) -> Card | None:
         ) from None
     if version > FORMAT:
         raise CardError(f"a newer dpkfc wrote {path}; read it with the version that it names")
+    return card
+
+
+def require_card(run: Path) -> Card:
+    """Return the card of a run folder.
+
+    Raises:
+        CardError: there is no folder or no card, or `read_card` refuses it.
+    """
+    if not run.exists():
+        raise CardError(f"{run} does not exist; give the folder of a run")
+    card = read_card(run / LEDGER)
+    if card is None:
+        raise CardError(f"{run} holds no {CARD}; finish the run, or call write_card(folder)")
     return card
 
 

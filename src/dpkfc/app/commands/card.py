@@ -9,7 +9,7 @@ from typing import Any
 
 from dpkfc.report.card import CARD, LAYOUT, LEDGER, to_markdown, write_card_files
 from dpkfc.report.officer import Declared
-from dpkfc.report.verify import Card, CardError, read_card, verify_ledger
+from dpkfc.report.verify import Card, CardError, require_card, verify_ledger
 from dpkfc.terminal import print_line
 
 
@@ -55,11 +55,7 @@ def fill_card(run: Path, given: Mapping[str, str]) -> str:
         CardError: there is no card, or it disagrees with ledger or weights.
         ValueError: a value that a card cannot show.
     """
-    card = read_card(run / LEDGER)
-    if not run.exists():
-        raise CardError(f"{run} does not exist; give the folder of a run")
-    if card is None:
-        raise CardError(f"{run} holds no {CARD}; call write_card(folder), or end the run first")
+    card = require_card(run)
     verify_ledger(run / LEDGER, pages=False)
     try:
         content = _fill_content(card, given)
