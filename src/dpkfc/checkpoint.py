@@ -314,7 +314,8 @@ def _find_misfit(tensors: Values, meta: Values) -> str:
     import torch
 
     for name, kind in _SESSION.items():
-        if not isinstance(meta.get(name), kind):
+        value = meta.get(name)
+        if isinstance(value, bool) or not isinstance(value, kind):
             return name
     if "extra" not in meta:
         return "extra"
