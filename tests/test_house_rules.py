@@ -25,10 +25,10 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
-    "core": 312_000,
-    "app": 116_000,
-    "papers": 92_000,
-    "benchmarks": 51_000,
+    "core": 301_550,
+    "app": 114_750,
+    "papers": 90_465,
+    "benchmarks": 48_925,
 }
 LINALG = {"Outer", "Lookup", "Tied", "PerExample", "ConvBlock", "Patched", "MaterializedGradients"}
 LINALG |= {"Kronecker", "Eigenbasis", "Elementwise", "Identity", "Diagonal", "Dense", "LowRank"}
