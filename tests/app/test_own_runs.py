@@ -376,6 +376,17 @@ def test_a_task_with_other_examples_is_refused_in_one_line(train: object):
 
 
 @pytest.mark.slow
+def test_a_default_batch_for_many_examples_stands_for_all_of_a_few(tmp_path: Path):
+    write_images(tmp_path / "images")
+    chosen = {"data": str(tmp_path / "images"), "delta": 1e-3, "noise_multiplier": 1.0}
+    prepared = prepare(run_config(chosen))
+    assert prepared.plan.expected_batch_size == prepared.data.size < 256
+    with pytest.raises(
+        ConfigError, match=r"expected_batch_size = 300 is more than the \d+ examples"
+    ):
+        prepare(run_config({**chosen, "expected_batch_size": 300}))
+
+
 def test_images_with_a_table_of_labels_are_evaluated_with_one(tmp_path: Path):
     folder = write_images(tmp_path / "pets")
     table, schema = tmp_path / "labels.csv", tmp_path / "pets.toml"

@@ -128,7 +128,8 @@ class Recipe:
 
         Args:
             config: settings.
-            is_training: refuse a batch larger than the training split before features are made.
+            is_training: refuse a batch larger than the training split before features are made; a
+                default stands for all examples then (`dpkfc.app.assembly.settle`).
 
         Raises:
             DatasetError: files are missing or damaged, or the validation split takes everything.
@@ -147,7 +148,8 @@ class Recipe:
         elif not config.data.validation_size:
             data = replace(data, validation=None)
         size = config.privacy.expected_batch_size
-        if is_training and not data.share and size > data.size:
+        usual = self.defaults.get("privacy", {}).get("expected_batch_size")
+        if is_training and not data.share and size > data.size and size != usual:
             raise ConfigError(
                 f"expected_batch_size = {size} is more than the {data.size} examples; choose at"
                 f" most {data.size}"
@@ -172,7 +174,7 @@ class Recipe:
                 f"pretrained = {folder!r}: the recipe {self.name!r} starts from no folder of"
                 " weights; leave it out"
             )
-        return self.variant(folder)
+        return replace(self.variant(folder), package=self.package)
 
     @property
     def defaults(self) -> Mapping[str, Any]:
