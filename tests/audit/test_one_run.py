@@ -142,8 +142,8 @@ def test_a_run_with_too_little_noise_exceeds_its_claim(
         settings(**METHODS[method]).with_noise(NOISE, DELTA, EXAMPLES), claimed_epsilon=3.0
     )
     assert not result.passed and (result.epsilon_lower > 3.0 or kept == 0.8)
-    # The clipped gradients are heard too: alone, they sound like a fifth of the noise.
-    assert kept - 0.1 < result.noise < kept + 0.3
+    # The clipped gradients are heard too.
+    assert kept - 0.1 < result.noise < kept + 0.2
     assert not result.finding().passed
     record(evidence, f"{method}, noise × {kept}", result)
 

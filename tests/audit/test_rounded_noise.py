@@ -329,7 +329,9 @@ def test_a_plan_accounts_for_the_rounding_and_keeps_its_event(settings: dict[str
 
 
 def test_unknown_noise_is_refused() -> None:
-    with pytest.raises(ValueError, match="noise must be one of gaussian, .*; got 'discrete'"):
+    with pytest.raises(
+        ValueError, match="noise must be one of gaussian, rounded, correlated, auto; got 'discrete'"
+    ):
         PrivacyConfig(expected_batch_size=8, steps=4, noise="discrete")
 
 

@@ -278,7 +278,7 @@ def _ends(part: Part, sign: int, above: float, below: float) -> tuple[float, flo
 def move_to_grid(
     part: Part, sign: int, h: float, low: float, high: float
 ) -> tuple[Integers, Floats, float]:
-    """Return losses that dominate those of a part: multiples of h, masses, infinite mass.
+    """Return losses that dominate the losses of a part: multiples of h, masses, infinite mass.
 
     Losses beyond the upper end are infinite, and those beyond the lower one are rounded up.
     """

@@ -507,7 +507,7 @@ def _unprotected_figures(described: Mapping[str, Any]) -> dict[str, str]:
     """Return the figures of an audit that ε does not protect, with the reason."""
     figures = {}
     for name, part in described.items():
-        # Releases and canaries are nobody's data.
+        # What was released, and made-up canaries, reveal no data of a person.
         is_released = isinstance(part, dict) and part.get("where") == RELEASED
         if isinstance(part, dict) and name not in ("ledger", "card") and not is_released:
             figures[f"audit: {name}"] = _TRAINED if name == "one_run" else _MEASURED

@@ -84,7 +84,9 @@ def _head_of(model: nn.Module) -> nn.Linear:
     """
     heads = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not heads:
-        raise ConfigError("pre-training needs a linear layer as the head of the model; it has none")
+        raise ConfigError(
+            "pre-training needs a model with a linear layer, which serves as its head"
+        )
     return heads[-1]
 
 

@@ -421,9 +421,10 @@ class FactorAccumulator:
         if self.most_rows is not None:
             keep = min(keep, max(1, self.max_size // _PAST))
         pairs = factor.first(keep).scaled(self.count)
-        twin._start = pairs.vectors
+        # Files keep no memory order, and products of another order differ in their last bits.
+        twin._start = pairs.vectors.contiguous()
         lengths = pairs.values.sqrt().to(pairs.vectors)
-        twin._rows = [lengths.unsqueeze(1) * pairs.vectors.T]
+        twin._rows = [(lengths.unsqueeze(1) * pairs.vectors.T).contiguous()]
         twin._sum = None
         twin.scale = 0.0
         twin._rest = pairs.rest

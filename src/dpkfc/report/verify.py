@@ -128,7 +128,7 @@ def require_card(run: Path) -> Card:
     """Return the card of a run folder.
 
     Raises:
-        CardError: there is no folder or no card, or `read_card` refuses it.
+        CardError: the folder or its card is missing, or `read_card` refuses the card.
     """
     if not run.exists():
         raise CardError(f"{run} does not exist; give the folder of a run")

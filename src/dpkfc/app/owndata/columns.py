@@ -201,8 +201,8 @@ class Column:
     def meaning(self, text: str | None) -> Meaning | None:
         """Return what a text means in this column, None for a missing value.
 
-        This alone decides what a cell means, whoever has read it: the numbers of a number, a pair,
-        a date (seconds since 1970) or a flag (1 or −1), and the name of a category or a text.
+        Every reader of files takes the meaning of a cell from here: the numbers of a number, a
+        pair, a date (seconds since 1970) or a flag (1 or −1), and the name of a category or a text.
         """
         if text is None:
             return None
