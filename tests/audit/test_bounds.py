@@ -22,6 +22,7 @@ from dpkfc.audit.epsilon_bounds import (
     one_run_p_value,
 )
 from dpkfc.audit.membership import auc, tpr_at_fpr
+from dpkfc.audit.one_run import choose_quiet
 from tests.audit.sizes import size
 
 ALPHA, DELTA = 0.05, 1e-5
@@ -212,7 +213,7 @@ def test_the_gaussian_bound_of_one_run_is_as_often_wrong_as_it_says(
         bounds.append(gaussian_run_mu(scores, coins, ALPHA))
     misses = int((np.array(bounds) > mu).sum())
     assert ALPHA / 3 * RUNS < misses <= most_misses(RUNS, ALPHA)
-    most = most_run_mu(mu, canaries, ALPHA)
+    most = most_run_mu(mu, coins, ALPHA)
     if canaries == 5000:
         assert np.mean(bounds) == pytest.approx(most, rel=0.02) and most > 0.8 * mu
     evidence(
@@ -224,6 +225,25 @@ def test_the_gaussian_bound_of_one_run_is_as_often_wrong_as_it_says(
         mean=float(np.mean(bounds)),
         truth=mu,
     )
+
+
+@pytest.mark.parametrize("kept", [1.0, 0.8])
+def test_the_bound_of_pairs_of_steps_is_as_often_wrong_as_it_says(kept: float, evidence):
+    """Half of the canaries are judged; real examples disturb the others in every step."""
+    rng, mu, rate, pairs, canaries = np.random.default_rng(7), 0.5, 0.1, 16, 60
+    disturbed = np.where(np.arange(canaries) % 2, 9.0, 0.0)
+    bounds, floors = [], []
+    for _ in range(RUNS):
+        coins = rng.random(canaries) < 0.5
+        taken = rng.binomial(2, rate, (pairs, canaries)) * coins
+        noise = kept * rng.normal(size=taken.shape) + disturbed * rng.normal(size=taken.shape)
+        heard, shares = choose_quiet((taken * mu + noise).astype(np.float32), taken)
+        bounds.append(gaussian_run_mu(heard, shares, ALPHA))
+        floors.append(heard[shares == 0].std(ddof=1))
+    misses = int((np.array(bounds) > mu / kept).sum())
+    assert ALPHA / 3 * RUNS < misses <= most_misses(RUNS, ALPHA)
+    assert np.mean(floors) == pytest.approx(kept, rel=0.05)
+    evidence("bounds", f"one run, pairs of steps, noise × {kept}", runs=RUNS, misses=misses)
 
 
 def test_a_mechanism_that_is_not_gaussian_may_break_the_gaussian_bound():

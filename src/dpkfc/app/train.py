@@ -701,7 +701,7 @@ class _Loop:
         self._set_learning_rate(batch.step)
         loss: Callable[..., Tensor] = self.prepared.recipe.task.loss
         if self.canaries is not None:
-            self.canaries.start_step(batch.step)
+            self.canaries.start_step(batch)
             loss = self.canaries.loss
         record = self.session.step(batch, loss)
         self._note_refresh()

@@ -267,48 +267,57 @@ def one_run_epsilon(
     return most
 
 
-def gaussian_run_mu(scores: ArrayLike, coins: ArrayLike, alpha: float) -> float:
+def gaussian_run_mu(scores: ArrayLike, shares: ArrayLike, alpha: float) -> float:
     """Return a lower bound on μ of Gaussian privacy from one training run.
 
-    The difference of the mean scores of canaries that were in and out, in standard deviations, has
-    the law of Student's t about μ.
+    A score is its canary's share of what was released and Gaussian noise. The slope of the straight
+    line through the scores, in standard deviations, has the law of Student's t about μ.
 
     Args:
-        scores: of the canaries `[m]`; larger ones speak for "in".
-        coins: whether each canary was in `[m]`.
+        scores: of the canaries `[n]`; larger ones speak for "in".
+        shares: how often each canary took part `[n]`: coins, or the numbers of a few steps.
         alpha: probability that the bound is wrong.
 
     Returns:
         The bound, at least 0; infinite if scores do not vary.
 
     Guarantee:
-        It holds if the scores are independent Gaussians given the coins, as they are where the
+        It holds if the scores are independent Gaussians given the shares, as they are where the
         canaries' gradients are orthogonal and the releases have Gaussian noise. A mechanism whose
         releases depend on each other may break it; `one_run_epsilon` holds for every mechanism.
 
     Raises:
-        ValueError: fewer than two scores on a side, a score that is not finite, α outside (0, 1).
+        ValueError: shares that are all equal, a score that is not finite, α outside (0, 1).
 
     Source:
         The limits of a noncentral t by the normal approximation of Johnson and Welch (1940).
     """
     if not 0 < alpha < 1:
         raise ValueError(f"alpha must be in (0, 1), got {alpha}")
-    is_in = np.asarray(coins, bool)
-    values = np.asarray(scores, float)
-    inside, outside = check_scores(values[is_in]), check_scores(values[~is_in])
-    size = np.sqrt(len(inside) * len(outside) / len(values))
-    freedom = len(values) - 2
-    squares = ((inside - inside.mean()) ** 2).sum() + ((outside - outside.mean()) ** 2).sum()
+    values = check_scores(scores)
+    size, freedom = _measure_design(shares)
+    weights = np.asarray(shares, float) - np.mean(shares)
+    slope = float(weights @ values) / size**2
+    squares = ((values - values.mean() - slope * weights) ** 2).sum()
     if squares == 0:
-        return float("inf") if inside.mean() > outside.mean() else 0.0
-    t = size * (inside.mean() - outside.mean()) / np.sqrt(squares / freedom)
+        return float("inf") if slope > 0 else 0.0
+    t = size * slope / np.sqrt(squares / freedom)
     spread = np.sqrt(1 + t * t / (2 * freedom))
     bound = t * (1 - 1 / (4 * freedom)) + norm.ppf(alpha) * spread
     return float(max(bound / size, 0.0))
 
 
-def most_run_mu(mu: float, canaries: int, alpha: float) -> float:
+def most_run_mu(mu: float, shares: ArrayLike, alpha: float) -> float:
     """Return what `gaussian_run_mu` gives on average where every canary is heard as μ allows."""
-    spread = np.sqrt(1 + mu * mu / 8)
-    return float(max(mu + 2 * norm.ppf(alpha) * spread / np.sqrt(canaries), 0.0))
+    size, freedom = _measure_design(shares)
+    spread = np.sqrt(1 + (size * mu) ** 2 / (2 * freedom))
+    return float(max(mu + norm.ppf(alpha) * spread / size, 0.0))
+
+
+def _measure_design(shares: ArrayLike) -> tuple[float, int]:
+    """Return the root of the sum of squares of shares about their mean, and degrees of freedom."""
+    values = np.asarray(shares, float)
+    size = float(np.sqrt(((values - values.mean()) ** 2).sum())) if len(values) > 2 else 0.0
+    if size == 0:
+        raise ValueError("canaries must differ in how often they took part: use more of them")
+    return size, len(values) - 2

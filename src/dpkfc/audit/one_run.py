@@ -2,8 +2,10 @@
 
 m canaries are each included by a coin (Steinke, Nasr and Jagielski 2023). A score ranks them. The
 top is guessed "in", the bottom "out", and the number of right guesses bounds ε from below, for
-every mechanism. That reaches about half of a small ε. Gaussian noise that is independent between
-the directions of the canaries allows a closer bound, by Student's t. There are two kinds:
+every mechanism. That reaches about half of a small ε. Noise that is Gaussian, and independent
+between steps and between the directions of the canaries, allows a closer bound. The auditor sees
+which canaries take part in which step, measures the noise by that, and ε of the plan follows, with
+its sampling, from the most noise that agrees. There are two kinds:
 
     planted      chosen gradients in one layer, scored by the releases: the strongest in one run
     mislabelled  examples with a random label, scored by how far their loss fell: the weakest
@@ -23,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import chi2
+from scipy.stats import binom, chi2
 from torch import Tensor, nn
 
 from dpkfc.audit.epsilon_bounds import Floats, gaussian_run_mu, most_run_mu, one_run_epsilon
@@ -31,7 +33,7 @@ from dpkfc.audit.findings import Finding
 from dpkfc.audit.harness import Progress
 from dpkfc.audit.membership import check_confidence, compute_losses
 from dpkfc.audit.planted_loss import NO_CANARY, LossFn, PlantedLoss, augment_with_ids
-from dpkfc.audit.run_canaries import PlantedCanaries, RunCanaries
+from dpkfc.audit.run_canaries import PlantedCanaries, RunCanaries, Shares
 from dpkfc.config import Plan
 from dpkfc.distributed.context import DistributedContext
 from dpkfc.privacy.mechanism import ClippedSum, Released
@@ -61,19 +63,20 @@ class OneRunResult:
         guesses: number of guesses, of those tried, that gave the largest bound.
         correct: right guesses among them.
         epsilon_lower: lower bound on ε at δ, for every mechanism.
-        gaussian_lower: the same for Gaussian noise that is independent between orthogonal
-            gradients, which is far closer: ε of the plan with the most noise that agrees with the
-            scores. None for scores without such noise.
+        gaussian_lower: the same for Gaussian noise that is independent between steps and between
+            orthogonal gradients, which is far closer: ε of the plan with the most noise that agrees
+            with the scores. None for scores without such noise, or where no canary took part.
         ceiling: what `gaussian_lower` is on average if ε is the claimed one and every canary is
-            heard perfectly: the number of canaries sets it.
-        noise: standard deviation of the scores of canaries that were out, over the plan's.
+            heard perfectly: how often canaries took part sets it.
+        noise: standard deviation of the scores of canaries that took no part, over the plan's.
+        took_part: how often canaries took part in a step, of all steps together.
         confidence: of each bound, over all numbers of guesses that were tried.
         claimed_epsilon: ε that the run promises.
         delta: δ of both.
         steps: releases; fewer than planned where the run ended early.
         seconds: duration with the training, without the calibration of the plan.
         passed: whether no bound contradicts the claim (`gaussian_lower` at a confidence of 99.9 %),
-            and no noise is missing.
+            no noise is missing, and canaries were not sampled more often than planned.
         layer: with the planted gradients, "" for the other kind.
         where: the canaries were: `RELEASED` or `COPY`.
     """
@@ -87,6 +90,7 @@ class OneRunResult:
     gaussian_lower: float | None
     ceiling: float | None
     noise: float | None
+    took_part: int | None
     confidence: float
     claimed_epsilon: float
     delta: float
@@ -107,8 +111,9 @@ class OneRunResult:
         heard = ""
         if self.gaussian_lower is not None:
             heard = (
-                f"; without the assumption of Gaussian noise ε >= {self.epsilon_lower:.3g}; so many"
-                f" canaries show {self.ceiling:.3g} at most; {self.noise:.1%} of the noise heard"
+                f", {self.took_part} times in a step; without the assumption of Gaussian noise "
+                f"ε >= {self.epsilon_lower:.3g}; so many canaries show {self.ceiling:.3g} at most; "
+                f"{self.noise:.1%} of the noise heard"
             )
         return Finding(
             check=f"one run, {self.kind} canaries",
@@ -146,7 +151,7 @@ def audit_one_run(  # noqa: PLR0913 - what a session takes, and options
         optimizer: over its parameters.
         dataset: tensors with a common first axis.
         loss_fn: maps (model, batch) to one loss an example; a batch is a tuple of tensors.
-        canaries: m; five thousand reach about four fifths of ε = 1 for Gaussian noise.
+        canaries: m; a thousand reach about nine tenths of ε for Gaussian noise.
         kind: "planted" or "mislabelled".
         layer: path of the layer with planted gradients; None takes the largest that allows it.
         labels: which tensor of the dataset holds the labels, for mislabelled canaries.
@@ -160,7 +165,8 @@ def audit_one_run(  # noqa: PLR0913 - what a session takes, and options
     Guarantee:
         If the training is (ε, δ)-DP for examples added or removed (or replaced), `epsilon_lower`
         exceeds ε with a probability of at most 1 − confidence, for every model and every score.
-        `gaussian_lower` does so if the noise is Gaussian and independent between directions.
+        `gaussian_lower` does so if the noise is Gaussian and independent between steps and
+        directions, and examples are sampled as the plan says.
 
     Raises:
         ValueError: an unknown kind, too few canaries, a plan that does not fit the dataset or
@@ -197,7 +203,7 @@ def audit_one_run(  # noqa: PLR0913 - what a session takes, and options
     )
     with session:
         for batch in session.batches():
-            planted.start_step(batch.step)
+            planted.start_step(batch)
             session.step(batch, planted.loss)
             if progress is not None:
                 progress(session.steps_done, plan.steps)
@@ -226,22 +232,29 @@ def judge_canaries(  # noqa: PLR0917
     """
     scores, coins, alpha = planted.scores(), planted.coins, 1 - confidence
     bound, guesses, correct = _guess(scores, coins, plan.delta, alpha)
-    gaussian = ceiling = noise = None
+    gaussian = ceiling = noise = took_part = None
     steps = plan.steps
     passed = bound <= claimed
+    is_planted = isinstance(planted, PlantedCanaries)
     if isinstance(planted, PlantedCanaries):
-        gaussian = _epsilon_at(gaussian_run_mu(scores, coins, alpha), plan)
-        ceiling = _epsilon_at(most_run_mu(_heard_mu(plan), len(coins), alpha), plan)
-        certain = _epsilon_at(gaussian_run_mu(scores, coins, CONTRADICTED), plan)
-        outside = scores[~coins]
-        steps = planted.listener.observed
-        noise = float(outside.std(ddof=1)) / (plan.stddev * math.sqrt(steps) or math.inf)
-        # The largest noise that agrees with what is heard.
-        freedom = len(outside) - 1
-        most = noise * math.sqrt(freedom / chi2.ppf(MISSING, freedom))
-        passed = passed and certain <= claimed and most >= LEAST_NOISE
+        steps = planted.observed
+        heard, shares = planted.pairs()
+        took_part = int(shares.sum())
+        chances = 2 * len(shares) * int(coins.sum())
+        is_rare = bool(binom.sf(took_part - 1, chances, _sampling_rate(plan)) >= MISSING)
+        heard, shares = choose_quiet(heard, shares)
+        if 0 < shares.sum():
+            gaussian = _epsilon_at(gaussian_run_mu(heard, shares, alpha), plan)
+            ceiling = _epsilon_at(most_run_mu(_heard_mu(plan), shares, alpha), plan)
+            certain = _epsilon_at(gaussian_run_mu(heard, shares, CONTRADICTED), plan)
+            outside = heard[shares == 0]
+            noise = float(outside.std(ddof=1)) / (plan.stddev * math.sqrt(2) or math.inf)
+            # The largest noise that agrees with what is heard.
+            freedom = len(outside) - 1
+            most = noise * math.sqrt(freedom / chi2.ppf(MISSING, freedom))
+            passed = passed and certain <= claimed and most >= LEAST_NOISE and is_rare
     return OneRunResult(
-        kind="mislabelled" if noise is None else "planted",
+        kind="planted" if is_planted else "mislabelled",
         canaries=len(coins),
         included=int(coins.sum()),
         guesses=guesses,
@@ -250,6 +263,7 @@ def judge_canaries(  # noqa: PLR0917
         gaussian_lower=gaussian,
         ceiling=ceiling,
         noise=noise,
+        took_part=took_part,
         confidence=confidence,
         claimed_epsilon=claimed,
         delta=plan.delta,
@@ -261,10 +275,32 @@ def judge_canaries(  # noqa: PLR0917
     )
 
 
+def choose_quiet(heard: NDArray[np.float32], shares: Shares) -> tuple[Floats, Shares]:
+    """Return scores and shares of the half of the canaries that real examples disturb least `[n]`.
+
+    Odd pairs choose for even ones, and even for odd: no noise decides whether it is looked at.
+
+    Args:
+        heard: scores of each pair of steps `[k, m]`.
+        shares: of each pair of steps `[k, m]`.
+    """
+    chosen_heard, chosen_shares = [], []
+    for judged, other in ((0, 1), (1, 0)):
+        squares = np.where(shares[other::2] == 0, heard[other::2].astype(float) ** 2, 0.0)
+        energies = squares.sum(0) / np.maximum((shares[other::2] == 0).sum(0), 1)
+        is_quiet = energies <= np.median(energies)
+        chosen_heard.append(heard[judged::2, is_quiet].ravel())
+        chosen_shares.append(shares[judged::2, is_quiet].ravel())
+    return np.concatenate(chosen_heard).astype(float), np.concatenate(chosen_shares)
+
+
+def _sampling_rate(plan: Plan) -> float:
+    return min(1.0, plan.expected_batch_size / plan.dataset_size)
+
+
 def _heard_mu(plan: Plan) -> float:
-    """Return how far the scores of canaries that are in lie above the others, over the noise."""
-    shift = plan.expected_batch_size / plan.dataset_size * plan.max_grad_norm
-    return shift * math.sqrt(plan.steps) / plan.stddev if plan.stddev else math.inf
+    """Return the share of a canary in a pair of steps, over the noise in their difference."""
+    return plan.max_grad_norm / (math.sqrt(2) * plan.stddev) if plan.stddev else math.inf
 
 
 def _epsilon_at(mu: float, plan: Plan) -> float:
@@ -326,6 +362,8 @@ def check_settings(plan: Plan, kind: str, canaries: int, confidence: float) -> N
     if canaries < FEWEST:
         raise ValueError(f"an audit in one run needs at least {FEWEST} canaries, got {canaries}")
     check_confidence(confidence)
+    if plan.steps < 2:
+        raise ValueError("canaries are heard in pairs of steps; the plan has one: set steps=2")
     if plan.bands > 1:
         raise ValueError(
             f"canaries are heard through noise that is independent between steps, and bands="

@@ -1,12 +1,13 @@
 """Plant canaries in a whole training run, and listen for them in its releases.
 
-Every canary has a gradient of its own: a fixed random matrix u aᵀ in one layer. A listener
-measures how strongly the releases hold each.
+Every canary has a gradient of its own: a fixed matrix u aᵀ in one layer. A listener measures how
+strongly a release holds each.
 
-The gradient of such a canary depends on nothing but the step: its sign alternates. The sum over
-the steps of (−1)^t times the releases accumulates the canaries. The real examples change slowly,
-so they cancel. The adversary may choose gradients anew at every step (Nasr et al. 2023), so ε
-covers this choice.
+The gradient of such a canary depends on nothing but the step. It has one sign in the first step of
+a pair, and the other in the second, so that the difference of both steps accumulates the canary,
+and real examples, which change slowly, cancel. Which sign comes first is drawn for each canary and
+pair, so that canaries that overlap in the metric do not add up over the run. The adversary may
+choose gradients anew at every step (Nasr et al. 2023), so ε covers this choice.
 """
 
 from __future__ import annotations
@@ -21,22 +22,23 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpkfc.audit.harness import Tensors
+from dpkfc.audit.listener import Listener
 from dpkfc.audit.planted_loss import NO_CANARY, LossFn, Plant, PlantedLoss, Shapes, find_plantable
 from dpkfc.audit.step_canaries import Scores
 from dpkfc.clipping import SPLIT
 from dpkfc.config import Plan
-from dpkfc.gradients.clipped_sum import matrix_of
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
-from dpkfc.linalg.metric import Entry, Metric
+from dpkfc.linalg.metric import Metric
 from dpkfc.privacy.mechanism import Released
+from dpkfc.session import Batch
+
+Shares = NDArray[np.uint8]
 
 # The norm of a canary's gradient over C, before the metric: far enough above the clip for most.
 LOUDNESS = 1e3
 # The part of a canary's squared norm that lies in the bias.
 BIAS_SHARE = 1e-4
-# Norms of canaries come from this many snapshots of a changing metric.
-SNAPSHOTS = 3
 
 
 class RunCanaries:
@@ -54,7 +56,7 @@ class RunCanaries:
     coins: NDArray[np.bool_]
     layer = ""
 
-    def start_step(self, step: int) -> None:
+    def start_step(self, batch: Batch) -> None:
         """Prepare a step; by default canaries are the same at every step."""
 
     def observe(self, released: Released, metric: Metric) -> None:
@@ -106,13 +108,14 @@ class PlantedCanaries(RunCanaries):
         plantable = find_plantable(model, loss_fn, batch)
         target, (input_shape, output_shape) = _choose_layer(model, plantable, layer)
         a = _random_signs(rng, (m, *input_shape))
+        entries = None
         if target.rule == "conv":
             u = _random_signs(rng, (m, output_shape[0]))
             inputs, rows = _one_patch(target, a, output_shape)
         else:
             u = _random_signs(rng, (m, output_shape[-1]))
             if m <= input_shape[-1] * output_shape[-1]:
-                a, u = _choose_entries(rng, a, u)
+                a, u, entries = _choose_entries(rng, a, u)
             inputs, rows = _one_position(a)
         if "bias" in target.parameters:
             ones = rows.new_ones(m, 1)
@@ -123,13 +126,18 @@ class PlantedCanaries(RunCanaries):
         outputs = torch.zeros(m, *output_shape)
         outputs[_planted_position(target, output_shape)] = u
         self.layer = target.display_name
-        u = u.to(device)
-        rows = rows.to(device)
-        self.listener = Listener(target, u, rows, plan.steps)
+        self.listener = Listener(target, u.to(device), rows.to(device), entries)
         self.coins = coins
+        self.observed = 0
         self._plan = plan
+        self._rng = rng
+        self._first_row = len(dataset[0])
         # The signs of the factors change from step to step.
         self._factors = torch.from_numpy(coins.astype(np.float64))
+        self._signs = np.ones(m)
+        self._is_taken = np.zeros(m, bool)
+        self._earlier: tuple[Scores, Shares] | None = None
+        self._pairs: list[tuple[Scores, Shares]] = []
         # A layer that reads the rows themselves finds its planted inputs there, at no cost.
         is_first = not is_augmented and _reads_rows(model, loss_fn, batch, target.module)
         plant = Plant(
@@ -141,22 +149,40 @@ class PlantedCanaries(RunCanaries):
         self.loss = PlantedLoss(loss_fn, self._factors, [plant])
         self.dataset = _append_rows(dataset, m, inputs if is_first else None)
 
-    def start_step(self, step: int) -> None:
-        """Set the sign of the step."""
-        self._factors.abs_()
-        self._factors *= _sign(step)
+    def start_step(self, batch: Batch) -> None:
+        """Set the signs of the step, and note which canaries take part in it."""
+        if batch.step % 2 == 0:
+            self._signs = 2.0 * self._rng.integers(0, 2, len(self.coins)) - 1
+        else:
+            self._signs = -self._signs
+        self._factors.copy_(torch.from_numpy(self.coins * self._signs))
+        rows = self._first_row + np.arange(len(self.coins))
+        self._is_taken = np.isin(rows, np.asarray(batch.indices)) & self.coins
 
     def observe(self, released: Released, metric: Metric) -> None:
         """Add one release, given the metric of its noise."""
-        self.listener.observe(released, metric)
+        self.observed += 1
+        scores = self._plan.expected_batch_size * self.listener.listen(released, metric)
+        signed, shares = self._signs * scores, self._is_taken.astype(np.uint8)
+        if released.step % 2 == 0:
+            self._earlier = signed, shares
+        elif self._earlier is not None:
+            pair = (self._earlier[0] + signed).astype(np.float32), self._earlier[1] + shares
+            self._pairs.append(pair)
+            self._earlier = None
+
+    def pairs(self) -> tuple[NDArray[np.float32], Shares]:
+        """Return scores of each pair of steps, and how often each canary took part `[k, m]`.
+
+        A score is that number times the clip norm, and Gaussian noise of twice the plan's variance.
+        """
+        empty = np.empty((0, len(self.coins)))
+        scores = np.array([pair[0] for pair in self._pairs] or empty, np.float32)
+        return scores, np.array([pair[1] for pair in self._pairs] or empty, np.uint8)
 
     def scores(self) -> Scores:
         """Return how likely each canary was included, on its own scale `[m]`."""
-        return self.listener.scores(self._plan)
-
-
-def _sign(step: int) -> int:
-    return 1 - 2 * (step % 2)
+        return self.pairs()[0].sum(0, dtype=np.float64)
 
 
 def _random_signs(rng: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
@@ -164,14 +190,17 @@ def _random_signs(rng: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(bits * 2 - 1)
 
 
-def _choose_entries(rng: np.random.Generator, a: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+def _choose_entries(
+    rng: np.random.Generator, a: Tensor, u: Tensor
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """Give each canary an entry of the weight of its own, so that no two overlap."""
     columns, outputs = a.shape[-1], u.shape[1]
     entries = torch.from_numpy(rng.choice(columns * outputs, len(a), replace=False))
+    rows, places = entries // columns, entries % columns
     # Next to a long input the bias, which all canaries share, hardly counts.
-    inputs = nn.functional.one_hot(entries % columns, columns) * BIAS_SHARE**-0.5
+    inputs = nn.functional.one_hot(places, columns) * BIAS_SHARE**-0.5
     a = inputs.to(a).view(len(a), *[1] * (a.ndim - 2), columns) * torch.ones_like(a)
-    return a, u * nn.functional.one_hot(entries // columns, outputs)
+    return a, u * nn.functional.one_hot(rows, outputs), (rows, places)
 
 
 def _append_rows(dataset: Sequence[Tensor], m: int, inputs: Tensor | None) -> Tensors:
@@ -287,124 +316,3 @@ def _one_patch(layer: Layer, a: Tensor, output_shape: torch.Size) -> tuple[Tenso
         )
         patches.append(unfolded[:, :, position])
     return a, torch.cat(patches)
-
-
-class Listener:
-    """Sums the releases of one layer, and scores canaries by their inner products with the sum.
-
-    The sum is mapped so that a canary's contribution is ⟨u aᵀ, sum⟩ for every metric.
-
-    Args:
-        layer: with the planted gradients.
-        u: `[m, d_out]`.
-        a: `[m, d_in]`, with a last column of ones if the layer trains a bias.
-        steps: releases to come.
-    """
-
-    def __init__(self, layer: Layer, u: Tensor, a: Tensor, steps: int) -> None:
-        self.layer = layer
-        self._u = u
-        self._a = a
-        self._steps = steps
-        self._entry: Entry | None = None
-        self._pending: Tensor | None = None
-        self._sum: Tensor | float = 0.0
-        self._squared_norms: list[Tensor] = []
-        self._next_snapshot = 0
-        self.observed = 0
-
-    def observe(self, released: Released, metric: Metric) -> None:
-        """Add one release with the sign of its step."""
-        entry = metric.get(self.layer.name)
-        if self._pending is not None and entry is not self._entry:
-            self._add_pending()
-        self._entry = entry
-        signed = _sign(released.step) * matrix_of(self.layer, released.gradients)
-        if self._pending is not None:
-            signed = self._pending + signed
-        self._pending = signed
-        self.observed += 1
-
-    def _add_pending(self) -> None:
-        """Map the sum of one metric, add it to the total, and measure the canaries if due."""
-        assert self._pending is not None
-        if self.observed > self._next_snapshot or not self._squared_norms:
-            self._measure_canaries()
-            self._next_snapshot = self.observed + self._steps // SNAPSHOTS
-        mapped = _map_again(self.layer, self._entry, self._pending)
-        self._sum = self._sum + mapped
-        self._pending = None
-
-    def _measure_canaries(self) -> None:
-        """Store norms of the canaries in the metric in force."""
-        assert self._pending is not None
-        u = self._u.to(self._pending)
-        a = self._a.to(self._pending)
-        u, a, scale = _transform_factors(self.layer, self._entry, u, a)
-        u_squares = u.square()
-        a_squares = a.square()
-        if scale is None:
-            squares = u_squares.sum(1) * a_squares.sum(1)
-        else:
-            scaled = u_squares @ scale.square()
-            squares = (scaled * a_squares).sum(1)
-        self._squared_norms.append(squares.double())
-
-    def scores(self, plan: Plan) -> Scores:
-        """Return the inner product of each canary's unit gradient with the releases `[m]`.
-
-        The noise in it is Gaussian: the plan's standard deviation times the root of the steps.
-
-        Raises:
-            ValueError: no release was observed.
-        """
-        if self._pending is not None:
-            self._add_pending()
-        if not isinstance(self._sum, Tensor):
-            raise ValueError("no release was observed: call observe after every step")
-        squared_norms = torch.stack(self._squared_norms).mean(0)
-        norms = squared_norms.sqrt().clamp(min=1e-300)
-        total = plan.expected_batch_size * self._sum
-        u = self._u.to(total)
-        a = self._a.to(total)
-        transposed = u @ total
-        products = (transposed * a).sum(1).double() / norms
-        scores: Scores = products.cpu().numpy()
-        return np.nan_to_num(scores)
-
-
-def _map_again(layer: Layer, entry: Entry | None, matrix: Tensor) -> Tensor:
-    """Apply the metric's own map once more.
-
-    The map is symmetric, so ⟨g, mapped⟩ = ⟨whitened g, released⟩.
-    """
-    if entry is None:
-        return matrix
-    if entry.is_elementwise:
-        return matrix * _scale_matrix(layer, entry, matrix)
-    return entry.apply(matrix)
-
-
-def _scale_matrix(layer: Layer, entry: Entry, like: Tensor) -> Tensor:
-    """Return the scales of an elementwise entry as a matrix."""
-    scales = {}
-    for role, name in layer.parameters.items():
-        ones = torch.ones_like(layer.tensor(role))
-        scales[name] = entry.scales.get(role, ones)
-    matrix = matrix_of(layer, scales)
-    return matrix.to(like)
-
-
-def _transform_factors(
-    layer: Layer, entry: Any, u: Tensor, a: Tensor
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return u, a and scale such that scale ⊙ u aᵀ are the preconditioned canaries.
-
-    They are so up to a rotation.
-    """
-    if entry is None:
-        return u, a, None
-    if entry.is_elementwise:
-        return u, a, _scale_matrix(layer, entry, u)
-    factors: tuple[Tensor, Tensor, Tensor | None] = entry.map_factors(u, a)
-    return factors
