@@ -363,6 +363,7 @@ def _choose_source(noise: NoiseStream, step: int, device: torch.device, numbers:
     """
     pieces: Iterator[NDArray[Any]] | None = None
     generator = None
+    workers = torch.get_num_threads()
     if device.type != "cpu" and not noise.is_secure:
         generator = torch.Generator(device=device).manual_seed(noise.device_seed(step))
 
@@ -372,7 +373,7 @@ def _choose_source(noise: NoiseStream, step: int, device: torch.device, numbers:
         if size == numbers:
             return torch.from_numpy(noise.normal(size, step, kind))
         if pieces is None:
-            pieces = noise.pieces(numbers, step, kind)
+            pieces = noise.pieces(numbers, step, kind, workers)
         return torch.from_numpy(next(pieces))
 
     def draw_for_device(size: int, dtype: torch.dtype) -> Tensor:
@@ -398,12 +399,13 @@ def _correlate(
 ) -> Normal:
     """Return a source of noise that is correlated with earlier releases, drawn on the CPU."""
     pieces: Iterator[NDArray[Any]] | None = None
+    workers = torch.get_num_threads()
 
     def draw(size: int, dtype: torch.dtype) -> Tensor:
         nonlocal pieces
         if pieces is None:
             kind = str(dtype).removeprefix("torch.")
-            pieces = noise.correlated_pieces(numbers, step, kind, release, weights)
+            pieces = noise.correlated_pieces(numbers, step, kind, release, weights, workers)
         drawn = list(pieces) if size == numbers else [next(pieces)]
         return torch.from_numpy(np.concatenate(drawn)).to(device)
 

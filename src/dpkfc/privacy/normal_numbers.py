@@ -10,10 +10,12 @@ The operations are torch's, which are vectorised on every processor.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -30,6 +32,33 @@ They are valid until the next call.
 """
 
 
+class _Scratch(threading.local):
+    """Memory of each thread, in which every chunk is made: fresh pages cost more than the numbers.
+
+    What stays in it says no more than the sum and the noisy sum, which lie in the same memory.
+    """
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, NDArray[Any]] = {}
+
+    def take(self, size: int, dtype: str) -> NDArray[Any]:
+        """Return memory `[size]`, valid until the next call for the same type."""
+        array = self._arrays.get(dtype)
+        if array is None or len(array) < size:
+            array = self._arrays[dtype] = np.empty(size, dtype)
+        return array[:size]
+
+
+SCRATCH = _Scratch()
+
+
+def _take(like: Tensor, size: int, dtype: str) -> Tensor:
+    """Return memory `[size]` on the device of a tensor."""
+    if like.is_cpu:
+        return torch.from_numpy(SCRATCH.take(size, dtype))
+    return like.new_empty(size, dtype=getattr(torch, dtype))
+
+
 def fill_normal(out: Tensor, words: Words) -> None:
     """Fill a float32 or float64 tensor `[n]` with independent N(0, 1) numbers.
 
@@ -38,25 +67,32 @@ def fill_normal(out: Tensor, words: Words) -> None:
         words: of a keystream; each is used once.
     """
     half = -(-out.numel() // 2)
+    rest = out.numel() - half
     bits, bound = (32, _RARE) if out.dtype == torch.float32 else (53, _RARE_FINE)
     unit = 2.0**-bits
     uniform = words(2 * half, bits)
-    radius = uniform[:half].double()
-    angle = uniform[half:].to(out.dtype)
+    radius = _take(out, half, "float64").copy_(uniform[:half])
+    angle = out[:half].copy_(uniform[half:])
     if half and radius.amin() < bound:
         rare = (radius < bound).nonzero().squeeze(1)
         fraction = words(rare.numel(), 53).double().mul_(2.0**-53).add_(2.0**-54)
-        refined = radius[rare] + fraction
-        radius.add_(0.5)
+        refined = fraction.add_(radius[rare]).mul_(unit)
+        _center(radius, unit)
         radius[rare] = refined
     else:
-        radius.add_(0.5)
-    radius.mul_(unit).log_().mul_(-2.0).sqrt_()
-    scale = radius.to(out.dtype)
+        _center(radius, unit)
+    radius.log_().mul_(-2.0).sqrt_()
+    scale = radius
+    if out.dtype != radius.dtype:
+        scale = _take(out, half, "float32").copy_(radius)
     angle.mul_(2 * math.pi * unit)
-    rest = out.numel() - half
-    torch.cos(angle, out=out[:half]).mul_(scale)
     torch.sin(angle[:rest], out=out[half:]).mul_(scale[:rest])
+    angle.cos_().mul_(scale)
+
+
+def _center(integers: Tensor, unit: float) -> None:
+    """Replace k by (k + ½) · unit, a power of two, in one pass."""
+    torch.add(integers.new_full((), unit / 2), integers, alpha=unit, out=integers)
 
 
 @contextmanager

@@ -182,20 +182,30 @@ class NoiseStream(_Stream):
         Raises:
             ValueError: a negative size or step.
         """
-        pieces = self.pieces(size, step, dtype)
+        pieces = list(self.pieces(size, step, dtype))
+        if len(pieces) == 1:
+            return pieces[0]
         return np.concatenate([np.empty(0, dtype), *pieces])
 
-    def pieces(self, size: int, step: int, dtype: DTypeLike = np.float32) -> Iterator[NDArray[Any]]:
+    def pieces(
+        self, size: int, step: int, dtype: DTypeLike = np.float32, workers: int = 1
+    ) -> Iterator[NDArray[Any]]:
         """Yield the numbers of `normal` in order, by chunks; threads make some in advance.
 
         The numbers of a large model therefore never lie in memory all at once.
+
+        Args:
+            size: as of `normal`.
+            step: as of `normal`.
+            dtype: as of `normal`.
+            workers: threads that may work on a large draw; they change no number.
 
         Raises:
             ValueError: a negative size or step.
         """
         key, draw = self._next_draw(size, step)
         return _iterate_chunks(
-            size, lambda length, chunk: _draw_chunk(length, key, draw, chunk, dtype)
+            size, lambda length, chunk: _draw_chunk(length, key, draw, chunk, dtype), workers
         )
 
     def correlated_pieces(
@@ -205,6 +215,7 @@ class NoiseStream(_Stream):
         dtype: DTypeLike,
         release: int,
         weights: Sequence[float],
+        workers: int = 1,
     ) -> Iterator[NDArray[Any]]:
         """Yield Σ_j weights[j] · z_{release − j} by chunks, with a new draw z_release.
 
@@ -219,6 +230,7 @@ class NoiseStream(_Stream):
             dtype: float32 or float64; the sum is made in float64.
             release: number of the release in the ledger.
             weights: of this draw and of those before it.
+            workers: as of `pieces`.
 
         Raises:
             ValueError: a negative size or step.
@@ -236,7 +248,7 @@ class NoiseStream(_Stream):
                 total += weight * _draw_chunk(length, key, counter, chunk, dtype)
             return total.astype(dtype)
 
-        return _iterate_chunks(size, draw)
+        return _iterate_chunks(size, draw, workers)
 
     @property
     def correlated_draws(self) -> int:
@@ -269,20 +281,23 @@ class NoiseStream(_Stream):
         return seed >> 1
 
 
-def _count_workers() -> int:
-    """Return the number of threads that make noise."""
-    return min(8, os.cpu_count() or 1)
+# A thread that makes fewer chunks than this costs more than it saves.
+_LEAST_CHUNKS = 4
+_MOST_WORKERS = 8
 
 
-def _iterate_chunks(size: int, draw: Callable[[int, int], NDArray[Any]]) -> Iterator[NDArray[Any]]:
+def _iterate_chunks(
+    size: int, draw: Callable[[int, int], NDArray[Any]], workers: int
+) -> Iterator[NDArray[Any]]:
     """Yield the chunks of a draw in order; threads make some chunks in advance.
 
     Args:
         size: count of numbers.
         draw: makes a chunk from its length and its number.
+        workers: the most threads, if the draw is large enough.
     """
     lengths = [min(CHUNK, size - begin) for begin in range(0, size, CHUNK)]
-    workers = min(_count_workers(), len(lengths))
+    workers = min(workers, _MOST_WORKERS, len(lengths) // _LEAST_CHUNKS)
     if workers <= 1:
         for chunk, length in enumerate(lengths):
             yield draw(length, chunk)
@@ -300,19 +315,20 @@ def _iterate_chunks(size: int, draw: Callable[[int, int], NDArray[Any]]) -> Iter
 def _draw_chunk(length: int, key: bytes, draw: int, chunk: int, dtype: DTypeLike) -> NDArray[Any]:
     """Return the numbers of one chunk, from a counter of its own."""
     # It imports torch, which accounting alone does without.
-    from dpkfc.privacy.normal_numbers import fill_array
+    from dpkfc.privacy.normal_numbers import SCRATCH, fill_array
 
     counter = draw.to_bytes(8, "big") + chunk.to_bytes(4, "big") + bytes(4)
     keystream = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
 
     def words(count: int, bits: int) -> NDArray[Any]:
         size = count * (4 if bits == 32 else 8)
-        buffer = np.empty(size + 16, np.uint8)  # the cipher needs one more block
+        buffer = SCRATCH.take(size + 16, "uint8")  # the cipher needs one more block
         keystream.update_into(_ZEROS[:size], buffer.data)
         stream = buffer[:size]
         if bits == 32:
             return stream.view("<u4").astype(np.uint32, copy=False)
-        wide = stream.view("<u8") >> np.uint64(11)
+        wide = stream.view("<u8").astype(np.uint64, copy=False)
+        wide >>= np.uint64(11)
         return wide.view(np.int64)
 
     out = np.empty(length, dtype)
