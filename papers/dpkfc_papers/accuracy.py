@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from dpkfc.app.html.answer import interval
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
-from dpkfc.app.tuning.arms import Arm, Range, arm_of, use_source
+from dpkfc.app.tuning.arms import Arm, Range, arm_of
 from dpkfc.app.tuning.pool import Fits, Source, Task
 from dpkfc.app.tuning.runs import Plain, Row, Run
 from dpkfc.app.tuning.search import Search
@@ -42,6 +42,20 @@ TEXT: Mapping[str, Plain] = {
 }
 # Images of the other set, for every arm that takes public data.
 PUBLIC = 500
+
+
+_EXPONENTS = ("power_exponent", "zipf_exponent")
+
+
+def use_source(arm: Arm, source: str, name: str, label: str, **settings: Plain) -> Arm:
+    """Return the arm with curvature from a source that has no exponent to search."""
+    return replace(
+        arm,
+        name=name,
+        label=label,
+        settings={**arm.settings, "source": source, **settings},
+        space={key: values for key, values in arm.space.items() if key not in _EXPONENTS},
+    )
 
 
 def arms(recipe: str, public: int = PUBLIC) -> list[Arm]:

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
         DiSK,
         LowPass,
         PostProcess,
-        PostProcessBase,
         WeightEMA,
     )
     from dpkfc.privacy.ledger import BudgetExhausted
@@ -67,7 +66,6 @@ __all__ = [
     "PinkNoise",
     "Plan",
     "PostProcess",
-    "PostProcessBase",
     "Preconditioner",
     "PrivacyConfig",
     "Probe",
@@ -93,7 +91,7 @@ _NAMES = {
     " PinkNoise PublicData Refined TokenNoise WhiteNoise generated_text",
     "dpkfc.gradients.rules": "register_layer_rule",
     "dpkfc.allocator": "keep_freed_memory",
-    "dpkfc.postprocess": "EMA SOFIM AdamBC DiSK LowPass PostProcess PostProcessBase WeightEMA",
+    "dpkfc.postprocess": "EMA SOFIM AdamBC DiSK LowPass PostProcess WeightEMA",
     "dpkfc.privacy.ledger": "BudgetExhausted",
     "dpkfc.session": "Session",
     "dpkfc.tracking.batch_rules": "register_batch_rule",

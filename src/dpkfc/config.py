@@ -147,7 +147,7 @@ class Plan(PlanBase):
 
     @property
     def bands(self) -> int:
-        """Number of following steps over which the noise is correlated; 1 for independent noise."""
+        """Consecutive steps over which the noise is correlated; 1 for independent noise."""
         return self.config.bands or 1
 
     @cached_property
@@ -467,7 +467,7 @@ class PrivacyConfig:
             by the next ones; batches then come from `bands` groups of examples in turn. "auto"
             takes it where it has the smaller predicted error in the sums of steps, and "gaussian"
             elsewhere.
-        bands: for "correlated": number of following steps that share noise; 1 is "gaussian". None
+        bands: for "correlated": number of consecutive steps that share noise; 1 is "gaussian". None
             takes the number, from 2 on, with the smallest predicted error.
         sampler: "poisson", "truncated_poisson" (at most `max_batch_size`), "fixed" (without
             replacement, a new draw at every step) or "shuffle" (uncertified).
@@ -843,8 +843,8 @@ class PrivacyConfig:
             return Poisson(rate, dataset_size)
         if self.max_batch_size is not None:
             return TruncatedPoisson(rate, dataset_size, self.max_batch_size)
-        kind = FixedSize if self.sampler == "fixed" else Shuffle
-        return kind(self.expected_batch_size, dataset_size)
+        kinds = {"fixed": FixedSize, "shuffle": Shuffle}
+        return kinds[self.sampler](self.expected_batch_size, dataset_size)
 
     def _check_bands(self, bands: int, dataset_size: int) -> None:
         steps = self._steps(dataset_size)

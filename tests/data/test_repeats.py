@@ -63,7 +63,7 @@ REPEATED = {
 def test_repeats_are_refused(name: str) -> None:
     dataset, repeated = REPEATED[name]
     with pytest.raises(
-        ValueError, match=f"^{repeated} records stand in the dataset more than once"
+        ValueError, match=f"^{repeated} records occur more than once in the dataset"
     ):
         check_once(dataset)
     with pytest.raises(ValueError, match="more than once"):

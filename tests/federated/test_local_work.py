@@ -17,7 +17,7 @@ from dpkfc.federated import (
 )
 from dpkfc.federated.secure_aggregation import encode
 from dpkfc.federated.simulation import run_round
-from dpkfc.postprocess.pipeline import PostProcessBase
+from dpkfc.postprocess.pipeline import PostProcess
 from tests.federated.test_equality import plain_clipped_sum, set_weights
 from tests.federated.worlds import CLIENTS, RECORDS, datasets, head, loss_fn, plan_of, vector, world
 
@@ -75,7 +75,7 @@ def test_private_local_steps_of_single_examples():
     assert run.server.ledger.count == 6 == plan.releases
 
 
-class Listening(PostProcessBase):
+class Listening(PostProcess):
     """A filter that changes nothing and notes the mean square of what it is given, and the variance
     that it is told.
     """

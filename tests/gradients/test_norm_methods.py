@@ -39,7 +39,7 @@ def test_names_and_methods_are_checked_before_anything_is_spent() -> None:
     with pytest.raises(ValueError, match="layer '0' can use gram or materialised, not 'fast'"):
         PrivacyConfig(expected_batch_size=4, steps=1, norm_methods={"0": "fast"})
     config = PrivacyConfig(expected_batch_size=4, steps=1, norm_methods={"7": "gram"})
-    with pytest.raises(ValueError, match="layers that the model has not: 7"):
+    with pytest.raises(ValueError, match="layers that the model does not have: 7"):
         config.clip(["0", "2"])
     assert config.clip(["7"]).methods == {"7": "gram"}
 

@@ -377,7 +377,7 @@ def test_ledger_and_card_count_what_the_plan_counts(tmp_path) -> None:
         spent = session.epsilon
     assert card["guarantee"]["epsilon"] == spent == session.plan.epsilon()
     assert card["mechanism"]["bands"] == BANDS
-    assert "over 4 following steps" in (tmp_path / "privacy_card.md").read_text("utf-8")
+    assert "over 4 consecutive steps" in (tmp_path / "privacy_card.md").read_text("utf-8")
     facts = verify_ledger(tmp_path / "ledger.jsonl")
     assert facts["ε by PLD at δ = 0.001"] == pytest.approx(spent)
     assert total_of_ledgers([tmp_path]).epsilon == pytest.approx(spent)

@@ -60,7 +60,7 @@ class Ledger:
     def groups(self) -> int:
         """Return the number of groups of units that took turns, 1 where all units were drawn from.
 
-        With correlated noise a unit takes part in at most one of so many following steps.
+        With correlated noise a unit takes part in at most one of so many consecutive steps.
         """
         stated = self.header.get("groups", 1)
         return stated if type(stated) is int and stated > 1 else 1

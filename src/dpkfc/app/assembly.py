@@ -438,10 +438,7 @@ def _whole_noise(config: RunConfig, steps: int, share: float = 0.0) -> float:
 
 
 def settle(config: RunConfig, rows: int) -> RunConfig:
-    """Return the settings with the batch size that stands for all examples (or units).
-
-    A default for many examples stands for all of a few.
-    """
+    """Replace a batch size of 0, or one above the number of examples (or units), by this number."""
     if 0 < config.privacy.expected_batch_size <= rows:
         return config
     return config.change(expected_batch_size=rows)

@@ -135,7 +135,7 @@ def _check_value(setting: dataclasses.Field[Any], value: Any) -> Any:
     if isinstance(value, int) and value.bit_length() > 63:
         raise ConfigError(f"{name} must be a number of at most 64 bits")
     if isinstance(value, str) and not _fits_a_file(value):
-        raise ConfigError(f"{name} holds half a character, which no file can hold: {value!r}")
+        raise ConfigError(f"{name} contains half a character, which UTF-8 cannot store: {value!r}")
     if kind == "float":
         value = float(value)
         if not math.isfinite(value):
@@ -724,7 +724,7 @@ def check_name(name: str, where: str) -> None:
 
 
 def explain_setting(name: str) -> str:
-    """Return what a setting means, after the classes whose field it is where not all have it."""
+    """Return what a setting means, with the classes that it belongs to if only some have it."""
     rules = SETTINGS[name].metadata
     owners = rules.get("owners", ())
     text = rules.get("help", "")

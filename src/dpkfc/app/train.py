@@ -80,7 +80,7 @@ from dpkfc.report.card import stamp
 from dpkfc.report.text import rounded_up
 from dpkfc.session import Batch, Session, StepRecord
 
-# A function of the row of an evaluation after the first step. The run ends if it returns False.
+# Called with the row of each evaluation after the first step. The run ends if it returns False.
 Watch = Callable[[Row], bool]
 
 

@@ -43,7 +43,7 @@ KINDS = ("planted", "mislabelled")
 # Fractions of the canaries that are guessed. They are fixed in advance and share α.
 FRACTIONS = (0.1, 0.4, 0.8)
 FEWEST = 20  # canaries
-# An honest run fails with this probability at most by its bound, and by the noise that is heard.
+# The largest probabilities that an honest run fails: by its bound, and by the noise that is heard.
 CONTRADICTED, MISSING = 1e-3, 1e-6
 # The part of the noise that has to be heard, with room for norms that follow a changing metric.
 LEAST_NOISE = 0.97

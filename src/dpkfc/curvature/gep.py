@@ -141,7 +141,7 @@ class GEP(ProbePreconditioner):
         chunk: public examples in one forward pass; bounds memory.
         labels: `uniform` at random (the paper's), `given` takes the probe's, `model` draws them
             from the model's predictions.
-        likelihood: categorical, gaussian or bernoulli; see `refresh`.
+        likelihood: categorical, gaussian or bernoulli; see `likelihood`.
         loss: maps (model output, generator) to losses `[N]`, instead of a likelihood.
         seed: of the public random stream, one stream a step.
     """

@@ -109,7 +109,7 @@ def check_sides(ranks: Mapping[str, int], layers: Mapping[str, Iterable[str]]) -
     unknown = sorted(set(ranks) - known)
     if unknown:
         raise ValueError(
-            f"ranks names sides that the model has not: {', '.join(unknown)}; "
+            f"ranks names sides that the model does not have: {', '.join(unknown)}; "
             "`dpkfc doctor` lists its layers"
         )
 
@@ -276,7 +276,7 @@ class KFAC(ProbePreconditioner):
         labels: `model` draws labels from the model's predictive distribution (Fisher), `uniform`
             draws them at random, `given` takes the probe's. Given labels that do not fit the head
             are replaced by drawn ones, and the privacy card says so.
-        likelihood: categorical, gaussian or bernoulli; see `refresh`.
+        likelihood: categorical, gaussian or bernoulli; see `likelihood`.
         loss: maps (model output, generator) to losses `[N]`, instead of a likelihood.
         sides: input (A only), both (the DP-KFC paper) or output (G only). The other side becomes
             the identity times the value of its mean eigenvalue. Every layer then keeps its scale
@@ -314,7 +314,7 @@ class KFAC(ProbePreconditioner):
             averaged factors. None takes a sixteenth of `probe_size`.
         drift: if the factors have changed by less than this since the metric was built, a refresh
             keeps that metric and skips the eigenproblems. 0 always builds a new metric; see
-            `refresh.measure_drift`.
+            `factor_history.measure_drift`.
         rows_per_dim: with `sharing="expand"`, a factor of size d is formed from about this many
             times d positions (4096 or more) if the probe has more, and with averaged factors from
             1 − β of them at every refresh after the first. A public stream samples a few of every

@@ -40,7 +40,7 @@ Rules = Mapping[str, str]
 # Per-example gradient norms on the probe, for the scale of a metric and for figures.
 #
 # These norms choose a number and draw pictures; no sensitivity rests on them. The certified ones
-# are in `gradients`.
+# are in `linalg.norms`.
 
 
 def probe_norms(blocks: Blocks, *metrics: Metric, last: int | None = None) -> list[Tensor]:

@@ -169,7 +169,7 @@ def check_once(dataset: Any) -> None:
         repeats += rows.size - np.unique(rows).size
     if repeats:
         raise ValueError(
-            f"{repeats} records stand in the dataset more than once, and each would count several"
+            f"{repeats} records occur more than once in the dataset, and each would count several"
             " times: leave repeats out, or pass units= and max_records_per_unit"
         )
 

@@ -61,7 +61,7 @@ class Sampler(Protocol):
 
     @property
     def separation(self) -> int:
-        """Return the number of following steps of which an example takes part in at most one.
+        """Return the length of a window of steps in which an example takes part at most once.
 
         By default it is 1: an example may take part in any step.
         """
@@ -89,9 +89,6 @@ class Sampler(Protocol):
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """Return plain values for the card, the header of the ledger and the hash of the plan."""
-
-
-SamplerBase = Sampler
 
 
 def _check_size(name: str, value: int, largest: int | None = None) -> None:
@@ -232,8 +229,8 @@ class Poisson(Sampler):
 class CyclicPoisson(Sampler):
     """Poisson batches from one of `groups` fixed groups of examples in turn.
 
-    An example takes part in at most one of `groups` following steps, as correlated noise needs it.
-    The groups are of equal size (but for one example), and follow from the place of an example in
+    An example takes part in at most one of `groups` consecutive steps, as correlated noise needs
+    it. The groups are of equal size (but for one example), and follow from the place of an example in
     the dataset by a fixed permutation. Neighbours: one example added or removed, where the place of
     a removed example stays empty ("zero-out" neighbours), so that no other example changes its
     group. This fits a number of examples that is public.

@@ -297,7 +297,7 @@ class FederatedConfig:
         rounds: T.
         expected_records: records of all clients together, as a public constant. With the rate it
             makes the divisor, and no client may hold more. It is never measured from messages.
-        privacy: one of the privacy models above.
+        privacy: one of the models in `privacy_models`.
         local: what a client does in a round.
         rule: what the server does with the release.
         max_grad_norm: C, in preconditioned space: of one example, or of all that a client sends.

@@ -101,7 +101,7 @@ class SecureAggregation(PrivacyModel):
 
 @dataclass(frozen=True)
 class PerUpload(PrivacyModel):
-    """Protects one example from a server that sees every message, which has the whole noise."""
+    """Protects one example from a server that sees each message: each has the whole noise."""
 
     name = "example-level, per upload"
     has_full_noise = True

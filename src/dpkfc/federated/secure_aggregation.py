@@ -36,7 +36,7 @@ different clients, where 2 t <= n + colluding clients. Only its own client's noi
 opened message: `FederatedPlan.views` has that ε.
 
 Rounding. Sum and noise are multiples of one grid before they are masked
-(`privacy.releases.grid_of`). Hence the sum of masked integers is the sum of the noisy numbers to
+(`privacy.grid.grid_of`). Hence the sum of masked integers is the sum of the noisy numbers to
 the last bit. Every client rounds its own noise. For noise shares of 2⁹ grid steps and more, compare
 the sum of t rounded shares with a Gaussian plus t uniform numbers of one grid step. The
 probabilities of the first are the density of the second at the points of the grid, up to a total

@@ -56,7 +56,6 @@ from dpkfc.rng_state import randomize_generators, restarter
 from dpkfc.tracking.states import Unknown
 from dpkfc.tracking.tracker import Tracker
 
-"""Clippings of a gradient that is split along a basis (GEP), each part with a clip of its own."""
 LossFn = Callable[[nn.Module, Any], Tensor]
 """Maps the model and a batch to one loss a row `[n]`."""
 _LEAST = torch.finfo(torch.float32).tiny  # smallest factor in full precision
@@ -98,8 +97,10 @@ def clip_factors(
     if clipping == "automatic":
         check_positive("automatic_gamma", automatic_gamma)
         factors = max_grad_norm / (norms + automatic_gamma)
-    else:
+    elif clipping in ("flat", "normalised"):
         factors = (max_grad_norm / norms).clamp(max=1.0)
+    else:
+        raise ValueError(f"clipping={clipping!r} has no rule for its factors")
     if clipping == "normalised":
         factors = factors / max_grad_norm
     is_counted = torch.isfinite(norms) & (factors >= _LEAST)

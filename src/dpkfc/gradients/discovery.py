@@ -164,7 +164,7 @@ class _Owner:
         return {role: p for role, p in self.parameters.items() if p.requires_grad}
 
     def identify(self, roles: Iterable[str]) -> tuple[Any, ...]:
-        """Return what modules have in common whose gradients of some roles have one form.
+        """Return a key that is equal for modules whose gradients of these roles can be added.
 
         It is the paths, the orientation and the parameters. Tensors are identified by their ids,
         since they have no truth value of their own.

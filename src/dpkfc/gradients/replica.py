@@ -588,8 +588,8 @@ class Replica:
     def close_unchanged(self) -> None:
         """Give back variables and attributes that have not changed; `close` gives back the others.
 
-        What the program does to them from now on stays. Containers become the objects that they
-        were, with what they hold now: a program may reach them on another way.
+        What the program does to them from now on stays. The original containers come back with
+        their present contents, since other references may point to them.
         """
         self._fill_originals()
         for key, x in list(self._variables.items()):

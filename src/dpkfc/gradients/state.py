@@ -88,7 +88,7 @@ def own_pass(model: nn.Module) -> Iterator[None]:
         yield
 
 
-_PUT_BACK = "use a parametrization, or write behind each step and call accept_weights()"
+_PUT_BACK = "use a parametrization, or write after each step and call accept_weights()"
 _ERASED = (
     "its value is unknown and has been erased: load the last checkpoint (docs/errors.md#state)"
 )
@@ -283,10 +283,7 @@ def checked_state(model: nn.Module) -> Iterator[PublicCheck]:
 
 
 def _copy_or_digest(p: Tensor) -> Tensor | str:
-    """Return a copy in main memory, or the digest of a parameter that has none.
-
-    It is large and frozen, or not loaded.
-    """
+    """Return a copy in main memory, or the digest of a large frozen or unloaded parameter."""
     if p.requires_grad or p.numel() * p.element_size() <= LARGE:
         with suppress(RuntimeError, NotImplementedError, TypeError):
             return to_local(p).to("cpu", copy=True)

@@ -356,7 +356,7 @@ def _rounding_of_map(
 ) -> Tensor | float:
     """Return how far mapping the sum can move an example's part of it, `[N]`.
 
-    The arguments are as in `_rounding_of_second_pass`. Rows are rotated before they cancel, so an
+    The arguments are as in `rounding_of_second_pass`. Rows are rotated before they cancel, so an
     eigenbasis counts their magnitudes.
     """
     if metric.is_identity:

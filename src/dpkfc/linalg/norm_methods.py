@@ -61,5 +61,6 @@ def check_methods(methods: Mapping[str, str], layers: Iterable[str] | None = Non
     if unknown:
         names = ", ".join(unknown)
         raise ValueError(
-            f"norm_methods names layers that the model has not: {names}; `dpkfc doctor` lists them"
+            f"norm_methods names layers that the model does not have: {names}; "
+            "`dpkfc doctor` lists them"
         )

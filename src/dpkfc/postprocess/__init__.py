@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpkfc.postprocess.pipeline import PostProcess, PostProcessBase, WeightEMA
+from dpkfc.postprocess.pipeline import PostProcess, WeightEMA
 from dpkfc.postprocess.steps import EMA, SOFIM, AdamBC, DiSK, LowPass
 
 __all__ = [
@@ -12,6 +12,5 @@ __all__ = [
     "DiSK",
     "LowPass",
     "PostProcess",
-    "PostProcessBase",
     "WeightEMA",
 ]

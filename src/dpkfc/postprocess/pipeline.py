@@ -89,10 +89,6 @@ class PostProcess(Protocol):
         return self.apply(released, state)
 
 
-# The public name for subclasses.
-PostProcessBase = PostProcess
-
-
 def get_tensor(state: State, kind: str, name: str) -> Tensor | None:
     """Return the tensor of one kind for one parameter, None before the first step."""
     return state.get(f"{kind}/{name}")
@@ -438,9 +434,9 @@ def _check_step(
     """
     if not isinstance(step, PostProcess):
         raise ValueError(
-            f"{type(step).__name__} in postprocess is not a PostProcess (derive from"
-            " PostProcessBase): use preconditioner= or weight_average=, or give a torch"
-            " optimizer to the session"
+            f"{type(step).__name__} in postprocess is not a PostProcess: derive it from"
+            " this class, use preconditioner= or weight_average=, or give a torch optimizer to the"
+            " session"
         )
     name: str = step.describe()["name"]
     if step.needs_variance and adaptive:

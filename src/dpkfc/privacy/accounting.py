@@ -559,7 +559,7 @@ def cross_check(
 def _compare_totals(
     charges: Charges, delta: float, alone: float, by_pld: float, by_rdp: float
 ) -> None:
-    """Refuse a total below a part's ε, above a looser bound, or of which our own differs."""
+    """Refuse a total below one part's ε, above a looser bound, or different from our own ε."""
     event, _ = compose(charges)
     count = sum(n for _, n in charges)
     grid = _grid_error(event, count, delta)
@@ -829,8 +829,8 @@ class EpsilonCurve:
     def running_epsilon(self, count: int) -> float:
         """Return ε to show after `count` releases of a run, in milliseconds.
 
-        It is an upper bound, from our own distribution of the loss, and exceeds what dp-accounting
-        gives for all planned releases in no case. From there on it is dp-accounting's own.
+        It is an upper bound, from our own distribution of the loss, and never exceeds
+        dp-accounting's ε of all planned releases. From there on it is dp-accounting's own.
 
         Raises:
             ValueError: a negative count.
@@ -848,7 +848,7 @@ class EpsilonCurve:
     def upper_bound(self, count: int, every: int = 0) -> float:
         """Return an upper bound of ε of `count` releases that never falls with the count.
 
-        It is seldom computed.
+        Few values are computed, because counts are rounded up to a fixed set.
 
         It is the value at the next count of a fixed set: a geometric grid, the horizon, and the
         multiples of `every`. Other known values are not used, because the bound could then fall

@@ -1,4 +1,4 @@
-"""Correlate the noise of following steps, so that a part of it cancels in the sum of the steps.
+"""Correlate the noise of consecutive steps, so that a part of it cancels in the sum of the steps.
 
     release_t = sum_t + stddev · w_t,    w = C⁻¹ z,    z independent N(0, 1)
 

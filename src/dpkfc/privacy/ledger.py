@@ -79,7 +79,7 @@ class Verified:
     def groups(self) -> int:
         """Return the number of groups that took turns, 1 where every step drew from all units.
 
-        So many following steps cost a unit one event.
+        So many consecutive steps cost a unit one event.
         """
         stated = self.header.get("groups", 1)
         return stated if type(stated) is int and stated > 1 else 1

@@ -76,7 +76,7 @@ class Grid:
     count: int
 
     def error(self, epsilon: float, interval: float = 0.0) -> float:
-        """Return about the most that a grid, by default this one, adds to ε."""
+        """Estimate the most that a grid, by default this one, adds to ε."""
         h = interval or self.interval
         # Moving masses by up to h raises the cumulant of a release at t by t (t + 1) h² / 8.
         error = self.count * (1 + self.tilt) * h**2 / 8

@@ -79,7 +79,7 @@ class ClippedSum:
     Attributes:
         tensors: parameter name to its part of the sum, in the space of the clip.
         max_grad_norm: C of the clip.
-        clipping: one that `gradients.clipped_sum.contribution_bound` knows.
+        clipping: one that `clipping.contribution_bound` knows.
     """
 
     tensors: Tensors

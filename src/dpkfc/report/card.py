@@ -77,7 +77,7 @@ _ROUNDING = 1e-3
 _NOISE = {
     "gaussian": "Gaussian in floating-point numbers, whose rounding is not accounted for",
     "rounded": "Gaussian, sum and noise rounded to one grid, which the sensitivity accounts for",
-    "correlated": "Gaussian in floating-point numbers, correlated over {bands} following steps",
+    "correlated": "Gaussian in floating-point numbers, correlated over {bands} consecutive steps",
 }
 
 # -- building --------------------------------------------------------------------------------------

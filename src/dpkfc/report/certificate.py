@@ -16,7 +16,7 @@ from typing import Any
 
 from dpkfc.checkpoint import file_digest, place_file
 from dpkfc.privacy.ledger import verify
-from dpkfc.report.card import CARD, LEDGER, audit_rows, failed_checks
+from dpkfc.report.card import CARD, LEDGER, audit_rows, failed_checks, to_json
 from dpkfc.report.officer import check_line, describe_noun, is_promised, meaning_lines
 from dpkfc.report.text import number, rounded_up
 from dpkfc.report.verify import CardError, require_card, verify_ledger
@@ -95,7 +95,7 @@ def certify(run: Path, out: Path, given: Mapping[str, str]) -> dict[str, Any]:
         "fingerprint": fingerprint(head, weights["sha256"]),
     }
     place_file(out, lambda part: _draw(part, certificate, content))
-    text = json.dumps(certificate, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = to_json(certificate)
     place_file(out.with_suffix(".json"), lambda part: part.write_text(text, "utf-8"))
     return certificate
 
@@ -220,7 +220,7 @@ def _attacks(card: Mapping[str, Any], noun: str) -> list[str]:
     meaning = card["meaning"]
     right, found = meaning["right_at_even_odds"], meaning["found_at_1_percent_false_alarms"]
     return [
-        f"Who tosses a coin about whether one {noun} was in the data is right half of the time. "
+        f"Guessing by coin toss whether one {noun} was in the data is right half of the time. "
         f"The best attack is right at most <b>{rounded_up(100 * right, 1)} %</b> of the time.",
         f"An attack that wrongly accuses 1 of 100 outsiders finds at most "
         f"<b>{rounded_up(100 * found, 1)}</b> of 100 that were in the data. Guessing finds 1.",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
+from dpkfc._errors import one_line
 from dpkfc.checkpoint import (
     file_digest,
     read_ledger_state,
@@ -603,7 +604,7 @@ def charges_of(
 
     Args:
         releases: lines of a ledger, from the first on.
-        groups: of the ledger; so many following steps cost a unit one event.
+        groups: of the ledger; so many consecutive steps cost a unit one event.
     """
     texts = [json.dumps(release["event"], sort_keys=True) for release in releases]
     of_steps = {t for t, release in zip(texts, releases, strict=True) if "purpose" not in release}
@@ -625,7 +626,7 @@ def _epsilon_of_releases(
     try:
         return total_epsilon(charges_of(releases, groups), delta, accountant)
     except (TypeError, ValueError, ArithmeticError, MemoryError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = one_line(error)
         raise CardError(
             f"the chain of the ledger {path} holds, but its ε cannot be computed: {reason}"
         ) from error

@@ -32,7 +32,7 @@ _WEIGHT = 2**20
 
 
 def bin_numbers(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the bin of each number, `NO_BIN` for an infinite one or for none.
+    """Return the bin of each number, `NO_BIN` for infinity and NaN.
 
     Each number is looked at by itself.
     """

@@ -77,7 +77,7 @@ def read_number(text: str, form: NumberForm = PLAIN) -> float | None:
 
 
 def _write_plainly(text: str, form: NumberForm) -> str:
-    """Return a number as Python writes it, and a text that is not a number as one that is not."""
+    """Rewrite a number in Python's notation; a text that is not a number stays one."""
     if form.signs:
         sign = _COMPARISON.match(text)
         text = text[sign.end() :] if sign else text

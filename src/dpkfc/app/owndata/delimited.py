@@ -168,8 +168,8 @@ def is_unicode(text: str) -> bool:
 def split_line(line: str, delimiter: str) -> tuple[list[str], str]:
     """Return the cells of a line, and whether it is "whole", or "open" or "bad" by its quotes.
 
-    A cell is quoted if a quote is its first sign but blanks; quotes in it are doubled. Elsewhere a
-    quote is a sign like others.
+    A cell is quoted if its first character that is not blank is a quote; quotes in it are doubled.
+    Elsewhere a quote is an ordinary character.
     """
     if delimiter == " ":
         line = re.sub(r"[ \t]+", " ", line).strip(" ")

@@ -160,7 +160,7 @@ PNEUMONIAMNIST_CNN = medical_recipe("pneumoniamnist-cnn", PNEUMONIA, num_classes
 BREASTMNIST_CNN = medical_recipe("breastmnist-cnn", BREAST, num_classes=2)
 
 
-# All but the digits.
+# Without the digits and the linear heads.
 IMAGE_RECIPES = (
     MNIST_CNN,
     MNIST_MLP,

@@ -213,17 +213,6 @@ def random_twin(arm: Arm) -> Arm:
     )
 
 
-def use_source(arm: Arm, source: str, name: str, label: str, **settings: Plain) -> Arm:
-    """Return the arm with curvature from a source that has no exponent to search."""
-    return replace(
-        arm,
-        name=name,
-        label=label,
-        settings={**arm.settings, "source": source, **settings},
-        space=_remove(arm.space, [*_PINK, *_ZIPF]),
-    )
-
-
 def arms_for(
     recipe: str, methods: list[str], *, controls: bool = True, optimizer: str = ""
 ) -> list[Arm]:

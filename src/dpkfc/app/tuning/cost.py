@@ -228,7 +228,7 @@ def _count_events(verified: Verified) -> Counter[str]:
         if isinstance(most, int):
             counts[released[-1]] += max(0, most - len(released))
         if not purpose and len(set(released)) == 1:
-            # So many following steps cost a unit one event.
+            # So many consecutive steps cost a unit one event.
             steps = max(len(released), most or 0)
             counts[released[-1]] -= steps - -(-steps // verified.groups)
     return counts

@@ -22,6 +22,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from dpkfc._errors import one_line
 from dpkfc.allocator import keep_freed_memory
 from dpkfc.app.run_folder import RunFolderError
 from dpkfc.app.tuning.runs import Ended, Judge, Place, Row, Run, StudyError
@@ -341,7 +342,7 @@ def run_one(run: Run, place: Place, judge: Judge | None, end: float = math.inf) 
     except Ended as ended:
         return Outcome("ended", ended.row) if ended.is_deliberate else Outcome("stopped")
     except Exception as error:
-        text = " ".join(str(error).split())
+        text = one_line(error)
         if not isinstance(error, (ValueError, CheckpointError, LedgerError)):
             text = f"{type(error).__name__}: {text}"
         if not isinstance(error, _MACHINE_ERRORS):
