@@ -231,8 +231,8 @@ class CyclicPoisson(Sampler):
 
     An example takes part in at most one of `groups` consecutive steps, as correlated noise needs
     it. The groups are of equal size (but for one example), and follow from the place of an example
-    in the dataset by a fixed permutation. Neighbours: one example added or removed, where the place of
-    a removed example stays empty ("zero-out" neighbours), so that no other example changes its
+    in the dataset by a fixed permutation. Neighbours: one example added or removed, where the place
+    of a removed example stays empty ("zero-out" neighbours), so that no other example changes its
     group. This fits a number of examples that is public.
 
     Attributes:
