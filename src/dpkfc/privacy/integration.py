@@ -143,9 +143,11 @@ class Losses:
 
     def cumulant(self, tilt: float) -> float:
         """Return log E exp(tilt · loss)."""
-        exponents = tilt * self.loss
-        total = scipy.special.logsumexp(exponents, b=self.mass)
-        return float(total)
+        has_mass = self.mass > 0
+        exponents = tilt * self.loss[has_mass]
+        largest = float(exponents.max())
+        total = float(self.mass[has_mass] @ np.exp(exponents - largest))
+        return largest + math.log(total)
 
 
 def sampled_losses(rate: float, stddev: float) -> Losses:
