@@ -773,7 +773,7 @@ class PrivacyConfig:
             least = 2 if self.noise == CORRELATED else 1
             most = self._most_bands(dataset_size)
             if most < least:
-                self._with_bands(least)._sampler(dataset_size)
+                self._check_bands(least, dataset_size)
             bands = choose_bands(least, most, steps, estimate_noise)
             return self._with_bands(bands).calibrate(epsilon, delta, dataset_size)
         noise_multiplier = calibrate_noise_multiplier(
@@ -849,13 +849,18 @@ class PrivacyConfig:
     def _check_bands(self, bands: int, dataset_size: int) -> None:
         steps = self._steps(dataset_size)
         if bands > steps:
-            raise ValueError(f"bands={bands} exceeds the {steps} steps; choose at most {steps}")
+            advice = f"choose at most {steps}" if steps > 1 else "use noise='gaussian'"
+            raise ValueError(f"bands={bands} exceeds the number of steps, {steps}; {advice}")
         most = dataset_size // self.expected_batch_size
+        if most < 2:
+            raise ValueError(
+                "noise='correlated' gains nothing where a batch holds more than half of the data"
+                f" ({self.expected_batch_size} of {dataset_size}); use noise='gaussian'"
+            )
         if bands > most:
             raise ValueError(
                 f"bands={bands} groups of {dataset_size} examples are smaller than"
-                f" expected_batch_size={self.expected_batch_size}; "
-                + (f"choose at most {most} bands" if most > 1 else "use noise='gaussian'")
+                f" expected_batch_size={self.expected_batch_size}; choose at most {most} bands"
             )
 
     def _steps(self, dataset_size: int) -> int:

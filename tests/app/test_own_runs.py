@@ -448,9 +448,14 @@ def test_an_error_in_a_part_of_a_task_names_its_line(tmp_path: Path, name: str, 
         (["--data", "x.csv", "--task", "a:b"], "leave one out"),
         (["--data", "x.csv", "--recipe", "digits"], "has its own data"),
         (["--data", "nothing"], "does not exist"),
-        (["--recipe", "digits", "--device", "foo"], "opencl,); try cpu"),
+        (
+            ["--recipe", "digits", "--device", "cudda"],
+            "unknown device 'cudda'; did you mean 'cuda'?",
+        ),
         (["--data", "x.csv"], "dpkfc schema x.csv --target NAME"),
         (["--data", "x.csv", "--text", "note"], "text = 'note' does not apply to x.csv; leave it"),
+        (["--data", "t.jsonl", "--schema", "t.toml", "--text", "b"], "key is 'note', and --text"),
+        (["--data", "t.jsonl", "--schema", "c.toml", "--text", "b"], "leave --text b out"),
         (["--data", "x.csv", "--label-file", "l.csv"], "label_file = 'l.csv' does not apply to"),
         (["--task", "a:b", "--target", "y"], "target = 'y' does not apply to a:b; leave it out"),
         (["--recipe", "own-table"], "made from own data; give --data"),
@@ -461,8 +466,11 @@ def test_choices_that_do_not_go_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ):
     monkeypatch.chdir(tmp_path)
-    for name in ("x.csv", "l.csv"):
+    for name in ("x.csv", "l.csv", "t.jsonl"):
         Path(name).touch()
+    first = 'target = "y"\nclasses = ["a", "b"]\n'
+    Path("t.toml").write_text(f'{first}[text]\nkey = "note"\n', "utf-8")
+    Path("c.toml").write_text(f'{first}[columns.note]\nkind = "text"\n', "utf-8")
     code, text = _call("train", *words, "--out", str(tmp_path / "run"))
     assert code == 2 and message in text
     assert not (tmp_path / "run").exists()

@@ -88,7 +88,7 @@ def test_typed_files_give_what_csv_gives(tmp_path: Path, suffix: str):
     write = pa.parquet.write_table if suffix == ".parquet" else pa.feather.write_feather
     write(pa.table(columns), typed)
     assert torch.equal(encode_table(typed, schema).inputs, encode_table(path, schema).inputs)
-    text = empty_schema(typed, "outcome", "text", None)
+    text = empty_schema(typed, "outcome", "", None)
     assert re.search(r'\[columns.age\]\nkind = "number"', text)
 
 
@@ -218,9 +218,9 @@ def test_the_schema_that_is_kept_says_the_same(tmp_path: Path):
 
 def test_an_empty_schema_shows_no_row_and_asks_for_kinds(tmp_path: Path):
     path, _ = write_patients(tmp_path)
-    text = empty_schema(path, "outcome", "text", None)
+    text = empty_schema(path, "outcome", "", None)
     only_header = write_rows(tmp_path / "header.csv", [])
-    assert text == empty_schema(only_header, "outcome", "text", None)
+    assert text == empty_schema(only_header, "outcome", "", None)
     assert 'kind = "ignore"' in text and "[columns.outcome]" not in text
     unfilled = tmp_path / "unfilled.toml"
     unfilled.write_text(text, "utf-8")
@@ -228,12 +228,23 @@ def test_an_empty_schema_shows_no_row_and_asks_for_kinds(tmp_path: Path):
         read_schema(unfilled)
     semicolons = tmp_path / "semicolons.csv"
     semicolons.write_text("age;sex,or gender;y\n1;a;b\n", "utf-8")
-    text = empty_schema(semicolons, "y", "text", None)
+    text = empty_schema(semicolons, "y", "", None)
     assert 'delimiter = ";"' in text and '[columns."sex,or gender"]' in text
     tabs = tmp_path / "tabs.tsv"
     tabs.write_text("age\ty\n1\ta\n", "utf-8")
     # A terminal shows a tab itself as blanks.
-    assert 'delimiter = "\\t"' in empty_schema(tabs, "y", "text", None)
+    assert 'delimiter = "\\t"' in empty_schema(tabs, "y", "", None)
+
+
+def test_a_delimiter_that_is_not_known_is_given(tmp_path: Path):
+    path = tmp_path / "odd.txt"
+    path.write_text("age^y\n1^a\n", "utf-8")
+    with pytest.raises(DatasetError, match=r"has one column, 'age\^y'; .* --delimiter '\^'"):
+        empty_schema(path, "y")
+    assert 'delimiter = "^"' in empty_schema(path, "y", delimiter="^")
+    for given in ({"text": "note"}, {"sheet": "one"}, {"label_file": path}):
+        with pytest.raises(ConfigError, match="does not apply to .*odd.txt; leave it out"):
+            empty_schema(path, "y", **given)
 
 
 def test_numbers_may_have_a_decimal_comma(tmp_path: Path):
@@ -298,6 +309,8 @@ def test_names_of_identifiers(name: str, seen: bool):
         ('kind = "text"\nbuckets = 16', 'kind = "category"', "'note' needs .* or kind = 'text'"),
         ("buckets = 16", "buckets = 15", "power of two"),
         ('kind = "flag"', 'kind = "flags"', "kind 'flags'; choose number"),
+        ('kind = "flag"', 'kind = "date"\nformat = "dd.mm.yyyy"', "format 'dd.mm.yyyy' is not one"),
+        ('kind = "flag"', 'kind = "date"\nformat = "%Y-%Q"', "format '%Y-%Q' is not one of dates"),
         ('kind = "flag"', 'kinds = "flag"', "unknown key 'kinds'; did you mean 'kind'"),
         ('classes = ["no", "yes"]', 'classes = ["no"]', "two or more different"),
         ('classes = ["no", "yes"]', "", "classes is empty"),
@@ -420,7 +433,7 @@ def test_a_damaged_parquet_file_is_named(tmp_path: Path):
 def test_a_target_outside_of_the_header_is_named(tmp_path: Path):
     path, schema_path = write_patients(tmp_path)
     with pytest.raises(DatasetError, match="no column 'income'"):
-        empty_schema(path, "income", "text", None)
+        empty_schema(path, "income", "", None)
     schema = replace(read_schema(schema_path), target="income")
     with pytest.raises(DatasetError, match="no column 'income'"):
         encode_table(path, schema)

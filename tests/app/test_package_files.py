@@ -50,7 +50,7 @@ def test_spss_keeps_codes_and_long_times(tmp_path: Path):
     assert _texts(path, "age") == [None, "999", None]  # 40 is a missing value of the user
     assert _texts(path, "day")[1:] == [None, "1582-10-14"]
     assert _texts(path, "id") == ["A1", "B2", "007"]
-    text = empty_schema(path, "id", "text", None)
+    text = empty_schema(path, "id", "", None)
     assert 'categories = ["999"]' in text and "999 = unknown" in text and 'kind = "date"' in text
     assert read_header(path).kinds["span"] == "number"
 

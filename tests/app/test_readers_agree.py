@@ -256,7 +256,7 @@ def test_json_lines_are_a_table_where_the_schema_has_columns(tmp_path: Path):
     assert records.labels[-1] == -1 and records.figures["unreadable", "rows"] == 1 / 401
     config, recipe = configure({**chosen, "data": str(path)})
     assert config.run.recipe == recipe.name == "own-table"
-    assert "[columns.age]" in empty_schema(path, "y", "text", None)
+    assert "[columns.age]" in empty_schema(path, "y", "", None)
 
 
 def test_a_schema_names_the_columns_of_a_file_without_a_header(tmp_path: Path):

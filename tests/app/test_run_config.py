@@ -28,7 +28,7 @@ from dpkfc.app.settings import (
     library_values,
     make_config,
 )
-from dpkfc.app.settings_file import flatten, known_settings, to_toml
+from dpkfc.app.settings_file import flatten, known_settings, read_choices, to_toml
 from dpkfc.app.toml import ConfigError, nearest, read_toml, tomllib
 from dpkfc.app.train import prepare
 from dpkfc.config import PrivacyConfig
@@ -86,6 +86,25 @@ def test_named_values_are_names_with_values(text: str):
         make_config(ranks=text)
     with pytest.raises(ConfigError, match="norm_methods takes NAME=VALUE"):
         make_config(norm_methods=text)
+
+
+def test_epochs_and_steps_exclude_each_other(tmp_path: Path):
+    path = tmp_path / "run.toml"
+    path.write_text('recipe = "digits"\nepochs = 3\nsteps = 4\n', "utf-8")
+    for file, flags in ((None, {"epochs": 3.0, "steps": 4}), (path, {})):
+        with pytest.raises(ConfigError, match="epochs = 3.* and steps = 4 both say"):
+            read_choices(file, {"recipe": "digits", **flags})
+    path.write_text("steps = 4\n", "utf-8")
+    config = run_config(read_choices(path, {"recipe": "digits", "epochs": 3.0}))
+    assert (config.privacy.epochs, config.privacy.steps) == (3.0, 0)
+    # The method has steps of its own.
+    config = layer_settings({"method": {"dp-moments": {"steps": 40}}}, {"method": "dp-moments"})
+    assert config.privacy.steps == 40
+    chosen = {"method": "dp-moments", "epochs": 3.0}
+    assert layer_settings({"method": {"dp-moments": {"steps": 40}}}, chosen).privacy.steps == 0
+    # What a run has written holds both.
+    path.write_text(to_toml(run_config({"recipe": "digits", "steps": 7})), "utf-8")
+    assert run_config(read_choices(path, {})).privacy.steps == 7
 
 
 def test_a_written_config_beats_the_recipe(tmp_path: Path):

@@ -312,7 +312,7 @@ def test_a_folder_below_runs_is_made_when_none_is_named(
 
 
 def test_a_device_that_is_not_there_is_named(tmp_path: Path):
-    with pytest.raises(ConfigError, match="device 'nonsense' cannot be used"):
+    with pytest.raises(ConfigError, match="unknown device 'nonsense'; known: cpu, cuda"):
         run(_config(tmp_path / "run", device="nonsense"))
 
 

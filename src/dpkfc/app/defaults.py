@@ -58,6 +58,9 @@ def layer_settings(defaults: Settings, chosen: Settings, where: str = "recipe") 
     if ensure_text(optimizer) in by_optimizer:
         settings |= flatten(by_optimizer[optimizer], f"{where} [method.{lender}.{optimizer}]")
     settings |= chosen
+    if "epochs" in chosen and not chosen.get("steps"):
+        # Steps of the recipe would win.
+        settings["steps"] = 0
     if "lr" not in chosen:
         settings |= _borrow_rate(method, optimizer, settings, borrowed, of_method, by_optimizer)
     return make_config(**settings)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from dpkfc.app.datasets.errors import DatasetError, import_optional
 from dpkfc.features.cache import cached_tensors
 from dpkfc.features.layer_means import LayerMeans
-from dpkfc.features.text_encoder import TextEncoder
+from dpkfc.features.text_encoder import TextEncoder, hide_loading_bar
 
 # --------------------------------------------------------------------------------------------------
 # A pretrained sentence encoder with a linear head, from the weights that the package
@@ -74,9 +74,14 @@ def minilm_classifier(classes: int = 2, trained_blocks: int = 1) -> SentenceClas
         DatasetError: the packages that carry it are missing; the message says how to get them.
     """
     folder = _model_folder()
-    encoder = _sentence_transformers().BertModel.from_pretrained(
-        folder, add_pooling_layer=False, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
-    )
+    transformers = _sentence_transformers()
+    with hide_loading_bar(transformers):
+        encoder = transformers.BertModel.from_pretrained(
+            folder,
+            add_pooling_layer=False,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
     encoder.requires_grad_(False)
     blocks = encoder.encoder.layer
     for block in blocks[len(blocks) - trained_blocks :]:

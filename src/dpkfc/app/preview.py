@@ -67,7 +67,8 @@ def preview(
     check_budget(prepared)
     console.print(plan_table(prepared.plan))
     estimate = measure_run(prepared)
-    duration = timedelta(seconds=round(estimate.seconds))
+    seconds = round(estimate.seconds)
+    duration = timedelta(seconds=seconds) if seconds else "under a second"
     steps = f"{estimate.measured} step" + "s" * (estimate.measured > 1)
     print_line(f"estimated time: {duration} and evaluations, from {steps} on rows of zeros")
     memory = "unknown without psutil; `pip install psutil`"

@@ -310,9 +310,7 @@ class PrivacySettings(_Section):
     noise_multiplier: float = _setting(
         0.0, "σ, given; 0: the smallest one that keeps (ε, δ)", least=0
     )
-    epochs: float = _setting(
-        5.0, "expected passes over the data; ignored when steps is given", above=0
-    )
+    epochs: float = _setting(5.0, "expected passes over the data, where steps is 0", above=0)
     steps: int = _setting(0, "number of steps; 0: as epochs say", least=0)
     expected_batch_size: int = _library(
         256,

@@ -77,12 +77,23 @@ def read_config(path: Path) -> RunConfig:
 def read_choices(file: Path | None, flags: Settings) -> dict[str, Any]:
     """Return what a user chose: a TOML file under flags.
 
-    `--epsilon` as a flag takes the place of a noise multiplier in the file.
+    The flag `--epsilon` replaces a noise multiplier of the file, and `--epochs` its steps.
 
     Raises:
-        ConfigError: as `read_toml` and `flatten`; both ways to say how much noise there is.
+        ConfigError: as `read_toml` and `flatten`; both ways to say how much noise there is,
+            or how long the run is.
     """
     settings = {} if file is None else flatten(read_toml(file), str(file))
+    # The file of a run holds every setting, also those without effect.
+    is_of_a_run = len(settings) >= len(SECTION_OF) - 1
+    for where, given in (("", flags), (f"{file}: ", {} if is_of_a_run else settings)):
+        if given.get("steps") and "epochs" in given:
+            raise ConfigError(
+                f"{where}epochs = {given['epochs']} and steps = {given['steps']} both say how long"
+                " the run is; leave one out"
+            )
+    if "epochs" in flags:
+        settings.pop("steps", None)
     if "epsilon" in flags:
         if flags.get("noise_multiplier"):
             raise ConfigError(

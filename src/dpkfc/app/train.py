@@ -58,7 +58,7 @@ from dpkfc.app.settings_file import (
     read_config,
     to_toml,
 )
-from dpkfc.app.toml import ConfigError
+from dpkfc.app.toml import ConfigError, nearest
 from dpkfc.audit.one_run import (
     RELEASED,
     ObservedSession,
@@ -80,6 +80,8 @@ from dpkfc.report.card import stamp
 from dpkfc.report.text import rounded_up
 from dpkfc.session import Batch, Session, StepRecord
 
+# What torch is built for, by the names of its devices.
+_DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "xla")
 # Called with the row of each evaluation after the first step. The run ends if it returns False.
 Watch = Callable[[Row], bool]
 
@@ -164,6 +166,9 @@ def prepare(
             check_settings(plan, "planted", run.audit, confidence=0.95)
     # Refuse a schedule longer than the plan.
     learning_rate(config, 0, plan.steps)
+    kind = run.device.partition(":")[0]
+    if kind not in _DEVICES:
+        raise ConfigError(f"unknown device {run.device!r:.40}; {nearest(kind, _DEVICES)}")
     try:
         model = model.to(torch.device(run.device))
     except (RuntimeError, AssertionError) as error:

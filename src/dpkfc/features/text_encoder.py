@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,19 @@ _PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 Show = Callable[[Iterable[Any]], Iterable[Any]]
 Change = Callable[[Tensor], Tensor]
+
+
+@contextmanager
+def hide_loading_bar(transformers: Any) -> Iterator[None]:
+    """Hide the bar that transformers draws while it loads weights."""
+    logs = transformers.utils.logging
+    was_shown = logs.is_progress_bar_enabled()
+    logs.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_shown:
+            logs.enable_progress_bar()
 
 
 class TextEncoder:
@@ -49,7 +63,8 @@ class TextEncoder:
         check_one_of("precision", precision, tuple(_PRECISIONS))
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-            model = transformers.AutoModel.from_pretrained(folder)
+            with hide_loading_bar(transformers):
+                model = transformers.AutoModel.from_pretrained(folder)
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0][:20]
             raise ValueError(

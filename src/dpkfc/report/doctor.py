@@ -186,7 +186,10 @@ def _layer_facts(layer: Layer, block: AnyBlock | None, built: PreconditionerStat
     )
 
 
-_CAPTION = "size: trainable parameters; norms: the method that its widths choose"
+_CAPTION = (
+    "size: trainable parameters; norms: how the length of each example's gradient is computed, the"
+    " cheapest way for a layer of this size"
+)
 
 
 def layer_table(diagnosis: Diagnosis, title: str) -> Table:

@@ -66,6 +66,12 @@ def train(
             if recipe.columns:
                 console.print(schema_table(recipe.columns))
             print_line(_describe_method(recipe, choices, run_settings))
+            if not choices.keys() & {"epsilon", "noise_multiplier"}:
+                chosen = run_settings.privacy
+                print_line(
+                    f"ε = {chosen.epsilon:g} at δ = {chosen.delta:g} (the recipe's; give --epsilon:"
+                    " the smaller, the more private)"
+                )
         if dry_run:
             preview(run_settings, open_console(), recipe)
             return
@@ -83,7 +89,9 @@ def _show_audit(result: Result, settings: RunConfig) -> None:
     if found is None:
         return
     line = found.finding()
-    print_line(f"audit: {line.measured}, {line.bound}; {line.detail}")
+    print_line(f"audit: {line.measured}, {line.bound}")
+    for fact in line.detail.split("; "):
+        print_line(f"  {fact}")
     if not found.passed:
         raise ConfigError("the audit FAILED: the guarantee that is claimed does not hold")
 

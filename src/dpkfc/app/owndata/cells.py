@@ -135,6 +135,14 @@ def read_moment(text: str, form: str = "") -> float | None:
     return (moment - _EPOCH).total_seconds()
 
 
+def is_date_format(form: str) -> bool:
+    """Return whether different moments can be written in a format and read again as such."""
+    moments = datetime(1999, 12, 31, 23, 59), datetime(2001, 2, 3, 4, 5)
+    written = [moment.strftime(form) for moment in moments]
+    read = [read_moment(text, form) for text in written]
+    return None not in read and read[0] != read[1]
+
+
 def read_flag(text: str) -> float | None:
     """Return 1 for a text that says yes, −1 for no, None for any other."""
     word = text.strip().lower()

@@ -22,6 +22,7 @@ from dpkfc.app.owndata.cells import (
     NumberForm,
     canonical,
     category_name,
+    is_date_format,
     read_flag,
     read_moment,
     read_number,
@@ -102,9 +103,10 @@ class Column:
             raise ConfigError(f"{start} has origin {self.origin!r}; a run sets it, leave it out")
         self._check_form(start)
         if self.kind in _BOUNDED and not (may_be_open and self.is_open) and not self.limits:
+            form = f" or {self.format!r:.20}" if self.format else ""
             raise ConfigError(
-                f"{start} needs bounds = {_BOUNDED[self.kind]}, known without the data; got"
-                f" {list(self.bounds)}"
+                f"{start} needs bounds = {_BOUNDED[self.kind]}{form}, known without the data; got"
+                f" {list(self.bounds)!s:.50}"
             )
         if self.kind == "category" and not self.categories and self.buckets < 1:
             text = ", or kind = 'text'" if is_free_text(name) else ""
@@ -131,6 +133,11 @@ class Column:
             )
         if self.scale not in SCALES:
             raise ConfigError(f"{start}: scale must be 'log' or left out, got {self.scale!r:.20}")
+        if self.format and not is_date_format(self.format):
+            raise ConfigError(
+                f"{start}: format {self.format!r:.30} is not one of dates; write it as for"
+                " strptime, such as '%d.%m.%Y' for 31.12.1999"
+            )
         kinds_of_key = {
             "numeric": ("category",),
             "signs": ("number", "pair"),
@@ -284,7 +291,7 @@ class Column:
 Meaning = tuple[float, ...] | str
 _BOUNDED = {
     "number": "[least, greatest]",
-    "date": "[earliest, latest] in the format of the column",
+    "date": "[earliest, latest] as 1999-12-31",
     "pair": "[least, greatest, least, greatest] of its two numbers",
 }
 

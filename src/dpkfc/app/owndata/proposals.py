@@ -7,9 +7,12 @@ from pathlib import Path
 
 from dpkfc.app.datasets.errors import DatasetError, unreadable_error
 from dpkfc.app.owndata.images import folder_classes, propose_white, suspect_folders
+from dpkfc.app.owndata.packages import SPREADSHEETS
+from dpkfc.app.owndata.schema import TextForm
 from dpkfc.app.owndata.schema_file import template
 from dpkfc.app.owndata.stored import list_parts
 from dpkfc.app.owndata.tables import (
+    DELIMITED,
     TABLE_SUFFIXES,
     TEXT_SUFFIXES,
     open_file,
@@ -64,8 +67,13 @@ key = "{key}"
 """
 
 
-def empty_schema(
-    data: Path, target: str, text: str, label_file: Path | None, sheet: str = ""
+def empty_schema(  # noqa: PLR0913 - what may describe a file
+    data: Path,
+    target: str,
+    text: str = "",
+    label_file: Path | None = None,
+    sheet: str = "",
+    delimiter: str = "",
 ) -> str:
     """Return a schema to fill in. No row is read.
 
@@ -75,12 +83,23 @@ def empty_schema(
         text: key of the text in a file of texts.
         label_file: of a folder of images.
         sheet: of a spreadsheet; empty for the first.
+        delimiter: of a CSV file; empty for the one that the header shows.
 
     Raises:
-        ConfigError: no target, where one is needed.
+        ConfigError: no target, where one is needed, or what does not describe such data.
         DatasetError: a file that cannot be read, or a target that is not in the header.
     """
     kind = kind_of_data(data)
+    table = label_file or data
+    described = {
+        "--text": (text, kind == "own-text"),
+        "--label-file": (label_file, kind == "own-images"),
+        "--sheet": (sheet, suffix_of(table) in SPREADSHEETS),
+        "--delimiter": (delimiter, suffix_of(table) in DELIMITED),
+    }
+    for flag, (value, applies) in described.items():
+        if value and not applies:
+            raise ConfigError(f"{flag} {value!s:.40} does not apply to {data}; leave it out")
     if kind == "own-images" and label_file is None:
         suspects = sorted({path.name for path, _ in suspect_folders(data)})
         classes = json.dumps(folder_classes(data, suspects), ensure_ascii=False)
@@ -94,9 +113,8 @@ def empty_schema(
     if kind == "own-text":
         with open_file(data):
             pass
-        return template({}, target, sections=_TEXT.format(key=text))
-    table = label_file or data
-    header = read_header(table, target=target, sheet=sheet)
+        return template({}, target, sections=_TEXT.format(key=text or TextForm.key))
+    header = read_header(table, target=target, sheet=sheet, delimiter=delimiter)
     header.check(table, [target])
     if kind == "own-images":
         first = json.dumps(header.names[0], ensure_ascii=False)

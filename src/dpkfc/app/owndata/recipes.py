@@ -25,7 +25,7 @@ from dpkfc.app.owndata.images import (
 )
 from dpkfc.app.owndata.proposals import kind_of_data
 from dpkfc.app.owndata.records import TEST_SHARE, Records, split_records
-from dpkfc.app.owndata.schema import Schema, check_schema, public_facts, read_schema
+from dpkfc.app.owndata.schema import Schema, TextForm, check_schema, public_facts, read_schema
 from dpkfc.app.owndata.schema_file import schema_toml
 from dpkfc.app.owndata.schema_noise import SchemaNoise
 from dpkfc.app.owndata.targets import target_of
@@ -74,13 +74,21 @@ def own_source(chosen: Mapping[str, Any]) -> tuple[str, Schema | None]:
         return kind, None
     target = str(chosen.get("target", ""))
     schema = read_schema(Path(place), target, may_be_open=bool(chosen.get("bounds")))
-    if kind == "own-text" and schema.columns and not chosen.get("text"):
+    key, stated = str(chosen.get("text") or ""), schema.text.key
+    if key and schema.columns:
+        raise ConfigError(
+            f"{place} has [columns.…], which make a table; leave --text {key:.40} out, or write"
+            " [text] in their place"
+        )
+    if key and stated not in (key, TextForm.key):
+        raise ConfigError(
+            f"{place} [text]: key is {stated!r:.40}, and --text says {key!r:.40}; leave one out"
+        )
+    if kind == "own-text" and schema.columns:
         kind = "own-table"
     if kind == "own-text":
         form = schema.text.settled
-        if chosen.get("text"):
-            form = replace(form, key=str(chosen["text"]))
-        schema = replace(schema, text=form)
+        schema = replace(schema, text=replace(form, key=key or stated))
     return kind, schema
 
 

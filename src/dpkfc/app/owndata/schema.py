@@ -269,10 +269,7 @@ def _check_schema(schema: Schema, units: list[str], where: str) -> None:
         raise ConfigError(
             f"{where}: thousands must be '.', ',', ' ' or \"'\", got {schema.thousands!r:.20}"
         )
-    if len(schema.delimiter) > 1 or schema.delimiter in ('"', "\r", "\n"):
-        raise ConfigError(
-            f"{where}: delimiter must be one character, such as ';', got {schema.delimiter!r:.20}"
-        )
+    check_delimiter(schema.delimiter, where)
     if not is_known_encoding(schema.encoding):
         raise ConfigError(
             f"{where}: encoding {schema.encoding!r:.20} is not known; choose utf-8, cp1252,"
@@ -286,6 +283,18 @@ def _check_schema(schema: Schema, units: list[str], where: str) -> None:
         raise ConfigError(f"{where}: names has two equal names; name each column once")
     if schema.max_records < 1:
         raise ConfigError(f"{where}: max_records must be at least 1, got {schema.max_records}")
+
+
+def check_delimiter(delimiter: str, where: str) -> None:
+    """Refuse what cannot stand between two cells.
+
+    Raises:
+        ConfigError: naming where it stands, and the fix.
+    """
+    if len(delimiter) > 1 or delimiter in ('"', "\r", "\n"):
+        raise ConfigError(
+            f"{where}: delimiter must be one character, such as ';', got {delimiter!r:.20}"
+        )
 
 
 def _check_forms(images: ImageForm, text: TextForm, where: str) -> None:

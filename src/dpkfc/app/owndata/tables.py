@@ -37,7 +37,7 @@ from dpkfc.app.owndata.packages import (
 )
 from dpkfc.app.owndata.records import Figures
 from dpkfc.app.owndata.schema import Schema
-from dpkfc.app.toml import shorten
+from dpkfc.app.toml import nearest, shorten
 
 DELIMITED = (".csv", ".tsv", ".txt", ".data")
 STORED = (".parquet", ".feather", ".arrow")
@@ -133,10 +133,12 @@ class Header:
             if name and count > 1:
                 raise DatasetError(f"{path}: two columns are named {name!r}; rename one")
             if not name or not count:
-                have = shorten(filter(None, self.names), 2000)
+                known = [*filter(None, self.names)]
+                close = nearest(name, known)
+                hint = f" ({close})" if close.startswith("did you mean") else ""
                 raise DatasetError(
-                    f"{path}: has no column {name!r}; its header has {have}; check names and"
-                    " delimiter of the schema"
+                    f"{path}: has no column {name!r}{hint}; its header has {shorten(known, 2000)};"
+                    " check names and delimiter of the schema"
                 )
 
 
@@ -149,7 +151,11 @@ def suffix_of(path: Path) -> str:
 
 
 def read_header(
-    path: Path, schema: Schema | None = None, target: str = "", sheet: str = ""
+    path: Path,
+    schema: Schema | None = None,
+    target: str = "",
+    sheet: str = "",
+    delimiter: str = "",
 ) -> Header:
     """Return the columns of a file from its header, without a look at a row.
 
@@ -158,6 +164,7 @@ def read_header(
         schema: states how a CSV file is written; None takes what is usual.
         target: column that is learned, such as c3 of a file whose first line is a record.
         sheet: of a spreadsheet, where no schema names one.
+        delimiter: of a CSV file, where no schema names one.
 
     Raises:
         DatasetError: the file is missing, empty or none of the known formats, or, without a schema,
@@ -173,14 +180,13 @@ def read_header(
         with open_file(path) as file:
             return _stored_header(stored.read_schema(path, file))
     labels: Mapping[str, Mapping[str, str]] = {}
-    form = schema or Schema(sheet=sheet)
-    delimiter = ","
+    form = schema or Schema(sheet=sheet, delimiter=delimiter)
     if suffix_of(path) in DELIMITED:
         with open_file(path) as file:
             first = next(read_blocks(path, file, form.encoding), b"")
             if schema is None and not is_unicode(_first_line(first)):
                 # Each byte is a sign in Windows' encoding.
-                form = Schema(encoding="cp1252")
+                form = Schema(encoding="cp1252", delimiter=delimiter)
                 file.seek(0)
                 first = next(read_blocks(path, file, form.encoding), b"")
         heading = read_heading(path, first, form)
@@ -188,7 +194,7 @@ def read_header(
         kinds = dict.fromkeys(names, "")
     else:
         described = describe(path, form.sheet)
-        names, labels = [*described.names], described.labels
+        names, delimiter, labels = [*described.names], ",", described.labels
         kinds = {name: kind.replace("text", "") for name, kind in described.stored.items()}
     if schema is None and not look_like_names(names):
         if suffix_of(path) not in DELIMITED:
@@ -201,6 +207,13 @@ def read_header(
             )
         return Header(
             proposed, dict.fromkeys(proposed, ""), delimiter, {}, form.encoding, is_proposed=True
+        )
+    if schema is None and len(names) == 1 and suffix_of(path) in DELIMITED:
+        signs = Counter(re.findall(r"[^\w\s\"'.-]| ", names[0])).most_common(1)
+        sign = signs[0][0] if signs else ";"
+        raise DatasetError(
+            f"{path}: its header has one column, {names[0]!r:.40}; if it has more, name what stands"
+            f" between them: dpkfc schema … --delimiter {sign!r}"
         )
     return Header(names, kinds, delimiter, labels, form.encoding)
 
