@@ -9,9 +9,12 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
+from dpkfc.app.arrow import to_arrow, to_numpy
 from dpkfc.app.audit_folder import audit_folder
 from dpkfc.app.html.page import write_page
 from dpkfc.app.owndata.files import encode_table, encode_texts
@@ -211,3 +214,16 @@ def test_a_target_that_is_missing_has_no_loss_and_no_gradient():
     assert torch.equal(losses[[0, 2]], expected[[0, 2]]) and not losses[[1, 3]].any()
     losses[[1, 3]].sum().backward()
     assert not model.weight.grad.any()
+
+
+@pytest.mark.parametrize("numbers", [[1.5, None, float("nan"), -2.0] * 5, [], [None], [7.0]])
+def test_numbers_of_pyarrow_are_the_same_without_pandas(numbers: list[float | None]) -> None:
+    array = pa.array(numbers, pa.float64())
+    for part in (array, array[1:], array[3:9], array[:0]):
+        np.testing.assert_array_equal(to_numpy(part), part.to_numpy(zero_copy_only=False))
+    missing = np.array([number is None for number in numbers], bool)
+    known = np.array([0.0 if number is None else number for number in numbers])
+    made = to_arrow(known, missing)
+    made.validate(full=True)
+    np.testing.assert_array_equal(to_numpy(made), to_numpy(array))
+    assert made.null_count == array.null_count

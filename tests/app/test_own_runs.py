@@ -185,7 +185,7 @@ def test_a_complete_run_is_not_trained_again(finished):
 def test_a_run_that_was_cut_off_goes_on_without_the_first_schema(finished, tmp_path: Path):
     folder = tmp_path / "run"
     shutil.copytree(finished[0], folder)
-    (folder / "plots" / "spectra.png").unlink()
+    (folder / "figures.json").unlink()
     moved, other = tmp_path / "moved.csv", tmp_path / "other.csv"
     shutil.copy(finished[1], moved)
     other.write_text(finished[1].read_text("utf-8").replace("nurse", "nun", 1), "utf-8")
@@ -196,7 +196,7 @@ def test_a_run_that_was_cut_off_goes_on_without_the_first_schema(finished, tmp_p
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
     code, text = _call("train", "--resume", str(folder), "--data", str(moved), "--quiet")
     assert code == 0 and read_settings_of(folder).data.data == str(moved), text
-    assert (folder / "plots" / "spectra.png").is_file()
+    assert (folder / "figures.json").is_file()
 
 
 @pytest.mark.slow

@@ -19,7 +19,6 @@ import pytest
 import torch
 from torch import nn
 
-from dpkfc.app import plots
 from dpkfc.app import train as train_module
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.text import hashed_rows, hashed_texts, word_hashes, words_of
@@ -155,7 +154,6 @@ def test_every_recipe_takes_private_steps_on_planted_files(
     if name in SMALLER:
         build = partial(_small_network, SMALLER[name])
         monkeypatch.setitem(RECIPES, name, replace(RECIPES[name], build=build))
-    monkeypatch.setattr(plots, "save", lambda figure, path: None)
     result = run(_smoke(name, planted, out=str(tmp_path / "run")))
     card = json.loads((tmp_path / "run" / "privacy_card.json").read_text("utf-8"))
     assert (
@@ -403,7 +401,6 @@ def test_a_recipe_of_timm_takes_private_steps_with_a_model_in_its_place(
         )
     )
     monkeypatch.setitem(sys.modules, "timm", module)
-    monkeypatch.setattr(plots, "save", lambda figure, path: None)
     result = run(_smoke(name, planted, out=str(tmp_path / "run")))
     card = json.loads((tmp_path / "run" / "privacy_card.json").read_text("utf-8"))
     assert (

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from dpkfc.app import train as train_module
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.demo import COMPARED, demo
 from dpkfc.app.doctor import load_target
+from dpkfc.app.html.contents import read_all
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
 from dpkfc.app.recipes.objective import evaluate
 from dpkfc.app.run_folder import RunFolderError
@@ -85,12 +87,27 @@ def test_a_run_leaves_its_folder(finished):
         "ledger.jsonl",
         "privacy_card.json",
         "privacy_card.md",
-        "plots/accuracy_and_epsilon.png",
-        "plots/signal_to_noise.png",
-        "plots/spectra.png",
+        "figures.json",
     } <= names
     assert not [name for name in names if name.endswith(".part")]
     assert not result.interrupted and result.steps == 4 and 0 < result.epsilon <= 0.5
+
+
+def test_the_first_page_draws_the_pictures_of_a_run(finished, tmp_path: Path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished[1], folder)
+    titles = ["Score and ε by step", "Signal-to-noise ratio of each layer"]
+    titles.append("Spectra of the curvature factors")
+    assert list(read_all([folder]).runs[0].pictures) == titles
+    drawn = {path: path.stat().st_mtime_ns for path in (folder / "plots").iterdir()}
+    assert len(drawn) == 3 and read_all([folder]).runs[0].pictures.keys() == set(titles)
+    assert {path: path.stat().st_mtime_ns for path in drawn} == drawn
+    content = json.loads((folder / "figures.json").read_text("utf-8"))
+    for damaged in ({}, {**content, "history": {"label": 1}}, {**content, "batch_size": "many"}):
+        (folder / "figures.json").write_text(json.dumps(damaged), "utf-8")
+        (folder / "plots" / "spectra.png").unlink(missing_ok=True)
+        with pytest.raises(ValueError, match=r"figures\.json is damaged"):
+            read_all([folder])
 
 
 def test_the_released_weights_give_the_stated_accuracy(finished):

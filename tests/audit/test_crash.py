@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
@@ -21,7 +22,7 @@ from safetensors.torch import load_file
 from dpkfc.app import train as train_module
 from dpkfc.app.metrics import Metrics
 from dpkfc.app.recipes.catalogue import run_config
-from dpkfc.app.run_folder import LAST_PLOT, RunFolder, RunFolderError, write_atomically
+from dpkfc.app.run_folder import RunFolder, RunFolderError
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import resume, run
 from dpkfc.checkpoint import CheckpointError, read
@@ -155,22 +156,20 @@ QUICK = {
 pytestmark = [pytestmark, pytest.mark.filterwarnings("ignore:epsilon is not a guarantee")]
 
 
+_Blank = SimpleNamespace(to_json=dict)
+
+
 class Stopped(BaseException):
     """The process ends here."""
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _quick() -> Iterator[None]:
-    """Accounting once; pictures in the long run alone."""
-
-    def touch(prepared: object, folder: RunFolder, *_: object) -> None:
-        write_atomically(folder.plots / LAST_PLOT, Path.touch)
+    """Accounting once; figures in the long run alone."""
 
     with remembered(), pytest.MonkeyPatch.context() as patched:
         if not FULL:
-            patched.setattr("dpkfc.app.results._plot_curvature", touch)
-            patched.setattr("dpkfc.app.plots.history", lambda curve: None)
-            patched.setattr("dpkfc.app.plots.save", lambda figure, path: None)
+            patched.setattr("dpkfc.app.results._measure_figures", lambda *_: _Blank)
         yield
 
 

@@ -96,7 +96,7 @@ def test_two_processes_make_the_run_of_one(tmp_path: Path, alone: dict[str, torc
     assert "run folder: run" in first["out"] and "accuracy" in first["out"]
     assert "run folder" not in second["out"] and "accuracy" not in second["out"]
     _same(tmp_path / "run", alone)
-    assert {"privacy_card.md", "metrics.parquet", "plots"} <= {
+    assert {"privacy_card.md", "metrics.parquet", "figures.json"} <= {
         path.name for path in (tmp_path / "run").iterdir()
     }
 

@@ -13,11 +13,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from dpkfc.app.effects import ColumnEffect
 from dpkfc.app.plots import (
-    Curve,
-    LayerSignal,
-    LayerSpectra,
     comparison,
     effects,
     history,
@@ -25,6 +21,7 @@ from dpkfc.app.plots import (
     signal_to_noise,
     spectra,
 )
+from dpkfc.app.run_figures import ColumnEffect, Curve, LayerSignal, LayerSpectra, spectrum_points
 
 
 def _curve(label: str = "DP-KFC on digits", count: int = 6, **changed) -> Curve:
@@ -43,8 +40,9 @@ def _curve(label: str = "DP-KFC on digits", count: int = 6, **changed) -> Curve:
 
 def _spectra(count: int) -> list[LayerSpectra]:
     values = {"A": np.exp(-np.linspace(0, 9, 50)), "G": [1.0, 0.1, 0.0, 0.0]}
+    points = {side: spectrum_points(known) for side, known in values.items()}
     return [
-        LayerSpectra(name=f"layer{i} · Linear", values=values, damping={"A": 0.1, "G": 0.01})
+        LayerSpectra(name=f"layer{i} · Linear", points=points, damping={"A": 0.1, "G": 0.01})
         for i in range(count)
     ]
 
@@ -171,7 +169,8 @@ def test_a_run_without_a_guarantee_is_stamped_across_its_pictures(name: str):
 
 
 def test_eigenvalues_that_are_rounding_are_not_drawn():
-    figure = spectra([LayerSpectra(name="0", values={"A": [1.0, 0.5, 1e-8], "G": [1.0]})])
+    points = {"A": spectrum_points([0.5, 1.0, 1e-8], 3), "G": spectrum_points([1.0])}
+    figure = spectra([LayerSpectra(name="0", points=points)])
     drawn = [line.get_ydata() for line in figure.axes[0].lines if len(line.get_ydata()) > 1]
     assert [list(y) for y in drawn] == [[1.0, 0.5]]
 

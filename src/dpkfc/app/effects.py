@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -16,6 +15,7 @@ from dpkfc.app.assembly import Prepared
 from dpkfc.app.owndata.columns import Column
 from dpkfc.app.owndata.scales import from_share
 from dpkfc.app.owndata.schema import Schema
+from dpkfc.app.run_figures import ColumnEffect
 from dpkfc.convex import mean_curvature, noise_covariance
 from dpkfc.features import AdditiveModel, Effect
 from dpkfc.session import Session
@@ -23,47 +23,6 @@ from dpkfc.session import Session
 # Rows drawn from the schema at which the curvature of the loss is taken.
 _ROWS = 1024
 _EPOCH = datetime(1970, 1, 1)
-
-
-@dataclass(frozen=True)
-class ColumnEffect:
-    """What one column adds to the output, in the words of its schema.
-
-    Attributes:
-        column: its name.
-        is_curve: whether `values` are numbers in order, or dates.
-        values: numbers, dates or names of categories.
-        outputs: names of what is added to: one, or one a class.
-        effects: `[values, outputs]`.
-        deviation: of the noise in them `[values, outputs]`; NaN where unknown.
-        missing: the effect of a missing value `[outputs]`.
-    """
-
-    column: str
-    is_curve: bool
-    values: Sequence[Any]
-    outputs: Sequence[str]
-    effects: np.ndarray
-    deviation: np.ndarray
-    missing: np.ndarray
-
-    @property
-    def range(self) -> float:
-        """Return how far the effect reaches over its values."""
-        return float(np.ptp(self.effects, axis=0).max())
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values; an unknown deviation is None."""
-        known = np.isfinite(self.deviation).all()
-        values = [str(value) if isinstance(value, datetime) else value for value in self.values]
-        return {
-            "column": self.column,
-            "values": values,
-            "outputs": list(self.outputs),
-            "effects": self.effects.tolist(),
-            "deviation of the noise": self.deviation.tolist() if known else None,
-            "missing": self.missing.tolist(),
-        }
 
 
 def column_effects(prepared: Prepared, session: Session) -> list[ColumnEffect]:

@@ -23,6 +23,7 @@ from dpkfc.app import plots
 from dpkfc.app.datasets.digits import read_digits
 from dpkfc.app.models import linear_from_zero
 from dpkfc.app.recipes.objective import cross_entropy, evaluate
+from dpkfc.app.run_figures import Curve
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.noise_probes import FeatureNoise
@@ -77,7 +78,7 @@ class DemoRun:
 
     engine: str
     method: str
-    curve: plots.Curve
+    curve: Curve
     epsilon: float
     seconds: float
     survivors: int
@@ -246,10 +247,10 @@ def _finish(run: SimulatedRun, settings: Settings, folder: Path) -> None:
     )
 
 
-def _curve(run: SimulatedRun, method: str) -> plots.Curve:
+def _curve(run: SimulatedRun, method: str) -> Curve:
     plan = run.server.plan
     rounds, epsilons, scores = zip(*run.history, strict=True)
-    return plots.Curve(
+    return Curve(
         label=LABELS[method],
         steps=rounds,
         accuracy=scores,

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpkfc._errors import one_line
+from dpkfc.app.arrow import to_arrow
 from dpkfc.app.datasets.unpacking import UnpackedSizeError, check_unpacked_size
 from dpkfc.app.run_folder import write_atomically
 
@@ -131,7 +133,14 @@ class Metrics:
         Raises:
             RunFolderError: the disk cannot take the file; an earlier file remains.
         """
-        table = pa.Table.from_pylist([vars(row) for row in self.rows], schema=self._schema())
+        schema = self._schema()
+        columns = []
+        for kind in schema:
+            values = [getattr(row, kind.name) for row in self.rows]
+            missing = np.array([value is None for value in values], bool)
+            known = [0 if value is None else value for value in values]
+            columns.append(to_arrow(np.array(known, kind.type.to_pandas_dtype()), missing))
+        table = pa.Table.from_arrays(columns, schema=schema)
 
         def write(part: Path) -> None:
             pq.write_table(table, part, write_page_checksum=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -24,6 +23,14 @@ from matplotlib.ticker import (
     PercentFormatter,
 )
 
+from dpkfc.app.run_figures import (
+    ColumnEffect,
+    Curve,
+    LayerSignal,
+    LayerSpectra,
+    RunFigures,
+    evenly_spaced,
+)
 from dpkfc.app.run_folder import write_atomically
 from dpkfc.report.text import rounded_up
 
@@ -41,82 +48,12 @@ PLAIN, WHITENED, SPENT = GREY, VERMILION, BLUE
 COLOURS = (PLAIN, WHITENED, SPENT, GREEN, PURPLE, ORANGE)
 MAX_PANELS = 16
 _DASHES = (0, (4, 3))
-# Eigenvalues of a float32 factor below this fraction of the largest are rounding errors.
-_ROUNDING = 1e-6
 # Points of a curve up to which each has a marker.
 _MARKED = 40
 # Inches across, so that text can be read on a narrow screen too.
 _WIDTH = 5.4
 _P = ParamSpec("_P")
 Item = TypeVar("Item")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Curve:
-    """Accuracy and ε of a run over its steps.
-
-    Attributes:
-        label: name of the run.
-        steps: steps at which accuracy was measured.
-        accuracy: fractions in [0, 1], one for each of `steps`.
-        epsilon_steps: steps at which ε is known.
-        epsilon: ε spent after each of them.
-        target_epsilon: the budget, or None.
-        caption: a line below the title, for example "MNIST, ε = 1".
-        measured_on: what accuracy was measured on.
-        stamp: text across the picture of a run without a certified ε.
-        score: name of the figures in `accuracy`.
-    """
-
-    label: str
-    steps: Sequence[float]
-    accuracy: Sequence[float]
-    epsilon_steps: Sequence[float] = ()
-    epsilon: Sequence[float] = ()
-    target_epsilon: float | None = None
-    caption: str = ""
-    measured_on: str = "test"
-    stamp: str = ""
-    score: str = "accuracy"
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerSignal:
-    """Signal-to-noise ratio of one layer, without and with the preconditioner."""
-
-    name: str
-    plain: float
-    preconditioned: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerSpectra:
-    """Eigenvalues of the factors of one layer.
-
-    Attributes:
-        name: path of the layer.
-        values: factor name ("A", "G") to the known eigenvalues in any order; small ones may be left
-            out.
-        sizes: factor name to its size, where it is not the number of values.
-        damping: factor name to what is added to every eigenvalue.
-    """
-
-    name: str
-    values: Mapping[str, Sequence[float]]
-    damping: Mapping[str, float] = field(default_factory=dict)
-    sizes: Mapping[str, int] = field(default_factory=dict)
-
-    def points(self, side: str) -> list[tuple[float, float]]:
-        """Return (rank ÷ size, eigenvalue) of a factor, largest first, without rounding errors."""
-        known = self.values.get(side, ())
-        size = max(1, self.sizes.get(side, len(known)) - 1)
-        values = [float(value) for value in known if 0 < value < math.inf]
-        values.sort(reverse=True)
-        return [
-            (rank / size, value)
-            for rank, value in enumerate(values)
-            if value >= values[0] * _ROUNDING
-        ]
 
 
 def apply_style(draw: Callable[_P, Item]) -> Callable[_P, Item]:
@@ -162,6 +99,20 @@ def save(figure: Figure, path: Path) -> Path:
         RunFolderError: the path cannot be written.
     """
     return write_atomically(path, lambda part: figure.savefig(part, format="png"))
+
+
+def draw_run(figures: RunFigures, columns: Sequence[ColumnEffect]) -> dict[str, Figure]:
+    """Return the pictures of a run by the names of their files."""
+    curve = figures.history
+    drawn = {"accuracy_and_epsilon.png": history(curve)}
+    if columns:
+        caption = f"{curve.label}; band: ± 2 standard deviations of the noise"
+        drawn["effects.png"] = effects(columns, caption, curve.stamp)
+    if figures.signal:
+        caption = f"{figures.caption}; {figures.batch_size:,} examples"
+        drawn["signal_to_noise.png"] = signal_to_noise(figures.signal, caption, curve.stamp)
+    drawn["spectra.png"] = spectra(figures.spectra, figures.caption, curve.stamp)
+    return drawn
 
 
 @apply_style
@@ -331,7 +282,7 @@ def _draw_spectrum(axes: Axes, layer: LayerSpectra) -> None:
     axes.set_yscale("log")
     seen = []
     for name, colour in (("A", SPENT), ("G", WHITENED)):
-        points = layer.points(name)
+        points = layer.points.get(name)
         if not points:
             continue
         ranks, values = zip(*points, strict=True)
@@ -349,28 +300,19 @@ def _draw_spectrum(axes: Axes, layer: LayerSpectra) -> None:
     axes.set_xticks([0, 0.5, 1], ["0", "½", "1"])
 
 
-def evenly_spaced(items: Sequence[Any], most: int) -> Sequence[Any]:
-    """Return at most so many of the items, the first and the last among them."""
-    if len(items) <= most:
-        return items
-    last = len(items) - 1
-    return [items[round(i * last / (most - 1))] for i in range(most)]
-
-
 # Columns of a picture of effects, and values of a column whose names can be read.
 _MOST_EFFECTS = 12
 _MOST_NAMES = 14
 
 
 @apply_style
-def effects(columns: Sequence[Any], caption: str = "", stamp: str = "") -> Figure:
+def effects(columns: Sequence[ColumnEffect], caption: str = "", stamp: str = "") -> Figure:
     """Draw what each column of a table adds to the output, the farthest first.
 
     The band is twice the standard deviation of the noise.
 
     Args:
-        columns: `dpkfc.app.effects.ColumnEffect` values; of more than 12 those are drawn that reach
-            farthest, and the caption says so.
+        columns: of more than 12 those are drawn that reach farthest, and the caption says so.
         caption: a line below the title.
         stamp: text across the picture of a run without a certified ε.
     """
@@ -399,7 +341,7 @@ def effects(columns: Sequence[Any], caption: str = "", stamp: str = "") -> Figur
     return figure
 
 
-def _draw_effect(axes: Axes, item: Any) -> None:
+def _draw_effect(axes: Axes, item: ColumnEffect) -> None:
     axes.set_title(textwrap.shorten(item.column, 26, placeholder="…"))
     axes.axhline(0, color=MUTED, linewidth=0.8)
     known = bool(np.isfinite(item.deviation).all())

@@ -1,4 +1,4 @@
-"""The end of a run: its result, released weights, metrics, privacy card and plots."""
+"""The end of a run: its result, released weights, metrics, privacy card and figures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,14 @@ from dpkfc.app.methods import METHOD_LABELS
 from dpkfc.app.metrics import Metrics, Row, not_private
 from dpkfc.app.private_scores import PURPOSE, CountForm, count_rows, judge, noisy_scores
 from dpkfc.app.recipes.objective import finite
-from dpkfc.app.run_folder import LAST_PLOT, RunFolder
+from dpkfc.app.run_figures import (
+    Curve,
+    LayerSignal,
+    LayerSpectra,
+    RunFigures,
+    spectrum_points,
+)
+from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.scores import Scores, missing_score
 from dpkfc.app.settings import RunConfig
 from dpkfc.curvature.base import PreconditionerState
@@ -35,7 +42,6 @@ from dpkfc.report.text import rounded_up
 from dpkfc.session import Session
 
 if TYPE_CHECKING:
-    from dpkfc.app.plots import Curve, LayerSignal, LayerSpectra
     from dpkfc.audit import OneRunResult
     from dpkfc.config import Plan
 
@@ -111,8 +117,6 @@ def write_results(
     Returns:
         The scores of the released weights; None for a task without them.
     """
-    from dpkfc.app import plots
-
     recipe = prepared.recipe
     scores = None
     if prepared.counts is not None:
@@ -128,17 +132,13 @@ def write_results(
     card = build_card(prepared.plan, _facts(prepared, session, metrics, scores))
     metrics.write(folder.metrics)
     write_weights_and_card(folder.path, session.released_state(), session.ledger, card)
-    history = plots.history(make_curve(prepared, metrics))
-    plots.save(history, folder.plots / "accuracy_and_epsilon.png")
     with evaluated_weights(session):
         found = column_effects(prepared, session)
     if found:
         content = {"effects": [effect.to_json() for effect in found]}
         folder.write_json(folder.effects, content)
-        caption = f"{_title(prepared)}; band: ± 2 standard deviations of the noise"
-        figure = plots.effects(found, caption, stamp(prepared.plan))
-        plots.save(figure, folder.plots / "effects.png")
-    _plot_curvature(prepared, folder, session)
+    figures = _measure_figures(prepared, session, make_curve(prepared, metrics))
+    folder.write_text(folder.figures, json.dumps(figures.to_json(), ensure_ascii=False))
     return scores
 
 
@@ -292,7 +292,7 @@ def _list_unprotected(prepared: Prepared) -> dict[str, str]:
     if prepared.counts is not None:
         # Released with noise.
         return {name: why for name, why in figures.items() if not name.endswith(_RELEASED)}
-    results = "this card: results; scores.json; plots/accuracy_and_epsilon.png: accuracy"
+    results = "this card: results; scores.json; figures.json and the pictures of it: accuracy"
     return {**figures, results: columns["accuracy"]}
 
 
@@ -301,8 +301,6 @@ _RELEASED = (": accuracy", ": loss")
 
 def make_curve(prepared: Prepared, metrics: Metrics) -> Curve:
     """Return accuracy and ε of a run for plots, with ε of a few dozen steps."""
-    from dpkfc.app.plots import Curve
-
     plan = prepared.plan
     evaluated = [row for row in metrics.evaluated() if finite(row.accuracy) is not None]
     done = metrics.rows[-1].step
@@ -331,14 +329,12 @@ def make_curve(prepared: Prepared, metrics: Metrics) -> Curve:
     )
 
 
-def _plot_curvature(prepared: Prepared, folder: RunFolder, session: Session) -> None:
-    """Draw signal-to-noise ratio and spectra, measured on the probe at the released weights.
+def _measure_figures(prepared: Prepared, session: Session, curve: Curve) -> RunFigures:
+    """Measure signal-to-noise ratio and spectra on the probe, at the released weights.
 
     Both are public figures. A method without K-FAC is shown with the factors that the settings
     describe.
     """
-    from dpkfc.app import plots
-
     plan, model = prepared.plan, prepared.model
     layers = find_layers(model)
 
@@ -366,16 +362,19 @@ def _plot_curvature(prepared: Prepared, folder: RunFolder, session: Session) -> 
         )
         batch_size = plan.expected_batch_size
         for name, ratio in ratios.items():
-            layer_signal = plots.LayerSignal(
+            layer_signal = LayerSignal(
                 name=_layer_name(model, name),
                 plain=batch_size * math.sqrt(ratio.plain),
                 preconditioned=batch_size * math.sqrt(ratio.preconditioned),
             )
             signal.append(layer_signal)
-        figure = plots.signal_to_noise(signal, f"{caption}; {batch_size:,} examples", stamp(plan))
-        plots.save(figure, folder.plots / "signal_to_noise.png")
-    spectra = _spectra(model, kfac, state)
-    plots.save(plots.spectra(spectra, caption, stamp(plan)), folder.plots / LAST_PLOT)
+    return RunFigures(
+        history=curve,
+        signal=signal,
+        spectra=_spectra(model, kfac, state),
+        caption=caption,
+        batch_size=plan.expected_batch_size,
+    )
 
 
 def _choose_factors(prepared: Prepared) -> tuple[KFAC, str]:
@@ -407,8 +406,6 @@ def _layer_name(model: nn.Module, name: str) -> str:
 
 def _spectra(model: nn.Module, kfac: KFAC, state: PreconditionerState) -> list[LayerSpectra]:
     """Return undamped eigenvalues and what damping adds, for layers that have both factors."""
-    from dpkfc.app.plots import LayerSpectra
-
     short = {"input": "A", "output": "G"}
     traces = {}
     for row in state.report:
@@ -427,8 +424,10 @@ def _spectra(model: nn.Module, kfac: KFAC, state: PreconditionerState) -> list[L
                 damping[side] = kfac.damping + kfac.gamma
         layer = LayerSpectra(
             name=_layer_name(model, name),
-            values={side: values.tolist() for side, values in eigenvalues.items()},
-            sizes=sizes,
+            points={
+                side: spectrum_points(values.tolist(), sizes[side])
+                for side, values in eigenvalues.items()
+            },
             damping=damping,
         )
         spectra.append(layer)

@@ -16,9 +16,6 @@ from dpkfc.checkpoint import CheckpointError, place_file
 from dpkfc.privacy.locks import find_lock_path
 from dpkfc.weights_record import find_record_path
 
-# The file that a finished run writes last.
-LAST_PLOT = "spectra.png"
-
 
 class RunFolderError(ValueError):
     """A run folder that cannot be written, is not empty, or is not one."""
@@ -58,7 +55,9 @@ class RunFolder:
     effects = _Place("effects.json")
     # The privacy card as JSON; a Markdown form is next to it.
     card = _Place("privacy_card.json")
-    # PNG files.
+    # What the pictures of the run show; a finished run writes it last.
+    figures = _Place("figures.json")
+    # PNG files, drawn by `dpkfc report`.
     plots = _Place("plots")
 
     @classmethod
@@ -175,7 +174,7 @@ class RunFolder:
 
         A run that was killed while it wrote them continues from here.
         """
-        files = (self.model, self.card, self.card.with_suffix(".md"), self.plots / LAST_PLOT)
+        files = (self.model, self.card, self.card.with_suffix(".md"), self.figures)
         return all(path.is_file() for path in files)
 
     def begin(self, settings: str, schema: str = "") -> Path:

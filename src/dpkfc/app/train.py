@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -59,16 +60,6 @@ from dpkfc.app.settings_file import (
     to_toml,
 )
 from dpkfc.app.toml import ConfigError, nearest
-from dpkfc.audit.one_run import (
-    RELEASED,
-    ObservedSession,
-    OneRunResult,
-    check_settings,
-    is_harmless,
-    judge_canaries,
-)
-from dpkfc.audit.planted_loss import augment_with_ids
-from dpkfc.audit.run_canaries import PlantedCanaries
 from dpkfc.callbacks import PURPOSE, EarlyStopping, PrivateEarlyStopping, wrong_answers
 from dpkfc.config import Plan
 from dpkfc.curvature.second_moments import split_head
@@ -79,6 +70,10 @@ from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.report.card import stamp
 from dpkfc.report.text import rounded_up
 from dpkfc.session import Batch, Session, StepRecord
+
+if TYPE_CHECKING:
+    from dpkfc.audit.one_run import OneRunResult
+    from dpkfc.audit.run_canaries import PlantedCanaries
 
 # What torch is built for, by the names of its devices.
 _DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "xla")
@@ -157,6 +152,8 @@ def prepare(
     plan = make(dataset_size=data.size)
     canaries = run.audit
     if canaries:
+        from dpkfc.audit.one_run import check_settings, is_harmless
+
         with library_errors():
             check_settings(plan, "planted", canaries, confidence=0.95)
         canaries *= is_harmless(plan, model, canaries)
@@ -533,8 +530,9 @@ def _train(
             f"the run in {folder.path} has canaries, whose scores ended with its process: it cannot"
             " be continued; train anew"
         )
-    augment = make_augment(config, prepared.recipe.input_shape)
-    session = ObservedSession(
+    session = _make_session(
+        canaries,
+        make_augment(config, prepared.recipe.input_shape),
         plan,
         model,
         make_optimizer(config, model),
@@ -543,8 +541,6 @@ def _train(
         units=prepared.data.units,
         share=prepared.data.share or False,
         num_workers=config.run.num_workers,
-        augment=augment if canaries is None else augment_with_ids(augment),
-        observer=canaries,
         budget=_find_budget(config),
         resume=resumed,
         callbacks=_make_loggers(config, folder),
@@ -579,8 +575,26 @@ def _train(
         return replace(result, audit=audit, plan=plan)
 
 
+def _make_session(
+    canaries: PlantedCanaries | None,
+    augment: Callable[[Any], Any] | None,
+    *words: Any,
+    **options: Any,
+) -> Session:
+    """Return the session of a run; canaries, where there are any, observe its releases."""
+    if canaries is None:
+        return Session(*words, augment=augment, **options)
+    from dpkfc.audit.one_run import ObservedSession
+    from dpkfc.audit.planted_loss import augment_with_ids
+
+    augment = augment_with_ids(augment)
+    return ObservedSession(*words, augment=augment, observer=canaries, **options)
+
+
 def _plant_canaries(prepared: Prepared, model: nn.Module, examples: Examples) -> PlantedCanaries:
     """Return the canaries of a run; their coins are tossed by the operating system."""
+    from dpkfc.audit.run_canaries import PlantedCanaries
+
     rng = np.random.default_rng()
     coins = rng.random(prepared.canaries) < 0.5
     loss, is_augmented = prepared.recipe.task.loss, bool(prepared.config.data.augment)
@@ -591,6 +605,8 @@ def _plant_canaries(prepared: Prepared, model: nn.Module, examples: Examples) ->
 
 
 def _judge_canaries(canaries: PlantedCanaries, plan: Plan, metrics: Metrics) -> OneRunResult:
+    from dpkfc.audit.one_run import RELEASED, judge_canaries
+
     seconds = sum(row.seconds or 0.0 for row in metrics.rows)
     claimed = plan.curve.epsilon(plan.steps)
     return judge_canaries(canaries, plan, claimed, seconds, where=RELEASED)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.table import Table
 
+from dpkfc.allocator import import_without_collection
 from dpkfc.app.commands.flags import Settings, print_every_flag
 from dpkfc.app.commands.score_tables import print_scores
 from dpkfc.app.place import MOVABLE
@@ -45,10 +46,13 @@ def train(
         quiet: No progress bar.
         settings: flags of settings that were given.
     """
-    from dpkfc.app import train as training
-    from dpkfc.app.owndata.display import schema_table
-    from dpkfc.app.preview import preview
-    from dpkfc.app.recipes.catalogue import configure
+    with import_without_collection():
+        import dp_accounting  # noqa: F401
+
+        from dpkfc.app import train as training
+        from dpkfc.app.owndata.display import schema_table
+        from dpkfc.app.preview import preview
+        from dpkfc.app.recipes.catalogue import configure
 
     given = settings or {}
     if resume is not None and (given.keys() - set(MOVABLE) or config is not None or dry_run):
@@ -123,6 +127,7 @@ def announce(result: Result) -> None:
         print_line("scores on the test set with noise, which ε covers" if result.noisy else private)
         print_scores(console, result.scores, result.classes)
     print_line(f"run folder: {result.folder}")
+    print_line(f"to look at it: dpkfc report {result.folder}")
     if result.errors:
         errors = ", ".join(f"{name} {value:.5g}" for name, value in result.errors.items())
         covers = "covers" if result.noisy else "does not cover"

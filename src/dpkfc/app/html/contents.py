@@ -6,21 +6,24 @@ Each file or folder that cannot be read has a line that says why.
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
+import io
 import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dpkfc.app.datasets.unpacking import UnpackedSizeError
 from dpkfc.app.metrics import Metrics
-from dpkfc.app.plots import evenly_spaced
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.recipes.objective import finite
-from dpkfc.app.run_folder import RunFolder
+from dpkfc.app.run_figures import ColumnEffect, RunFigures, evenly_spaced
+from dpkfc.app.run_folder import RunFolder, RunFolderError, write_atomically
 from dpkfc.app.settings_file import MACHINE, known_settings
 from dpkfc.app.toml import ConfigError, ensure_text, tomllib
 from dpkfc.app.tuning.tune import Tuned
@@ -281,7 +284,7 @@ def _read_run_folder(path: Path) -> RunSummary:
         command=command + (" --test-mode" if settings.get("test_mode") is True else ""),
         config=config,
         card=card,
-        pictures=_read_pictures(folder.plots),
+        pictures=_read_pictures(folder),
     )
 
 
@@ -363,17 +366,59 @@ def _score_name(results: Mapping[str, Any], measured_on: str) -> str:
     return first.removesuffix(end) if first.endswith(end) else "accuracy"
 
 
-def _read_pictures(folder: Path) -> dict[str, str]:
-    """Return PNG files as data URIs, because the page fetches nothing."""
-    pictures = {}
-    for name, title in _PICTURES.items():
-        path = folder / name
+def _read_pictures(folder: RunFolder) -> dict[str, str]:
+    """Return pictures as data URIs, because the page fetches nothing.
+
+    They are drawn by the first page that shows them, and kept in a run folder that can be written.
+    """
+    content = {}
+    for name in _PICTURES:
+        path = folder.plots / name
         if path.is_file() and path.stat().st_size <= _MOST_PICTURE_BYTES:
-            content = path.read_bytes()
-            if content.startswith(b"\x89PNG\r\n\x1a\n"):
-                encoded = base64.b64encode(content).decode()
-                pictures[title] = f"data:image/png;base64,{encoded}"
-    return pictures
+            content[name] = path.read_bytes()
+    if folder.figures.is_file() and not _is_drawn(folder):
+        content = _draw_pictures(folder)
+        with contextlib.suppress(RunFolderError):
+            for name, png in content.items():
+                write_atomically(folder.plots / name, partial(_write_bytes, content=png))
+    return {
+        title: f"data:image/png;base64,{base64.b64encode(content[name]).decode()}"
+        for name, title in _PICTURES.items()
+        if content.get(name, b"").startswith(b"\x89PNG\r\n\x1a\n")
+    }
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def _is_drawn(folder: RunFolder) -> bool:
+    """Return whether the last picture is not older than the figures that it shows."""
+    last = folder.plots / list(_PICTURES)[-1]
+    return last.is_file() and last.stat().st_mtime_ns >= folder.figures.stat().st_mtime_ns
+
+
+def _draw_pictures(folder: RunFolder) -> dict[str, bytes]:
+    from dpkfc.app.plots import draw_run
+
+    columns = []
+    content = {}
+    try:
+        if folder.effects.is_file():
+            found = read_json(folder.effects)["effects"]
+            columns = [ColumnEffect.from_json(effect) for effect in found]
+        figures = RunFigures.from_json(read_json(folder.figures))
+        for name, figure in draw_run(figures, columns).items():
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format="png")
+            content[name] = buffer.getvalue()
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        reason = plain(error, 60)
+        raise ValueError(
+            f"{folder.figures.name} is damaged ({reason}); delete it to see the run without"
+            " pictures"
+        ) from None
+    return content
 
 
 def _card_warnings(card: Mapping[str, Any]) -> list[str]:

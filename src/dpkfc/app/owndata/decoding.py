@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pa_compute
 
+from dpkfc.app.arrow import to_arrow, to_numpy
 from dpkfc.app.owndata.cells import NumberForm
 
 # A column: texts, None where a value is missing. A list may hold texts that are not Unicode.
@@ -24,7 +25,7 @@ def distinct(texts: Texts) -> tuple[np.ndarray, list[str | None]]:
     """Return a number for each text `[N]`, and the text of each number."""
     if isinstance(texts, pa.Array):
         encoded = texts.dictionary_encode(null_encoding="encode")
-        return encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary.to_pylist()
+        return to_numpy(encoded.indices), encoded.dictionary.to_pylist()
     known: list[str | None] = list(dict.fromkeys(texts))
     number_of = {text: number for number, text in enumerate(known)}
     return np.fromiter(map(number_of.__getitem__, texts), np.int64, len(texts)), known
@@ -33,7 +34,7 @@ def distinct(texts: Texts) -> tuple[np.ndarray, list[str | None]]:
 def choose(texts: Texts, rows: np.ndarray) -> Texts:
     """Return the texts of some rows."""
     if isinstance(texts, pa.Array):
-        return texts.take(pa.array(rows))
+        return texts.take(to_arrow(rows))
     return [texts[row] for row in rows]
 
 
@@ -55,4 +56,4 @@ def plain_numbers(texts: Texts, form: NumberForm) -> np.ndarray:
 
 
 def _cast(texts: pa.Array) -> np.ndarray:
-    return np.array(texts.cast(pa.float64()).to_numpy(zero_copy_only=False))
+    return to_numpy(texts.cast(pa.float64()))

@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pa_compute
 import pyarrow.csv as pa_csv
 
+from dpkfc.app.arrow import to_arrow
 from dpkfc.app.datasets.errors import DatasetError, damaged_error
 from dpkfc.app.datasets.unpacking import BoundedStream
 from dpkfc.app.owndata.schema import Schema
@@ -383,7 +384,7 @@ class Splitter:
         cells = [row for number in numbers.tolist() if (row := rows[number]) is not None]
         has_cells = np.array([rows[number] is not None for number in numbers.tolist()], bool)
         places[is_other] = np.where(has_cells, len(emptied) + np.cumsum(has_cells) - 1, -1)
-        order = pa.array(places, mask=places < 0)
+        order = to_arrow(places, places < 0)
         merged = {}
         for name, column in columns.items():
             place = self.heading.names.index(name)
