@@ -321,6 +321,21 @@ def test_no_example_decides_what_a_canary_contributes(is_augmented: bool):
     assert all(g.isfinite().all() for g in gradient(model, planted, 30).values())
 
 
+def test_no_example_decides_where_canaries_go_or_what_an_error_says():
+    def picky(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        if bool(batch[0].isnan().any()):
+            raise RuntimeError("a private value")
+        return loss(model, batch)
+
+    model, (x, y) = network().double(), examples(30)
+    rest = settings(steps=4, expected_batch_size=20).with_noise(0.5, DELTA, 60), model
+    data = (torch.full_like(x.double(), torch.nan), y)
+    coins, rng = np.ones(30, bool), np.random.default_rng(2)
+    assert PlantedCanaries(*rest, data, picky, coins, rng).layer == "2"
+    with pytest.raises(ValueError, match=r"accepts no rows .*nothing fits.*kind='mislabelled'"):
+        PlantedCanaries(*rest, data, lambda *_: {}["nothing fits"], coins, rng)
+
+
 @pytest.mark.parametrize("more", [1, 2])
 def test_canaries_in_too_many_batches_are_noticed(more: int):
     """Releases are made of planted gradients and noise; rates are the plan's, or twice that."""

@@ -22,10 +22,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dpkfc.audit.planted_loss import Arguments, Augment, LossFn, augment_with_ids, collate_with_ids
+from dpkfc.audit.planted_loss import Augment, LossFn, augment_with_ids, collate_with_ids
 from dpkfc.config import Plan
 from dpkfc.curvature.second_moments import pack_symmetric, split_head
-from dpkfc.data.loading import Collate, MicroBatches
+from dpkfc.data.loading import Collate
 from dpkfc.data.sampling import Sampler
 from dpkfc.distributed.fsdp import trainable_tensors
 from dpkfc.gradients.layers import device_of_layers
@@ -88,10 +88,6 @@ class Subject:
     def example(self, index: int) -> Tensors:
         """Return one example."""
         return tuple(x[index] for x in self.dataset)
-
-    def batch(self, count: int) -> Arguments:
-        """Return the first examples as `loss_fn` gets them, without augmentation."""
-        return tuple(MicroBatches(self.dataset, self.collate_fn).batch(np.arange(count)))
 
     @property
     def bare(self) -> Subject:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.data.loading import Collate
+from dpkfc.memory import is_out_of_memory
+from dpkfc.public_rows import find_template
 
 LossFn = Callable[[nn.Module, Any], Tensor]
 # Positional arguments of a module, or a batch of any parts.
@@ -143,6 +145,46 @@ def collate_with_ids(
     return collate_examples
 
 
+@torch.no_grad()
+def draw_batch(
+    model: nn.Module, loss_fn: LossFn, dataset: Sequence[Tensor], collate_fn: Collate | None = None
+) -> Arguments:
+    """Return two public rows in the shapes and types of a data set, which the loss accepts.
+
+    No value of an example is read, so none decides where canaries go, or what an error says.
+
+    Args:
+        model: of the user.
+        loss_fn: of the user.
+        dataset: tensors with a common first axis.
+        collate_fn: of the user; None stacks rows.
+
+    Raises:
+        ValueError: the loss accepts no public rows.
+    """
+    device = next(model.parameters()).device
+    problem = ""
+    for make_rows in find_template(tuple(dataset)).attempts(collate_fn or _stack, device):
+        try:
+            rows = make_rows(2).batch([0, 1])
+            batch = tuple(x.to(device) for x in rows)
+            loss_fn(model, batch)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            problem = f"{type(error).__name__}: {error}"
+        else:
+            return batch
+    raise ValueError(
+        f"loss_fn accepts no rows drawn in the shapes of the data ({problem:.60}); use"
+        " kind='mislabelled'"
+    )
+
+
+def _stack(examples: Sequence[Arguments]) -> Arguments:
+    return tuple(map(torch.stack, zip(*examples, strict=True)))
+
+
 Shapes = tuple[torch.Size, torch.Size]
 
 
@@ -156,7 +198,7 @@ def find_plantable(model: nn.Module, loss_fn: LossFn, batch: Arguments) -> dict[
     Args:
         model: of the user.
         loss_fn: of the user.
-        batch: the user's own batch of at least two examples.
+        batch: of at least two public rows, as `draw_batch` makes it.
 
     Returns:
         Path of a module to the shapes of the input and the output of one example.

@@ -23,7 +23,15 @@ from torch.nn import functional
 
 from dpkfc.audit.harness import Tensors
 from dpkfc.audit.listener import Listener
-from dpkfc.audit.planted_loss import NO_CANARY, LossFn, Plant, PlantedLoss, Shapes, find_plantable
+from dpkfc.audit.planted_loss import (
+    NO_CANARY,
+    LossFn,
+    Plant,
+    PlantedLoss,
+    Shapes,
+    draw_batch,
+    find_plantable,
+)
 from dpkfc.audit.step_canaries import Scores
 from dpkfc.clipping import SPLIT
 from dpkfc.config import Plan
@@ -104,7 +112,7 @@ class PlantedCanaries(RunCanaries):
             )
         device = next(model.parameters()).device
         m = len(coins)
-        batch = tuple(x[:2].to(device) for x in dataset)
+        batch = draw_batch(model, loss_fn, dataset)
         plantable = find_plantable(model, loss_fn, batch)
         target, (input_shape, output_shape) = _choose_layer(model, plantable, layer)
         a = _random_signs(rng, (m, *input_shape))

@@ -27,7 +27,14 @@ from dpkfc.audit.harness import (
     open_session,
     script_plan,
 )
-from dpkfc.audit.planted_loss import NO_CANARY, Plant, PlantedLoss, Shapes, find_plantable
+from dpkfc.audit.planted_loss import (
+    NO_CANARY,
+    Plant,
+    PlantedLoss,
+    Shapes,
+    draw_batch,
+    find_plantable,
+)
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.metric import Kronecker, Metric
 from dpkfc.privacy.mechanism import Released
@@ -271,7 +278,9 @@ def _plant_gradients(
 
 def _select_plantable(subject: Subject) -> dict[str, Shapes]:
     """Return the shapes of up to LAYERS layers that gradients are planted in, evenly spaced."""
-    plantable = find_plantable(subject.model(), subject.loss_fn, subject.batch(2))
+    model = subject.model()
+    batch = draw_batch(model, subject.loss_fn, subject.dataset, subject.collate_fn)
+    plantable = find_plantable(model, subject.loss_fn, batch)
     layers = []
     for name, shapes in plantable.items():
         # If a batch decides how long its examples are, no input of one length fits.
