@@ -147,7 +147,7 @@ def test_long_draws_are_made_again_chunk_by_chunk(dtype: str) -> None:
     z = [plain.normal(size, step, dtype) for step in range(3)]
     for release in range(3):
         pieces = stream.correlated_pieces(size, release, dtype, release + 1, weights)
-        w = np.concatenate(list(pieces))
+        w = np.concatenate([piece.copy() for piece in pieces])
         assert w.dtype == np.dtype(dtype)
         expected = sum(weights[j] * z[release - j].astype(float) for j in range(release + 1))
         assert np.allclose(w, expected, atol=1e-6)

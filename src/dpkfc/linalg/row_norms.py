@@ -34,29 +34,35 @@ def row_norms(x: Tensor) -> Tensor:
     terms = min(d, _SHORT) + 2
     fraction_lost = terms * torch.finfo(x.dtype).eps
     norms = (square * (1 + fraction_lost)).sqrt()
-    # False for NaN. Each entry may lose a square that is too small for float32.
+    if not x.numel():
+        return norms
+    # Each entry may lose a square that is too small for float32.
     least = TINY * max(1.0, d / 4096)
+    if not is_on_accelerator(x):
+        smallest, largest = square.aminmax()
+        if smallest >= least and largest < math.inf:
+            return norms
+    # False for NaN.
     is_in_range = (square >= least) & (square < math.inf)
-    if d and is_on_accelerator(x):
+    if is_on_accelerator(x):
         largest = vector_norm(x, math.inf, dim=-1)
         bounds = largest.double() * math.sqrt(d)
         return torch.where(is_in_range, norms, bounds)
-    if not is_in_range.all():
-        unsafe = ~is_in_range
-        norms[unsafe] = exact_row_norms(x[unsafe])
+    unsafe = ~is_in_range
+    norms[unsafe] = exact_row_norms(x[unsafe])
     return norms
 
 
 def _add_squares_of_pieces(x: Tensor) -> Tensor:
     """Return the sum of squares over the last axis, in float32 within a piece of `_SHORT`."""
     whole = x.shape[-1] // _SHORT * _SHORT
-    rest = x[..., whole:]
-    square = vector_norm(rest, dim=-1).double().square()
+    square: Tensor | float = 0.0
     if whole:
         pieces = x[..., :whole].unflatten(-1, (-1, _SHORT))
-        norms = vector_norm(pieces, dim=-1)
-        square = square + sum_squares(norms)
-    return square
+        square = sum_squares(vector_norm(pieces, dim=-1))
+    if whole == x.shape[-1] > 0:
+        return square
+    return vector_norm(x[..., whole:], dim=-1).double().square() + square
 
 
 def exact_row_norms(x: Tensor) -> Tensor:

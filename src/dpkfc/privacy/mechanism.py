@@ -406,7 +406,10 @@ def _correlate(
         if pieces is None:
             kind = str(dtype).removeprefix("torch.")
             pieces = noise.correlated_pieces(numbers, step, kind, release, weights, workers)
-        drawn = list(pieces) if size == numbers else [next(pieces)]
+        if size != numbers:
+            return torch.from_numpy(next(pieces)).to(device)
+        # A piece is valid until the next one.
+        drawn = [piece.copy() for piece in pieces]
         return torch.from_numpy(np.concatenate(drawn)).to(device)
 
     return draw

@@ -182,17 +182,19 @@ class NoiseStream(_Stream):
         Raises:
             ValueError: a negative size or step.
         """
-        pieces = list(self.pieces(size, step, dtype))
-        if len(pieces) == 1:
-            return pieces[0]
-        return np.concatenate([np.empty(0, dtype), *pieces])
+        key, draw = self._next_draw(size, step)
+        out = np.empty(size, dtype)
+        for chunk, begin in enumerate(range(0, size, CHUNK)):
+            _fill_chunk(out[begin : begin + CHUNK], key, draw, chunk)
+        return out
 
     def pieces(
         self, size: int, step: int, dtype: DTypeLike = np.float32, workers: int = 1
     ) -> Iterator[NDArray[Any]]:
         """Yield the numbers of `normal` in order, by chunks; threads make some in advance.
 
-        The numbers of a large model therefore never lie in memory all at once.
+        The numbers of a large model therefore never lie in memory all at once. A chunk is valid
+        until the next one is asked for.
 
         Args:
             size: as of `normal`.
@@ -205,7 +207,7 @@ class NoiseStream(_Stream):
         """
         key, draw = self._next_draw(size, step)
         return _iterate_chunks(
-            size, lambda length, chunk: _draw_chunk(length, key, draw, chunk, dtype), workers
+            size, dtype, lambda out, chunk: _fill_chunk(out, key, draw, chunk), workers
         )
 
     def correlated_pieces(
@@ -242,13 +244,14 @@ class NoiseStream(_Stream):
         self._past = [self._next_draw(size, step), *self._past][: len(weights)]
         terms = list(zip(weights, self._past, strict=False))
 
-        def draw(length: int, chunk: int) -> NDArray[Any]:
-            total = np.zeros(length)
+        def fill(out: NDArray[Any], chunk: int) -> None:
+            total = np.zeros(len(out))
             for weight, (key, counter) in terms:
-                total += weight * _draw_chunk(length, key, counter, chunk, dtype)
-            return total.astype(dtype)
+                _fill_chunk(out, key, counter, chunk)
+                total += weight * out
+            out[:] = total
 
-        return _iterate_chunks(size, draw, workers)
+        return _iterate_chunks(size, dtype, fill, workers)
 
     @property
     def correlated_draws(self) -> int:
@@ -287,33 +290,42 @@ _MOST_WORKERS = 8
 
 
 def _iterate_chunks(
-    size: int, draw: Callable[[int, int], NDArray[Any]], workers: int
+    size: int, dtype: DTypeLike, fill: Callable[[NDArray[Any], int], None], workers: int
 ) -> Iterator[NDArray[Any]]:
     """Yield the chunks of a draw in order; threads make some chunks in advance.
 
     Args:
         size: count of numbers.
-        draw: makes a chunk from its length and its number.
+        dtype: of them.
+        fill: makes a chunk in memory of its length, from its number.
         workers: the most threads, if the draw is large enough.
     """
     lengths = [min(CHUNK, size - begin) for begin in range(0, size, CHUNK)]
     workers = min(workers, _MOST_WORKERS, len(lengths) // _LEAST_CHUNKS)
     if workers <= 1:
+        out = np.empty(min(size, CHUNK), dtype)
         for chunk, length in enumerate(lengths):
-            yield draw(length, chunk)
+            fill(out[:length], chunk)
+            yield out[:length]
         return
+
+    def make(length: int, chunk: int) -> NDArray[Any]:
+        made = np.empty(length, dtype)
+        fill(made, chunk)
+        return made
+
     with ThreadPoolExecutor(max_workers=workers) as pool:
         pending = deque[Any]()
         for chunk, length in enumerate(lengths):
-            pending.append(pool.submit(draw, length, chunk))
+            pending.append(pool.submit(make, length, chunk))
             if len(pending) > 2 * workers:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
 
 
-def _draw_chunk(length: int, key: bytes, draw: int, chunk: int, dtype: DTypeLike) -> NDArray[Any]:
-    """Return the numbers of one chunk, from a counter of its own."""
+def _fill_chunk(out: NDArray[Any], key: bytes, draw: int, chunk: int) -> None:
+    """Fill memory with the numbers of one chunk, from a counter of its own."""
     # It imports torch, which accounting alone does without.
     from dpkfc.privacy.normal_numbers import SCRATCH, fill_array
 
@@ -331,9 +343,7 @@ def _draw_chunk(length: int, key: bytes, draw: int, chunk: int, dtype: DTypeLike
         wide >>= np.uint64(11)
         return wide.view(np.int64)
 
-    out = np.empty(length, dtype)
     fill_array(out, words)
-    return out
 
 
 class SamplingStream(_Stream):
