@@ -212,7 +212,7 @@ def resnet20(num_classes: int = 10) -> nn.Sequential:
 # factors.
 
 
-class _TransformerBlock(nn.Module):
+class TransformerBlock(nn.Module):
     """Pre-norm attention and a two-layer map: six linear layers."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -228,6 +228,7 @@ class _TransformerBlock(nn.Module):
         self.narrow = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return states `[N, T, width]` of states of the same shape."""
         normed = self.attention_norm(x)
         query = self.query(normed)
         key = self.key(normed)
@@ -277,7 +278,7 @@ class VisionTransformer(nn.Module):
         self.embed = nn.Linear(channels * patch * patch, width)
         self.positions = nn.Embedding((side // patch) ** 2, width)
         nn.init.normal_(self.positions.weight, std=0.02)
-        blocks = [_TransformerBlock(width, heads) for _ in range(depth)]
+        blocks = [TransformerBlock(width, heads) for _ in range(depth)]
         self.blocks = nn.Sequential(*blocks)
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, num_classes)

@@ -253,6 +253,24 @@ def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
+def keep_row(path: Path, results: dict[str, Any], key: str, row: Mapping[str, Any]) -> None:
+    """Add a row with machine and day to the results, and write their file.
+
+    Args:
+        path: of the file; rows that another process has written meanwhile stay.
+        results: with `rows`.
+        key: of the row.
+        row: with an accuracy in percent.
+    """
+    import torch
+
+    facts = {"hardware": hardware(torch.get_num_threads()), "date": now(), "load": load_average()}
+    written = read_json(path).get("rows", {})
+    results["rows"] |= written | {key: {**row, **facts}}
+    write_json(path, results)
+    print(key, round(row["accuracy"], 2), flush=True)
+
+
 # --------------------------------------------------------------------------------------------------
 # Command lines.
 

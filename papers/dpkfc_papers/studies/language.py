@@ -33,14 +33,11 @@ from dpkfc.features.layer_means import fit_whitening, scale_means
 from dpkfc_papers.recipes.sentences import AG_NEWS, STACKOVERFLOW
 from dpkfc_papers.studies.harness import (
     RESULTS,
-    hardware,
     interval,
-    load_average,
+    keep_row,
     machine_of_rows,
     markdown,
-    now,
     read_json,
-    write_json,
 )
 
 PATH = RESULTS / "language.json"
@@ -277,21 +274,13 @@ def validate(data_dir: str, results: dict[str, Any]) -> None:
                 continue
             head, plan = train_private(train, known, 2, 1.0, **settings)
             value = accuracy(head, rows[validation], labels[validation])
-            add(results, key, task="sst2", features=name, epsilon=1.0, accuracy=value, **plan)
+            row = {"task": "sst2", "features": name, "epsilon": 1.0, "accuracy": value, **plan}
+            keep_row(PATH, results, key, row)
 
 
 def train_clip(rows: int, features: int) -> float:
     """Return C of the rule at ε = 1."""
     return whitened_config(rows, 1.0, DELTA, features).max_grad_norm
-
-
-def add(results: dict[str, Any], key: str, **row: Any) -> None:
-    """Keep a row, and write the file."""
-    facts = {"hardware": hardware(torch.get_num_threads()), "date": now(), "load": load_average()}
-    # Another task may run beside this one.
-    results["rows"] |= (read_json(PATH) or {"rows": {}})["rows"] | {key: {**row, **facts}}
-    write_json(PATH, results)
-    print(key, round(row["accuracy"], 2), flush=True)
 
 
 def run(name: str, data_dir: str, results: dict[str, Any], only: Sequence[str]) -> None:
@@ -326,7 +315,8 @@ def run(name: str, data_dir: str, results: dict[str, Any], only: Sequence[str]) 
                 head, plan = train_private(rows, train_labels, task.classes, keys[key])
                 facts |= {"epsilon": keys[key], **plan}
             facts |= {"seconds": time.monotonic() - start, "encoding_seconds": encoding}
-            add(results, key, accuracy=accuracy(head, test, test_labels), **facts)
+            facts["accuracy"] = accuracy(head, test, test_labels)
+            keep_row(PATH, results, key, facts)
 
 
 def _values(rows: dict[str, Any], start: str) -> list[float]:

@@ -282,6 +282,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "federated-ablation": partial(run_by_run, "federated_ablation"),
     "federated-variations": partial(run_by_run, "federated_variations"),
     "generation": partial(run_by_run, "generation"),
+    "fine-tuning": partial(run_by_run, "fine_tuning"),
+    "small-transformer": partial(run_by_run, "small_transformer"),
 }
 # Before a dash and the name of a part: a recipe, a page, a section, ...
 PARTS: dict[str, Callable[[str], str]] = {

@@ -1,0 +1,272 @@
+"""A small transformer on AG News, by each method of the papers.
+
+    python -m dpkfc_papers.studies.small_transformer --data-dir DATA
+    python -m dpkfc_papers.studies.small_transformer --table
+
+Two blocks of width 32 with random weights read the first 16 tokens of a text, as frozen vectors:
+the principal components of the public token table of MiniLM-L6. C is the median norm of gradients
+of Zipf texts with drawn labels, at the initial weights. Every method has three rates, tried at
+ε = 1 on validation rows; the best is judged on the test split, seed by seed. Rows are in
+papers/results/small_transformer.json, and one that is in the file is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpkfc import KFAC, AdamBC, DiSK, Plan, PrivacyConfig, PublicData, Session
+from dpkfc.app.models import seeded
+from dpkfc.app.pretrained import minilm_classifier, minilm_tokens
+from dpkfc.features import ZipfWords
+from dpkfc_papers.recipes.networks import TransformerBlock
+from dpkfc_papers.studies.harness import (
+    RESULTS,
+    interval,
+    keep_row,
+    markdown,
+    read_json,
+)
+from dpkfc_papers.studies.language import DELTA, TASKS, accuracy, loss_fn
+
+PATH = RESULTS / "small_transformer.json"
+TASK = TASKS["ag-news"]
+EPSILONS, SEEDS = (1.0, 8.0), 5
+VALIDATION, DRAWN = 2000, 256
+TUNED_AT = 1.0
+# Tokens of a text, width and heads.
+LENGTH, WIDTH, HEADS = 16, 32, 4
+BATCH, STEPS, EVERY = 256, 24, 8
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of the papers.
+
+    Attributes:
+        title: in the table.
+        rates: tried on the validation rows.
+        adam: whether Adam steps, or SGD.
+        momentum: of SGD.
+        postprocess: of the releases.
+        sides: of K-FAC; empty without a preconditioner.
+        readout: of K-FAC.
+    """
+
+    title: str
+    rates: tuple[float, ...]
+    adam: bool = False
+    momentum: float = 0.0
+    postprocess: tuple[Any, ...] = ()
+    sides: str = ""
+    readout: str = "whitened"
+
+
+SMALL, LARGE = (2e-3, 6e-3, 2e-2), (0.1, 0.3, 1.0)
+METHODS = {
+    "dp-sgd": Method("DP-SGD", LARGE, momentum=0.9),
+    "dp-adam": Method("DP-Adam", SMALL, adam=True),
+    "dp-adambc": Method("DP-AdamBC", SMALL, postprocess=(AdamBC(),)),
+    "disk": Method("DiSK", (1.0, 3.0, 10.0), postprocess=(DiSK(),)),
+    "kfc-inputs": Method("DP-KFC, inputs", SMALL, adam=True, sides="input"),
+    "kfc-both": Method("DP-KFC, both sides", SMALL, adam=True, sides="both"),
+    "kfc-natural": Method(
+        "DP-KFC, natural", (0.03, 0.1, 0.3), momentum=0.9, sides="input", readout="natural"
+    ),
+}
+
+
+class SmallEncoder(nn.Module):
+    """Learned positions, two blocks, the mean over positions, a linear head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(0.1 * torch.randn(LENGTH, WIDTH))
+        self.blocks = nn.Sequential(*(TransformerBlock(WIDTH, HEADS) for _ in range(2)))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, TASK.classes)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Return logits of token vectors `[N, LENGTH, WIDTH]`."""
+        x = self.blocks(vectors + self.positions)
+        return self.head(self.norm(x).mean(1))
+
+
+@functools.cache
+def token_table() -> Tensor:
+    """Return the first principal components of the public token vectors, of mean square 1."""
+    table = minilm_classifier(trained_blocks=0).encoder.get_input_embeddings().weight.detach()
+    centred = table - table.mean(0)
+    _, vectors = torch.linalg.eigh(centred.T @ centred)
+    found = centred @ vectors[:, -WIDTH:]
+    found = found / found.std(0)
+    found[0] = 0
+    return found
+
+
+def token_vectors(texts: Sequence[str]) -> Tensor:
+    """Return vectors `[N, LENGTH, WIDTH]` of the first tokens of texts; 0 fills a short one."""
+    return token_table()[minilm_tokens(texts, LENGTH)]
+
+
+@functools.cache
+def drawn_texts() -> Tensor:
+    """Return vectors of Zipf texts, which are not data."""
+    return token_vectors(ZipfWords(shortest=10, longest=60).draw(DRAWN))
+
+
+def public_clip(model: nn.Module) -> float:
+    """Return the median norm of gradients of Zipf texts with drawn labels."""
+    rows = drawn_texts()[:64]
+    labels = torch.randint(TASK.classes, (64,), generator=torch.Generator().manual_seed(0))
+    parameters, norms = list(model.parameters()), []
+    for row in range(len(rows)):
+        loss = loss_fn(model, (rows[row : row + 1], labels[row : row + 1])).sum()
+        gradients = torch.autograd.grad(loss, parameters)
+        norms.append(math.sqrt(sum(float(g.square().sum()) for g in gradients)))
+    return statistics.median(norms)
+
+
+@functools.cache
+def noise_multiplier(epsilon: float, rows: int) -> float:
+    """Return the noise multiplier of the steps."""
+    config = PrivacyConfig(expected_batch_size=BATCH, steps=STEPS)
+    return config.calibrate(epsilon, DELTA, rows).noise_multiplier
+
+
+def make_plan(method: Method, epsilon: float, rows: int, clip: float) -> Plan:
+    """Return the plan of a method."""
+    probe = PublicData(drawn_texts(), provenance="texts drawn by Zipf's law")
+    kfac = (
+        KFAC(probe=probe, probe_size=DRAWN, sides=method.sides, every=EVERY)
+        if method.sides
+        else None
+    )
+    config = PrivacyConfig(
+        expected_batch_size=BATCH,
+        steps=STEPS,
+        max_grad_norm=clip,
+        preconditioner=kfac,
+        readout=method.readout,
+        postprocess=method.postprocess,
+    )
+    return config.with_noise(noise_multiplier(epsilon, rows), DELTA, rows)
+
+
+Labelled = tuple[Tensor, Tensor]
+
+
+def execute(
+    name: str, epsilon: float, rate: float, seed: int, train: Labelled, judged: Labelled
+) -> Any:
+    """Train from the initial weights of a seed, and return the row of the results."""
+    start, processor = time.monotonic(), time.process_time()
+    method = METHODS[name]
+    model = seeded(SmallEncoder, seed)
+    clip = public_clip(model)
+    plan = make_plan(method, epsilon, len(train[0]), clip)
+    if method.adam:
+        optimizer: Any = torch.optim.Adam(model.parameters(), lr=rate)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=method.momentum)
+    # The check on public rows is of the model, which tests make; passes are proved either way.
+    with Session(plan, model, optimizer, train, verify=False) as session:
+        for batch in session.batches():
+            session.step(batch, loss_fn)
+        spent = session.epsilon
+    return {
+        "method": name,
+        "epsilon": epsilon,
+        "spent": spent,
+        "rate": rate,
+        "seed": seed,
+        "accuracy": accuracy(model, *judged),
+        "clip": clip,
+        "noise": plan.noise_multiplier,
+        "steps": plan.steps,
+        "rows": len(train[0]),
+        "seconds": time.monotonic() - start,
+        "processor_seconds": time.process_time() - processor,
+    }
+
+
+def best_rate(rows: dict[str, Any], name: str) -> float | None:
+    """Return the rate with the best accuracy on the validation rows; None before all ran."""
+    keys = [f"validation/{name}/{rate:g}" for rate in METHODS[name].rates]
+    if not all(key in rows for key in keys):
+        return None
+    return max((rows[key] for key in keys), key=lambda row: row["accuracy"])["rate"]
+
+
+def run(data_dir: str, results: dict[str, Any], names: Sequence[str], seeds: int) -> None:
+    """Run what is missing: rates first, then tests, seed by seed."""
+    texts = TASK.texts(data_dir)
+    x, labels = token_vectors(texts.train[0]), torch.tensor(texts.train[1])
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    held, kept = order[:VALIDATION], order[VALIDATION:]
+    train, validation = (x[kept], labels[kept]), (x[held], labels[held])
+    test = token_vectors(texts.test[0]), torch.tensor(texts.test[1])
+    rows = results["rows"]
+    for name in names:
+        for rate in METHODS[name].rates:
+            key = f"validation/{name}/{rate:g}"
+            if key not in rows:
+                row = execute(name, TUNED_AT, rate, 100, train, validation)
+                keep_row(PATH, results, key, row)
+    for seed in range(seeds):
+        for epsilon in EPSILONS:
+            for name in names:
+                key, chosen = f"{name}/{epsilon:g}/{seed}", best_rate(rows, name)
+                if chosen is not None and key not in rows:
+                    row = execute(name, epsilon, chosen, seed, train, test)
+                    keep_row(PATH, results, key, row)
+
+
+def table() -> str:
+    """Return accuracies by method and ε; "" before anything was run."""
+    rows = read_json(PATH).get("rows", {})
+    lines = []
+    for name, method in METHODS.items():
+        cells = []
+        for epsilon in EPSILONS:
+            found = [row for key, row in rows.items() if key.startswith(f"{name}/{epsilon:g}/")]
+            values = [row["accuracy"] for row in found]
+            cells.append(f"{interval(values)} ({len(values)})" if values else "–")
+        of = [row["processor_seconds"] for key, row in rows.items() if row["method"] == name]
+        if of:
+            rate = best_rate(rows, name)
+            shown = "–" if rate is None else f"{rate:g}"
+            lines.append([method.title, *cells, shown, f"{statistics.mean(of):.1f}"])
+    if not lines:
+        return ""
+    head = [f"ε = {epsilon:g} (seeds)" for epsilon in EPSILONS]
+    return markdown(["test %", *head, "rate", "processor seconds"], lines)
+
+
+def main() -> int:
+    """Run, or print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data-dir", default="")
+    parser.add_argument("--method", nargs="*", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--table", action="store_true")
+    chosen = parser.parse_args()
+    if chosen.table:
+        print(table())
+        return 0
+    torch.set_num_threads(1)
+    run(chosen.data_dir, read_json(PATH) or {"rows": {}}, chosen.method, chosen.seeds)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

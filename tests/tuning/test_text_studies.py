@@ -1,0 +1,129 @@
+"""Studies of texts: what they train is what their tables say, and ε counts all of it."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import pytest
+import torch
+
+from dpkfc import PrivacyConfig, Session
+from dpkfc.features import LayerMeans, TextEncoder, Whitening, ZipfWords
+from dpkfc_papers.studies import fine_tuning, small_transformer
+
+WORDS = ZipfWords(vocabulary=120, shortest=2, longest=12)
+TEXTS = WORDS.draw(12, seed=3)
+LABELS = [row % 2 for row in range(12)]
+
+
+@pytest.fixture
+def encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TextEncoder:
+    """Return a small encoder of random weights, whose blocks the study then takes."""
+    transformers = pytest.importorskip("transformers")
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS.words]
+    (tmp_path / "vocab.txt").write_text("\n".join(names), "utf-8")
+    transformers.BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(names),
+        hidden_size=8,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=16,
+    )
+    transformers.BertModel(config).save_pretrained(tmp_path)
+    monkeypatch.setenv("DPKFC_CACHE", str(tmp_path / "cache"))
+    made = TextEncoder(tmp_path)
+    blocks = made.model.encoder.layer
+    monkeypatch.setattr(fine_tuning, "encoder_blocks", lambda: blocks)
+    means = functools.partial(LayerMeans, whitening=Whitening(WORDS, size=40))
+    monkeypatch.setattr(fine_tuning, "LayerMeans", means)
+    return made
+
+
+@pytest.mark.parametrize("name", ["block-1", "block-2"])
+def test_blocks_above_cached_states_give_the_logits_of_the_whole_encoder(
+    encoder: TextEncoder, name: str
+) -> None:
+    arm = fine_tuning.ARMS[name]
+    head = torch.randn(2, 4 * 8 + 1)
+    model = fine_tuning.make_model(encoder, arm, head)
+    rows = fine_tuning.make_rows(encoder, TEXTS, LABELS, 3 - arm.blocks)
+    *inputs, labels = fine_tuning.collate([rows[row] for row in range(12)])
+    order = torch.tensor([len(ids) for ids in encoder.tokens(TEXTS)]).argsort(stable=True)
+    assert labels.tolist() == torch.tensor(LABELS)[order].tolist()
+    expected = fine_tuning.LayerMeans(encoder)(TEXTS)[order] @ head.T
+    # States are kept in bfloat16.
+    assert torch.allclose(model(*inputs), expected, atol=0.05)
+
+
+@pytest.mark.parametrize("name", ["biases", "lora-2", "block-1"])
+def test_an_arm_trains_its_part_in_proved_passes(encoder: TextEncoder, name: str) -> None:
+    if name == "lora-2":
+        pytest.importorskip("peft")
+    arm = fine_tuning.ARMS[name]
+    model = fine_tuning.make_model(encoder, arm, torch.randn(2, 4 * 8 + 1))
+    rows = fine_tuning.make_rows(encoder, TEXTS, LABELS, 3 - arm.blocks)
+    trained = {key for key, p in model.named_parameters() if p.requires_grad}
+    wanted = {"biases": "bias", "lora-2": "lora_", "block-1": "blocks."}[name]
+    assert trained and all(wanted in key and "head" not in key for key in trained)
+    plan = PrivacyConfig(expected_batch_size=6, steps=1).with_noise(1.0, 1e-3, 12)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    shown = [rows[row] for row in range(4)]
+    with Session(
+        plan, model, optimizer, rows, collate_fn=fine_tuning.collate, public_records=shown
+    ) as session:
+        for batch in session.batches():
+            session.step(batch, fine_tuning.loss_fn)
+        assert not session.unproved_operation
+
+
+def test_epsilon_of_blocks_includes_their_head() -> None:
+    noise, spent = fine_tuning.upper_noise(3.0, 1.5, 8)
+    head = fine_tuning.whitened_config(fine_tuning.TRAIN, 1.5, 1e-5, 2)
+    plan = head.calibrate(1.5, 1e-5, fine_tuning.TRAIN)
+    accountant = dp_accounting.pld.PLDAccountant()
+    accountant.compose(plan.event, plan.steps)
+    rate = fine_tuning.BATCH / fine_tuning.TRAIN
+    step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
+    accountant.compose(step, 8)
+    assert 2.95 < spent <= 3.0
+    assert accountant.get_epsilon(1e-5) == pytest.approx(spent, rel=0.01)
+
+
+@pytest.mark.parametrize("name", small_transformer.METHODS)
+def test_a_method_trains_the_small_transformer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(24, small_transformer.LENGTH, small_transformer.WIDTH)
+    monkeypatch.setattr(small_transformer, "drawn_texts", lambda: x)
+    for setting, value in {"BATCH": 8, "STEPS": 2, "DRAWN": 16}.items():
+        monkeypatch.setattr(small_transformer, setting, value)
+    rows = x, torch.arange(24) % 4
+    monkeypatch.setattr(small_transformer, "noise_multiplier", lambda *_: 1.0)
+    rate = small_transformer.METHODS[name].rates[0]
+    row = small_transformer.execute(name, 8.0, rate, 0, rows, rows)
+    assert row["steps"] == 2 and 0 <= row["accuracy"] <= 100 and row["clip"] > 0
+
+
+def test_tables_show_how_many_seeds_a_cell_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    def row(epsilon: float | None, accuracy: float, **more: Any) -> dict[str, Any]:
+        return {"epsilon": epsilon, "accuracy": accuracy, "processor_seconds": 30.0, **more}
+
+    rows = {
+        "head/1/0": row(1.0, 80.0),
+        "lora-1/1/0": row(1.0, 81.0, head_accuracy=80.5),
+        "lora-1/1/1": row(1.0, 82.0, head_accuracy=80.5),
+        "lora-1/none": row(None, 83.0, head_accuracy=80.5),
+        "validation/lora-1/0.004": row(3.0, 99.0),
+    }
+    monkeypatch.setattr(fine_tuning, "read_json", lambda _: {"rows": rows})
+    lines = fine_tuning.table().splitlines()
+    assert lines[2] == "| head alone | 80.00 (1) | – | – | – | – | 0.5 |"
+    assert lines[3].endswith("| 81.50\xa0±\xa06.35 (2) | – | – | 83.00 | +1.00 | 0.5 |")
+    method = {"method": "dp-sgd", "rate": 0.1}
+    rows = {"dp-sgd/8/0": row(8.0, 70.0, **method)}
+    monkeypatch.setattr(small_transformer, "read_json", lambda _: {"rows": rows})
+    assert small_transformer.table().splitlines()[2] == "| DP-SGD | – | 70.00 (1) | – | 30.0 |"
