@@ -120,7 +120,8 @@ def test_it_runs_in_a_fresh_environment(good, tmp_path) -> None:
     ("change", "expected"),
     [
         (lambda c: c["plan"].update(noise_multiplier=0.1), "another noise multiplier"),
-        (lambda c: c["plan"].update(sensitivity=9.0), "not the one whose hash the ledger"),
+        (lambda c: c["plan"].update(sensitivity=9.0), "another sensitivity"),
+        (lambda c: c["plan"].update(steps=9), "not the one whose hash the ledger"),
         (lambda c: c["mechanism"].update(stddev=9.0), "another stddev"),
         (lambda c: c["guarantee"].update(delta=1e-9), "another delta"),
         (lambda c: c["guarantee"].update(unit="one hospital"), "another unit"),

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpkfc_verify.ledger import Unchecked
-from dpkfc_verify.run import FAILS, HOLDS, NEVER, OPEN, Kept, Report, add_up, round_up, verify_run
+from dpkfc_verify.run import FAILS, NEVER, OPEN, Kept, Report, add_up, verify_run
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -28,32 +27,27 @@ def main(words: Sequence[str] | None = None) -> int:
     if len(options.runs) > 1 and (options.certificate or options.head):
         parser.error("--certificate and --head are about one run")
     kept = Kept(options.certificate, options.head, options.releases, options.tsa_root)
-    reports, total = [verify_run(run, kept) for run in options.runs], ""
-    if len(reports) > 1:
-        try:
-            spent, delta = add_up(reports)
-            total = f"ε = {round_up(spent)} at δ = {delta:g} for all {len(reports)} runs together"
-        except Unchecked as error:
-            total = f"cannot be checked: {error}"
+    reports = [verify_run(run, kept) for run in options.runs]
+    total = add_up(reports) if len(reports) > 1 else None
     if options.json:
-        content = {"runs": list(map(_to_dict, reports)), "total": total or None}
+        content = {"runs": list(map(_to_dict, reports)), "total": total}
         print(json.dumps(content, indent=1, ensure_ascii=False))
     else:
-        print("\n\n".join(map(_render, reports)) + (total and f"\n\ntotal: {total}"))
+        print("\n\n".join(map(_render, reports)) + (f"\n\ntotal: {total}" if total else ""))
     verdicts = {report.verdict for report in reports}
-    return next(
-        code for verdict, code in ((FAILS, 1), (OPEN, 2), (HOLDS, 0)) if verdict in verdicts
-    )
+    if FAILS in verdicts:
+        return 1
+    return 2 if OPEN in verdicts else 0
 
 
 def _to_dict(report: Report) -> dict[str, Any]:
-    ledger, spent = report.ledger, report.epsilon
+    ledger = report.ledger
     names = ("check", "verdict", "text")
     return {
         "run": str(report.run),
         "verdict": report.verdict,
         "reason": report.reason,
-        "epsilon": spent if spent is None or spent < float("inf") else "inf",
+        "epsilon": report.epsilon,
         "delta": report.delta,
         "releases": ledger.count if ledger.heads else None,
         "head": ledger.heads[-1] if ledger.heads else None,
@@ -63,9 +57,8 @@ def _to_dict(report: Report) -> dict[str, Any]:
 
 
 def _render(report: Report) -> str:
+    title = f"{report.run}: {report.verdict.upper()}" + (report.reason and f"; {report.reason}")
     lines = [f"{verdict:18} {check}: {text}" for check, verdict, text in report.findings]
-    title = f"{report.run}: {report.verdict.upper()}"
-    title += report.reason and f"; {report.reason}"
     return "\n".join([title, *lines, f"{'never checked':18} {NEVER}"])
 
 

@@ -19,19 +19,19 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import fft, optimize, special, stats
+from scipy import fft, optimize, special
 
 from dpkfc_verify.ledger import Unchecked
 
 Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 Charges = Iterable[tuple[Mapping[str, Any], int]]
 # The public alternatives of a release: probability, sampling rate q, noise multiplier σ.
 Part = tuple[float, float, float]
 Release = tuple[Part, ...]
+Releases = Mapping[Release, int]
 
 _NO_NOISE = 1e-3  # a multiplier below this is taken for none
-_FAR = 13.0  # standard deviations; a Gaussian has less than 1e-37 beyond
+_FAR = 10.0  # standard deviations; a Gaussian has less than 1e-23 beyond
 _TOLERANCE = 2e-4  # of ε that the grid may add below ε = 10; in proportion above
 _POINTS = 1 << 22
 _CUT = 1e-9  # of δ, above the upper end of the grid
@@ -40,7 +40,7 @@ _ROUNDING = 1e-13  # of the weighted mass, for each point that is added up
 _EXPONENT = 600.0
 
 
-def read_releases(charges: Charges, larger: int = 0) -> dict[Release, int] | None:
+def read_releases(charges: Charges, larger: int = 0) -> Releases | None:
     """Return the number of each kind of release; None if one has no noise.
 
     Args:
@@ -75,28 +75,26 @@ def read_releases(charges: Charges, larger: int = 0) -> dict[Release, int] | Non
 
 def _read_event(event: Mapping[str, Any], larger: int) -> Release:
     kind, rate, inner = event.get("type"), event.get("sampling_probability", 1.0), event
-    if kind == "NonPrivateDpEvent":
-        return ((1.0, 1.0, 0.0),)
     if kind == "PoissonSampledDpEvent":
         inner = event["event"]
-    is_gaussian = inner.get("type") == "GaussianDpEvent"
+    is_gaussian = inner.get("type") in ("GaussianDpEvent", "NonPrivateDpEvent")
     if not (is_gaussian or kind == "TruncatedSubsampledGaussianDpEvent") or not 0 < rate <= 1:
         raise Unchecked(f"its integral does not cover releases of the kind {str(kind)[:50]}")
-    noise = float(inner["noise_multiplier"])
+    noise = float(inner.get("noise_multiplier", 0.0))
     if is_gaussian:
         return ((1.0, float(rate), noise),)
     # At most B units: a batch with room, or a full one in which the unit replaces another one, at
     # twice the distance (Ganesh 2025, arXiv 2508.15089).
     size, most = int(event["dataset_size"]) + larger, int(event["truncated_batch_size"])
-    full = float(stats.binom.sf(most - 1, size - 1, rate))
+    full = float(special.bdtrc(most - 1, size - 1, rate)) if most < size else 0.0
     if full == 0:
         return ((1.0, float(rate), noise),)
-    replaces = min(1.0, float(stats.binom.sf(most, size, rate)) * most / size / full)
+    replaces = min(1.0, float(special.bdtrc(most, size, rate)) * most / size / full)
     parts = ((1 - full, float(rate), noise), (full, replaces, noise / 2))
     return tuple(part for part in parts if part[0] > 0 and part[1] > 0)
 
 
-def _read_directions(charges: Charges) -> Iterator[tuple[dict[Release, int] | None, int]]:
+def _read_directions(charges: Charges) -> Iterator[tuple[Releases | None, int]]:
     """Yield the releases and a sign for each pair of neighbours that has to be looked at."""
     charges = list(charges)
     smaller, larger = (read_releases(charges, more) for more in (0, 1))
@@ -133,7 +131,7 @@ def attack_rates(charges: Charges, largest: float) -> tuple[float, float]:
         if releases is None:
             return 1.0, 1.0
         # A large tilt would drown δ near ε = 0 in its allowance for rounding.
-        composed = Composition(releases, 0.05, sign, 1 << 12, most_tilt=1.0)
+        composed = Composition(releases, 0.05, sign, 1 << 12, most=0.0)
         deltas = np.maximum(deltas, np.exp([composed.log_delta(e) for e in epsilons]))
     deltas = np.minimum(deltas, 1.0)
     found = np.minimum(deltas + np.exp(epsilons) * 0.01, 1 - np.exp(-epsilons) * (0.99 - deltas))
@@ -167,21 +165,15 @@ class Composition:
         delta: δ.
         sign: 1 for the presence of a unit against its absence, -1 for the opposite.
         points: the least number of points of the grid.
-        most_tilt: the tilt is at most this.
+        most: the logarithm of the tilt is at most this.
     """
 
     def __init__(
-        self,
-        releases: Mapping[Release, int],
-        delta: float,
-        sign: int,
-        points: int = 1 << 18,
-        most_tilt: float = math.exp(12),
+        self, releases: Releases, delta: float, sign: int, points: int = 1 << 18, most: float = 12
     ) -> None:
         self.releases, self.delta, self.sign, self.points = releases, delta, sign, points
         self._atoms = [(n, *_sample_losses(release, sign)) for release, n in releases.items()]
-        bounds = (-14.0, math.log(most_tilt))
-        best = optimize.minimize_scalar(self._exceed, bounds=bounds, method="bounded")
+        best = optimize.minimize_scalar(self._exceed, bounds=(-14, most), method="bounded")
         self.tilt, self.bound = math.exp(float(best.x)), max(float(best.fun), 0.0)
 
     def _cumulant(self, tilt: float) -> float:
@@ -205,20 +197,13 @@ class Composition:
         width = max(top - bottom, 1e-6 * (1 + abs(top)))
         # The grid adds about number · (1 + tilt) · h² / 8 to ε.
         h = math.sqrt(8 * _TOLERANCE * max(1.0, self.bound / 10) / (number * (1 + tilt)))
-        # Losses below this much mass are rounded up, which adds a hundredth of that to ε.
-        rest = min(1e-3, 0.01 * _TOLERANCE * tilt / number)
-        ends = {
-            (release, part): _ends(part, self.sign, _CUT * self.delta / count, rest)
-            for release, count in self.releases.items()
-            for part in release
-        }
-        span = max(high - low for low, high in ends.values())
+        span = max(float(np.ptp(loss)) for _, loss, _ in self._atoms)
         h = max(min(h, width / self.points), max(width, span) / _POINTS)
         points = fft.next_fast_len(math.ceil(width / h) + 2, real=True)
         spectrum = np.ones(points // 2 + 1, np.complex128)
         place, log_scale, infinite = 0, 0.0, _CUT * self.delta
         for release, count in self.releases.items():
-            moved = [move_to_grid(part, self.sign, h, *ends[release, part]) for part in release]
+            moved = [move_to_grid(part, self.sign, h) for part in release]
             places, mass = (np.concatenate(x) for x in list(zip(*moved, strict=True))[:2])
             exponents = tilt * h * places
             scale = float(special.logsumexp(exponents, b=mass))
@@ -266,23 +251,13 @@ def _sample_losses(release: Release, sign: int) -> tuple[Floats, Floats]:
     return np.concatenate(losses), np.concatenate(masses)
 
 
-def _ends(part: Part, sign: int, above: float, below: float) -> tuple[float, float]:
-    """Return log-likelihood ratios between which all losses are but for these probabilities."""
-    _, rate, noise = part
-    top, bottom = (min(_FAR, -float(special.ndtri(max(x, 1e-38)))) for x in (above, below))
-    left, right = (bottom, top) if sign == 1 else (top, bottom)
-    low, high = _loss(np.array([-left * noise, 1 + right * noise]), rate, noise)
-    return float(low), float(high)
-
-
-def move_to_grid(
-    part: Part, sign: int, h: float, low: float, high: float
-) -> tuple[Integers, Floats, float]:
+def move_to_grid(part: Part, sign: int, h: float) -> tuple[NDArray[np.int64], Floats, float]:
     """Return losses that dominate the losses of a part: multiples of h, masses, infinite mass.
 
     Losses beyond the upper end are infinite, and those beyond the lower one are rounded up.
     """
     share, rate, noise = part
+    low, high = _loss(np.array([-_FAR * noise, 1 + _FAR * noise]), rate, noise)
     places = np.arange(math.floor(low / h), math.ceil(high / h) + 1)
     loss = h * places
     with np.errstate(divide="ignore", over="ignore"):

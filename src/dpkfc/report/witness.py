@@ -8,6 +8,9 @@ from dpkfc.checkpoint import place_file
 from dpkfc.report.card import LEDGER
 from dpkfc.report.verify import CardError, verify_history
 
+# Tags of DER.
+_CONSTRUCTED, _CERTIFICATES = 0x20, 0xA0
+
 
 def witness_line(path: Path) -> str:
     """Return the line that names a ledger, its number of releases and its head.
@@ -49,17 +52,30 @@ def keep_stamp(path: Path, stamp: Path, root: Path | None = None) -> str:
     ledger = verify_history(file)
     if not stamp.is_file():
         raise CardError(f"{stamp} does not exist; give the answer of a time-stamping authority")
+    content = _sort_certificates(stamp.read_bytes())
     try:
-        head, time = read_stamp(stamp)
-        if head not in ledger.heads:
-            raise CardError(f"{stamp} is a time stamp of another head than any of {file}")
+        count, time = read_stamp(content, ledger.heads)
         if root is not None:
-            check_signature(stamp, head, root)
+            check_signature(content, ledger.heads[count], root)
     except (Mismatch, Unchecked) as error:
-        raise CardError(str(error)) from error
-    count = ledger.heads.index(head)
+        raise CardError(f"{stamp}: {error}") from error
     kept = file.with_name(f"ledger-{count}.tsr")
-    content = stamp.read_bytes()
     place_file(kept, lambda part: part.write_bytes(content))
     signed = "its signature was not checked" if root is None else f"signed under {root.name}"
     return f"{kept}: {count} releases at {time}, {signed}"
+
+
+def _sort_certificates(data: bytes, tag: int = 0) -> bytes:
+    """Sort the certificates in elements of DER: OpenSSL does not, and nobody signs their order."""
+    parts, place = [], 0
+    while place + 1 < len(data):
+        begin, length = place + 2, data[place + 1]
+        if length & 0x80:
+            begin += length & 0x7F
+            length = int.from_bytes(data[place + 2 : begin], "big")
+        content = data[begin : begin + length]
+        if data[place] & _CONSTRUCTED:
+            content = _sort_certificates(content, data[place])
+        parts.append(data[place:begin] + content)
+        place = begin + length
+    return b"".join(sorted(parts) if tag == _CERTIFICATES else parts)

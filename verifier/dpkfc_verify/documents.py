@@ -1,0 +1,172 @@
+"""Check what card, plan, page and certificate state against ledger and ε."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpkfc_verify.accountant import attack_rates, epsilon
+from dpkfc_verify.ledger import Ledger, Mismatch, Unchecked, read_json
+from dpkfc_verify.report import Report, round_up
+
+FORMAT = 1  # of a card, and of a certificate
+# What two accountants may differ by: below 1 absolute, above relative. Attack rates: absolute.
+_AGREEMENT = 1e-3
+# What the first line of a ledger and a release know, by the names that documents use too.
+_HEADER = ("plan_hash", "certified", "unit", "neighbouring_relation", "delta", "dataset_size")
+_RELEASE = ("noise_multiplier", "stddev", "sensitivity", "event")
+_COPIED = ("guarantee", "meaning", "total", "plan_hash")  # from the card into the certificate
+
+
+def read_card(report: Report) -> str:
+    """Read the card."""
+    content = read_json(report.find("privacy_card.json").read_text("utf-8"))
+    if content.get("format") != FORMAT:
+        raise Unchecked(f"it has format {content.get('format')}, and this program reads {FORMAT}")
+    report.card = content
+    return "it can be read"
+
+
+def _compare(where: str, ledger: Ledger, *sections: Mapping[str, Any]) -> None:
+    """Check that sections state nothing else than the ledger where they use its names."""
+    shown = {name: ledger.header.get(name) for name in _HEADER}
+    shown |= {"begun": ledger.header.get("created"), "releases": ledger.count}
+    shown["groups"] = ledger.groups
+    for body, _ in ledger.steps or [({}, 0)]:
+        shown |= {name: body.get(name) for name in _RELEASE}
+        for section in sections:
+            for name in filter(section.__contains__, shown):
+                said, known = section[name], shown[name]
+                if known is not None and not _is_same(said, known):
+                    text = f"the {where} states another {name.replace('_hash', '')} than the ledger"
+                    raise Mismatch(f"{text}: {said}, not {known}"[:160].replace("_", " "))
+
+
+def _is_same(said: Any, known: Any) -> bool:
+    if isinstance(known, float) and type(said) in (int, float):
+        return math.isclose(said, known)
+    return type(said) is type(known) and bool(said == known)
+
+
+def check_card(report: Report) -> str:
+    """Check that the card is of this ledger, and states what the ledger does."""
+    ledger, card, mechanism = report.ledger, report.card, report.card["mechanism"]
+    count = card["ledger"].get("releases", card["ledger"].get("count"))
+    if not ledger.contains(count, card["ledger"]["head"]):
+        text = f"the card was written after {count} releases with another head"
+        raise Mismatch(f"{text}: lines of the ledger were removed, or it is of another run")
+    sampler = {"groups": 1} | (mechanism.get("sampler") or {})
+    _compare("card", ledger, card, card["dates"], card["guarantee"], mechanism, sampler)
+    return "plan, unit, δ, noise and number of releases are the ledger's"
+
+
+def check_plan(report: Report) -> str:
+    """Check that the plan on the card is the one that the ledger began with."""
+    ledger, plan = report.ledger, report.card.get("plan")
+    if plan is None:
+        raise Unchecked("the card holds no plan whose hash could be compared")
+    _compare("plan on the card", ledger, plan, {"groups": 1} | plan.get("sampler", {}))
+    if (bands := plan.get("config", {}).get("bands", 1)) > ledger.groups:
+        raise Mismatch(f"the noise has {bands} bands, too many for {ledger.groups} groups of units")
+    text = json.dumps(plan, sort_keys=True, separators=(",", ":"))
+    if _digest_text(text) != ledger.header["plan_hash"]:
+        raise Mismatch("the plan on the card is not the one whose hash the ledger began with")
+    return "the ledger has its hash, and every step has its noise"
+
+
+def check_epsilon(report: Report) -> str:
+    """Check each ε that the card states; one by PLD may not be much larger either."""
+    card, ledger, promise = report.card, report.ledger, report.card["guarantee"]
+    accounting = card.get("accounting") or {"epsilon_by": promise.get("epsilon_by", {})}
+    spent = epsilon(ledger.charges(), report.delta)
+    _compare_epsilon("card", accounting.get("accountant", "pld"), promise["epsilon"], spent)
+    for name, figure in accounting["epsilon_by"].items():
+        _compare_epsilon(f"card, by {name.upper()},", name, figure, spent)
+    for name, figure in (("total", "epsilon"), ("budget", "after")):
+        if stated := card.get(name):
+            spent = epsilon(ledger.charges(), float(stated["delta"]))
+            _compare_epsilon(f"{name} of the card", "", stated[figure], spent)
+    return "each ε on the card covers the releases"
+
+
+def _compare_epsilon(what: str, accountant: str, said: Any, spent: float) -> None:
+    slack, figure = _AGREEMENT * max(1.0, spent), float(math.inf if said is None else said)
+    is_much = accountant == "pld" and math.inf > figure > spent + 2 * slack
+    if is_much or not figure >= spent - slack:
+        raise Mismatch(
+            f"the {what} states ε = {figure:.6g}, and the releases cost {round_up(spent)}"
+        )
+
+
+def check_rates(report: Report) -> str:
+    """Check the attack rates on the card."""
+    meaning, largest = report.card.get("meaning"), report.card["guarantee"]["epsilon"]
+    if not meaning:
+        raise Unchecked("the card states none")
+    right, found = attack_rates(report.ledger.charges(), float(largest))
+    bounds = {"right_at_even_odds": right, "found_at_1_percent_false_alarms": found}
+    for name, bound in bounds.items():
+        if not meaning[name] >= bound - _AGREEMENT:
+            text = f"the card states {meaning[name]:.2%} {name.replace('_', ' ')}"
+            raise Mismatch(f"{text}, and the releases allow {bound:.2%}")
+    return f"{right:.1%} right at even odds, {found:.1%} found; ε of groups is not recomputed"
+
+
+def check_page(report: Report) -> str:
+    """Check that the page of the card has the figures of the card."""
+    card, promise = report.card, report.card["guarantee"]
+    page, spent = report.find("privacy_card.md").read_text("utf-8"), promise["epsilon"]
+    spent = round_up(spent) if isinstance(spent, float) else spent
+    parts = [f"| ε spent | {spent} |", f"| δ | {promise['delta']:g} |", card["plan_hash"]]
+    parts += [card["ledger"]["head"], (card.get("weights") or {}).get("sha256", "")]
+    for part in parts:
+        if part not in page:
+            raise Mismatch(f"privacy_card.md lacks what the card states: {part[:60]}")
+    return "privacy_card.md has ε, δ, plan, head and weights of the card"
+
+
+def check_weights(report: Report) -> str:
+    """Check that the weights are those that the card was written for."""
+    if not (named := report.card.get("weights")):
+        raise Unchecked("the card names no digest of them")
+    if _digest_file(report.find(named["file"])) != named["sha256"]:
+        raise Mismatch(f"{named['file']} does not hold the weights that the card was written for")
+    return f"{named['file']} is the one that the card names (SHA-256)"
+
+
+def check_certificate(report: Report) -> str:
+    """Check that the certificate is of this ledger, these weights and this card."""
+    path = report.kept.certificate or report.folder / "certificate.json"
+    if report.kept.certificate is None and not path.is_file():
+        return ""
+    content = read_json(path.read_text("utf-8"))
+    if content["certificate"] != FORMAT:
+        text = f"{path.name} has version {content['certificate']}"
+        raise Unchecked(f"{text}, and this program reads {FORMAT}: take a newer one")
+    said, weights = content["ledger"], content["weights"]
+    if not report.ledger.contains(said["releases"], said["head"]):
+        raise Mismatch(f"{path.name} is the certificate of another run")
+    wrong = [name for name in _COPIED if content[name] != report.card.get(name)]
+    digests = {"privacy_card.json": content["card"], weights["file"]: weights["sha256"]}
+    wrong += [name for name in digests if name and _digest_file(report.find(name)) != digests[name]]
+    if wrong:
+        raise Mismatch(f"{path.name} was written for another {wrong[0]}")
+    if _digest_text(f"{said['head']}\n{weights['sha256']}\n") != content["fingerprint"]:
+        raise Mismatch(f"the fingerprint in {path.name} belongs to another ledger or other weights")
+    return f"{path.name} is of this ledger, these weights and this card"
+
+
+def _digest_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _digest_file(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 24):
+            digest.update(piece)
+    return digest.hexdigest()
