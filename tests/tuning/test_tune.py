@@ -9,6 +9,7 @@ import math
 import re
 import shlex
 import statistics
+import subprocess
 import sys
 
 import dp_accounting
@@ -20,8 +21,9 @@ from dpkfc.app.run_folder import RunFolderError
 from dpkfc.app.tuning import tune
 from dpkfc.app.tuning.arms import CONTROLS, Choice, arm_of, arms_for
 from dpkfc.app.tuning.cost import StudyLedgers, bound_selection, cost_of, draw, trial_law
+from dpkfc.app.tuning.members import Member
 from dpkfc.app.tuning.runs import Run, StudyError
-from dpkfc.app.tuning.tune import TuneSettings, lock_study, reported
+from dpkfc.app.tuning.tune import Tuned, TuneSettings, reported
 from dpkfc.report.text import rounded_up
 from dpkfc_papers import accuracy
 from dpkfc_papers.accuracy import AccuracyStudy
@@ -182,9 +184,55 @@ def test_a_full_disk_is_told_and_not_the_report_that_does_not_fit_either():
         pass
 
 
-def test_two_processes_do_not_share_a_study(tmp_path):
-    with lock_study(tmp_path), pytest.raises(StudyError, match="another process"):
-        tune.tune(settings(), tmp_path)
+JOINS = """
+import sys, time
+from pathlib import Path
+from dpkfc.app.tuning import tune
+from tests.tuning.test_tune import answered, settings
+
+def slowly(source, place, **_):
+    while answered(source, most=1):
+        time.sleep(0.05)
+    print(source.searches[0].member.name)
+
+tune.drive = slowly
+tune.tune(settings(search="random", trials=12), Path(sys.argv[1]))
+"""
+
+
+def test_two_processes_share_the_trials_that_were_drawn_once(tmp_path):
+    words = [sys.executable, "-c", JOINS, str(tmp_path)]
+    both = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    names = {process.communicate(timeout=300)[0].strip() for process in both}
+    assert [process.returncode for process in both] == [0, 0] and len(names) == 2
+    tuned = Tuned.read(json.loads((tmp_path / "tune.json").read_text("utf-8")))
+    lines = (tmp_path / "trials.log").read_text("utf-8").splitlines()
+    drawn = [a for line in lines for a in [json.loads(line).get("user_attr", {})] if "trials" in a]
+    assert len(drawn) == 1 and tuned.arms[0].trials == drawn[0]["trials"]
+    assert tuned.complete and tuned.epsilon_with_tuning > tuned.epsilon
+    assert not list((tmp_path / "processes").iterdir())
+
+
+def test_a_process_takes_the_trials_of_one_that_has_died_and_of_no_other(tmp_path):
+    study, common = settings(trials=4), {"steps": 4, "validation_size": 50}
+
+    def join(member):
+        opened = tune._open_searches(study, common, tmp_path / "trials.log", member)
+        return tune.Trials(opened, turn=member.turn)
+
+    with Member(tmp_path) as one, Member(tmp_path) as other:
+        assert one.is_alone and not other.is_alone
+        dying, living = join(one), join(other)
+        lost = dying.next(lambda run: True)
+        theirs = [living.next(lambda run: True) for _ in range(3)]
+        assert living.next(lambda run: True) is None and not living.is_over
+        assert len({task.run.hash for task in [lost, *theirs]}) == 4
+        one.__exit__()
+        again = living.next(lambda run: True)
+        assert again.run == lost.run and living.next(lambda run: True) is None
+        for task in [*theirs, again]:
+            living.done(task, row_of(task.run), False)
+        assert living.is_over and living.searches[0].counts()["full"] == 4
 
 
 def test_a_random_search_states_epsilon_with_its_tuning(tmp_path, fake_scores, monkeypatch):

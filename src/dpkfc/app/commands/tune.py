@@ -41,7 +41,7 @@ def tune(
         search: tpe, or random: then ε with tuning counted is known.
         count: Law of the number of random trials: geometric, poisson, or a shape.
         optimizer: For methods that take any; left out: as the recipe says.
-        out: Folder of the study; an earlier one is taken up again.
+        out: Folder of the study: goes on with an earlier one, or beside other processes.
         data_dir: Folder with the data sets; left out: $DPKFC_DATA, then Hugging Face datasets.
         workers: Cells at once, one core each; left out: every core.
         budget: Minutes; what would not end in time is not started, else stopped.

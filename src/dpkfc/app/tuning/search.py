@@ -22,6 +22,7 @@ from typing import Any
 
 from dpkfc._errors import one_line
 from dpkfc.app.tuning.arms import Arm, Choice, Range, Space
+from dpkfc.app.tuning.members import Member
 from dpkfc.app.tuning.runs import Plain, Row, Run, StudyError
 
 ADAPTIVE = "tpe"
@@ -35,13 +36,14 @@ _MOST_RETRIES = 2
 _DIGITS = 4
 _FIRST_RUNG = 1
 _REDUCTION = 3
-# What a trial carries in the journal: hash and settings of its run, the row that it came to, and
-# the number of the stopped trial that it runs once more. Of a trial that failed, _LOST says why it
-# does not count and _REASON why it could not be run.
+# What a trial carries in the journal: hash and settings of its run, the row that it came to, the
+# number of the stopped trial that it runs once more, and the process that runs it. Of a trial that
+# failed, _LOST says why it does not count and _REASON why it could not be run.
 _HASH = "hash"
 _SETTINGS = "settings"
 _ROW = "row"
 _AGAIN = "again"
+_PROCESS = "process"
 _LOST = "lost"
 _REASON = "why"
 _DUPLICATE = "the same trial is running"
@@ -209,6 +211,7 @@ class Search:
         kind: "tpe", with successive halving, or "random", without. Halving never stops the
             recipe's own trial.
         seed: of the run: initial weights and probes of every trial.
+        member: this process among those that work on the journal; None where it is the only one.
 
     Raises:
         StudyError: Optuna is not installed, its file cannot be used, or it has trials of another
@@ -223,11 +226,12 @@ class Search:
     trials: int
     kind: str = ADAPTIVE
     seed: int = 0
+    member: Member | None = None
 
     def __post_init__(self) -> None:
         self._optuna = load_optuna()
         self._states = self._optuna.trial.TrialState
-        # Trials that run now, by number, and losses in this process, by hash.
+        # Trials that run in this process, by number, and losses in it, by hash.
         self._running: dict[int, Any] = {}
         self._losses: Counter[str] = Counter()
         self._own_hash = ""
@@ -236,7 +240,7 @@ class Search:
         with _explain_errors(self.journal):
             self._study = self._open()
             self._check_terms()
-            self._repeat_lost_trials()
+        self.repeat_lost_trials()
 
     @property
     def name(self) -> str:
@@ -261,7 +265,7 @@ class Search:
     @property
     def is_over(self) -> bool:
         """Whether every trial has ended, and none was given up or is to be run once more."""
-        has_more = self.started < self.trials or self._running or self._find_given_up()
+        has_more = self.started < self.trials or self._find_running() or self._find_given_up()
         return not (has_more or self._find_stopped_early())
 
     def counts(self) -> dict[str, int]:
@@ -282,7 +286,8 @@ class Search:
                 settings = trial.user_attrs.get(_SETTINGS)
                 settings = settings or make_settings(self.arm.space, trial.params)
                 run = self._validation_run(settings)
-                if all(run.hash != other.user_attrs[_HASH] for other in self._running.values()):
+                others = [x for x in self._find_running() if x.number != trial.number]
+                if all(run.hash != other.user_attrs.get(_HASH) for other in others):
                     return self._begin(trial, settings), run
                 trial.set_user_attr(_LOST, _DUPLICATE)
                 self._study.tell(trial, state=self._states.FAIL)
@@ -293,7 +298,7 @@ class Search:
         Returns:
             None where there is no such trial, or other trials still run.
         """
-        again = [trial.user_attrs.get(_AGAIN) for trial in self._running.values()]
+        again = [trial.user_attrs.get(_AGAIN) for trial in self._find_running()]
         if self.started < self.trials or None in again:
             return None
         for stopped in self._find_stopped_early():
@@ -307,7 +312,13 @@ class Search:
                 return self._begin(trial, settings), self._validation_run(settings)
         return None
 
+    def _find_running(self) -> list[Any]:
+        """Return the trials that run now, in any process."""
+        return [trial for trial in self._all_trials() if trial.state == self._states.RUNNING]
+
     def _begin(self, trial: Any, settings: Mapping[str, Plain]) -> int:
+        if self.member is not None:
+            trial.set_user_attr(_PROCESS, self.member.name)
         trial.set_user_attr(_HASH, self._validation_run(settings).hash)
         trial.set_user_attr(_SETTINGS, settings)
         self._running[trial.number] = trial
@@ -489,7 +500,7 @@ class Search:
         if self.kind == ADAPTIVE:
             study.sampler = self._optuna.samplers.TPESampler(
                 # The number of trials makes a restarted search sample other points than before.
-                seed=zlib.crc32(f"{self.name}:{count}".encode()),
+                seed=zlib.crc32(f"{self.name}:{count}{self._joined_as()}".encode()),
                 n_startup_trials=_RANDOM_TRIALS,
                 constant_liar=True,
             )
@@ -513,11 +524,26 @@ class Search:
                     f" --out, or set {name} back"
                 )
 
+    def _joined_as(self) -> str:
+        """Return what makes a process sample other points than those it has joined."""
+        return "" if self.member is None or self.member.is_alone else f":{self.member.name}"
+
+    def _is_alive(self, trial: Any) -> bool:
+        """Return whether the process of a running trial has not ended."""
+        if trial.number in self._running:
+            return True
+        process = trial.user_attrs.get(_PROCESS)
+        return self.member is not None and bool(process) and self.member.is_alive(process)
+
+    def repeat_lost_trials(self) -> None:
+        """Try trials again that were lost, or whose process has ended while they ran."""
+        with _explain_errors(self.journal):
+            self._repeat_lost_trials()
+
     def _repeat_lost_trials(self) -> None:
-        """Try trials again that were lost or that a killed study left running."""
         storage = open_journal(self.journal)
-        for trial in self._all_trials():
-            if trial.state == self._states.RUNNING:
+        for trial in self._find_running():
+            if not self._is_alive(trial):
                 reason = "the study ended while it ran"
                 storage.set_trial_user_attr(trial._trial_id, _LOST, reason)
                 self._study.tell(trial.number, state=self._states.FAIL)
@@ -530,7 +556,7 @@ class Search:
             elif attributes.get(_LOST, _DUPLICATE) != _DUPLICATE and _SETTINGS in attributes:
                 lost[attributes[_HASH]] = attributes
         for key, attributes in lost.items():
-            if key not in known:
+            if key not in known | self._find_given_up():
                 self._repeat(attributes)
 
     def _distributions(self) -> dict[str, Any]:

@@ -8,22 +8,21 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from filelock import BaseFileLock
 from rich.console import Console
 
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.run_folder import RunFolderError, write_text
 from dpkfc.app.tuning.arms import Arm, arms_for
 from dpkfc.app.tuning.cost import Cost, StudyLedgers, TrialLaw, cost_of, draw, trial_law
+from dpkfc.app.tuning.members import Member
 from dpkfc.app.tuning.pool import Fits, StudyProgress, Task, drive, end_of
 from dpkfc.app.tuning.runs import Place, Plain, Row, Run, StudyError
 from dpkfc.app.tuning.search import ADAPTIVE, SEARCHES, Search, load_optuna, repair_journal
-from dpkfc.privacy.locks import take_lock
 from dpkfc.report.text import ensure_mapping, plain
 
 # Seed of tuning runs; tests have other seeds.
@@ -307,10 +306,12 @@ class Trials:
     Attributes:
         searches: one an arm.
         keep: is also given the row of every trial that ends.
+        turn: keeps other processes of the study from choosing a trial meanwhile.
     """
 
     searches: Sequence[Search]
     keep: Callable[[Run, Row], None] | None = None
+    turn: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
     def is_over(self) -> bool:
@@ -338,6 +339,12 @@ class Trials:
 
         After them come trials that were stopped against fewer others than there are now.
         """
+        with self.turn():
+            return self._choose(fits)
+
+    def _choose(self, fits: Fits) -> Task | None:
+        for search in self.searches:
+            search.repeat_lost_trials()
         waiting = [search for search in self.searches if search.started < search.trials]
         if waiting:
             search = min(waiting, key=lambda search: search.started // BLOCK)
@@ -413,7 +420,7 @@ def tune(
     budget_minutes: float | None = None,
     console: Console | None = None,
 ) -> Tuned:
-    """Tune the arms of a recipe, or continue an earlier call.
+    """Tune the arms of a recipe, or continue an earlier call. Several processes may do so at once.
 
     The report is in the folder afterwards.
 
@@ -440,15 +447,18 @@ def tune(
     common = {**settings.settings, "validation_size": validation_size(settings.recipe, given)}
     place = Place(folder, data_dir)
     outcomes: list[Tuned] = []
-    with lock_study(folder):
-        source = Trials(_open_searches(settings, common, folder / JOURNAL))
+    with Member(folder) as member:
+        with member.turn():
+            searches = _open_searches(settings, common, folder / JOURNAL, member)
+        source = Trials(searches, turn=member.turn)
         total = sum(search.trials for search in source.searches)
         starts = sum(search.started for search in source.searches)
 
         def report() -> None:
-            outcomes.append(_conclude(settings, source, place))
-            outcomes[-1].write(folder)
-            _write_rows(folder / RESULTS, source.rows())
+            with member.turn():
+                outcomes.append(_conclude(settings, source, place))
+                outcomes[-1].write(folder)
+                _write_rows(folder / RESULTS, source.rows())
 
         with (
             reported(report),
@@ -465,45 +475,12 @@ def tune(
     return outcomes[-1]
 
 
-@contextmanager
-def lock_study(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a study.
-
-    Raises:
-        StudyError: another process works on it, or the folder cannot be written.
-    """
-    lock = take_study_lock(folder / "study")
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def take_study_lock(path: Path) -> BaseFileLock:
-    """Lock a file of a study until the process ends, however it ends.
-
-    Raises:
-        StudyError: another process has locked it, or the folder cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return take_lock(path)
-    except BlockingIOError:
-        raise StudyError(
-            f"another process works on {path}; wait for it, or choose another --out"
-        ) from None
-    except OSError as error:
-        raise StudyError(
-            f"{path} cannot be written or locked ({error.strerror or error}); make room, or choose"
-            " another --out"
-        ) from None
-
-
 def _open_searches(
-    settings: TuneSettings, common: Mapping[str, Plain], journal: Path
+    settings: TuneSettings, common: Mapping[str, Plain], journal: Path, member: Member
 ) -> list[Search]:
     """Return a search for each arm, taken up where an earlier process left it."""
-    repair_journal(journal)
+    if member.is_alone:
+        repair_journal(journal)
     law = settings.law()
     searches = []
     for arm in settings.arms():
@@ -515,6 +492,7 @@ def _open_searches(
             trials=settings.trials,
             kind=settings.search,
             seed=SEED,
+            member=member,
         )
         if law is not None:
             search.trials = _draw_count(search, law)
