@@ -27,7 +27,7 @@ from common import (
     read_json,
     write_json,
 )
-from growth_files import file_rows, files, measure
+from growth_files import file_rows, files
 
 OUTPUT = RESULTS / "growth.json"
 # q, steps and ε of common settings.
@@ -39,7 +39,7 @@ SETTINGS = [
     (0.00205, 30, 3.0),
     (0.01, 10000, 8.0),
 ]
-SIZES = (10**3, 10**4, 10**5, 10**6, 10**7, 10**8, 10**9)
+SIZES = (10**5, 10**6, 10**7, 10**8, 10**9)
 BATCH = 1000
 SCHEMA = """\
 target = "y"
@@ -102,17 +102,6 @@ def calibrate(repeats: int) -> dict[str, Any]:
     return {"rows": rows, "worst_seconds": max(row["seconds"] for row in rows), "goal": 0.6}
 
 
-# A process that draws batches among so many records.
-DRAWS = """
-import sys, numpy
-from dpkfc.data.sampling import Poisson
-size = int(sys.argv[1])
-sampler = Poisson(min(1.0, 1000 / size), size)
-for step in range(50):
-    sampler.indices(step, numpy.random.default_rng(step))
-"""
-
-
 def steps(repeats: int) -> dict[str, Any]:
     """Milliseconds of a private step of 1,000 records among N, made when they are read."""
     import torch
@@ -148,11 +137,8 @@ def steps(repeats: int) -> dict[str, Any]:
             session.step(next(batches), loss)
             seconds[size].append(time.process_time() - begun)
     least = {size: min(found[2:]) for size, found in seconds.items()}
-    with tempfile.TemporaryDirectory() as folder:
-        peaks = [measure(["-c", DRAWS, str(size)], Path(folder))["peak_gib"] for size in SIZES]
     return {
         "batch_size": BATCH,
-        "peak_gib_of_draws": dict(zip(map(str, SIZES), peaks, strict=True)),
         "milliseconds": {str(size): 1000 * value for size, value in least.items()},
         "ratio": least[10**8] / least[10**5],
         "goal": 1.5,

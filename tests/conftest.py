@@ -18,6 +18,8 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
+# Tests neither read nor fill the user's cache.
+os.environ["DPKFC_CACHE"] = ""
 
 import numpy as np
 import pytest

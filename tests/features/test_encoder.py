@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from dpkfc.features import (
     SyntheticEncoder,
     SyntheticImages,
     encoder,
+    joined,
 )
 from dpkfc.features.joined import ENERGY
 from tests.gradients.loop import assert_equals_a_loop, examples
@@ -172,3 +175,36 @@ def test_the_last_blocks_train_and_their_gradients_are_those_of_single_examples(
 def test_another_number_of_blocks_is_refused(blocks: int) -> None:
     with pytest.raises(ValueError, match=r"unfreeze: blocks must (lie in|be an integer)"):
         SyntheticEncoder(SHAPE).build().unfreeze(blocks)
+
+
+def test_scales_are_measured_once_a_machine_and_not_for_given_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPKFC_CACHE", str(tmp_path / "cache"))
+    settings = JoinedFeatures((Scattering(SHAPE),), size=10)
+    x = images(2)
+    first = settings.build()(x)
+    (file,) = (tmp_path / "cache").iterdir()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise LookupError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(joined, "standardise", refuse)
+        assert torch.equal(settings.build()(x), first)
+        for other in (replace(settings, size=11), replace(settings, probe=DeadLeaves(SHAPE))):
+            with pytest.raises(LookupError):
+                other.build()
+        # Of another version.
+        patched.setattr(torch, "__version__", "0.0")
+        with pytest.raises(LookupError):
+            settings.build()
+    file.write_bytes(file.read_bytes()[:-8])
+    assert torch.equal(settings.build()(x), first)
+    file.unlink()
+
+    def is_full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("dpkfc.checkpoint._write_synced", is_full)
+    assert torch.equal(settings.build()(x), first) and not list(file.parent.iterdir())

@@ -76,8 +76,8 @@ class Prepared:
     def training_parts(self) -> tuple[nn.Module, Examples]:
         """Return what a session trains, and its examples.
 
-        They are the head of an additive model and features of all rows where these fit into memory.
-        The weights of the head are the model's.
+        They are the head of an additive model and features of all rows, where these fit into memory
+        and a row is read more than once on average. The weights of the head are the model's.
         """
         model, (rows, targets) = self.model, self.data.train
         kind = self.config.preconditioner.preconditioner
@@ -86,7 +86,9 @@ class Prepared:
             return model, self.data.train
         last = model[1]
         assert isinstance(last, nn.Linear)
-        if len(rows) * last.in_features > _KEPT_ENTRIES:
+        plan = self.plan
+        is_read_often = plan.steps * plan.expected_batch_size > plan.dataset_size
+        if not is_read_often or len(rows) * last.in_features > _KEPT_ENTRIES:
             return model, self.data.train
         head, features = model.split_off_features(rows)
         return head, (features, targets)

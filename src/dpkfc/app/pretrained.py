@@ -167,9 +167,8 @@ def sentence_encoder(length: int, folder: str = "") -> TextEncoder:
     place = folder or _model_folder()
     _sentence_transformers()
     # Elsewhere half precision takes longer.
-    is_fast = "amx_bf16" in _processor_flags()
     try:
-        return TextEncoder(place, length, "bfloat16" if is_fast else "float32")
+        return TextEncoder(place, length, "bfloat16" if multiplies_bfloat16() else "float32")
     except ValueError as error:
         raise DatasetError(str(error)) from None
 
@@ -211,6 +210,11 @@ def unread_shares(encoder: TextEncoder, texts: Sequence[str]) -> dict[tuple[str,
     return counts
 
 
+def multiplies_bfloat16() -> bool:
+    """Return whether the processor multiplies matrices of bfloat16, so that they are quick."""
+    return "amx_bf16" in _processor_flags()
+
+
 @cache
 def _processor_flags() -> frozenset[str]:
     with contextlib.suppress(OSError):
@@ -229,7 +233,7 @@ def public_means(encoder: TextEncoder, texts: Sequence[str], name: str) -> Tenso
         name: of the texts, for the progress bar.
     """
     encoder_digest = encoder.digest
-    code = inspect.getfile(TextEncoder)
+    code = [inspect.getfile(TextEncoder)]
     parts = []
     starts = range(0, len(texts), _TEXTS_OF_A_FILE)
     for start in track(starts, f"features, {name}", transient=True):

@@ -159,8 +159,10 @@ class AdditiveModel(nn.Sequential):
         """
         maps, head = self
         device = next(maps.buffers()).device
-        parts = [maps(part.to(device)).to(rows.device) for part in rows.split(_ROWS)]
-        return nn.Sequential(nn.Identity(), head), torch.cat(parts)
+        features = torch.empty(len(rows), head.in_features, dtype=rows.dtype, device=rows.device)
+        for part, place in zip(rows.split(_ROWS), features.split(_ROWS), strict=True):
+            place.copy_(maps(part.to(device)))
+        return nn.Sequential(nn.Identity(), head), features
 
     @torch.no_grad()
     def effects(self, covariance: Tensor | None = None) -> list[Effect]:

@@ -10,7 +10,8 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def cache_folder() -> Path | None:
 def cached_tensors(
     name: str,
     settings: Mapping[str, Any],
-    code: str,
+    code: Sequence[str],
     make: Callable[[], dict[str, Tensor]],
 ) -> dict[str, Tensor]:
     """Return tensors that were made from the same settings by the same code, or make them.
@@ -44,18 +45,23 @@ def cached_tensors(
     Args:
         name: of the tensors, the beginning of the file's name.
         settings: all that the tensors depend on, as JSON can hold it; public.
-        code: path of the source file that makes them.
+        code: paths of the source files that make them.
         make: makes them.
     """
     folder = cache_folder()
     if folder is None:
         return make()
-    content = json.dumps(settings, sort_keys=True).encode() + Path(code).read_bytes()
-    path = folder / f"{name}-{hashlib.sha256(content).hexdigest()[:32]}.safetensors"
+    content = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for file in code:
+        content.update(Path(file).read_bytes())
+    path = folder / f"{name}-{content.hexdigest()[:32]}.safetensors"
     try:
         return load_file(path)
     except (OSError, SafetensorError):
         tensors = make()
-    with contextlib.suppress(CheckpointError):
-        place_file(path, partial(save_file, tensors))
+    # Another process may write the same file meanwhile.
+    own = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    with contextlib.suppress(CheckpointError, OSError):
+        place_file(own, partial(save_file, tensors))
+        own.replace(path)
     return tensors

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from dpkfc.curvature.model_inputs import Sample
 from dpkfc.curvature.probes import Probe
+from dpkfc.features.cache import cached_tensors
 from dpkfc.features.encoder import SyntheticEncoder
 from dpkfc.features.scales import CHUNK, Standardised, standardise
 from dpkfc.features.scattering import ImageShape, Scattering
@@ -72,11 +74,29 @@ class JoinedFeatures:
         Raises:
             ValueError: a probe that holds private data, or a damaged weight file.
         """
-        parts = []
-        for settings in self.maps:
-            module = settings.build()
-            parts.append(standardise(module, self.scale_probe, size=self.size, seed=self.seed))
-        return FlatFeatures(parts)
+        return FlatFeatures([self._scale(settings) for settings in self.maps])
+
+    def _scale(self, settings: Scattering | SyntheticEncoder) -> Standardised:
+        """Return a map with its scales, which are kept in the user's cache folder.
+
+        Scales of a given probe, or of an encoder from a file, are measured anew: no digest of their
+        settings covers what they hold.
+        """
+        module = settings.build()
+        make = partial(standardise, module, self.scale_probe, size=self.size, seed=self.seed)
+        if self.probe is not None or (isinstance(settings, SyntheticEncoder) and settings.weights):
+            return make()
+        facts = {"map": settings.describe(), "size": self.size, "seed": self.seed}
+        facts["torch"] = torch.__version__
+        code = [inspect.getfile(kind) for kind in (type(module), Standardised, SyntheticImages)]
+
+        def measure() -> dict[str, Tensor]:
+            made = make()
+            return {"mean": made.mean, "deviation": made.deviation}
+
+        scales = cached_tensors("scales", facts, code, measure)
+        origin = {"probe": self.scale_probe.describe(), "size": self.size, "seed": self.seed}
+        return Standardised(module, scales["mean"], scales["deviation"], origin)
 
     def describe(self) -> dict[str, Any]:
         """Return plain values for a privacy card."""

@@ -79,7 +79,7 @@ class LayerMeans:
             "words": hashlib.sha256(" ".join(whitening.texts.words).encode()).hexdigest(),
         }
         made = cached_tensors(
-            "text", settings, inspect.getfile(type(self)), lambda: self._fit(show)
+            "text", settings, [inspect.getfile(type(self))], lambda: self._fit(show)
         )
         self._mean, self._root = made["mean"], made["root"]
 

@@ -20,6 +20,7 @@ from dpkfc.app.datasets.pixels import Normalisation, Pixels
 from dpkfc.app.models import seeded
 from dpkfc.app.owndata.records import Records
 from dpkfc.app.owndata.schema import Schema
+from dpkfc.app.pretrained import multiplies_bfloat16
 from dpkfc.app.recipes.objective import CLASSIFICATION, Objective
 from dpkfc.app.recipes.smoke import slice_for_smoke
 from dpkfc.app.settings import RunConfig
@@ -44,8 +45,10 @@ def compute_features(settings: JoinedFeatures, inputs: Tensor, name: str) -> Ten
     """
     features = build_features(settings)
     parts = []
-    for chunk in track(inputs.split(_FEATURE_CHUNK), f"features, {name}", transient=True):
-        parts.append(features(chunk).half())
+    # An encoder in half precision gives the same accuracy (docs/results/scaling.md).
+    with torch.autocast("cpu", torch.bfloat16, enabled=multiplies_bfloat16()):
+        for chunk in track(inputs.split(_FEATURE_CHUNK), f"features, {name}", transient=True):
+            parts.append(features(chunk).half())
     return torch.cat(parts)
 
 

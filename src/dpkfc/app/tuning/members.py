@@ -18,7 +18,7 @@ from dpkfc.privacy.locks import find_lock_path, take_lock
 
 
 class Member:
-    """This process among those of a study. Use it in a `with`.
+    """One of the processes of a study. Use it in a `with`.
 
     Args:
         folder: of the study.
