@@ -77,16 +77,12 @@ class ScriptModes:
             mode.__enter__()
         weakref.finalize(owner, _finish, self._modes)
 
-    def switch_off(self) -> None:
-        """Switch off the modes."""
-        for mode in self._modes:
-            mode.is_on = False
-
     @contextmanager
     def suspended(self) -> Iterator[None]:
         """Switch all modes off inside the body."""
         before = [mode.is_on for mode in self._modes]
-        self.switch_off()
+        for mode in self._modes:
+            mode.is_on = False
         self.is_suspended = True
         try:
             yield
@@ -501,7 +497,7 @@ class BatchRecording:
             return True
         # The script is followed no further. Later calls of `backward()` are still taken over.
         self._close_tape()
-        self.modes.switch_off()
+        self.modes.end()
         try:
             if options["inputs"] is not None:
                 raise ValueError(
