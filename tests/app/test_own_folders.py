@@ -91,6 +91,13 @@ def test_folders_inside_of_a_class_are_named(tmp_path: Path, inner: str, error: 
         assert len(encode_folder(folder, schema)) == count
 
 
+def test_a_schema_leaves_folders_of_the_system_out(tmp_path: Path):
+    folder = make_folders(tmp_path / "d", "cat", "dog", "__MACOSX", "@eaDir")
+    (tmp_path / "s.toml").write_text(empty_schema(folder, "", "", None), "utf-8")
+    schema = read_schema(tmp_path / "s.toml")
+    assert schema.classes == ("cat", "dog") and len(encode_folder(folder, schema)) == 2
+
+
 def test_hidden_files_and_folders_of_patients(tmp_path: Path):
     folder = make_folders(tmp_path, "cat/p1/left", "cat/p2", "dog/.ipynb_checkpoints", "dog/.x/y")
     Image.fromarray(PIXELS).save(folder / "cat" / "._0.png")

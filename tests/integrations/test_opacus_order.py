@@ -50,6 +50,30 @@ def test_leaving_the_loop_or_an_exception_never_leaks_into_the_next_release() ->
     torch.testing.assert_close(before - weights(model), expected, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("layer", ["", "0"])
+def test_hooks_added_after_make_private_are_part_of_the_model(layer: str) -> None:
+    def halve(module: nn.Module, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        return (args[0] / 2,)
+
+    def centre(module: nn.Module, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        return (args[0] - args[0].mean(0),)
+
+    _, model, optimizer, batches = private()
+    plain = mlp()
+    for each in (model, plain):
+        each.get_submodule(layer).register_forward_pre_hook(halve)
+    before = weights(model)
+    batch = next(iter(batches))
+    backward(model, batch)
+    optimizer.step()
+    expected = 0.1 * clipped_sum(plain, batch, 1.0) / B
+    torch.testing.assert_close(before - weights(model), expected, rtol=1e-6, atol=1e-9)
+    _, model, _, batches = private()
+    model.get_submodule(layer).register_forward_pre_hook(centre)
+    with pytest.raises(ValueError, match="mean.dim mixes examples"):
+        backward(model, next(iter(batches)))
+
+
 def misuse_no_backward(model, optimizer, batches):
     next(iter(batches))
     optimizer.step()

@@ -112,14 +112,22 @@ def check_classes(folder: Path, schema: Schema) -> None:
         raise DatasetError(_suspect_text(folder, folder / others[0], "is not a class"))
 
 
-def suspect_folders(folder: Path, left_out: Sequence[str] = ()) -> Iterator[tuple[Path, str]]:
-    """Yield folders inside of the folders of a folder that do not hold their images, and why."""
+def suspect_folders(
+    folder: Path, left_out: Sequence[str] = (), *, with_classes: bool = False
+) -> Iterator[tuple[Path, str]]:
+    """Yield folders inside of the folders of a folder that do not hold their images, and why.
+
+    Args:
+        folder: of images.
+        left_out: names of folders that are not looked at.
+        with_classes: whether the folders of classes are looked at too.
+    """
     for place, names, _ in _walk(folder, left_out):
         for name in names:
             what = _suspicion(place / name, names)
             if not what and place != folder and _words(name) & _MASKS:
                 what = "is named like masks or copies"
-            if what and (place != folder or (place / name).is_symlink()):
+            if what and (place != folder or with_classes or (place / name).is_symlink()):
                 yield place / name, what
 
 

@@ -101,7 +101,7 @@ def empty_schema(  # noqa: PLR0913 - what may describe a file
         if value and not applies:
             raise ConfigError(f"{flag} {value!s:.40} does not apply to {data}; leave it out")
     if kind == "own-images" and label_file is None:
-        suspects = sorted({path.name for path, _ in suspect_folders(data)})
+        suspects = sorted({path.name for path, _ in suspect_folders(data, with_classes=True)})
         classes = json.dumps(folder_classes(data, suspects), ensure_ascii=False)
         form = _image_form(data)
         if suspects:
