@@ -115,7 +115,7 @@ def test_a_constraint_inside_of_forward_is_named_with_the_way_out() -> None:
     before = model[0].weight.detach().clone()
     source = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data()), batch_size=12)
     engine, model, optimizer, batches = opacus_cases.private(model, data_loader=source)
-    with pytest.raises(ValueError, match="'0.weight'; use a parametrization, or write behind"):
+    with pytest.raises(ValueError, match="'0.weight'; use a parametrization, or write after"):
         opacus_cases.train(model, optimizer, batches)
     assert torch.equal(model[0].weight, before) and engine.ledger.count == 0
 

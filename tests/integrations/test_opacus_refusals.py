@@ -70,6 +70,7 @@ class OwnLoader(DataLoader):
         ({"precondtioner": None}, "did you mean 'preconditioner'"),
         ({"target_unclipped_quantile": 0.5}, "docs/how-to-opacus.md#from-opacus"),
         ({"noise": "correlated"}, r"take a Session: PrivacyConfig\(noise=\)"),
+        ({"bands": 3}, r"PrivacyConfig\(noise='correlated', bands=\)"),
         ({"unit": "patient"}, r"take a Session: PrivacyConfig\(unit="),
         ({"noise_scheduler": None}, "docs/how-to-opacus.md#from-opacus"),
         ({"max_physical_batch_size": 4}, r"BatchMemoryManager\("),

@@ -13,7 +13,7 @@ from torch import nn
 
 from dpkfc.app.models import digits_cnn
 from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, PublicData
-from dpkfc.report.doctor import diagnose, layer_table
+from dpkfc.report.doctor import diagnose, layer_table, part_table
 
 
 def _text(diagnosis, width: int = 160) -> str:
@@ -112,6 +112,45 @@ def test_a_layer_that_the_probe_does_not_reach_is_said():
 
     found = diagnose(Model(), KFAC(sides="both", probe=FeatureNoise(4), probe_size=8))
     assert found.layers[1].method.startswith("none") and "not reached" in _text(found)
+
+
+EXPERTS = {
+    # Names of adapted weights to the ranks that peft gives the two matrices of an expert.
+    ("mixtral", ("w1", "w2", "w3")): {"gate_up_proj": 4, "down_proj": 2},
+    ("mixtral", ("q_proj", "gate_proj", "up_proj", "down_proj")): {},
+    ("qwen3_moe", ("gate_proj", "up_proj", "down_proj")): {"gate_up_proj": 4, "down_proj": 2},
+    ("qwen3_moe", ("gate_up_proj", "down_proj")): {"down_proj": 2},
+}
+
+
+@pytest.mark.parametrize(("kind", "names"), EXPERTS, ids=str)
+def test_what_trains_of_experts_is_said(kind: str, names: tuple[str, ...]):
+    transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    sizes = {"hidden_size": 8, "intermediate_size": 12, "moe_intermediate_size": 12}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4}
+    sizes |= {"num_experts_per_tok": 2}
+    config = transformers.AutoConfig.for_model(
+        kind, vocab_size=16, num_hidden_layers=2, num_experts=3, num_local_experts=3, **sizes
+    )
+    lora = peft.LoraConfig(r=2, target_modules=list(names))
+    model = peft.get_peft_model(transformers.AutoModelForCausalLM.from_config(config), lora)
+    probe = PublicData(torch.randint(16, (8, 5)), provenance="made up")
+    found = diagnose(model, KFAC(probe=probe, probe_size=8))
+    assert sum(part.numbers for part in found.parts if part.state != "frozen") == found.trainable
+    assert sum(part.numbers for part in found.parts) == sum(p.numel() for p in model.parameters())
+    experts = {part.name: part for part in found.parts if part.state.endswith(" 3 experts")}
+    assert {name.rpartition(".")[2] for name in experts} == set(EXPERTS[kind, names])
+    for name, part in experts.items():
+        rank = EXPERTS[kind, names][name.rpartition(".")[2]]
+        assert name.startswith("model.layers.*.mlp.experts.")
+        assert part.state == f"adapter of rank {rank} for each of 3 experts"
+        assert part.tensors == 4
+    # The matrices are read by the experts, not called.
+    methods = {layer.method for layer in found.layers if ".experts." in layer.name}
+    assert all(method.startswith("one example at a time") for method in methods)
+    console = Console(file=io.StringIO(), width=160, color_system=None)
+    console.print(part_table(found))
+    assert "frozen" in console.file.getvalue()
 
 
 @pytest.mark.parametrize(

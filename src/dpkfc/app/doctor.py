@@ -16,7 +16,7 @@ from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.settings import RunConfig, make_config
 from dpkfc.app.toml import ConfigError, nearest
 from dpkfc.app.train import read_settings
-from dpkfc.report.doctor import diagnose, layer_table
+from dpkfc.report.doctor import diagnose, layer_table, part_table
 
 # --------------------------------------------------------------------------------------------------
 # The target of the report: a recipe, or a factory in any module.
@@ -110,6 +110,8 @@ def doctor_report(
     diagnosis = diagnose(model, curvature)
     if diagnosis.problem:
         raise ConfigError(f"{name} cannot be trained privately: {diagnosis.problem}")
+    if diagnosis.frozen:
+        console.print(part_table(diagnosis))
     console.print(layer_table(diagnosis, f"{name}: {diagnosis.trainable:,} trainable parameters"))
     console.print(
         "not covered: nothing; every trainable parameter belongs to one of the layers above"

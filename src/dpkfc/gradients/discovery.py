@@ -377,7 +377,10 @@ def _check_partition(model: nn.Module, layers: Iterable[Layer]) -> None:
     """Raise unless the layers' parameters are exactly the trainable parameters of the model."""
     expected = trainable_tensors(model)
     if not expected:
-        raise ValueError("the model has no trainable parameter: every requires_grad is False")
+        raise ValueError(
+            "the model has no trainable parameter: every requires_grad is False; set it where the"
+            " model trains, or load an adapter with is_trainable=True"
+        )
     covered: list[str] = []
     for layer in layers:
         covered += layer.parameters.values()

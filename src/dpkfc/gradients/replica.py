@@ -344,6 +344,8 @@ class Replica:
         self._objects: dict[int, dict[str, Any]] = {}
         self._objects_after: dict[int, dict[str, Any]] = {}
         self._versions: list[tuple[nn.Module, str, Tensor, int]] = []
+        # By id: how often a tensor was set to itself.
+        self._self_sets: Counter[int] = Counter()
         self._generators: list[tuple[Any, Any]] = []
         # By id: attributes that an object gets back where others are the program's again.
         self._kept: dict[int, dict[str, Any]] = {}
@@ -702,8 +704,12 @@ class Replica:
     def written_parameters(self) -> Iterator[tuple[nn.Module, str, Tensor]]:
         """Yield modules with the names and tensors of parameters that were written in place."""
         for module, name, p, version in self._versions:
-            if p._version != version:
+            if p._version != version + self._self_sets[id(p)]:
                 yield module, name, p
+
+    def note_self_set(self, x: Tensor) -> None:
+        """Count a write that changes nothing: `x.set_(x)`."""
+        self._self_sets[id(x)] += 1
 
     def replaced_parameters(self) -> Iterator[tuple[nn.Module, str, Any, Any]]:
         """Yield modules with the name of a parameter, what it was, and what it is; or None."""

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _every_module
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
@@ -80,12 +80,33 @@ def own_pass(model: nn.Module) -> Iterator[None]:
         reshard(model)  # FSDP2 puts gathered parameters into the modules
         return erase_written(replica)
 
+    # An adapter of fused experts registers its parametrization anew in every pass.
+    registers = any(type(m).__name__ == "ParamWrapper" for m in model.modules())
     with (
         replicate(model) as replica,
         _refuse_change(lambda: _restore_extra_states(model, extra)),
         _refuse_change(find_written),
+        _SelfSets(replica) if registers else nullcontext(),
     ):
         yield
+
+
+class _SelfSets(TorchDispatchMode):
+    """Tell a replica of each `x.set_(x)`, by which torch registers a parametrization.
+
+    It counts as a write, and changes nothing.
+    """
+
+    def __init__(self, replica: Replica) -> None:
+        super().__init__()
+        self._replica = replica
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten.set_.source_Tensor and args[0] is args[1]:
+            self._replica.note_self_set(args[0])
+        return func(*args, **(kwargs or {}))
 
 
 _PUT_BACK = "use a parametrization, or write after each step and call accept_weights()"

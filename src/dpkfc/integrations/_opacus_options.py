@@ -30,6 +30,7 @@ _MISPLACED_KEYWORDS = {
         "give it to BatchMemoryManager(data_loader=, max_physical_batch_size=, optimizer=)"
     ),
     "noise": "take a Session: PrivacyConfig(noise=)",
+    "bands": "take a Session: PrivacyConfig(noise='correlated', bands=)",
     "accountant": "give it to PrivacyEngine(...)",
     "secure_mode": "give it to PrivacyEngine(...)",
     "target_epsilon": _OTHER_CALL,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from rich.table import Table
@@ -75,11 +76,74 @@ class LayerFacts:
     frozen: tuple[str, ...] = ()
 
 
+@runtime_checkable
+class Adapter(Protocol):
+    """A module of peft that adds matrices of low rank to a weight: a rank for each adapter."""
+
+    r: Mapping[str, int]
+    base_layer: nn.Module
+
+
+@runtime_checkable
+class ParameterAdapter(Adapter, Protocol):
+    """An adapter of a parameter that is not a layer, such as the weights of all experts."""
+
+    parameter_name: str
+    num_experts: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """The same parameters of all blocks of a model, trained or frozen.
+
+    Attributes:
+        name: path in the model, with * for the number of a block.
+        state: "trained", "frozen", or the rank of an adapter.
+        tensors: number of parameters.
+        numbers: their numbers.
+    """
+
+    name: str
+    state: str
+    tensors: int
+    numbers: int
+
+
+def list_parts(model: nn.Module) -> tuple[Part, ...]:
+    """Return what trains and what does not, in the order of the model.
+
+    Adapters choose weights by name. The fused weights of experts have names of their own, so that
+    one list of names adapts them, adapts them with another rank, or leaves them out.
+    """
+    counts: dict[tuple[str, str], list[int]] = {}
+    for name, p in model.named_parameters():
+        state = "trained" if p.requires_grad else "frozen"
+        base, is_adapter, rest = name.partition(".lora_")
+        owner = model.get_submodule(base) if is_adapter else None
+        part = name
+        if isinstance(owner, Adapter) and p.requires_grad:
+            part = base
+            state = f"adapter of rank {owner.r[rest.split('.')[1]]}"
+            if isinstance(owner, ParameterAdapter):
+                state += f" for each of {owner.num_experts} experts"
+                part += f".{owner.parameter_name}"
+        part = part.removeprefix("base_model.model.").replace(".base_layer", "")
+        pattern = re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "*", part)
+        count = counts.setdefault((pattern, state), [0, 0])
+        count[0] += 1
+        count[1] += p.numel()
+    return tuple(
+        Part(name=name, state=state, tensors=tensors, numbers=numbers)
+        for (name, state), (tensors, numbers) in counts.items()
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
     """The diagnosis of a model.
 
     Attributes:
+        parts: what trains and what does not.
         layers: one a covered layer.
         frozen: modules without trained parameters, to their number of parameters.
         trainable: number of trained parameters.
@@ -88,6 +152,7 @@ class Diagnosis:
             whole micro-batches.
     """
 
+    parts: tuple[Part, ...]
     layers: tuple[LayerFacts, ...]
     frozen: Mapping[str, int]
     trainable: int
@@ -105,19 +170,23 @@ def diagnose(model: nn.Module, kfac: KFAC) -> Diagnosis:
     Raises:
         ValueError: the model cannot read the probe's inputs.
     """
-    frozen = _count_frozen(model)
+    frozen, parts = _count_frozen(model), list_parts(model)
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     try:
         layers = find_layers(model)
     except ValueError as error:
-        return Diagnosis(layers=(), frozen=frozen, trainable=trainable, problem=str(error))
+        return Diagnosis(
+            parts=parts, layers=(), frozen=frozen, trainable=trainable, problem=str(error)
+        )
     built = _build(model, layers, kfac)
     inputs, _ = kfac.probe.sample(_EXAMPLES, public_generator(kfac.seed, 0))
     with preserve_model(model):
-        blocks, failure = _capture_blocks(model, layers, move_to_model(inputs, model))
+        blocks, used, failure = _capture_blocks(model, layers, move_to_model(inputs, model))
     unproved = "" if failure is None else f"{failure.operation}: {failure.reason}"
-    facts = tuple(_layer_facts(layer, blocks.get(layer.name), built) for layer in layers)
-    return Diagnosis(layers=facts, frozen=frozen, trainable=trainable, unproved=unproved)
+    facts = tuple(_layer_facts(layer, blocks.get(layer.name), used, built) for layer in layers)
+    return Diagnosis(
+        parts=parts, layers=facts, frozen=frozen, trainable=trainable, unproved=unproved
+    )
 
 
 def _count_frozen(model: nn.Module) -> dict[str, int]:
@@ -138,11 +207,12 @@ def _build(model: nn.Module, layers: Sequence[Layer], kfac: KFAC) -> Preconditio
 
 def _capture_blocks(
     model: nn.Module, layers: Sequence[Layer], inputs: Any
-) -> tuple[dict[str, AnyBlock], Unknown | None]:
+) -> tuple[dict[str, AnyBlock], set[str], Unknown | None]:
     """Return the per-example gradients of each layer as blocks, for inputs `[_EXAMPLES, ...]`.
 
     Returns:
-        The blocks, and what hides the batch axis, None if the axis is proved.
+        The blocks, the layers that the losses depend on, and what hides the batch axis, None if
+        the axis is proved.
     """
     tracker = batch_tracker(model, inputs, _EXAMPLES)
     tape = Tape(model, layers, _EXAMPLES, tracker=tracker, lenient=True)
@@ -150,18 +220,28 @@ def _capture_blocks(
         # A smooth number an example, whose gradient has the shapes of any other.
         losses = logits_of(call(model, inputs)).flatten(1).float().logsumexp(1)
     failure = tape.failure(losses)
+    used = set()
+    for layer in layers:
+        own = [layer.tensor(role) for role in layer.parameters]
+        found = torch.autograd.grad(losses.sum(), own, retain_graph=True, allow_unused=True)
+        if any(gradient is not None for gradient in found):
+            used.add(layer.name)
     calls = tape.backward(losses)
     blocks = {}
     for layer in layers:
         if layer.name in calls:
             blocks[layer.name] = blocks_of(layer, calls[layer.name], _EXAMPLES)
-    return blocks, failure
+    return blocks, used, failure
 
 
-def _layer_facts(layer: Layer, block: AnyBlock | None, built: PreconditionerState) -> LayerFacts:
+def _layer_facts(
+    layer: Layer, block: AnyBlock | None, used: set[str], built: PreconditionerState
+) -> LayerFacts:
     method = "none: not reached by the probe"
     if block is not None:
         method = choose_norm_method(block)
+    elif layer.name in used:
+        method = "one example at a time: another module reads its parameters"
     sides = []
     for row in built.report:
         if row["layer"] == layer.name:
@@ -184,6 +264,20 @@ def _layer_facts(layer: Layer, block: AnyBlock | None, built: PreconditionerStat
         tied=len(layer.modules) - 1,
         frozen=layer.frozen,
     )
+
+
+def part_table(diagnosis: Diagnosis) -> Table:
+    """Return what trains and what does not as a table: names, counts and shares."""
+    table = Table(title="what trains", title_justify="left", header_style="bold")
+    table.add_column("part", overflow="fold")
+    table.add_column("state")
+    for name in ("tensors", "numbers", "share"):
+        table.add_column(name, justify="right", no_wrap=True)
+    total = sum(part.numbers for part in diagnosis.parts)
+    for part in diagnosis.parts:
+        share = f"{part.numbers / total:.1%}"
+        table.add_row(part.name, part.state, f"{part.tensors:,}", f"{part.numbers:,}", share)
+    return table
 
 
 _CAPTION = (
