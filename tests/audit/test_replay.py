@@ -16,6 +16,7 @@ from dpkfc.audit.findings import select_failed
 from dpkfc.audit.harness import open_session, script_plan
 from dpkfc.audit.replay import Replay, World, prepare_canaries, replay
 from dpkfc.audit.step_canaries import Canaries
+from dpkfc.curvature import NGD
 from dpkfc.session import Session
 from tests.audit.sizes import size
 from tests.injected_bugs.leak import noting_sums
@@ -214,7 +215,11 @@ def record_run(subject, absent: int, monkeypatch, frozen: list | None = None):
     The method of Re:cord-play (arXiv:2602.17454): of a second run on neighbouring data, the noise
     is handed the sums, and answers what the first run was answered.
     """
-    config = replace(subject.plan.config, test_mode_seed=7, steps=12)
+    config = subject.plan.config
+    preconditioner = config.preconditioner
+    if isinstance(preconditioner, NGD):
+        preconditioner = replace(preconditioner, steps=12)
+    config = replace(config, test_mode_seed=7, steps=12, preconditioner=preconditioner)
     plan = config.with_noise(1.0, 1e-3, N)
     sums, answers = [], []
     whole = dpkfc.release_pipeline.release
@@ -233,7 +238,9 @@ def record_run(subject, absent: int, monkeypatch, frozen: list | None = None):
         return subject.loss_fn(model, batch[:-1]) * (batch[-1] != absent)
 
     model = subject.model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    # A filter has a momentum of its own.
+    momentum = 0.0 if config.postprocess else 0.9
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
     data = (*subject.dataset, torch.arange(N))
     with monkeypatch.context() as patch:
         patch.setattr(dpkfc.release_pipeline, "release", noted)

@@ -126,6 +126,12 @@ def test_the_general_bound_is_above_the_exact_value(event, relation):
         assert group_epsilon(event, 100, DELTA, 2)[0] < bound
 
 
+def test_records_that_take_turns_have_a_bound():
+    """Several records move a release most if they all take the same turns; they need not."""
+    value, by = group_epsilon(Gaussian(2.0), 10, DELTA, 3, independent=False)
+    assert by == "bound" and (value, "exact") == group_epsilon(Gaussian(2.0), 10, DELTA, 3)
+
+
 def test_where_no_bound_is_known_the_answer_is_infinite():
     event = Poisson(0.02, Gaussian(0.5))
     assert group_epsilon(event, 5000, DELTA, 10, independent=False) == (math.inf, "bound")

@@ -37,6 +37,10 @@ class Listener:
         self._u = u
         self._a = a
         self._entries = entries
+        if entries is not None:
+            # The numbers in the one row and column.
+            self._row_values = u.gather(1, entries[0].to(u.device)[:, None]).squeeze(1)
+            self._column_values = a.gather(1, entries[1].to(a.device)[:, None]).squeeze(1)
         self._entry: Entry | None = None
         self._norms: Tensor | None = None
 
@@ -57,15 +61,14 @@ class Listener:
 
     def _multiply(self, matrix: Tensor) -> Tensor:
         """Return uᵀ M a of each canary `[m]`."""
-        u, a = self._u.to(matrix), self._a.to(matrix)
         if self._entries is None:
+            u, a = self._u.to(matrix), self._a.to(matrix)
             return ((u @ matrix) * a).sum(1)
         rows, columns = self._entries
-        each = torch.arange(len(rows), device=rows.device)
-        products = matrix[rows, columns] * a[each, columns]
+        products = matrix[rows, columns] * self._column_values
         if "bias" in self.layer.parameters:
             products = products + matrix[rows, -1]
-        return products * u[each, rows]
+        return products * self._row_values
 
     def _measure_canaries(self, like: Tensor) -> Tensor:
         """Return the norms of the canaries in the metric in force `[m]`."""

@@ -1125,7 +1125,7 @@ def group_epsilon(
         size: units of the group, k.
         relation: "add_or_remove_one" or "replace_one".
         independent: units are sampled independently of each other. False where a client is sampled
-            with all its records.
+            with all its records, or units take turns: several need not take the same one.
 
     Returns:
         ε, infinite where no bound is known, and "exact" or "bound".
@@ -1146,7 +1146,7 @@ def _group_epsilon(
     event = event_from_dict(json.loads(event_text))
     if is_gaussian(event):
         noise = event.noise_multiplier / math.sqrt(count) / size
-        return gaussian_epsilon(noise, delta), "exact"
+        return gaussian_epsilon(noise, delta), "exact" if independent else "bound"
     sampled = isinstance(event, dp_accounting.PoissonSampledDpEvent)
     if sampled and independent and is_gaussian(event.event):
         rate = event.sampling_probability

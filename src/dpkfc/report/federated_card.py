@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dpkfc.privacy import accounting
+from dpkfc.privacy.accounting import is_gaussian
 from dpkfc.report.card import (
     check_total,
     describe_guarantee,
@@ -108,14 +109,14 @@ def build_federated_card(
         "epsilon_by": json_numbers(checked),
     }
     start = str(server.ledger.header.get("created", ""))
-    # A client is sampled with all its records, so they do not take part independently.
+    # A client is sampled with all its records, so these take part independently only where all do.
     meaning = explain_meaning(
         plan,
         plan.event,
         releases,
         server.epsilon,
         relation="add_or_remove_one",
-        independent=False,
+        independent=is_gaussian(plan.event),
     )
     return {
         **make_introduction(title, declared or Declared(), start, total),

@@ -22,6 +22,7 @@ from dpkfc.checkpoint import (
 from dpkfc.privacy.accounting import (
     describe_extra,
     event_from_dict,
+    is_gaussian,
     relation_of,
     total_epsilon,
 )
@@ -343,15 +344,16 @@ def _explain(card: Card, ledger: Verified, spent: float) -> dict[str, Any] | Non
     charges = charges_of(releases, ledger.groups)
     has_extra = any(release.get("purpose") for release in releases)
     # Releases of several kinds have no common event.
-    has_one_event = len(charges) == 1 and not has_extra
+    event = charges[0][0] if len(charges) == 1 and not has_extra else None
+    # A federated client is sampled with all its records; the turns of groups are fixed.
+    is_sampled = "privacy_model" in card.promise and (event is None or not is_gaussian(event))
     return explain_guarantee(
-        charges[0][0] if has_one_event else None,
-        charges[0][1] if has_one_event else len(releases),
+        event,
+        charges[0][1] if event is not None else len(releases),
         spent,
         card.delta,
         relation_of_releases(releases),
-        # A federated client is sampled with all its records; the turns of groups are fixed.
-        independent="privacy_model" not in card.promise and ledger.groups == 1,
+        independent=not is_sampled and ledger.groups == 1,
     )
 
 
