@@ -34,8 +34,8 @@ DELTA, EPSILONS, KEPT = 1e-5, (1.0, 2.0, 4.0, 8.0), 0.8
 # Number of canaries, the recipe that has the examples, and settings that keep a run short.
 SHORT = {"method": "dp-sgd", "expected_batch_size": 1024, "epochs": 3}
 HEADS: dict[str, tuple[int, str, dict[str, Any]]] = {
-    "MNIST, pixels": (7_500, "mnist-cnn", SHORT),
-    "IMDB, words": (5_000, "imdb-logistic", SHORT),
+    "MNIST, pixels": (2_000, "mnist-cnn", SHORT),
+    "IMDB, words": (2_000, "imdb-logistic", SHORT),
 }
 PLAIN = 20  # steps without canaries whose time is measured
 
