@@ -95,7 +95,7 @@ def write_rows(name: str, data_dir: Path, seed: int, out: Path) -> Mapping[str, 
     schema = read_schema(HERE / "schemas" / f"{name}.toml", "")
     records = encode_table(path, schema)
     places = torch.arange(len(records))
-    split = split_records(replace(records, inputs=places), 0, seed, name)
+    split = split_records(replace(records, inputs=places, file=None), 0, seed, name)
     table = read_table(path, [*schema.features, schema.target], schema)
     numbers, bounds, codes, sizes = [], [], [], []
     for column_name, column in schema.features.items():
