@@ -2,9 +2,12 @@
 
     python benchmarks/tables_ours.py --data-dir DIR                # resumable; about an hour
     python benchmarks/tables_ours.py --tables compas --seeds 1
+    python benchmarks/tables_ours.py --tables adult --models additive-schema --seeds 1 \\
+        --validation 5000 --try damping=0.5 damping=1.5 damping=5
 
-The splits are as in `dpkfc train --split-seed`. Nothing is chosen here: settings were fixed on a
-validation part of Adult's training rows. docs/results/tables.md has the tables.
+The splits are as in `dpkfc train --split-seed`. Settings are chosen on a validation part of Adult's
+training rows: `--validation` scores that part, and no test row. docs/results/tables.md has the
+tables.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import shutil
 import sys
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,7 @@ from common import RESULTS, hardware, load_average, now, read_json, write_json
 
 HERE = Path(__file__).resolve().parent
 OUTPUT = RESULTS / "tables_ours.json"
+CHOICE = RESULTS / "tables_choice.json"
 DELTA = 1e-5
 FILES = {
     "adult": "adult.data.gz",
@@ -86,9 +91,27 @@ def unpack(data_dir: Path, name: str, folder: Path) -> Path:
 
 
 def train(
-    path: Path, name: str, records: Any, model: str, epsilon: float, seed: int
+    path: Path,
+    name: str,
+    records: Any,
+    model: str,
+    epsilon: float,
+    seed: int,
+    validation: int = 0,
+    tried: str = "",
 ) -> dict[str, Any]:
-    """Train one model on one split, and return its scores on the test rows."""
+    """Train one model on one split, and return its scores on the test rows.
+
+    Args:
+        path: of the table.
+        name: of the table.
+        records: of the table.
+        model: of `MODELS`.
+        epsilon: of the run.
+        seed: of the split.
+        validation: training rows that are scored instead of the test rows, if not 0.
+        tried: NAME=VALUE, a setting in place of the model's.
+    """
     from dpkfc import Session
     from dpkfc.app.assembly import make_optimizer
     from dpkfc.app.owndata.records import split_records
@@ -96,8 +119,11 @@ def train(
     from dpkfc.app.train import prepare
 
     title, settings = MODELS[model]
+    if tried:
+        setting, value = tried.split("=")
+        settings = {**settings, setting: float(value)}
     begun = time.process_time()
-    data = split_records(records, 0, seed, path.name)
+    data = split_records(records, validation, seed, path.name)
     if "lr" in settings:
         rate = settings["lr"] * min(1.0, (len(data.train[1]) / ROWS) ** 0.5)
         settings = {**settings, "lr": rate / 2 if name == "diamonds" else rate}
@@ -120,7 +146,7 @@ def train(
             session.step(batch, prepared.recipe.task.loss)
         seconds = time.process_time() - begun
         with session.averaged_weights():
-            scores = prepared.recipe.task.scores(prepared.model, data.test)
+            scores = prepared.recipe.task.scores(prepared.model, data.validation or data.test)
     return {
         "title": title,
         "scores": {score.name: score.value for score in scores.scores},
@@ -143,8 +169,13 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--epsilons", nargs="+", type=float)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=OUTPUT)
+    parser.add_argument("--validation", type=int, default=0, help="training rows to score instead")
+    parser.add_argument("--try", dest="tried", nargs="+", default=[""], metavar="NAME=VALUE")
+    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    if arguments.tried != [""] and not arguments.validation:
+        parser.error("--try chooses a setting: give --validation, so that no test row decides")
+    arguments.out = arguments.out or (CHOICE if arguments.validation else OUTPUT)
     from dpkfc.app.owndata.files import encode_table
     from dpkfc.app.owndata.schema import read_schema
 
@@ -155,11 +186,13 @@ def main() -> int:
             records = encode_table(path, read_schema(HERE / "schemas" / f"{name}.toml"))
             for model in arguments.models:
                 for epsilon in arguments.epsilons or EPSILONS.get(model, (1.0,)):
-                    for seed in range(arguments.seeds):
-                        key = f"{name}/{model}/{epsilon:g}/{seed}"
+                    for seed, tried in product(range(arguments.seeds), arguments.tried):
+                        key = f"{name}/{model}/{epsilon:g}/{seed}{tried and '/' + tried}"
                         if key in results["rows"]:
                             continue
-                        row = train(path, name, records, model, epsilon, seed)
+                        row = train(
+                            path, name, records, model, epsilon, seed, arguments.validation, tried
+                        )
                         where = {"date": now(), "load": load_average()}
                         results["rows"][key] = {**row, **where, "hardware": hardware(threads=1)}
                         write_json(arguments.out, results)

@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tables_peers
+import tables_tried
 from common import RESULTS, markdown, read_json, write_json  # noqa: F401
 from dpkfc_papers.studies.harness import half_interval, machine_of_rows
 
@@ -22,10 +23,15 @@ SCORES: dict[str, tuple[str, float, int]] = {
 }
 
 
-def load() -> list[dict[str, Any]]:
-    """Return all rows with their table, model, ε and seed, which their keys say."""
+def load(*more: str) -> list[dict[str, Any]]:
+    """Return all rows with their table, model, ε and seed, which their keys say.
+
+    Args:
+        more: names of further files of results.
+    """
     rows = []
-    for path in [*sorted(RESULTS.glob("tables_ours*.json")), RESULTS / "tables_peers.json"]:
+    ours = sorted(RESULTS.glob("tables_ours*.json"))
+    for path in [*ours, RESULTS / "tables_peers.json", *(RESULTS / name for name in more)]:
         for key, row in read_json(path).get("rows", {}).items():
             table, model, epsilon, seed = key.split("/")
             place = {"table": table, "model": model, "epsilon": epsilon, "seed": int(seed)}
@@ -39,8 +45,12 @@ def _title(model: str, row: dict[str, Any]) -> str:
 
 
 def table(part: str) -> str:
-    """Return a score of `SCORES`, or `more`, `adult`, `epsilons`, `seconds`, `curvature`."""
-    rows = load()
+    """Return a score of `SCORES`, or `more`, `adult`, `epsilons`, `seconds`, `curvature`, `tried`,
+    `choice`.
+    """
+    if part == "choice":
+        return _choice()
+    rows = load("tables_tried.json") if part == "tried" else load()
     if not rows:
         return "*Not measured yet: `python benchmarks/tables_peers.py`.*"
     makers: dict[str, Callable[[list[dict[str, Any]]], str]] = {
@@ -49,6 +59,7 @@ def table(part: str) -> str:
         "epsilons": _epsilons,
         "seconds": _seconds,
         "curvature": _curvature,
+        "tried": _tried,
     }
     text = makers[part](rows) if part in makers else _one_score(rows, *SCORES[part])
     return f"{text}\n\n{machine_of_rows(rows)}"
@@ -120,36 +131,74 @@ def _epsilons(rows: list[dict[str, Any]]) -> str:
 
 def _curvature(rows: list[dict[str, Any]]) -> str:
     """Return what curvature adds to the same model without it, at ε = 1, split by split."""
-    arms = {
-        "private moments": "additive",
-        "rows drawn from the schema": "additive-schema",
-    }
+    arms = {"additive": "private moments", "additive-schema": "rows drawn from the schema"}
+    names = (*TWO_CLASSES, "bean", "diamonds")
+    head = ["difference to no curvature", "curvature of", *names]
+    return markdown(head, _differences(rows, arms, "additive-none", names))
+
+
+def _tried(rows: list[dict[str, Any]]) -> str:
+    """Return what other models add to the additive model, at ε = 1, split by split."""
+    arms = {row["model"]: row["title"] for row in rows if row["model"] in tables_tried.MODELS}
+    names = tables_tried.TABLES
+    head = ["difference to the additive model", "", *names]
+    return markdown(head, _differences(rows, arms, "additive", names))
+
+
+def _differences(
+    rows: list[dict[str, Any]], arms: Mapping[str, str], without: str, names: Sequence[str]
+) -> list[list[str]]:
+    """Return a line for each score and model: the mean difference on each table, and its interval.
+
+    Args:
+        rows: of all models.
+        arms: models and their titles.
+        without: the model that they are compared with.
+        names: of tables.
+    """
     lines = []
-    for score, factor, digits in (("AUROC", 100, 2), ("log loss", 1, 4)):
-        for title, model in arms.items():
+    scores = (("AUROC", 100, 2), ("log loss", 1, 4), ("mean absolute error", 1, 0))
+    for score, factor, digits in scores:
+        for model, title in arms.items():
             cells = []
-            for name in (*TWO_CLASSES, "bean"):
-                pairs = _pairs(rows, name, model, score)
-                changes = [factor * (value - without) for value, without in pairs]
+            for name in names:
+                pairs = _pairs(rows, name, model, without, score)
+                changes = [factor * (value - before) for value, before in pairs]
                 text = f"{statistics.mean(changes):+.{digits}f}" if changes else "–"
                 if len(changes) > 1:
                     text += f"\u00a0±\u00a0{half_interval(changes):.{digits}f}"
                 cells.append(text)
-            lines.append([score, title, *cells])
-    return markdown(["difference to no curvature", "curvature of", *TWO_CLASSES, "bean"], lines)
+            if any(cell != "–" for cell in cells):
+                lines.append([score, title, *cells])
+    return lines
 
 
 def _pairs(
-    rows: list[dict[str, Any]], name: str, model: str, score: str
+    rows: list[dict[str, Any]], name: str, model: str, without: str, score: str
 ) -> list[tuple[float, float]]:
-    """Return a score of a model, and of the same without curvature, on equal splits."""
-    values: dict[str, dict[int, float]] = {model: {}, "additive-none": {}}
+    """Return a score of a model, and of the one it is compared with, on equal splits."""
+    values: dict[str, dict[int, float]] = {model: {}, without: {}}
     for row in rows:
         if row["table"] == name and row["epsilon"] == "1" and row["model"] in values:
-            (value,) = _values([row], score)
-            values[row["model"]][row["seed"]] = value
-    known, without = values[model], values["additive-none"]
-    return [(known[seed], without[seed]) for seed in sorted(known.keys() & without)]
+            for value in _values([row], score):
+                values[row["model"]][row["seed"]] = value
+    known, before = values[model], values[without]
+    return [(known[seed], before[seed]) for seed in sorted(known.keys() & before)]
+
+
+def _choice() -> str:
+    """Return the scores of settings that were tried on a validation part."""
+    rows = read_json(RESULTS / "tables_choice.json").get("rows", {})
+    lines = []
+    for key, row in rows.items():
+        name, _, _, seed, tried = key.split("/")
+        cells = [
+            _cell([row], score, factor, digits, half=False)
+            for score, factor, digits in (SCORES["auroc"], SCORES["log-loss"])
+        ]
+        lines.append([tried.replace("=", " "), row["title"], f"{name}, {seed}", *cells])
+    head = ["setting", "on a validation part, at ε = 1", "table, split", "AUROC %", "log loss"]
+    return f"{markdown(head, lines)}\n\n{machine_of_rows(list(rows.values()))}"
 
 
 def _seconds(rows: list[dict[str, Any]]) -> str:

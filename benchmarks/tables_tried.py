@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, hardware, load_average, now, read_json, write_json
-from tables_ours import DELTA, FILES, HERE, unpack
 from torch import Tensor, nn
 
+from common import RESULTS, hardware, load_average, now, read_json, write_json
 from dpkfc.features.additive import AdditiveFeatures, InputColumn
+from tables_ours import DELTA, FILES, HERE, unpack
 
 OUTPUT = RESULTS / "tables_tried.json"
 TABLES = ("adult", "credit", "cardio", "telco", "compas", "diamonds")
@@ -178,9 +178,7 @@ def train(path: Path, name: str, records: Any, model: str, seed: int) -> dict[st
     else:
         block = (Products if model == "products" else RandomTrees)(maps.columns)
         likelihood = prepared.config.preconditioner.likelihood
-        trained = train_head(
-            Joined(maps.columns, block), examples, head.out_features, likelihood
-        )
+        trained = train_head(Joined(maps.columns, block), examples, head.out_features, likelihood)
     seconds = time.process_time() - begun
     scores = prepared.recipe.task.scores(trained, data.test)
     return {

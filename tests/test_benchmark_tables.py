@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -162,3 +163,20 @@ def test_the_page_of_tables_has_means_refusals_and_rows_of_files_that_exist(
     page.write_json(tmp_path / "tables_ours.json", {"rows": {"adult/additive/1/0": row(0.91)}})
     assert "| additive | 91.0 (1) |" in page.table("auroc")
     assert page.table("adult").count("\n") > 4 and "1.0" in page.table("seconds")
+
+
+def test_rows_for_other_libraries_are_split_as_ours(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    peers = pytest.importorskip("tables_peers")
+    head = "age,sex,race,juv_fel_count,juv_misd_count,juv_other_count,priors_count"
+    lines = [f"{20 + i},Male,Other,0,0,0,{i % 7},F,{i % 2}" for i in range(40)]
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    text = "\n".join([f"{head},c_charge_degree,two_year_recid", *lines])
+    (folder / peers.FILES["compas"]).write_bytes(gzip.compress(text.encode()))
+    rows = peers.write_rows("compas", tmp_path, 0, tmp_path / "rows.npz")
+    ages = [*rows["train_numbers"][:, 0], *rows["test_numbers"][:, 0]]
+    assert sorted(ages) == [20.0 + i for i in range(40)]
+    assert 0 < len(rows["test_labels"]) < 20
