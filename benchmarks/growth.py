@@ -27,9 +27,12 @@ from common import (
     read_json,
     write_json,
 )
-from growth_files import file_rows, files
+from dpkfc_papers.studies.harness import finish, sheet
+from growth_files import file_rows, files, pair, pair_rows
+from growth_images import image_rows, images
 
 OUTPUT = RESULTS / "growth.json"
+PICTURE = Path(__file__).resolve().parents[1] / "docs" / "img" / "growth.png"
 # q, steps and ε of common settings.
 SETTINGS = [
     (0.32, 30, 3.0),
@@ -39,7 +42,7 @@ SETTINGS = [
     (0.00205, 30, 3.0),
     (0.01, 10000, 8.0),
 ]
-SIZES = (10**5, 10**6, 10**7, 10**8, 10**9)
+SIZES = (10**3, 10**4, 10**5, 10**6, 10**7, 10**8, 10**9)
 BATCH = 1000
 SCHEMA = """\
 target = "y"
@@ -102,6 +105,19 @@ def calibrate(repeats: int) -> dict[str, Any]:
     return {"rows": rows, "worst_seconds": max(row["seconds"] for row in rows), "goal": 0.6}
 
 
+# A process that draws batches among so many records, and prints its peak memory in KiB. What the
+# system counts of a child has the memory of its parent in it.
+DRAWS = """
+import sys, numpy
+from dpkfc.data.sampling import Poisson
+size = int(sys.argv[1])
+sampler = Poisson(min(1.0, 1000 / size), size)
+for step in range(50):
+    sampler.indices(step, numpy.random.default_rng(step))
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+
+
 def steps(repeats: int) -> dict[str, Any]:
     """Milliseconds of a private step of 1,000 records among N, made when they are read."""
     import torch
@@ -139,10 +155,17 @@ def steps(repeats: int) -> dict[str, Any]:
     least = {size: min(found[2:]) for size, found in seconds.items()}
     return {
         "batch_size": BATCH,
+        "peak_gib_of_draws": {str(size): peak_of_draws(size) for size in SIZES},
         "milliseconds": {str(size): 1000 * value for size, value in least.items()},
         "ratio": least[10**8] / least[10**5],
         "goal": 1.5,
     }
+
+
+def peak_of_draws(size: int) -> float:
+    """Return the peak GiB of a process that draws batches among so many records."""
+    words = [sys.executable, "-c", DRAWS, str(size)]
+    return round(int(subprocess.check_output(words)) / 2**20, 3)
 
 
 def small_table(repeats: int) -> dict[str, Any]:
@@ -179,7 +202,14 @@ def processor_seconds(words: list[str], folder: str) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-MEASURED = {"calibrate": calibrate, "steps": steps, "small table": small_table, "files": files}
+MEASURED = {
+    "calibrate": calibrate,
+    "steps": steps,
+    "small table": small_table,
+    "files": files,
+    "pair": pair,
+    "images": images,
+}
 
 
 def table(results: dict[str, Any]) -> str:
@@ -196,6 +226,10 @@ def table(results: dict[str, Any]) -> str:
         rows.append(("step among 10⁸ records ÷ among 10⁵", found["ratio"], found["goal"]))
     if found := results.get("files"):
         rows += file_rows(found)
+    if found := results.get("pair"):
+        rows += pair_rows(found)
+    if found := results.get("images"):
+        rows += image_rows(found)
     cells = [
         [name, f"{value:.2f} (≤ {goal:g} {'✓' if value <= goal else '✗'})"]
         for name, value, goal in rows
@@ -208,6 +242,32 @@ def table(results: dict[str, Any]) -> str:
     return text
 
 
+def plot(results: dict[str, Any], path: Path) -> None:
+    """Draw seconds and peak memory against records, both logarithmic."""
+    found, batches = results["files"], results["steps"]
+    lines = {
+        kind: [(row["records"], row["processor_seconds"], row["peak_gib"]) for row in found[kind]]
+        for kind in ("table", "texts")
+    }
+    lines["sampler"] = [
+        (int(size), value / 1000, batches["peak_gib_of_draws"][size])
+        for size, value in batches["milliseconds"].items()
+    ]
+    labels = {"table": "table", "texts": "texts", "sampler": "a step of 1,000"}
+    figure, panels = sheet(1, 2, height=3.4)
+    for name, points in lines.items():
+        records, *columns = zip(*(point for point in points if point[0] <= 10**8), strict=True)
+        for panel, values in zip(panels.flat, columns, strict=True):
+            panel.plot(records, values, marker="o", label=labels[name])
+    for panel, title in zip(panels.flat, ("processor seconds", "peak memory, GiB"), strict=True):
+        panel.set(xscale="log", title=title, xlabel="records")
+        panel.set_xticks([10**n for n in range(3, 9)])
+        panel.minorticks_off()
+    panels.flat[0].set_yscale("log")
+    panels.flat[1].set_ylim(bottom=0)
+    finish(figure, path, 3)
+
+
 def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="+", choices=list(MEASURED), default=list(MEASURED))
@@ -218,8 +278,11 @@ def main() -> int:
     for name in arguments.only:
         before = load_average()
         results[name] = {**MEASURED[name](arguments.repeats), "load_before": before}
+        results[name] |= {"date": now(), "hardware": hardware(1)}
         results |= {"date": now(), "hardware": hardware(1)}
         write_json(arguments.output, results)
+    if {"files", "steps"} <= results.keys() and arguments.output == OUTPUT:
+        plot(results, PICTURE)
     print(table(results))
     return 0
 

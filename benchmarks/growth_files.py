@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 ROWS, TEXTS, COLUMNS = 1_000_000, 300_000, 19
+PAIR_ROWS = 300_000
 # δ below 1 / N of the largest file, and an accountant whose time does not depend on N.
 SETTINGS = (
     "--epsilon 3 --delta 1e-7 --accountant rdp --steps 30 --expected-batch-size 256 --quiet".split()
@@ -34,55 +35,65 @@ numpy.stack(columns, 1)
 
 
 def files(_: int) -> dict[str, Any]:
-    """Return seconds, peak memory and ratios of a large table and a large file of texts."""
+    """Return seconds and peak memory by the size of a table and of a file of texts."""
     with tempfile.TemporaryDirectory() as folder:
         return measure_files(Path(folder), ROWS, TEXTS)
 
 
 def file_rows(found: dict[str, Any]) -> list[tuple[str, float, float]]:
     """Return what was measured, with goals."""
-    table, texts = f"{found['rows']:,} rows of CSV", f"{found['texts']:,} texts"
-    beyond = "beyond a thousand ÷ pyarrow, which infers types and converts, processor seconds"
+    small, large, texts = found["table"][0], found["table"][-1], found["texts"][-1]
+    beyond = large["processor_seconds"] - small["processor_seconds"]
+    rows, lines = f"{large['records']:,} rows of CSV", f"{texts['records']:,} texts of 40 words"
+    against = "beyond a thousand ÷ pyarrow, which infers types and converts, processor seconds"
     return [
-        (f"{table} {beyond}", found["csv_ratio"], 6.0),
-        (f"{table}, peak GiB", found["csv_peak_gib"], 1.2),
-        (f"{texts} of 40 words, peak GiB", found["texts_peak_gib"], 1.5),
-        (f"{texts} of 40 words, processor seconds", found["texts_seconds"], 30.0),
+        (f"{rows} {against}", beyond / found["pyarrow_seconds"], 6.0),
+        (f"{rows}, peak GiB", large["peak_gib"], 1.2),
+        (f"{lines}, peak GiB", texts["peak_gib"], 1.5),
+        (f"{lines}, processor seconds", texts["processor_seconds"], 30.0),
     ]
 
 
+def pair(_: int) -> dict[str, Any]:
+    """Return seconds and peak memory of a large table on one process and on two."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_schemas(folder)
+        write_table(folder / "table.csv", PAIR_ROWS)
+        command = ["-m", "dpkfc", "train", "--data", "table.csv", "--schema", "table.toml"]
+        launch = ["-m", "torch.distributed.run", "--nproc-per-node=2"]
+        # The memory of the larger process, and the seconds of all.
+        return {
+            "records": PAIR_ROWS,
+            "one": measure([*command, *SETTINGS, "--out", "one"], folder),
+            "two": measure([*launch, *command, *SETTINGS, "--out", "two"], folder),
+        }
+
+
+def pair_rows(found: dict[str, Any]) -> list[tuple[str, float, float]]:
+    """Return the memory of a process of two over the memory of one process."""
+    rows = f"{found['records']:,} rows on two processes: peak memory of a process ÷ of one process"
+    return [(rows, found["two"]["peak_gib"] / found["one"]["peak_gib"], 0.6)]
+
+
 def measure_files(folder: Path, rows: int, texts: int) -> dict[str, Any]:
-    """Return seconds, peak memory and the ratio of both kinds of files."""
+    """Return seconds and peak memory by records, for both kinds of files."""
     write_schemas(folder)
-    small, large = folder / "small.csv", folder / "large.csv"
-    write_table(small, 1000)
-    write_table(large, rows)
-    lines = folder / "texts.jsonl"
-    write_texts(lines, texts)
-    nothing = measure(["-c", PYARROW.replace("table =", "sys.exit() #"), str(large)], folder)
-    reference = measure(["-c", PYARROW, str(large)], folder)
-    runs = {
-        name: measure(["-m", "dpkfc", "train", *words, "--out", name, *SETTINGS], folder)
-        for name, words in {
-            "small": ["--data", "small.csv", "--schema", "table.toml"],
-            "large": ["--data", "large.csv", "--schema", "table.toml"],
-            "texts": ["--data", "texts.jsonl", "--schema", "texts.toml"],
-        }.items()
-    }
-    pyarrow = reference["processor_seconds"] - nothing["processor_seconds"]
-    beyond = runs["large"]["processor_seconds"] - runs["small"]["processor_seconds"]
-    return {
-        "rows": rows,
-        "texts": texts,
-        "table_mb": round(large.stat().st_size / 1e6),
-        "texts_mb": round(lines.stat().st_size / 1e6),
-        "pyarrow_seconds": round(pyarrow, 3),
-        "runs": runs,
-        "csv_ratio": round(beyond / pyarrow, 2),
-        "csv_peak_gib": runs["large"]["peak_gib"],
-        "texts_peak_gib": runs["texts"]["peak_gib"],
-        "texts_seconds": runs["texts"]["processor_seconds"],
-    }
+    found: dict[str, Any] = {"table": [], "texts": []}
+    for kind, most, write in (("table", rows, write_table), ("texts", texts, write_texts)):
+        for size in sorted({*(10**n for n in range(3, 9) if 10**n < most), most}):
+            data = folder / f"{kind}{size}{'.csv' if kind == 'table' else '.jsonl'}"
+            write(data, size)
+            words = ["--data", data.name, "--schema", f"{kind}.toml", *SETTINGS]
+            command = ["-m", "dpkfc", "train", *words, "--out", f"{kind}{size}"]
+            row = {"records": size, "bytes": data.stat().st_size, **measure(command, folder)}
+            found[kind].append(row)
+        if kind == "table":
+            nothing = measure(["-c", PYARROW.replace("table =", "sys.exit() #"), data.name], folder)
+            reference = measure(["-c", PYARROW, data.name], folder)
+            seconds = reference["processor_seconds"] - nothing["processor_seconds"]
+            found["pyarrow_seconds"] = round(seconds, 3)
+    return found
 
 
 def measure(words: list[str], folder: Path) -> dict[str, float]:

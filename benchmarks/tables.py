@@ -138,6 +138,14 @@ def plan_70b(part: str = "") -> str:
     return paper.check_table() + "\n\n" + machine({"models": of}, memory=False)
 
 
+def plan_records() -> str:
+    """Return the plan for a billion records, from slopes of growth.json."""
+    import plan_records as paper
+
+    results = read_json(RESULTS / "growth.json")
+    return paper.plan_table(results) + "\n\n" + machine(results, memory=False)
+
+
 def assurance(section: str = "summary") -> str:
     """The verdicts of the last full run of the checks, or the figures of one section."""
     import assurance as checks
@@ -182,6 +190,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "audit": partial(measured, "audit_page", "audit", "python benchmarks/audit.py"),
     "startup": partial(measured, "startup"),
     "plan-70b": plan_70b,
+    "plan-records": plan_records,
     "assurance": assurance,
 }
 # Before a dash and the name of a part: a recipe, a page, a section, ...

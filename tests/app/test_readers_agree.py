@@ -21,7 +21,7 @@ from dpkfc.app import train as training
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.owndata import delimited, rows
 from dpkfc.app.owndata.columns import Column
-from dpkfc.app.owndata.files import encode_table, encode_texts
+from dpkfc.app.owndata.files import Share, encode_table, encode_texts
 from dpkfc.app.owndata.proposals import empty_schema
 from dpkfc.app.owndata.recipes import KEPT
 from dpkfc.app.owndata.records import split_records
@@ -316,3 +316,22 @@ def test_sparse_rows_are_read_as_dense_ones(tmp_path: Path, encoder: str):
     assert torch.equal(torch.cat(list(inputs.split(7))), dense)
     assert torch.equal(inputs.take(rows)[:], dense[rows])
     assert torch.equal(torch.stack(list(inputs)), dense)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5, 7])
+def test_every_process_has_a_share_of_as_few_rows_as_processes(tmp_path: Path, world: int) -> None:
+    chosen = _write(tmp_path)
+    header, *lines = Path(chosen["data"]).read_text("utf-8").splitlines()
+    table, schema = tmp_path / "few.csv", read_schema(Path(chosen["schema"]))
+    for count in range(world, 13):
+        few = [f"{n},{line.split(',', 1)[1]}" for n, line in enumerate(lines[:count])]
+        table.write_text("\n".join([header, *few]) + "\n", "utf-8")
+        whole = encode_table(table, schema).inputs
+        parts = [encode_table(table, schema, share=Share(rank, world)) for rank in range(world)]
+        assert all(len(part.inputs) for part in parts)
+        joined = torch.cat([part.inputs for part in parts])
+        assert sorted(joined.tolist()) == sorted(whole.tolist())
+    if world > 1:
+        table.write_text(f"{header}\n{lines[0]}\n", "utf-8")
+        with pytest.raises(DatasetError, match="has no row for process 1; start fewer processes"):
+            encode_table(table, schema, share=Share(1, world))

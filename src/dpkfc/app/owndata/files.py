@@ -116,7 +116,7 @@ def _encode_parts(
         if table.unreadable is not None:
             unreadable = (unreadable or 0) + table.unreadable
         if share is not None:
-            step = min(most, -(-table.rows // share.world) or 1)
+            step = min(most, table.rows // share.world or 1)
         for part in table.split(step):
             block += 1
             if share is not None and (block - 1) % share.world != share.rank:
