@@ -184,7 +184,7 @@ def cached_states(encoder: TextEncoder, texts: Sequence[str], layer: int) -> tup
         made = cached_tensors(
             "states",
             settings,
-            inspect.getfile(TextEncoder),
+            [inspect.getfile(TextEncoder)],
             functools.partial(lower_states, encoder, some, (count - 2, count - 1)),
         )
         states.append(made[f"layer{layer}"])
