@@ -255,7 +255,8 @@ def check_own_settings(
     if changed and is_installed:
         raise ValueError(
             f"{kind.__name__} sets {_name_some(changed)}, which PrivateTrainer would ignore: apply"
-            " it to the dataset or the loss, and pass TrainingArguments"
+            " it to the dataset or the loss and pass TrainingArguments, or for SFTConfig and"
+            " DPOConfig take dpkfc.integrations.trl"
         )
     if changed or (in_force and is_installed):
         _log.warning(
