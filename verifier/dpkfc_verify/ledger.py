@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
-DAMAGE += (RecursionError,)
+DAMAGE: tuple[type[Exception], ...] = (OSError, ValueError, LookupError, TypeError)
+DAMAGE += (AttributeError, ArithmeticError, RecursionError)
 _FORMAT = 1
 # The end of every line, and a line of a release around what repeats from line to line.
 _END = re.compile(rb',"hash":"([0-9a-f]{64})"\}\n')

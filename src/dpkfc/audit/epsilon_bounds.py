@@ -296,7 +296,8 @@ def gaussian_run_mu(scores: ArrayLike, shares: ArrayLike, alpha: float) -> float
         raise ValueError(f"alpha must be in (0, 1), got {alpha}")
     values = check_scores(scores)
     size, freedom = _measure_design(shares)
-    weights = np.asarray(shares, float) - np.mean(shares)
+    weights = np.asarray(shares, float)
+    weights = weights - weights.mean()
     slope = float(weights @ values) / size**2
     squares = ((values - values.mean() - slope * weights) ** 2).sum()
     if squares == 0:

@@ -242,12 +242,12 @@ def judge_canaries(  # noqa: PLR0917
         took_part = int(shares.sum())
         chances = 2 * len(shares) * int(coins.sum())
         is_rare = bool(binom.sf(took_part - 1, chances, _sampling_rate(plan)) >= MISSING)
-        heard, shares = choose_quiet(heard, shares)
-        if 0 < shares.sum():
-            gaussian = _epsilon_at(gaussian_run_mu(heard, shares, alpha), plan)
+        quiet, shares = choose_quiet(heard, shares)
+        if shares.any():
+            gaussian = _epsilon_at(gaussian_run_mu(quiet, shares, alpha), plan)
             ceiling = _epsilon_at(most_run_mu(_heard_mu(plan), shares, alpha), plan)
-            certain = _epsilon_at(gaussian_run_mu(heard, shares, CONTRADICTED), plan)
-            outside = heard[shares == 0]
+            certain = _epsilon_at(gaussian_run_mu(quiet, shares, CONTRADICTED), plan)
+            outside = quiet[shares == 0]
             noise = float(outside.std(ddof=1)) / (plan.stddev * math.sqrt(2) or math.inf)
             # The largest noise that agrees with what is heard.
             freedom = len(outside) - 1

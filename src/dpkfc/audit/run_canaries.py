@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from dpkfc.audit.harness import Tensors
 from dpkfc.audit.listener import Listener
+from dpkfc.audit.p_values import Floats
 from dpkfc.audit.planted_loss import (
     NO_CANARY,
     LossFn,
@@ -142,10 +143,10 @@ class PlantedCanaries(RunCanaries):
         self._first_row = len(dataset[0])
         # The signs of the factors change from step to step.
         self._factors = torch.from_numpy(coins.astype(np.float64))
-        self._signs = np.ones(m)
+        self._signs: Floats = np.ones(m)
         self._is_taken = np.zeros(m, bool)
         self._earlier: tuple[Scores, Shares] | None = None
-        self._pairs: list[tuple[Scores, Shares]] = []
+        self._pairs: list[tuple[NDArray[np.float32], Shares]] = []
         # A layer that reads the rows themselves finds its planted inputs there, at no cost.
         is_first = not is_augmented and _reads_rows(model, loss_fn, batch, target.module)
         plant = Plant(
@@ -160,7 +161,7 @@ class PlantedCanaries(RunCanaries):
     def start_step(self, batch: Batch) -> None:
         """Set the signs of the step, and note which canaries take part in it."""
         if batch.step % 2 == 0:
-            self._signs = 2.0 * self._rng.integers(0, 2, len(self.coins)) - 1
+            self._signs = self._rng.choice(np.array([-1.0, 1.0]), len(self.coins))
         else:
             self._signs = -self._signs
         self._factors.copy_(torch.from_numpy(self.coins * self._signs))

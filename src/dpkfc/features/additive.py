@@ -158,6 +158,7 @@ class AdditiveModel(nn.Sequential):
         features once instead of in every step.
         """
         maps, head = self
+        assert isinstance(head, nn.Linear)
         device = next(maps.buffers()).device
         features = torch.empty(len(rows), head.in_features, dtype=rows.dtype, device=rows.device)
         for part, place in zip(rows.split(_ROWS), features.split(_ROWS), strict=True):

@@ -254,9 +254,8 @@ def check_own_settings(
     is_installed = not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
     if changed and is_installed:
         raise ValueError(
-            f"{kind.__name__} sets {_name_some(changed)}, which PrivateTrainer would ignore: apply"
-            " it to the dataset or the loss and pass TrainingArguments, or for SFTConfig and"
-            " DPOConfig take dpkfc.integrations.trl"
+            f"{kind.__name__} sets {_name_some(changed)}, which PrivateTrainer would ignore: pass"
+            " TrainingArguments, or take a trainer of dpkfc.integrations.trl"
         )
     if changed or (in_force and is_installed):
         _log.warning(

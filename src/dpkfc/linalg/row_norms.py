@@ -56,11 +56,11 @@ def row_norms(x: Tensor) -> Tensor:
 def _add_squares_of_pieces(x: Tensor) -> Tensor:
     """Return the sum of squares over the last axis, in float32 within a piece of `_SHORT`."""
     whole = x.shape[-1] // _SHORT * _SHORT
-    square: Tensor | float = 0.0
-    if whole:
-        pieces = x[..., :whole].unflatten(-1, (-1, _SHORT))
-        square = sum_squares(vector_norm(pieces, dim=-1))
-    if whole == x.shape[-1] > 0:
+    if not whole:
+        return vector_norm(x, dim=-1).double().square()
+    pieces = x[..., :whole].unflatten(-1, (-1, _SHORT))
+    square = sum_squares(vector_norm(pieces, dim=-1))
+    if whole == x.shape[-1]:
         return square
     return vector_norm(x[..., whole:], dim=-1).double().square() + square
 
