@@ -128,6 +128,8 @@ def test_it_runs_in_a_fresh_environment(good, tmp_path) -> None:
         (lambda c: c["guarantee"].update(certified=1), "another certified"),
         (lambda c: c["meaning"].update(right_at_even_odds=0.51), "states 51.00% right at even"),
         (lambda c: c.update(total={"epsilon": 0.1, "delta": 1e-5, "runs": ["x"]}), "total of"),
+        (lambda c: c["mechanism"].pop("stddev"), "does not state stddev"),
+        (lambda c: c["guarantee"].pop("unit"), "does not state unit"),
         (lambda c: c.pop("mechanism"), "damaged or changed (KeyError"),
     ],
 )
@@ -147,6 +149,13 @@ def test_noise_and_event_of_a_line_must_agree(copied) -> None:
     lines[1]["stddev"] /= 2
     chain(copied, lines)
     assert "line 2 has noise of" in verify_run(copied).reason
+
+
+def test_more_releases_than_were_planned_are_found(copied) -> None:
+    lines = read_lines(copied)
+    lines[0]["steps"] = 1
+    chain(copied, lines)
+    assert "releases for steps; 1 were planned" in verify_run(copied).reason
 
 
 def test_a_page_that_says_something_else_is_found(copied) -> None:

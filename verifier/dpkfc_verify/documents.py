@@ -19,6 +19,8 @@ _AGREEMENT = 1e-3
 # What the first line of a ledger and a release know, by the names that documents use too.
 _HEADER = ("plan_hash", "certified", "unit", "neighbouring_relation", "delta", "dataset_size")
 _RELEASE = ("noise_multiplier", "stddev", "sensitivity", "event")
+# What no card leaves out.
+_PROMISE = ("unit", "delta", "releases", "epsilon")
 _COPIED = ("guarantee", "meaning", "total", "plan_hash")  # from the card into the certificate
 
 
@@ -59,6 +61,10 @@ def check_card(report: Report) -> str:
     if not ledger.contains(count, card["ledger"]["head"]):
         text = f"the card was written after {count} releases with another head"
         raise Mismatch(f"{text}: lines of the ledger were removed, or it is of another run")
+    missing = [name for name in _PROMISE if name not in card["guarantee"]]
+    missing += [name for name in _RELEASE if ledger.steps and name not in mechanism]
+    if missing:
+        raise Mismatch(f"the card does not state {missing[0].replace('_', ' ')}")
     sampler = {"groups": 1} | (mechanism.get("sampler") or {})
     _compare("card", ledger, card, card["dates"], card["guarantee"], mechanism, sampler)
     return "plan, unit, δ, noise and number of releases are the ledger's"

@@ -60,7 +60,12 @@ def _check_guarantee(report: Report) -> str:
         raise Mismatch("UNCERTIFIED: the ledger says that this run had no certified guarantee")
     if (header.get("delta") or 0) * (header.get("dataset_size") or 0) >= 1:
         raise Mismatch(f"δ = {header['delta']:g} is not below one over the number of units")
-    return f"certified for {header.get('unit', 'units that are not named')}"
+    planned = {"": header.get("steps"), **(header.get("extra") or {})}
+    for purpose in {body.get("purpose", "") for body, _ in report.ledger.kinds}:
+        number = sum(n for body, n in report.ledger.kinds if body.get("purpose", "") == purpose)
+        if (most := planned.get(purpose, 0)) is not None and number > most:
+            raise Mismatch(f"{number:,} releases for {purpose or 'steps'}; {most:,} were planned")
+    return f"certified for {header.get('unit', 'units that are not named')}, within its plan"
 
 
 def _account(report: Report) -> str:
