@@ -89,7 +89,7 @@ def test_a_table_of_labels_and_patients(tmp_path: Path):
     names = sorted(path.relative_to(folder) for path in folder.rglob("*.*"))
     lines = [f"{name},{name.parts[0]},p{row // 3}" for row, name in enumerate(names)]
     table.write_text("file,animal,patient\n" + "\n".join(lines) + "\n", "utf-8")
-    text = empty_schema(folder, "animal", "text", table)
+    text = empty_schema(folder, "animal", label_file=table)
     text = text.replace("classes = []", 'classes = ["cat", "dog"]').replace("# unit", "unit")
     text = text.replace("size = 32", "size = 8")
     schema = tmp_path / "pets.toml"

@@ -118,7 +118,7 @@ def test_output_sides_have_ranks_of_their_own() -> None:
 
 
 def test_a_side_that_is_not_there_is_named_before_any_release() -> None:
-    with pytest.raises(ValueError, match=r"ranks names the model does not have: third\.A"):
+    with pytest.raises(ValueError, match=r"sides that the model does not have: third\.A"):
         _built(ranks={"third.A": 3})
 
 
