@@ -83,6 +83,18 @@ def test_most_intervals_cover_the_truth():
     assert max(score.high - score.low for score in score_classes(*_draw(4000, 2)).scores) < 0.06
 
 
+def test_intervals_of_many_rows_are_those_of_the_bootstrap(monkeypatch):
+    """Both are drawn a thousand times, so their ends differ by about a tenth of their width."""
+    logits, labels = _draw(3000, 3)
+    ends = {}
+    for many in (10**9, 1):
+        monkeypatch.setattr("dpkfc.app.scores._MANY", many)
+        found = [*score_classes(logits, labels).scores, *score_numbers(logits[:, 0], labels).scores]
+        ends[many] = [(score.low, score.high) for score in found]
+    for (low, high), gaussian in zip(ends[10**9], ends[1], strict=True):
+        assert gaussian == pytest.approx((low, high), abs=0.2 * (high - low))
+
+
 def test_a_perfect_score_of_few_rows_has_a_wide_interval():
     logits = np.array([[5.0, -5], [5, -5], [5, -5], [-5, 5]])
     accuracy, area, *_ = score_classes(logits, np.array([0, 0, 0, 1])).scores

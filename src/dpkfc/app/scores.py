@@ -6,7 +6,7 @@ Intervals take examples as independent: where people have several records, they 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ NO_NUMBER = "not a number"
 BINS = 15
 _LEVEL = 0.95
 _DRAWS = 1000
+# Sums over so many examples are drawn as Gaussian numbers: their law is close, and time counts.
+_MANY = 20_000
 _CHUNK = 50
 # Classes of a confusion matrix that a card or a terminal shows.
 MOST_SHOWN = 12
@@ -366,13 +368,27 @@ def _bootstrap(
         return Score(name=name, value=None, guess=guess)
     # A public seed: the same examples have the same interval.
     generator = np.random.default_rng(0)
-    offsets = count * np.arange(_CHUNK)[:, None]
-    drawn = []
-    for _ in range(_DRAWS // _CHUNK):
-        rows = generator.integers(count, size=(_CHUNK, count)) + offsets
-        times = np.bincount(rows.ravel(), minlength=_CHUNK * count).reshape(_CHUNK, count)
-        drawn.append(statistic(times.astype(np.float64) @ columns, count))
-    values = np.concatenate(drawn)
+    draw = _draw_gaussian_sums if count >= _MANY else _draw_sums
+    values = np.concatenate([statistic(sums, count) for sums in draw(columns, generator)])
     tail = (1 - _LEVEL) / 2
     low, high = np.nanquantile(values, [tail, 1 - tail]).tolist()
     return Score(name=name, value=value, low=low, high=high, guess=guess)
+
+
+def _draw_sums(columns: Floats, generator: np.random.Generator) -> Iterator[Floats]:
+    """Yield sums `[B, c]` over as many examples as there are, drawn with replacement."""
+    count = len(columns)
+    offsets = count * np.arange(_CHUNK)[:, None]
+    for _ in range(_DRAWS // _CHUNK):
+        rows = generator.integers(count, size=(_CHUNK, count)) + offsets
+        times = np.bincount(rows.ravel(), minlength=_CHUNK * count).reshape(_CHUNK, count)
+        yield times.astype(np.float64) @ columns
+
+
+def _draw_gaussian_sums(columns: Floats, generator: np.random.Generator) -> Iterator[Floats]:
+    """Yield sums `[B, c]` with the mean and the covariance that drawn examples would give."""
+    count, width = columns.shape
+    centred = columns - columns.mean(axis=0)
+    variances, directions = np.linalg.eigh(centred.T @ centred)
+    numbers = generator.normal(size=(_DRAWS, width)) * np.sqrt(variances.clip(min=0.0))
+    yield columns.sum(axis=0) + numbers @ directions.T
