@@ -321,6 +321,10 @@ def _find_misfit(tensors: Values, meta: Values) -> str:
         return "extra"
     if "model" not in tensors:
         return "model"
+    for name, value in tensors.get("average", {}).items():
+        trained = tensors["model"].get(name.removeprefix("average."))
+        if name != "updates" and (trained is None or trained.shape != value.shape):
+            return name
     if not 0 <= meta["step"] <= meta["ledger_count"]:
         return "step"
     if not meta["plan"].isprintable():

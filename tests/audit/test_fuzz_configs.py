@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpkfc.app import train
-from dpkfc.app.assembly import learning_rate, make_augment, make_optimizer, make_plan
+from dpkfc.app.assembly import learning_rate, make_augment, make_optimizer, make_plan, settle
 from dpkfc.app.methods import METHODS
 from dpkfc.app.recipes import images
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
@@ -47,6 +47,7 @@ def _light(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(accounting.EpsilonCurve, "epsilon", lambda self, count: 0.01 * count)
     monkeypatch.setattr("dpkfc.config.calibrate_noise_multiplier", _calibrated)
     monkeypatch.setattr(train, "_train", lambda *args, **kwargs: None)
+    monkeypatch.setattr("dpkfc.app.commands.train._show_audit", lambda *_: None)
     monkeypatch.setattr("dpkfc.app.commands.train.announce", lambda result: None)
     monkeypatch.setattr(
         accounting, "cross_check", lambda event, count, *_: {"pld": 0.1, "rdp": 0.1}
@@ -73,6 +74,7 @@ def _prepared(config: RunConfig, **_: object) -> object:
     learning rate.
     """
     recipe = find_recipe(config.run.recipe)
+    config = settle(config, 1437)
     make_augment(config, recipe.input_shape)
     plan = make_plan(config, recipe.input_shape, 1437, recipe.probe)
     learning_rate(config, 0, plan.steps)

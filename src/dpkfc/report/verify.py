@@ -627,7 +627,8 @@ def _epsilon_of_releases(
     """
     try:
         return total_epsilon(charges_of(releases, groups), delta, accountant)
-    except (TypeError, ValueError, ArithmeticError, MemoryError) as error:
+    except (TypeError, ValueError, ArithmeticError, MemoryError, AssertionError) as error:
+        # dp-accounting asserts that rates and orders are possible.
         reason = one_line(error)
         raise CardError(
             f"the chain of the ledger {path} holds, but its ε cannot be computed: {reason}"

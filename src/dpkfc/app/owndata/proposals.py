@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from dpkfc._errors import one_name
 from dpkfc.app.datasets.errors import DatasetError, unreadable_error
 from dpkfc.app.owndata.images import folder_classes, propose_white, suspect_folders
 from dpkfc.app.owndata.packages import SPREADSHEETS
@@ -31,7 +32,8 @@ def kind_of_data(path: Path) -> str:
     suffix = suffix_of(path)
     try:
         if not path.exists():
-            raise DatasetError(f"{path}: does not exist; --data takes a file or a folder of images")
+            name = one_name(path)
+            raise DatasetError(f"{name}: does not exist; --data takes a file or a folder of images")
         if path.is_dir():
             return "own-table" if list_parts(path) else "own-images"
     except OSError as error:
@@ -99,7 +101,9 @@ def empty_schema(  # noqa: PLR0913 - what may describe a file
     }
     for flag, (value, applies) in described.items():
         if value and not applies:
-            raise ConfigError(f"{flag} {value!s:.40} does not apply to {data}; leave it out")
+            raise ConfigError(
+                f"{flag} {value!s:.40} does not apply to {one_name(data)}; leave it out"
+            )
     if kind == "own-images" and label_file is None:
         suspects = sorted({path.name for path, _ in suspect_folders(data, with_classes=True)})
         classes = json.dumps(folder_classes(data, suspects), ensure_ascii=False)

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from dpkfc._errors import one_name
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.examples import ExampleSet
 from dpkfc.app.models import linear_from_zero
@@ -104,7 +105,8 @@ def _own_kind(chosen: Mapping[str, Any]) -> str:
     elif data:
         kind = kind_of_data(Path(str(data)))
     if given["label_file"] and not os.path.exists(str(given["label_file"])):
-        raise DatasetError(f"{given['label_file']}: does not exist; --label-file takes a table")
+        name = one_name(given["label_file"])
+        raise DatasetError(f"{name}: does not exist; --label-file takes a table")
     recipe = chosen.get("recipe", "")
     if not kind:
         raise ConfigError("target, schema, text and label_file describe own data; give --data")
@@ -112,8 +114,9 @@ def _own_kind(chosen: Mapping[str, Any]) -> str:
         raise ConfigError("--data and --task are two sources of examples; leave one out")
     for name, kinds in _KINDS_OF.items():
         if given[name] and kind not in kinds:
+            place = one_name(data or task)
             raise ConfigError(
-                f"{name} = {given[name]!r:.40} does not apply to {data or task!s:.40}; leave it out"
+                f"{name} = {given[name]!r:.40} does not apply to {place}; leave it out"
             )
     if recipe not in ("", kind) and (recipe, kind) != ("own-table", "own-text"):
         raise ConfigError(
