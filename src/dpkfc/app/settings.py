@@ -134,8 +134,6 @@ def _check_value(setting: dataclasses.Field[Any], value: Any) -> Any:
         raise ConfigError(f"{name} must be {_KINDS[kind]}, got {value!r} ({type(value).__name__})")
     if isinstance(value, int) and value.bit_length() > 63:
         raise ConfigError(f"{name} must be a number of at most 64 bits")
-    if isinstance(value, str) and len(value.splitlines()) > 1:
-        raise ConfigError(f"{name} must be one line, got {value!r:.60}")
     if isinstance(value, str) and not _fits_a_file(value):
         raise ConfigError(f"{name} contains half a character, which UTF-8 cannot store: {value!r}")
     if kind == "float":

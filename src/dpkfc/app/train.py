@@ -377,7 +377,10 @@ def check_budget(prepared: Prepared) -> None:
 
 
 def _find_budget(config: RunConfig) -> Budget | None:
-    return Budget(config.privacy.budget) if config.privacy.budget else None
+    path = config.privacy.budget
+    if len(path.splitlines()) > 1:
+        raise ConfigError(f"budget must be a file on one line, got {path!r:.60}")
+    return Budget(path) if path else None
 
 
 def _new_metrics(config: RunConfig) -> Metrics:
