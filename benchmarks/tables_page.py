@@ -59,7 +59,7 @@ def table(part: str) -> str:
         "epsilons": _epsilons,
         "seconds": _seconds,
         "curvature": _curvature,
-        "tried": _tried,
+        "tried": _tabulate_tried,
     }
     text = makers[part](rows) if part in makers else _one_score(rows, *SCORES[part])
     return f"{text}\n\n{machine_of_rows(rows)}"
@@ -137,7 +137,7 @@ def _curvature(rows: list[dict[str, Any]]) -> str:
     return markdown(head, _differences(rows, arms, "additive-none", names))
 
 
-def _tried(rows: list[dict[str, Any]]) -> str:
+def _tabulate_tried(rows: list[dict[str, Any]]) -> str:
     """Return what other models add to the additive model, at ε = 1, split by split."""
     arms = {row["model"]: row["title"] for row in rows if row["model"] in tables_tried.MODELS}
     names = tables_tried.TABLES

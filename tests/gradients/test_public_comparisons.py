@@ -227,6 +227,26 @@ def test_the_largest_over_the_padding_is_refused(first: int) -> None:
         train_on_texts(Pooled(), padded, first)
 
 
+def test_a_gradient_from_the_padding_alone_is_refused() -> None:
+    """Losses are zero, and so is the gradient of a text without padding."""
+
+    class OfPadding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3).double())
+
+        def forward(self, ids: Tensor) -> Tensor:
+            zero = (self.weight - self.weight.detach())[None]
+            return (ids == 99).sum(1, keepdim=True) * zero
+
+    def collate(rows: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+        ids = [ids for ids, _ in rows]
+        return pad_sequence(ids, batch_first=True, padding_value=99), padded(rows)[1]
+
+    with pytest.raises(ValueError, match="padded to the length of a longer one"):
+        train_on_texts(OfPadding(), collate)
+
+
 def test_a_list_of_records_as_long_as_the_batch_is_no_mixing() -> None:
     class OfLists(Pooled):
         def forward(self, texts: list[Tensor]) -> Tensor:

@@ -98,7 +98,7 @@ def test_epsilon_of_blocks_includes_their_head() -> None:
 @pytest.mark.parametrize("name", small_transformer.METHODS)
 def test_a_method_trains_the_small_transformer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(24, small_transformer.LENGTH, small_transformer.WIDTH)
-    monkeypatch.setattr(small_transformer, "drawn_texts", lambda: x)
+    monkeypatch.setattr(small_transformer, "draw_texts", lambda: x)
     for setting, value in {"BATCH": 8, "STEPS": 2, "DRAWN": 16}.items():
         monkeypatch.setattr(small_transformer, setting, value)
     rows = x, torch.arange(24) % 4

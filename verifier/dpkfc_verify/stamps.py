@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dpkfc_verify.ledger import Mismatch, Unchecked
 
-# The first time in a response is that of the stamp; its certificates follow.
+# The first time in a response is when the stamp was made; times of its certificates follow.
 _TIME = re.compile(rb"\x18[^0-9]{1,3}([0-9]{14})")
 
 
@@ -33,8 +33,8 @@ def check_signature(content: bytes, head: str, root: Path) -> None:
 
     Raises:
         Mismatch: signature or certificates do not hold, or it is of another head.
-        Unchecked: rfc3161-client is not installed or cannot read it, or there is no root
-            certificate.
+        Unchecked: rfc3161-client is not installed or cannot read it, or the root certificate
+            is missing.
     """
     try:
         import rfc3161_client

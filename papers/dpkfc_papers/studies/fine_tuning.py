@@ -343,7 +343,7 @@ class Study:
         self._training = training[torch.randperm(len(training), generator=generator)[:TRAIN]]
         self._validation = validation[:VALIDATION]
 
-    def _of(self, rows: Tensor) -> tuple[list[str], list[int]]:
+    def _select_texts(self, rows: Tensor) -> tuple[list[str], list[int]]:
         texts, labels = self._texts.train
         return [texts[row] for row in rows.tolist()], [labels[row] for row in rows.tolist()]
 
@@ -351,9 +351,9 @@ class Study:
     def rows(self, name: str, layer: int) -> Rows:
         """Return a set of texts above a layer: "train", "validation", "test" or "public"."""
         if name == "train":
-            texts, labels = self._of(self._training)
+            texts, labels = self._select_texts(self._training)
         elif name == "validation":
-            texts, labels = self._of(self._validation)
+            texts, labels = self._select_texts(self._validation)
         elif name == "test":
             texts, labels = self._texts.test
         else:
@@ -365,7 +365,7 @@ class Study:
     @functools.cache  # noqa: B019
     def features(self, name: str) -> tuple[Tensor, Tensor]:
         """Return rows of the head, and labels."""
-        texts, labels = self._texts.test if name == "test" else self._of(self._training)
+        texts, labels = self._texts.test if name == "test" else self._select_texts(self._training)
         change = feature_map("zipf", TASK, "", self.encoder)
         means = public_means(self.encoder, texts, TASK.title)
         return map_rows(change, means), torch.tensor(labels)
@@ -386,7 +386,7 @@ class Study:
             }
             self.folder.mkdir(parents=True, exist_ok=True)
             torch.save(made, path)
-        return torch.load(path)
+        return torch.load(path, weights_only=True)
 
     def probe(self, layer: int) -> PublicData:
         """Return Zipf texts as inputs of the blocks above a layer, for curvature."""

@@ -120,14 +120,14 @@ def token_vectors(texts: Sequence[str]) -> Tensor:
 
 
 @functools.cache
-def drawn_texts() -> Tensor:
+def draw_texts() -> Tensor:
     """Return vectors of Zipf texts, which are not data."""
     return token_vectors(ZipfWords(shortest=10, longest=60).draw(DRAWN))
 
 
 def public_clip(model: nn.Module) -> float:
     """Return the median norm of gradients of Zipf texts with drawn labels."""
-    rows = drawn_texts()[:64]
+    rows = draw_texts()[:64]
     labels = torch.randint(TASK.classes, (64,), generator=torch.Generator().manual_seed(0))
     parameters, norms = list(model.parameters()), []
     for row in range(len(rows)):
@@ -146,7 +146,7 @@ def noise_multiplier(epsilon: float, rows: int) -> float:
 
 def make_plan(method: Method, epsilon: float, rows: int, clip: float) -> Plan:
     """Return the plan of a method."""
-    probe = PublicData(drawn_texts(), provenance="texts drawn by Zipf's law")
+    probe = PublicData(draw_texts(), provenance="texts drawn by Zipf's law")
     kfac = (
         KFAC(probe=probe, probe_size=DRAWN, sides=method.sides, every=EVERY)
         if method.sides
