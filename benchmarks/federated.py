@@ -163,7 +163,7 @@ def runs(clients: int, rounds: int) -> list[dict[str, Any]]:
         TrustedServer,
         federate,
     )
-    from dpkfc.federated.simulation import iid, parts
+    from dpkfc.federated.partition import iid, parts
 
     torch.manual_seed(0)
     records = 50 * clients

@@ -54,10 +54,11 @@ from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.data.augment import reflect_pad_crop_flip
 from dpkfc.data.sampling import REPLACE_ONE
+from dpkfc.federated.partition import dirichlet, iid, parts
 from dpkfc.federated.plan import FederatedConfig
 from dpkfc.federated.privacy_models import PerUpload, TrustedServer
 from dpkfc.federated.server_rules import FedAvgM, FedGD, FedSOFIM
-from dpkfc.federated.simulation import dirichlet, federate, iid, parts
+from dpkfc.federated.simulation import federate
 from dpkfc_papers.accuracy import mean_and_interval, table_line
 from dpkfc_papers.draw import add_legend, dress, grid, sheet
 from dpkfc_papers.recipes.networks import resnet20

@@ -15,7 +15,8 @@ from dpkfc.federated import (
     SecureAggregation,
     TrustedServer,
 )
-from dpkfc.federated.flower import App, Node
+from dpkfc.federated.app import App
+from dpkfc.federated.node import Node
 from tests.federated.worlds import CLIENTS, datasets, head, loss_fn, plan_of
 
 CASES: dict[str, dict[str, Any]] = {

@@ -18,7 +18,8 @@ from dpkfc.federated import (
     SecureAggregation,
     TrustedServer,
 )
-from dpkfc.federated.plan import PartyMechanism, default_survivors
+from dpkfc.federated.party import PartyMechanism
+from dpkfc.federated.plan import default_survivors
 from dpkfc.postprocess import AdamBC
 
 N, T, DELTA = 20, 70, 1e-5

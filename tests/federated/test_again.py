@@ -10,12 +10,21 @@ import pytest
 import torch
 
 from dpkfc import KFAC, FeatureNoise
-from dpkfc.federated import SecureAggregation, TrustedServer
-from dpkfc.federated.flower import App
-from dpkfc.federated.simulation import Killed, federate
+from dpkfc.federated import SecureAggregation, TrustedServer, simulation
+from dpkfc.federated.app import App
+from dpkfc.federated.simulation import federate, run_round
 from dpkfc.privacy.ledger import BudgetExhausted, verify
 from dpkfc.report.federated_card import build_federated_card
-from tests.federated.worlds import datasets, head, loss_fn, plan_of, vector
+from tests.federated.worlds import (
+    Killed,
+    datasets,
+    head,
+    kill_server,
+    loss_fn,
+    plan_of,
+    run_round_without,
+    vector,
+)
 
 
 class Stopped(Exception):
@@ -54,17 +63,20 @@ def test_an_interrupted_run_goes_on_after_its_last_round(tmp_path: Path):
     assert torch.equal(vector(dict(again.named_parameters())), vector(run.server.parameters))
 
 
-def test_a_run_that_goes_on_remembers_its_rounds_and_figures(tmp_path: Path):
+def test_a_run_that_goes_on_remembers_its_rounds_and_figures(tmp_path: Path, monkeypatch):
     plan = plan_of(privacy=SecureAggregation(), rounds=6)
     common = {"ledger_path": tmp_path / "ledger.jsonl", "checkpoint": tmp_path / "checkpoint"}
 
-    def fault(stage, number, client):
-        missing = stage == "client" and number in (0, 1) and client == 0
-        return missing or (stage, number, client) == ("opened", 3, -1)
+    def lose_a_client(server, clients):
+        if server.next_round < 2:
+            return run_round_without(server, clients, [0])
+        return run_round(server, clients)
 
+    monkeypatch.setattr(simulation, "run_round", lose_a_client)
     common |= {"evaluate": lambda model: float(model.weight.detach().norm()), "every": 2}
-    with pytest.raises(Killed):
-        federate(plan, head(), loss_fn, datasets(), fault=fault, **common)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_server(patch, "open_round", 3)
+        federate(plan, head(), loss_fn, datasets(), **common)
     run = federate(plan, head(), loss_fn, datasets(), resume=True, **common)
     rounds = [(r.round, r.dropped) for r in run.records]
     assert rounds == [(0, True), (1, True), (2, False), (4, False), (5, False)]

@@ -17,12 +17,21 @@ from dpkfc.federated import (
     SecureAggregation,
     TrustedServer,
     federate,
+    simulation,
 )
 from dpkfc.report.card import to_markdown
 from dpkfc.report.federated_card import build_federated_card
 from dpkfc.report.verify import CardError, verify_ledger
 from tests.documents import blocks
-from tests.federated.worlds import CLIENTS, RECORDS, datasets, head, loss_fn, plan_of
+from tests.federated.worlds import (
+    CLIENTS,
+    RECORDS,
+    datasets,
+    head,
+    loss_fn,
+    plan_of,
+    run_round_without,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -87,11 +96,15 @@ def test_the_demo_leaves_a_folder_a_method(tmp_path):
     assert {"comparison.png"} <= {path.name for path in (tmp_path / "demo").iterdir()}
 
 
-def test_dropped_rounds_and_test_mode_are_on_the_card():
+def test_dropped_rounds_and_test_mode_are_on_the_card(monkeypatch):
     plan = plan_of(privacy=TrustedServer("clients"), rounds=3)
-    run = federate(
-        plan, head(), loss_fn, datasets(), fault=lambda s, n, c: s == "client" and n == 1
-    )
+
+    def lose_clients(server, clients):
+        dead = clients if server.next_round == 1 else ()
+        return run_round_without(server, clients, dead)
+
+    monkeypatch.setattr(simulation, "run_round", lose_clients)
+    run = federate(plan, head(), loss_fn, datasets())
     card = build_federated_card(run.server, run.records, title="x", chosen_by="nobody")
     assert card["rounds"] == {"sent": 3, "dropped": 1, "rejected_messages": {}}
     assert math.isfinite(card["guarantee"]["epsilon"]) and not card["guarantee"]["certified"]

@@ -12,8 +12,11 @@ import pytest
 import torch
 
 from dpkfc.federated import federate
-from dpkfc.federated.flower import Node, TooFewClients, _log_round, make_failure, serve
-from dpkfc.federated.flower import _local_model as local_models
+from dpkfc.federated.flower import _log_round
+from dpkfc.federated.messages import make_failure
+from dpkfc.federated.node import Node
+from dpkfc.federated.node import _local_model as local_models
+from dpkfc.federated.remote_rounds import TooFewClients, serve
 from dpkfc.federated.rounds import RoundRecord
 from dpkfc.federated.server import Server
 from dpkfc.privacy.ledger import BudgetExhausted, verify

@@ -25,8 +25,9 @@ from dpkfc.federated import (
     federate,
 )
 from dpkfc.federated.local_model import ClientRecords, LocalModel
-from dpkfc.federated.plan import PartyMechanism, stream_seed
-from dpkfc.federated.simulation import dirichlet, parts, run_round
+from dpkfc.federated.partition import dirichlet, parts
+from dpkfc.federated.party import PartyMechanism, stream_seed
+from dpkfc.federated.simulation import run_round
 from dpkfc.postprocess import EMA, AdamBC, LowPass
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import ClippedSum, release

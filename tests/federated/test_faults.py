@@ -27,12 +27,24 @@ from dpkfc.federated import (
     federate,
 )
 from dpkfc.federated.client import Client
-from dpkfc.federated.messages import REASONS, contract_of
-from dpkfc.federated.simulation import STAGES, Killed, make_clients, run_round
+from dpkfc.federated.messages import REASONS
+from dpkfc.federated.party import contract_of
+from dpkfc.federated.simulation import make_clients, run_round
 from dpkfc.privacy.ledger import BudgetExhausted, verify
-from tests.federated.worlds import CLIENTS, datasets, head, loss_fn, plan_of, records, vector, world
+from tests.federated.worlds import (
+    CLIENTS,
+    Killed,
+    datasets,
+    head,
+    kill_server,
+    loss_fn,
+    plan_of,
+    records,
+    run_round_without,
+    vector,
+    world,
+)
 
-CLIENT_STAGES = ("keys", "client", "answered", "unmask")
 MODELS = [TrustedServer(), TrustedServer("clients"), SecureAggregation(), PerUpload()]
 
 
@@ -44,11 +56,7 @@ def test_any_set_of_dead_clients_leaves_enough_noise_or_no_release(privacy):
             plan = plan_of(privacy=privacy, min_survivors=3, rounds=1)
             server, clients = world(plan)
             before = vector(server.parameters)
-            record = run_round(
-                server,
-                clients,
-                lambda stage, number, client, dead=dead: stage == "client" and client in dead,
-            )
+            record = run_round_without(server, clients, dead)
             assert record.survivors == CLIENTS - k and record.dropped == (CLIENTS - k < 3)
             assert server.ledger.count == 1 and server.rounds_left == 0
             if record.dropped:
@@ -60,18 +68,24 @@ def test_any_set_of_dead_clients_leaves_enough_noise_or_no_release(privacy):
 
 
 @pytest.mark.parametrize("privacy", [TrustedServer(), SecureAggregation()])
-@pytest.mark.parametrize("stage", [s for s in STAGES if s not in CLIENT_STAGES] + ["unmask"])
-def test_a_server_killed_anywhere_keeps_its_ledger(tmp_path, stage: str, privacy):
+@pytest.mark.parametrize(
+    ("method", "before"),
+    [
+        ("open_round", False),
+        ("fix_survivors", True),
+        ("fix_survivors", False),
+        ("close_round", True),
+        ("close_round", False),
+    ],
+)
+def test_a_server_killed_anywhere_keeps_its_ledger(tmp_path, monkeypatch, method, before, privacy):
     plan = plan_of(privacy=privacy, rounds=4, rule=FedSOFIM())
     clients = make_clients(plan, head(), loss_fn, datasets())
     ledger = tmp_path / "ledger.jsonl"
     common = {"clients": clients, "ledger_path": ledger, "checkpoint": tmp_path / "checkpoint"}
-
-    def fault(*where):
-        return where == (stage, 2, -1)
-
-    with pytest.raises(Killed):
-        federate(plan, head(), loss_fn, [], fault=fault, **common)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_server(patch, method, 2, before=before)
+        federate(plan, head(), loss_fn, [], **common)
     # The charge came before anything was sent.
     assert len(verify(ledger).releases) == 3
     run = federate(plan, head(5), loss_fn, [], resume=True, **common)
@@ -251,15 +265,15 @@ def test_a_wrong_metric_is_not_used():
     assert clients[1].answer(missing)["reason"] == "metric-missing"
 
 
-@pytest.mark.parametrize("stage", ["client", "unmask"])
+@pytest.mark.parametrize("stage", ["sum", "shares"])
 def test_the_sum_of_a_masked_round_with_a_dead_client_is_exact(stage: str):
     moved = []
     for privacy in (SecureAggregation(), TrustedServer("clients")):
         plan = plan_of(privacy=privacy, min_survivors=3, rounds=1, rule=FedGD(1.0))
         server, clients = world(plan)
         before = vector(server.parameters)
-        record = run_round(server, clients, lambda s, number, client: s == stage and client == 2)
-        assert (record.survivors, record.dropped) == (3 if stage == "client" else 4, False)
+        record = run_round_without(server, clients, [2], stage)
+        assert (record.survivors, record.dropped) == (3 if stage == "sum" else 4, False)
         moved.append(before - vector(server.parameters))
     # The noise on the grid is wider by 2⁻²⁰.
     assert float((moved[0] - moved[1]).abs().max()) <= 1e-6

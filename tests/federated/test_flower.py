@@ -16,7 +16,6 @@ import torch
 
 from dpkfc.federated.flower import (
     SWITCHES,
-    TooFewClients,
     Unreachable,
     client_app,
     decode_record,
@@ -25,6 +24,7 @@ from dpkfc.federated.flower import (
     server_app,
     simulate,
 )
+from dpkfc.federated.remote_rounds import TooFewClients
 from tests import forked
 from tests.federated.engines import APP
 from tests.federated.late import imported_late

@@ -28,8 +28,10 @@ from dpkfc.federated import (
     TrustedServer,
 )
 from dpkfc.federated.messages import add_prefix, select_prefix
-from dpkfc.federated.plan import FederatedPlan, stream_seed
-from dpkfc.federated.simulation import iid, parts, run_round
+from dpkfc.federated.partition import iid, parts
+from dpkfc.federated.party import stream_seed
+from dpkfc.federated.plan import FederatedPlan
+from dpkfc.federated.simulation import run_round
 from dpkfc.privacy.rng import NoiseStream
 from tests.federated.worlds import (
     head,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpkfc.federated.simulation import dirichlet, iid, parts
+from dpkfc.federated.partition import dirichlet, iid, parts
 
 LABELS = np.random.default_rng(0).integers(0, 10, 2000)
 

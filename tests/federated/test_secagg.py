@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from dpkfc.federated import SecureAggregation, TrustedServer, federate
+from dpkfc.federated.key_agreement import PrivateKey, new_key, seal, uniform_integers, unseal
 from dpkfc.federated.messages import select_prefix, to_bytes
 from dpkfc.federated.secure_aggregation import (
-    PrivateKey,
     RoundKeys,
     _pair_key,
     _pair_mask,
@@ -20,20 +20,16 @@ from dpkfc.federated.secure_aggregation import (
     channel_pair_keys,
     decode,
     encode,
-    join,
     mask,
-    new_key,
     open_shares,
     pair_keys,
     reveal,
     round_scope,
-    seal,
     seal_shares,
     total,
-    uniform_integers,
     unmask,
-    unseal,
 )
+from dpkfc.federated.shamir import join
 from dpkfc.federated.simulation import run_round
 from dpkfc.report.card import to_markdown
 from dpkfc.report.federated_card import build_federated_card
@@ -44,6 +40,7 @@ from tests.federated.worlds import (
     loss_fn,
     open_round,
     plan_of,
+    run_round_without,
     vector,
     world,
 )
@@ -268,13 +265,13 @@ def test_keys_are_new_in_every_round_and_forgotten_with_the_message():
             assert server.receive(answer) and not server.receive(answer)
             seen |= {
                 to_bytes(answer["key"]),
-                clients[number]._keys.mask_key,
-                clients[number]._keys.self_seed,
+                clients[number]._masks._keys.mask_key,
+                clients[number]._masks._keys.self_seed,
             }
         sent = server.open_round()
         for number, message in sent.items():
             answer = clients[number].answer(message)
-            assert server.receive(answer) and clients[number]._keys is None
+            assert server.receive(answer) and clients[number]._masks._keys is None
             assert clients[number].answer(message)["reason"] == "repeated-round"
             words = torch.cat([x.flatten() for x in select_prefix(answer, "sum").values()])
             assert words.dtype == torch.int64 and float(words.double().abs().mean()) > 2.0**60
@@ -349,7 +346,7 @@ def test_too_few_shares_end_the_round_without_a_release():
     plan = plan_of(privacy=SecureAggregation(), min_survivors=3, rounds=1)
     server, clients = world(plan)
     before = vector(server.parameters)
-    record = run_round(server, clients, lambda s, n, c: s == "unmask" and c in (1, 2))
+    record = run_round_without(server, clients, (1, 2), "shares")
     assert record.dropped and record.rejected == {"wrong-shares": 1} and server.ledger.count == 1
     assert torch.equal(before, vector(server.parameters))
 
@@ -368,7 +365,7 @@ def test_a_tampered_share_is_refused_before_the_client_is_charged():
     other = clients[0].answer({**sent[1], "sealed": sent[1]["sealed"]})  # sealed for client 1
     assert other["reason"] == "client-failed" and "cannot be opened" in str(clients[0].last_error)
     assert clients[0].answer(sent[0])["kind"] == "sum"
-    clients[1]._keys = None
+    clients[1]._masks._keys = None
     assert clients[1].answer(sent[1])["reason"] == "client-failed"
     assert clients[1].ledger.count == 0
 

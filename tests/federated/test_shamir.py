@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpkfc.federated.secure_aggregation import (
+from dpkfc.federated.shamir import (
     PRIME,
     SECRET_BYTES,
     SHARE_BYTES,

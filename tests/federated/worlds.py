@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-from dpkfc.federated import FederatedConfig, FederatedPlan, Server, make_clients
-from dpkfc.federated.simulation import iid, parts
+from dpkfc.federated import FederatedConfig, FederatedPlan, RoundRecord, Server, make_clients
+from dpkfc.federated.partition import iid, parts
 
 CLIENTS, FEATURES, CLASSES, RECORDS = 4, 5, 3, 24
 
@@ -71,6 +73,43 @@ def open_round(server: Server, clients: dict[int, Any]) -> dict[int, Any]:
     for number, message in server.request_keys().items():
         assert server.receive(clients[number].answer(message))
     return server.open_round()
+
+
+def run_round_without(
+    server: Server, clients: dict[int, Any], dead: Collection[int], stage: str = "sum"
+) -> RoundRecord:
+    """A round in which some clients do not answer the messages of a stage: keys, sum or shares."""
+
+    def exchange(current: str, requests: dict[int, Any]) -> None:
+        for number, message in requests.items():
+            if current != stage or number not in dead:
+                server.receive(clients[number].answer(message))
+
+    exchange("keys", server.request_keys())
+    exchange("sum", server.open_round())
+    exchange("shares", server.fix_survivors())
+    return server.close_round()
+
+
+class Killed(RuntimeError):
+    """The server died."""
+
+
+def kill_server(
+    patch: pytest.MonkeyPatch, method: str, number: int, *, before: bool = False
+) -> None:
+    """Let servers die before or after a method in the round of a number."""
+    work = getattr(Server, method)
+
+    def die(server: Server) -> Any:
+        if before and server.round == number:
+            raise Killed
+        result = work(server)
+        if server.next_round == number + 1:
+            raise Killed
+        return result
+
+    patch.setattr(Server, method, die)
 
 
 def vector(tensors: dict[str, Tensor]) -> Tensor:

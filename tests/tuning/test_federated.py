@@ -17,7 +17,7 @@ from torch import nn
 from dpkfc.app.tuning.runs import StudyError
 from dpkfc.data.sampling import REPLACE_ONE
 from dpkfc.federated import FederatedConfig, FedGD, TrustedServer, federate
-from dpkfc.federated.simulation import dirichlet, iid, parts
+from dpkfc.federated.partition import dirichlet, iid, parts
 from dpkfc_papers import federated_study
 from dpkfc_papers.federated_study import (
     METHODS,

@@ -189,7 +189,8 @@ def execute_variation(run: Variation, features: Any) -> dict[str, Any]:
     from torch import nn
 
     from dpkfc.app.models import seeded
-    from dpkfc.federated.simulation import federate, iid, parts
+    from dpkfc.federated.partition import iid, parts
+    from dpkfc.federated.simulation import federate
     from dpkfc_papers.federated_study import loss_fn, measure_accuracy
 
     (x, y), evaluation = features.choose_rows(run.evaluate_on)

@@ -27,12 +27,13 @@ from dpkfc.app.run_figures import Curve
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.noise_probes import FeatureNoise
-from dpkfc.federated.flower import App, Settings
+from dpkfc.federated.app import App, Settings
+from dpkfc.federated.partition import Partition, dirichlet, parts
 from dpkfc.federated.plan import FederatedConfig, FederatedPlan
 from dpkfc.federated.privacy_models import SecureAggregation
 from dpkfc.federated.rounds import RoundRecord
+from dpkfc.federated.runs import SimulatedRun
 from dpkfc.federated.server_rules import FedGD, FedSOFIM
-from dpkfc.federated.simulation import Partition, SimulatedRun, dirichlet, parts
 from dpkfc.report.text import rounded_up
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from dpkfc.audit.replay import (
     three_places,
 )
 from dpkfc.audit.step_canaries import Canaries
-from dpkfc.federated.messages import total_norm
+from dpkfc.federated.sums import total_norm
 
 # Units of rounding by which a contribution may follow the order of summation.
 ROUNDING = 2.0**13

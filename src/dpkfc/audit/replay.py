@@ -27,7 +27,7 @@ from dpkfc.audit.harness import Progress, Script, Subject, coarsest_spacing, ign
 from dpkfc.audit.step_canaries import Canaries, make_canaries
 from dpkfc.config import Plan
 from dpkfc.data.sampling import REPLACE_ONE
-from dpkfc.federated.messages import total_norm
+from dpkfc.federated.sums import total_norm
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.privacy.grid import ROUNDED
 from dpkfc.privacy.mechanism import Released

@@ -13,9 +13,10 @@ from dpkfc.federated.local_work import LocalGradient, LocalSteps
 from dpkfc.federated.plan import FederatedConfig, FederatedPlan
 from dpkfc.federated.privacy_models import ClientLevel, PerUpload, SecureAggregation, TrustedServer
 from dpkfc.federated.rounds import RoundRecord
+from dpkfc.federated.runs import SimulatedRun
 from dpkfc.federated.server import Server
 from dpkfc.federated.server_rules import FedAvg, FedAvgM, FedGD, FedSOFIM
-from dpkfc.federated.simulation import SimulatedRun, federate, make_clients
+from dpkfc.federated.simulation import federate, make_clients
 
 __all__ = [
     "Client",

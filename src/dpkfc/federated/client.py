@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -20,56 +19,36 @@ import torch
 from dpkfc.checkpoint import StrPath
 from dpkfc.data.loading import Collate
 from dpkfc.data.sampling import Poisson
-from dpkfc.federated import messages
-from dpkfc.federated.local_model import (
-    ClientRecords,
-    GuardedLocalWork,
-    Indices,
-    LocalModel,
-    clip_as_one,
-)
+from dpkfc.federated.client_masks import ClientMasks
+from dpkfc.federated.guarded_work import GuardedLocalWork
+from dpkfc.federated.local_model import ClientRecords, Indices, LocalModel, clip_as_one
 from dpkfc.federated.local_work import LocalSteps
 from dpkfc.federated.messages import (
+    CLIENT_FAILED,
+    CONTRACT_DIFFERS,
+    HELLO,
+    METRIC_DIFFERS,
+    METRIC_MISSING,
+    REPEATED,
+    SPENT,
     Message,
     Received,
-    Tensors,
+    Refusal,
     add_prefix,
     check_mapping,
     make_failure,
     select_prefix,
-    split_rows,
-    stack_rows,
-    to_tensor,
 )
-from dpkfc.federated.plan import SEED, FederatedPlan, PartyMechanism, stream_seed
-from dpkfc.federated.secure_aggregation import (
-    FEWEST_STEPS,
-    PrivateKey,
-    ReceivedShares,
-    RoundKeys,
-    channel_pair_keys,
-    encode,
-    mask,
-    new_key,
-    open_shares,
-    pair_keys,
-    reveal,
-    round_scope,
-    seal_shares,
-)
+from dpkfc.federated.party import stream_seed
+from dpkfc.federated.plan import SEED, FederatedPlan
+from dpkfc.federated.sums import Tensors
 from dpkfc.gradients.clipped_sum import swap_parameters
-from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.privacy.mechanism import ClippedSum
-from dpkfc.privacy.rng import NoiseStream, SamplingStream
-from dpkfc.release_pipeline import ReleasePipeline
+from dpkfc.privacy.rng import SamplingStream
 from dpkfc.verification import check_verify_setting
 
 logger = logging.getLogger(__name__)
-
-
-class _Refusal(Exception):
-    """Refuses a round, with one of the constant reasons in `messages`."""
 
 
 class Client:
@@ -124,52 +103,32 @@ class Client:
         self.plan = plan
         self._config = plan.config
         self.local = local
-        self._channel = PrivateKey(new_key() if channel is None else channel)
         self.records = ClientRecords(dataset, collate_fn)
         if len(self.records) > plan.config.expected_records:
             raise ValueError(
                 "a client holds more records than the plan's expected_records of all clients; make "
                 "a new plan"
             )
-        self._check_grid()
+        self._masks: ClientMasks | None = None
+        if plan.config.privacy.masked:
+            self._masks = ClientMasks(number, local, channel)
         self._sampling = SamplingStream(stream_seed(plan, number + 1))
         self.ledger = plan.open_ledger(ledger_path, client=number)
-        self._pipeline = ReleasePipeline(
-            PartyMechanism(plan, plan.client_stddev),
-            NoiseStream(stream_seed(plan, number + 1)),
-            self.ledger,
-            layers=local.layers,
-            preconditioning=local.coordinates,
-            postprocess=PostprocessPipeline(()),  # the server post-processes
-        )
+        # The server applies filters and read-out.
+        self._pipeline = local.make_pipeline(number + 1, self.ledger, plan.client_stddev)
         if verify:
             local.verify(self.records, strict=verify == "strict")
         self._work = GuardedLocalWork(local, self.records)
-        # Keys of the last round that this client sent keys for.
-        self._keys: RoundKeys | None = None
-        # Shares of the last round that this client sent a masked sum for.
-        self._shares: ReceivedShares | None = None
         self.last_error: BaseException | None = None
         self.failed = False
-
-    def _check_grid(self) -> None:
-        """Check that noise on the grid of secure aggregation is close enough to a Gaussian."""
-        stddev = self.plan.client_stddev
-        if not self._masked or stddev == 0:
-            return
-        if stddev / self.plan.grid(self.local.numbers) < FEWEST_STEPS:
-            raise ValueError(
-                "the noise of one client is too small for the grid of secure aggregation; raise "
-                "the noise"
-            )
 
     # -- messages ----------------------------------------------------------------------------------
 
     def hello(self) -> Message:
         """Return what the server compares before the first round."""
-        message: Message = {"kind": "hello", "contract": self.local.contract, "client": self.number}
-        if self._masked:
-            message["key"] = to_tensor(self._channel.public)
+        message = HELLO | {"contract": self.local.contract, "client": self.number}
+        if self._masks is not None:
+            message["key"] = self._masks.key
         return message
 
     def answer(self, message: Received) -> Message:
@@ -180,7 +139,7 @@ class Client:
         try:
             check_mapping(message)
             if message.get("contract") != self.local.contract:
-                raise _Refusal(messages.CONTRACT_DIFFERS)
+                raise Refusal(CONTRACT_DIFFERS)
             if message.get("kind") == "keys":
                 return self._make_keys(message)
             if message.get("kind") == "unmask":
@@ -189,12 +148,31 @@ class Client:
             return self._sum(message)
         except Exception as error:
             self.last_error, self.failed = error, True
-            reason = messages.CLIENT_FAILED
-            if isinstance(error, _Refusal):
+            reason = CLIENT_FAILED
+            if isinstance(error, Refusal):
                 reason = str(error)
             elif isinstance(error, BudgetExhausted):
-                reason = messages.SPENT
+                reason = SPENT
             return make_failure(self.number, message, self.local.contract, reason)
+
+    def _make_keys(self, message: Received) -> Message:
+        """Answer a request for keys of a round that was not answered."""
+        number = self._new_round(message)
+        return self._answer("keys", number) | self._require_masks().make_keys(message, number)
+
+    def _reveal(self, message: Received) -> Message:
+        """Answer a request for shares of the last round."""
+        number = message["round"]
+        shares = self._require_masks().reveal(message, number)
+        return self._answer("shares", number) | {"shares": shares}
+
+    def _require_masks(self) -> ClientMasks:
+        if self._masks is None:
+            raise ValueError(
+                "the server requests keys, and the plan sends messages in clear; start both with "
+                "one plan"
+            )
+        return self._masks
 
     def _answer(self, kind: str, number: int) -> Message:
         return {
@@ -215,20 +193,21 @@ class Client:
             raise ValueError("a round must have an integer >= 0; send what open_round returned")
         releases = self.ledger.releases
         if releases and number <= releases[-1]["step"] // self.plan.per_round:
-            raise _Refusal(messages.REPEATED)
+            raise Refusal(REPEATED)
         return number
 
     def _sum(self, message: Received) -> Message:
         number = self._new_round(message)
-        pairs = self._pair_keys(message, number) if self._masked else {}
+        # Before anything is charged.
+        pairs = self._masks.read_pair_keys(message, number) if self._masks else {}
         self.local.load(select_prefix(message, "theta"))
         self._take_metric(message, number)
         self._work = GuardedLocalWork(self.local, self.records)
         sums = self._make_noisy_sum(number)
         noisy = {name: x.cpu() for name, x in sums.items()}
         self._report_failures(number)
-        if self._masked:
-            noisy = self._mask(noisy, pairs)
+        if self._masks is not None:
+            noisy = self._masks.mask(noisy, pairs)
         return self._answer("sum", number) | add_prefix("sum", noisy)
 
     def _report_failures(self, number: int) -> None:
@@ -244,106 +223,6 @@ class Client:
                 self.last_error,
             )
 
-    # -- secure aggregation ------------------------------------------------------------------------
-
-    @property
-    def _masked(self) -> bool:
-        return self._config.privacy.masked
-
-    def _cohort(self, message: Received) -> list[int]:
-        """Return the clients to mask a message with; refuse fewer than the plan needs.
-
-        With fewer clients there would be too few masks and too little noise.
-        """
-        cohort: list[int] = message["cohort"].tolist()
-        are_registered = {self.number} <= set(cohort) <= set(range(self._config.clients))
-        is_sorted = cohort == sorted(set(cohort))
-        if not are_registered or not is_sorted or len(cohort) < self._config.survivors:
-            raise _Refusal(messages.CLIENT_FAILED)
-        return cohort
-
-    def _make_keys(self, message: Received) -> Message:
-        """Make the secrets of an unanswered round, and seal shares of them for the cohort."""
-        if not self._masked:
-            raise ValueError(
-                "the server requests keys, and the plan sends messages in clear; start both with "
-                "one plan"
-            )
-        number = self._new_round(message)
-        channels = split_rows(message["channels"], self._cohort(message))
-        keys = RoundKeys(contract=self.local.contract, round=number)
-        sealed = seal_shares(keys, self.number, self._channel, channels, self._config.survivors)
-        self._keys = keys
-        return self._answer("keys", number) | {
-            "key": to_tensor(keys.public),
-            "sealed": stack_rows(sealed),
-        }
-
-    def _pair_keys(self, message: Received, number: int) -> dict[int, bytes]:
-        """Return the key of the mask shared with each other client, before anything is charged."""
-        if "mask_keys" in message:
-            return self._take_shares(message, number)
-        # No share of a round without recovery is ever revealed.
-        self._keys = self._shares = None
-        channels = split_rows(message["channels"], self._cohort(message))
-        if channels[self.number] != self._channel.public:
-            raise ValueError(
-                f"the channel key of this client was changed in round {number}; enrol this client "
-                "again"
-            )
-        return channel_pair_keys(
-            self.number, self._channel, channels, round_scope(self.local.contract, number)
-        )
-
-    def _take_shares(self, message: Received, number: int) -> dict[int, bytes]:
-        """Open the shares sealed for this client; return its mask key with each other client."""
-        keys = self._keys
-        cohort = self._cohort(message)
-        public = split_rows(message["mask_keys"], cohort)
-        if keys is None or keys.round != number:
-            raise ValueError(
-                f"this client has no keys for round {number}; the server must request keys first"
-            )
-        if public[self.number] != keys.public:
-            raise ValueError(
-                f"the mask key of this client was changed in round {number}; the server must "
-                "request keys again"
-            )
-        channels = split_rows(message["channels"], cohort)
-        sealed = split_rows(message["sealed"], cohort)
-        self._shares = open_shares(
-            keys, self.number, self._channel, channels, public=public, sealed=sealed
-        )
-        return pair_keys(keys, self.number, public)
-
-    def _mask(self, noisy: Tensors, pairs: Mapping[int, bytes]) -> Tensors:
-        """Mask the noisy sum, then forget the secrets of the round; others store shares of them."""
-        integers = encode(noisy, self.plan.grid(self.local.numbers))
-        keys, self._keys = self._keys, None
-        return mask(integers, self.number, pairs, keys)
-
-    def _reveal(self, message: Received) -> Message:
-        """Reveal one share of each client, for one survivor set of the last answered round."""
-        number = message["round"]
-        received = self._shares
-        survivors = tuple(sorted(message["survivors"].tolist()))
-        if received is None or received.round != number or self._keys is not None:
-            raise ValueError(
-                f"this client has sent no masked sum in round {number}, so it reveals no shares"
-            )
-        are_enough = len(set(survivors)) == len(survivors) >= self._config.survivors
-        are_in_cohort = set(survivors) <= set(received.cohort)
-        if self.number not in survivors or not are_enough or not are_in_cohort:
-            raise ValueError(
-                f"the survivors of round {number} are too few, lack this client or lie outside its "
-                "cohort"
-            )
-        # Shares for a second survivor set would reveal both secrets of a client.
-        if received.survivors not in ((), survivors):
-            raise _Refusal(messages.REPEATED)
-        self._shares = replace(received, survivors=survivors)
-        return self._answer("shares", number) | {"shares": stack_rows(reveal(received, survivors))}
-
     def _take_metric(self, message: Received, step: int) -> None:
         """Take or build the preconditioner of a round, and compare its digest with the server's."""
         wanted = message.get("metric_digest", "")
@@ -356,9 +235,9 @@ class Client:
             elif self._config.metric == SEED:
                 self.local.build_metric(step)
             else:
-                raise _Refusal(messages.METRIC_MISSING)
+                raise Refusal(METRIC_MISSING)
         if self.local.digest != wanted:
-            raise _Refusal(messages.METRIC_DIFFERS)
+            raise Refusal(METRIC_DIFFERS)
         self.local.advance_metric(step)
 
     # -- private sums ------------------------------------------------------------------------------
@@ -366,7 +245,7 @@ class Client:
     # Programs that judge sums from outside replace this method by its name.
     def _released(self, sums: Tensors, step: int) -> Tensors:
         """Charge the ledger, then return the clipped sum with this client's noise."""
-        if self._masked:  # float32 is coarser than the grid
+        if self._masks is not None:  # float32 is coarser than the grid
             sums = {name: x.double() for name, x in sums.items()}
         clipped = ClippedSum(sums, self._config.max_grad_norm)
         return self._pipeline.release(clipped, step).gradients
@@ -433,17 +312,12 @@ class Client:
 
     def state_dict(self) -> dict[str, Any]:
         """PRIVATE: return the state that a client saves beside its ledger, on its own disk only."""
-        return {
-            "keys": None if self._keys is None else asdict(self._keys),
-            "shares": None if self._shares is None else asdict(self._shares),
-        }
+        return {} if self._masks is None else self._masks.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with what `state_dict` returned."""
-        keys = state.get("keys")
-        shares = state.get("shares")
-        self._keys = None if keys is None else RoundKeys(**keys)
-        self._shares = None if shares is None else ReceivedShares(**shares)
+        if self._masks is not None:
+            self._masks.load_state_dict(state)
 
     def close(self) -> None:
         """Close the client's ledger."""

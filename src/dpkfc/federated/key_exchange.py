@@ -11,7 +11,6 @@ import torch
 from dpkfc.federated.messages import (
     Message,
     Received,
-    first_reason,
     split_rows,
     stack_rows,
     to_bytes,
@@ -63,14 +62,13 @@ class KeyExchange:
     def find_problem(self, message: Received, enrolled: Collection[int]) -> str | None:
         """Return why a valid message does not count among the keys; None if it counts."""
         client = message["client"]
-        return first_reason(
-            {
-                "no-round": message["kind"] not in ("keys", "error"),
-                "unknown-client": client not in self.channels or client not in enrolled,
-                "stale": message.get("round") != self.number,
-                "duplicate": client in self.keys or client in self.failed,
-            }
-        )
+        if message["kind"] not in ("keys", "error"):
+            return "no-round"
+        if client not in self.channels or client not in enrolled:
+            return "unknown-client"
+        if message["round"] != self.number:
+            return "stale"
+        return "duplicate" if client in self.keys or client in self.failed else None
 
     def store(self, message: Received) -> None:
         """Store a client's valid keys."""

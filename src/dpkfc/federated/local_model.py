@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from dpkfc.data.loading import Collate, MicroBatches, Part, layout
-from dpkfc.federated.messages import PartyModel, Tensors, accumulation_dtype, total_norm, zero_sums
+from dpkfc.federated.party import PartyModel
 from dpkfc.federated.plan import FederatedPlan
-from dpkfc.federated.secure_aggregation import NamedTensors
+from dpkfc.federated.sums import NamedTensors, Tensors, accumulation_dtype, total_norm, zero_sums
 from dpkfc.gradients.clipped_sum import (
     Clip,
     GradientMode,
@@ -229,72 +229,3 @@ def clip_as_one(tensors: NamedTensors, max_grad_norm: float) -> Tensors:
         # A product with 0 would keep NaN.
         return {name: torch.zeros_like(x) for name, x in tensors.items()}
     return {name: x * factor for name, x in tensors.items()}
-
-
-# --------------------------------------------------------------------------------------------------
-# Work on records can fail. Whether a client takes part must not depend on one of its records, so
-# the server does not learn of an exception from the loss or the collate function. The round is
-# charged and answered with its noise, on a sum to which the failing records add nothing:
-#
-#     single examples   Halving finds the records that fail. All others add what they add without
-#                       them, so one record moves the sum by its own clipped gradient at most.
-#     clipped as one    The sum is zero, as for a client without records. A missing contribution of
-#                       norm C moves the sum by C.
-
-
-class GuardedLocalWork:
-    """One round's work of a client on its records, and the first error in it.
-
-    Args:
-        local: model of the client.
-        records: of the client.
-
-    Attributes:
-        error: the first error, None where there was none; PRIVATE.
-    """
-
-    def __init__(self, local: LocalModel, records: ClientRecords) -> None:
-        self._local = local
-        self._records = records
-        self._has_contribution = False
-        self.error: Exception | None = None
-
-    @property
-    def failed(self) -> bool:
-        """PRIVATE: return whether no record contributed to the message because of an error."""
-        return self.error is not None and not self._has_contribution
-
-    def sum_examples(self, indices: Indices) -> Tensors:
-        """PRIVATE: return the sum of clipped gradients; a record that fails adds zeros.
-
-        Args:
-            indices: of the records, `[n]`.
-        """
-        if not indices.size:
-            return self._local.zeros()
-        try:
-            sums = self._local.clipped_sum(self._records, indices)
-        except Exception as error:
-            self.error = self.error or error
-            if indices.size == 1:
-                return self._local.zeros()
-            first, second = (self.sum_examples(half) for half in np.array_split(indices, 2))
-            return {name: x + second[name] for name, x in first.items()}
-        self._has_contribution = True
-        return sums
-
-    def contribute_as_one(self, work: Callable[[], Tensors]) -> Tensors:
-        """PRIVATE: return a contribution clipped as one; zeros without records or after an error.
-
-        Args:
-            work: returns the clipped contribution.
-        """
-        if not len(self._records):
-            return self._local.zeros()
-        try:
-            contribution = work()
-        except Exception as error:
-            self.error = self.error or error
-            return self._local.zeros()
-        self._has_contribution = True
-        return contribution

@@ -26,33 +26,25 @@ hash of the plan and of the model that both sides were started with.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dpkfc.distributed.fsdp import trainable_tensors
-from dpkfc.federated.plan import FederatedPlan
-from dpkfc.federated.secure_aggregation import (
-    KEY_BYTES,
-    SEALED_BYTES,
-    SHARE_BYTES,
-    ByClient,
-    NamedTensors,
-)
-from dpkfc.gradients.discovery import find_layers
-from dpkfc.preconditioning import PreconditionerManager
+from dpkfc.federated.key_agreement import KEY_BYTES, ByClient
+from dpkfc.federated.secure_aggregation import SEALED_BYTES
+from dpkfc.federated.shamir import SHARE_BYTES
+from dpkfc.federated.sums import NamedTensors
 
 Value = Tensor | bytes | int | float | str
 Message = dict[str, Value]
 # A message that was not checked yet.
 Received = Mapping[str, Any]
 Shapes = dict[str, tuple[int, ...]]
-Tensors = dict[str, Tensor]
+HELLO: Message = {"kind": "hello"}
 CLIENT_FAILED = "client-failed"
 CONTRACT_DIFFERS = "contract-differs"
 METRIC_DIFFERS = "metric-differs"
@@ -60,6 +52,12 @@ METRIC_MISSING = "metric-missing"
 REPEATED = "repeated-round"
 SPENT = "budget-spent"
 REASONS = (CLIENT_FAILED, CONTRACT_DIFFERS, METRIC_DIFFERS, METRIC_MISSING, REPEATED, SPENT)
+
+
+class Refusal(Exception):
+    """Refuses a round, with one of the constant reasons above."""
+
+
 # Names of plain values to their types.
 Plain = dict[str, type]
 _OF_CLIENT: Plain = {"contract": str, "client": int}
@@ -78,80 +76,6 @@ _Fields = dict[str, tuple[_Types, tuple[int, ...]]]
 FLOATS: _Types = (torch.float32, torch.float64)
 _INTEGERS: _Types = (torch.int64,)
 _BYTES: _Types = (torch.uint8,)
-
-
-def accumulation_dtype(parameter: Tensor) -> torch.dtype:
-    """Return the type of sums and releases: float64 for a float64 parameter, else float32."""
-    return torch.promote_types(parameter.dtype, torch.float32)
-
-
-def zero_sums(parameters: NamedTensors) -> Tensors:
-    """Return zeros that sums over messages or records start from."""
-    sums = {}
-    for name, p in parameters.items():
-        dtype = accumulation_dtype(p)
-        sums[name] = torch.zeros(p.shape, dtype=dtype, device=p.device)
-    return sums
-
-
-def total_norm(tensors: NamedTensors) -> float:
-    """Return the norm over all tensors together, in float64."""
-    squares = []
-    for x in tensors.values():
-        square = x.double().square()
-        squares.append(square.sum())
-    total = torch.stack(squares).sum()
-    return float(total.sqrt())
-
-
-def contract_of(plan_hash: str, model: nn.Module) -> str:
-    """Return the SHA-256 of the plan, of the form of trained parameters, and of all frozen values.
-
-    Clients compare it at the start, so that a different plan, model or pre-trained weights are
-    found before a round.
-    """
-    digest = hashlib.sha256(plan_hash.encode())
-    trained = trainable_tensors(model)
-    frozen = {name: x for name, x in model.state_dict().items() if name not in trained}
-    tensors = [*sorted(trained.items()), *sorted(frozen.items())]
-    for name, x in tensors:
-        form = f"{name} {tuple(x.shape)} {x.dtype}\n"
-        digest.update(form.encode())
-        if name in frozen and x.numel():
-            flat = x.detach().cpu().contiguous().flatten()
-            digest.update(to_bytes(flat.view(torch.uint8)))
-    return digest.hexdigest()
-
-
-class PartyModel:
-    """The model of one party of a run, and its preconditioner.
-
-    Args:
-        plan: of the run.
-        model: any module that a `Session` takes; its trained parameters are overwritten.
-
-    Attributes:
-        numbers: of the trained parameters, d.
-
-    Raises:
-        ValueError: no plan, or a model that the gradient engine does not cover.
-    """
-
-    def __init__(self, plan: FederatedPlan, model: nn.Module) -> None:
-        if not isinstance(plan, FederatedPlan):
-            raise ValueError(
-                f"plan must be a FederatedPlan, got {type(plan).__name__}; make it with"
-                " FederatedConfig(...).calibrate(epsilon, delta)"
-            )
-        self.plan = plan
-        self._config = plan.config
-        self.model = model
-        self.layers = find_layers(model)
-        self.parameters: Tensors = trainable_tensors(model)
-        self.shapes: Shapes = {name: tuple(p.shape) for name, p in self.parameters.items()}
-        self.numbers = sum(p.numel() for p in self.parameters.values())
-        self.contract = contract_of(plan.hash, model)
-        self.coordinates = PreconditionerManager(plan.config.preconditioner, model, self.layers)
 
 
 def add_prefix(prefix: str, tensors: NamedTensors) -> Message:
@@ -264,24 +188,16 @@ def find_problem(
     return reason
 
 
-def first_reason(checks: Mapping[str, bool]) -> str | None:
-    """Return the first reason that applies; None if none does.
-
-    Args:
-        checks: reason to whether it applies.
-    """
-    return next((reason for reason, applies in checks.items() if applies), None)
-
-
 def _find_plain_problem(message: Received, plain: Plain, contract: str) -> str | None:
     """Return whether a value is not of its type, or is of another run or list."""
     for name, type_ in plain.items():
         if type(message[name]) is not type_:
             return "wrong-type"
-    is_known_reason = message.get("reason", CLIENT_FAILED) in REASONS
-    return first_reason(
-        {"other-contract": message["contract"] != contract, "other-reason": not is_known_reason}
-    )
+    if message["contract"] != contract:
+        return "other-contract"
+    if message.get("reason", CLIENT_FAILED) not in REASONS:
+        return "other-reason"
+    return None
 
 
 def _find_form_problem(tensors: Mapping[str, Any], fields: _Fields) -> str | None:
@@ -302,7 +218,9 @@ def _find_norm_problem(tensors: NamedTensors, max_norm: float) -> str | None:
     """Return whether the norm over all tensors is not finite, or too large."""
     norms = [float(torch.linalg.vector_norm(x)) for x in tensors.values()]
     norm = math.hypot(*norms)
-    return first_reason({"not-finite": not math.isfinite(norm), "oversized": norm > max_norm})
+    if not math.isfinite(norm):
+        return "not-finite"
+    return "oversized" if norm > max_norm else None
 
 
 def _tensor_fields(shapes: Shapes, masked: bool, rows: int) -> dict[str, _Fields]:

@@ -22,8 +22,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from dpkfc._checks import (
     check_in_range,
     check_integer,
@@ -589,38 +587,3 @@ class FederatedConfig:
             "postprocess": [step.describe() for step in self.postprocess],
             "test_mode_seed": self.test_mode_seed,
         }
-
-
-class PartyMechanism:
-    """A plan as `privacy.mechanism.release` reads it, with the noise of one party.
-
-    Args:
-        plan: of the run.
-        stddev: of the party's noise.
-        divisor: of a release.
-    """
-
-    clipping = "flat"
-    noise_weights = (1.0,)
-
-    def __init__(self, plan: FederatedPlan, stddev: float, divisor: int = 1) -> None:
-        self.stddev = stddev
-        self.expected_batch_size = divisor
-        self.max_grad_norm = plan.config.max_grad_norm
-        self.noise_multiplier = plan.noise_multiplier
-        self.sensitivity = plan.sensitivity
-        self.event = plan.event
-        self.test_mode = plan.test_mode
-        self.hash = plan.hash
-        # The party that adds the noise rounds the sum.
-        is_rounded = stddev > 0 or plan.config.privacy.masked
-        self.noise = plan.config.noise if is_rounded else GAUSSIAN
-
-
-def stream_seed(plan: FederatedPlan, party: int) -> int | None:
-    """Return the test-mode seed of one party's streams; None outside test mode."""
-    seed = plan.config.test_mode_seed
-    if seed is None:
-        return None
-    sequence = np.random.SeedSequence(entropy=seed, spawn_key=(party,))
-    return int(sequence.generate_state(1, np.uint64)[0])

@@ -7,23 +7,19 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.federated.messages import (
     METRIC_DIFFERS,
     METRIC_MISSING,
     Message,
     Received,
-    Tensors,
     add_prefix,
-    first_reason,
     select_prefix,
     split_rows,
-    zero_sums,
 )
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.secure_aggregation import round_scope, total, unmask
+from dpkfc.federated.sums import NamedTensors, Tensors, zero_sums
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 
 if TYPE_CHECKING:
@@ -111,20 +107,18 @@ class OpenRound:
         """Return why a valid message does not count in this round; None if it counts."""
         client = message["client"]
         kind = message["kind"]
+        if kind == "hello" or client not in self.cohort or client not in enrolled:
+            return "unknown-client"
+        if message["round"] != self.number:
+            return "stale"
         is_late = self.survivors is not None or kind == "keys"
         is_duplicate = client in self.sums or client in self.failed
         if kind == "shares":
             is_late = not self.recovers or client not in (self.survivors or ())
             is_duplicate = client in self.shares
-        is_member = client in self.cohort and client in enrolled
-        return first_reason(
-            {
-                "unknown-client": kind == "hello" or not is_member,
-                "stale": message.get("round") != self.number,
-                "late": is_late,
-                "duplicate": is_duplicate,
-            }
-        )
+        if is_late:
+            return "late"
+        return "duplicate" if is_duplicate else None
 
     def store(self, message: Received) -> None:
         """Store a valid sum or valid shares of a client."""
@@ -134,7 +128,7 @@ class OpenRound:
         else:
             self.sums[client] = select_prefix(message, "sum")
 
-    def sum_survivors(self, parameters: Mapping[str, Tensor]) -> Tensors:
+    def sum_survivors(self, parameters: NamedTensors) -> Tensors:
         """Return the sum of the survivors' messages, as new tensors.
 
         The messages are added in the order of the clients' numbers, so that equal messages give an

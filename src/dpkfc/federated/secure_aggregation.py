@@ -48,226 +48,30 @@ mechanism. Taking ε from it, and not from its values at the points, is the one 
 from __future__ import annotations
 
 import math
-import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from numpy.typing import NDArray
 from torch import Tensor
 
-# --------------------------------------------------------------------------------------------------
-# Shamir's secret sharing: any `threshold` shares give the secret, and fewer shares reveal nothing.
-#
-# A secret has 32 bytes. It is the value at 0 of a polynomial over the integers modulo the prime
-# 2²⁵⁶ + 297. The other coefficients are uniform, and the polynomial has degree `threshold` − 1. The
-# share of holder x ≥ 1 is the value at x. Python's integers take a time that depends on their
-# values: keep the timing of `split` from an adversary on the same machine. Source: Shamir 1979, How
-# to share a secret.
-
-PRIME = 2**256 + 297
-SECRET_BYTES, SHARE_BYTES = 32, 33
-
-
-def split(secret: bytes, holders: Iterable[int], threshold: int) -> dict[int, bytes]:
-    """Split a secret into one share for each holder.
-
-    Args:
-        secret: 32 bytes.
-        holders: different numbers >= 1.
-        threshold: shares that give the secret.
-
-    Returns:
-        Holder to a share of 33 bytes.
-
-    Raises:
-        ValueError: a secret of another length, a holder below 1 or twice, a threshold below 1 or
-            above the holders.
-    """
-    points = list(holders)
-    different = {x for x in points if 1 <= x < PRIME}
-    if len(secret) != SECRET_BYTES:
-        raise ValueError(f"a secret has {SECRET_BYTES} bytes, got {len(secret)}")
-    if len(different) != len(points):
-        raise ValueError(f"holders must be different integers >= 1, got {points[:8]}")
-    if not 1 <= threshold <= len(points):
-        raise ValueError(
-            f"threshold must lie between 1 and the {len(points)} holders, got {threshold}"
-        )
-    coefficients = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
-    constant = int.from_bytes(secret, "big")
-    coefficients.append(constant)
-    shares = {}
-    for x in points:
-        value = _value(coefficients, x)
-        shares[x] = value.to_bytes(SHARE_BYTES, "big")
-    return shares
-
-
-def join(shares: Mapping[int, Sequence[bytes]], threshold: int) -> list[bytes]:
-    """Compute several secrets from the shares of the same holders.
-
-    Args:
-        shares: holder to its shares, one a secret, in the same order for every holder.
-        threshold: shares that give a secret; the holders with the smallest numbers are used.
-
-    Returns:
-        The secrets, 32 bytes each.
-
-    Raises:
-        ValueError: fewer holders than the threshold, or shares that belong to no secret.
-    """
-    if len(shares) < threshold:
-        raise ValueError(
-            f"{len(shares)} clients gave shares and a secret needs {threshold}; no secret can be "
-            "computed"
-        )
-    points = sorted(shares)[:threshold]
-    weights = _weights(points)
-    rows = [shares[x] for x in points]
-    values = []
-    for row in zip(*rows, strict=True):
-        value = 0
-        for weight, share in zip(weights, row, strict=True):
-            value += weight * int.from_bytes(share, "big")
-        value %= PRIME
-        if value >= 2 ** (8 * SECRET_BYTES):
-            raise ValueError("the shares belong to no secret: a client gave a wrong one")
-        values.append(value.to_bytes(SECRET_BYTES, "big"))
-    return values
-
-
-def _value(coefficients: Sequence[int], x: int) -> int:
-    """Evaluate a polynomial, its highest coefficient first, by Horner's rule."""
-    value = 0
-    for coefficient in coefficients:
-        value = (value * x + coefficient) % PRIME
-    return value
-
-
-def _weights(points: Sequence[int]) -> list[int]:
-    """Return Lagrange's weights for the value at 0."""
-    weights = []
-    for x in points:
-        others = [other for other in points if other != x]
-        numerator = math.prod(others)
-        denominator = math.prod(other - x for other in others)
-        inverse = pow(denominator, -1, PRIME)
-        weights.append(numerator * inverse % PRIME)
-    return weights
-
-
-# --------------------------------------------------------------------------------------------------
-# Keys of pairs of clients, agreed on through the server: X25519, HKDF-SHA256, AES-256.
-#
-# A private key, a public key and a derived key have 32 bytes each. Every derived key is bound to a
-# purpose, so that two purposes never share a key. Sources: RFC 7748 (X25519), RFC 5869 (HKDF), NIST
-# SP 800-38A and 38D (AES-CTR, AES-GCM).
-
-KEY_BYTES = 32
-# Keys, shares or sealed texts by client.
-ByClient = Mapping[int, bytes]
-_NONCE_BYTES, _TAG_BYTES = 12, 16
-# Bytes that sealing adds to a text.
-SEAL_BYTES = _NONCE_BYTES + _TAG_BYTES
-
-
-def new_key() -> bytes:
-    """Return a new private key of the operating system's random numbers, 32 bytes."""
-    return secrets.token_bytes(KEY_BYTES)
-
-
-def derive(secret: bytes, purpose: str) -> bytes:
-    """Derive a key for one purpose from a secret, 32 bytes; purposes have independent keys."""
-    info = purpose.encode()
-    function = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info)
-    return function.derive(secret)
-
-
-class PrivateKey:
-    """PRIVATE: an X25519 key. It caches the secret agreed on with each public key.
-
-    Args:
-        private: 32 bytes.
-
-    Attributes:
-        public: the public key, 32 bytes.
-
-    Raises:
-        ValueError: a key of another length.
-    """
-
-    def __init__(self, private: bytes) -> None:
-        self._key = X25519PrivateKey.from_private_bytes(private)
-        self._agreed: dict[bytes, bytes] = {}
-        self.public = self._key.public_key().public_bytes_raw()
-
-    def agree(self, public: bytes, purpose: str) -> bytes:
-        """Derive the key of a pair for a purpose, 32 bytes; both ends derive the same.
-
-        Raises:
-            ValueError: an invalid public key (another length, low order).
-        """
-        if public not in self._agreed:
-            other = X25519PublicKey.from_public_bytes(public)
-            self._agreed[public] = self._key.exchange(other)
-        return derive(self._agreed[public], purpose)
-
-
-def seal(key: bytes, text: bytes, context: str) -> bytes:
-    """Encrypt and authenticate a text with AES-256-GCM under a new nonce; adds 28 bytes.
-
-    Args:
-        key: 32 bytes.
-        text: to hide.
-        context: what the text belongs to; authenticated, not hidden.
-    """
-    nonce = secrets.token_bytes(_NONCE_BYTES)
-    sealed = AESGCM(key).encrypt(nonce, text, context.encode())
-    return nonce + sealed
-
-
-def unseal(key: bytes, sealed: bytes, context: str) -> bytes:
-    """Return the text that was sealed.
-
-    Raises:
-        ValueError: another key or context than it was sealed with, or bytes that were changed.
-    """
-    nonce = sealed[:_NONCE_BYTES]
-    hidden = sealed[_NONCE_BYTES:]
-    try:
-        return AESGCM(key).decrypt(nonce, hidden, context.encode())
-    except InvalidTag:
-        sealed_text = context.partition(":")[0]
-        raise ValueError(
-            f"the sealed {sealed_text} cannot be opened: they were changed or belong to another "
-            "round; request keys again"
-        ) from None
-
-
-def uniform_integers(key: bytes, count: int) -> NDArray[np.int64]:
-    """Expand a key that is used once to uniform int64 `[count]`, by AES-256 in counter mode."""
-    cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16)))
-    stream = cipher.encryptor().update(bytes(8 * count))
-    integers = np.frombuffer(stream, dtype="<i8")
-    return integers.astype(np.int64)
-
-
-# --------------------------------------------------------------------------------------------------
+from dpkfc.federated.key_agreement import (
+    SEAL_BYTES,
+    ByClient,
+    PrivateKey,
+    derive,
+    new_key,
+    seal,
+    uniform_integers,
+    unseal,
+)
+from dpkfc.federated.shamir import SHARE_BYTES, join, split
+from dpkfc.federated.sums import NamedTensors
 
 # Fewest steps of the grid in one standard deviation of a client's noise.
 FEWEST_STEPS = 512.0
 # Bytes of the two shares that one client seals for another.
 SEALED_BYTES = 2 * SHARE_BYTES + SEAL_BYTES
 Integers = dict[str, Tensor]
-NamedTensors = Mapping[str, Tensor]
 Sizes = Mapping[str, tuple[int, ...]]
 
 

@@ -33,26 +33,22 @@ from dpkfc.curvature.refresh_group import copy_to_device
 from dpkfc.federated.key_exchange import KeyExchange
 from dpkfc.federated.messages import (
     Message,
-    PartyModel,
     Received,
-    Tensors,
-    accumulation_dtype,
     add_prefix,
     find_problem,
-    first_reason,
     to_bytes,
-    total_norm,
 )
-from dpkfc.federated.plan import FACTORS, FederatedPlan, PartyMechanism, stream_seed
+from dpkfc.federated.party import PartyModel, stream_seed
+from dpkfc.federated.plan import FACTORS, FederatedPlan
 from dpkfc.federated.rounds import MetricDelivery, OpenRound, RoundCharge, RoundRecord
 from dpkfc.federated.secure_aggregation import decode
+from dpkfc.federated.sums import Tensors, accumulation_dtype, total_norm
 from dpkfc.gradients.layers import device_of_layers
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.privacy.mechanism import ClippedSum, Released
-from dpkfc.privacy.rng import NoiseStream, SamplingStream
-from dpkfc.release_pipeline import ReleasePipeline
+from dpkfc.privacy.rng import SamplingStream
 from dpkfc.tensors import copy_tensors, unique_tensors
 from dpkfc.weights import ReleasedWeights
 
@@ -93,16 +89,14 @@ class Server(PartyModel):
         plan.check_accounting()
         self.ledger = plan.open_ledger(ledger_path)
         self._sampling = SamplingStream(stream_seed(plan, 0))
-        self._pipeline = ReleasePipeline(
-            PartyMechanism(plan, plan.stddev, plan.config.divisor),
-            NoiseStream(stream_seed(plan, 0)),
+        self._pipeline = self.make_pipeline(
+            0,
             self.ledger,
-            layers=self.layers,
-            preconditioning=self.coordinates,
-            postprocess=PostprocessPipeline(plan.config.filters, plan.config.readout),
+            plan.stddev,
+            plan.config.divisor,
+            PostprocessPipeline(plan.config.filters, plan.config.readout),
         )
         self._state: Tensors = {}
-        # Number of the last round with a release.
         self._delivery = MetricDelivery(plan.config.metric == FACTORS)
         self._exchange: KeyExchange | None = None
         self._open: OpenRound | None = None
@@ -127,19 +121,13 @@ class Server(PartyModel):
         Returns:
             Whether the client takes part; a rejection is counted.
         """
-        masked = self._config.privacy.masked
-        reason = find_problem(message, self.shapes, self.contract, masked=masked)
-        if reason is None:
-            number = message["client"]
-            is_registered = message["kind"] == "hello" and number in self._clients
-            reason = first_reason(
-                {"unknown-client": not is_registered, "duplicate": number in self.enrolled}
-            )
+        reason = self._find_hello_problem(message)
         if reason is not None:
             self._reject(reason, None)
             return False
+        number = message["client"]
         self.enrolled.add(number)
-        if masked:
+        if self._config.privacy.masked:
             self._channels[number] = to_bytes(message["key"])
         return True
 
@@ -329,6 +317,16 @@ class Server(PartyModel):
             return tuple(self._clients)
         is_sampled = self._sampling.generator(number).random(len(self._clients)) < rate
         return tuple(int(client) for client in is_sampled.nonzero()[0])
+
+    def _find_hello_problem(self, message: Received) -> str | None:
+        """Return why a client is not enrolled; None if it is."""
+        masked = self._config.privacy.masked
+        reason = find_problem(message, self.shapes, self.contract, masked=masked)
+        if reason is not None:
+            return reason
+        if message["kind"] != "hello" or message["client"] not in self._clients:
+            return "unknown-client"
+        return "duplicate" if message["client"] in self.enrolled else None
 
     def _find_problem(self, message: Received, stage: KeyExchange | OpenRound) -> str | None:
         """Return why an answer does not count; None if it counts."""

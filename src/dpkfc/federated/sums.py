@@ -1,0 +1,35 @@
+"""Sums over messages and records, by the names of their tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+NamedTensors = Mapping[str, Tensor]
+Tensors = dict[str, Tensor]
+
+
+def accumulation_dtype(parameter: Tensor) -> torch.dtype:
+    """Return the type of sums and releases: float64 for a float64 parameter, else float32."""
+    return torch.promote_types(parameter.dtype, torch.float32)
+
+
+def zero_sums(parameters: NamedTensors) -> Tensors:
+    """Return zeros that sums over messages or records start from."""
+    sums = {}
+    for name, p in parameters.items():
+        dtype = accumulation_dtype(p)
+        sums[name] = torch.zeros(p.shape, dtype=dtype, device=p.device)
+    return sums
+
+
+def total_norm(tensors: NamedTensors) -> float:
+    """Return the norm over all tensors together, in float64."""
+    squares = []
+    for x in tensors.values():
+        square = x.double().square()
+        squares.append(square.sum())
+    total = torch.stack(squares).sum()
+    return float(total.sqrt())
