@@ -54,7 +54,7 @@ def fitted(blobs) -> DPLogisticRegression:
 @pytest.mark.parametrize("kind", ESTIMATORS)
 def test_scikit_learn_finds_no_fault_that_is_not_listed(kind, monkeypatch):
     # Its checks fit more than a hundred times; one step has the same interface.
-    monkeypatch.setattr("dpkfc.sklearn._PROBE_SIZE", 64)
+    monkeypatch.setattr("dpkfc.sklearn.estimator._PROBE_SIZE", 64)
     estimator = kind(steps=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
