@@ -397,7 +397,7 @@ def test_a_ledger_with_other_groups_is_noticed(tmp_path, groups: int | None) -> 
     lines[0]["groups"] = groups
     chain(tmp_path, lines)
     edit_card(tmp_path, lambda card: card["ledger"].update(head=head_of(tmp_path)))
-    found = {name: verdict for name, verdict, _ in verify_run(tmp_path).findings}
+    found = {x["check"]: x["verdict"] for x in verify_run(tmp_path).findings}
     assert found["ledger"] == "holds"
     assert found["plan"] == found["statements of the card"] == "does not hold"
 

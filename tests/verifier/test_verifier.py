@@ -16,7 +16,7 @@ from dpkfc.privacy.ledger import Ledger, encode_line
 from dpkfc.report.card import write_card_files
 from dpkfc.report.witness import keep_stamp, witness_line
 from dpkfc_verify.__main__ import main
-from dpkfc_verify.run import FAILS, HOLDS, OPEN, Kept, verify_run
+from dpkfc_verify.run import FAILS, HOLDS, OPEN, verify_run
 from tests.command_line import call
 from tests.documents import ROOT
 from tests.verifier.folders import (
@@ -70,7 +70,7 @@ def copied(tmp_path, good) -> Path:
 def test_a_folder_whose_files_belong_together_holds(good, name: str) -> None:
     report = verify_run(good[name])
     assert report.verdict == HOLDS and not report.reason, report.findings
-    assert not [finding for finding in report.findings if finding[1] == FAILS]
+    assert FAILS not in [finding["verdict"] for finding in report.findings]
 
 
 @pytest.mark.parametrize("name", FORGED)
@@ -141,7 +141,8 @@ def test_each_statement_of_a_card_is_compared(copied, change, expected: str) -> 
     path.write_text(json.dumps(card))
     report = verify_run(copied)
     assert report.verdict == FAILS
-    assert any(expected in text for _, verdict, text in report.findings if verdict == FAILS)
+    wrong = [finding["text"] for finding in report.findings if finding["verdict"] == FAILS]
+    assert any(expected in text for text in wrong)
 
 
 def test_noise_and_event_of_a_line_must_agree(copied) -> None:
@@ -166,13 +167,13 @@ def test_a_page_that_says_something_else_is_found(copied) -> None:
 
 
 def test_a_head_that_somebody_kept_shows_a_ledger_cut_at_its_end(copied) -> None:
-    kept = Kept(head=head_of(copied), releases=4)
-    assert verify_run(copied, kept).verdict == HOLDS
+    kept = 4, head_of(copied)
+    assert verify_run(copied, head=kept).verdict == HOLDS
     for name in ("privacy_card.json", "certificate.json", "ledger.weights.json"):
         (copied / name).unlink()
     chain(copied, read_lines(copied)[:-1])
     assert verify_run(copied).verdict == HOLDS
-    assert "head that was kept" in verify_run(copied, kept).reason
+    assert "head that was kept" in verify_run(copied, head=kept).reason
     assert f" releases 3 head {head_of(copied)}" in witness_line(copied)
 
 
@@ -199,6 +200,17 @@ def test_a_run_without_a_guarantee_does_not_hold(tmp_path) -> None:
             pass
         report = verify_run(folder)
         assert report.verdict == FAILS and report.reason.startswith(f"guarantee: {expected}")
+
+
+def test_a_total_with_a_run_without_noise_cannot_be_checked(copied, tmp_path, capsys) -> None:
+    bare = shutil.copytree(copied, tmp_path / "bare")
+    lines = read_lines(bare)
+    lines[0]["created"] = "another day"
+    for line in lines[1:]:
+        line["noise_multiplier"] = line["stddev"] = line["event"]["event"]["noise_multiplier"] = 0.0
+    chain(bare, lines)
+    assert main([str(copied), str(bare)]) == 1
+    assert "total: cannot be checked: ε is infinite" in capsys.readouterr().out
 
 
 def test_batches_of_a_fixed_size_are_said_to_be_beyond_the_integral(tmp_path) -> None:
@@ -271,20 +283,18 @@ def test_a_stamp_of_a_local_authority_is_checked_without_network(copied, tmp_pat
 
     root = tmp_path / "root.pem"
     assert "4 releases at 20" in keep_stamp(copied, answer, root)
-    report = verify_run(copied, Kept(root=root))
+    report = verify_run(copied, root=root)
     assert report.verdict == HOLDS
-    name, verdict, text = report.findings[-1]
+    last = report.findings[-1]
+    assert last["check"] == "time stamp ledger-4.tsr" and last["verdict"] == HOLDS
+    assert "signed under root.pem" in last["text"]
     assert (
-        name == "time stamp ledger-4.tsr" and verdict == HOLDS and "signed under root.pem" in text
-    )
-    assert (
-        "is not signed under stranger"
-        in verify_run(copied, Kept(root=tmp_path / "stranger.pem")).reason
+        "is not signed under stranger" in verify_run(copied, root=tmp_path / "stranger.pem").reason
     )
     content = bytearray((copied / "ledger-4.tsr").read_bytes())
     content[-1] ^= 1
     (copied / "ledger-4.tsr").write_bytes(content)
-    assert "is not signed under root.pem" in verify_run(copied, Kept(root=root)).reason
+    assert "is not signed under root.pem" in verify_run(copied, root=root).reason
 
 
 def test_what_is_not_a_stamp_is_named(copied, tmp_path) -> None:
@@ -306,7 +316,7 @@ def test_the_commands_certify_a_run_and_give_its_head_away(copied, tmp_path) -> 
     assert not done.exit_code and out.read_bytes().startswith(b"%PDF"), done.output
     content = json.loads(out.with_suffix(".json").read_text())
     assert content["declared"]["controller"] == "Ward 3" and content["fingerprint"] in done.stdout
-    assert verify_run(copied, Kept(certificate=out.with_suffix(".json"))).verdict == HOLDS
+    assert verify_run(copied, out.with_suffix(".json")).verdict == HOLDS
     assert call("ledger", "witness", copied).stdout.strip() == witness_line(copied)
     done = call("ledger", "witness", copied, "--stamp", tmp_path / "none.tsr")
     assert done.exit_code == 2 and "none.tsr does not exist" in done.stderr

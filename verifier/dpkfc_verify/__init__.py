@@ -1,3 +1,1 @@
 """Check the folder of a dpkfc run without dpkfc, PyTorch or dp-accounting."""
-
-from __future__ import annotations

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpkfc_verify.run import FAILS, NEVER, OPEN, Kept, Report, add_up, verify_run
+from dpkfc_verify.run import FAILS, NEVER, OPEN, Report, add_up, verify_run
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -26,8 +26,8 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.error("--head and --releases belong together")
     if len(options.runs) > 1 and (options.certificate or options.head):
         parser.error("--certificate and --head are about one run")
-    kept = Kept(options.certificate, options.head, options.releases, options.tsa_root)
-    reports = [verify_run(run, kept) for run in options.runs]
+    head = (options.releases, options.head) if options.head else None
+    reports = [verify_run(run, options.certificate, head, options.tsa_root) for run in options.runs]
     total = add_up(reports) if len(reports) > 1 else None
     if options.json:
         content = {"runs": list(map(_to_dict, reports)), "total": total}
@@ -41,24 +41,14 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _to_dict(report: Report) -> dict[str, Any]:
-    ledger = report.ledger
-    names = ("check", "verdict", "text")
-    return {
-        "run": str(report.run),
-        "verdict": report.verdict,
-        "reason": report.reason,
-        "epsilon": report.epsilon,
-        "delta": report.delta,
-        "releases": ledger.count if ledger.heads else None,
-        "head": ledger.heads[-1] if ledger.heads else None,
-        "findings": [dict(zip(names, finding, strict=True)) for finding in report.findings],
-        "never_checked": NEVER,
-    }
+    content = dict(vars(report), run=str(report.run), never_checked=NEVER)
+    del content["ledger"], content["card"]
+    return content
 
 
 def _render(report: Report) -> str:
     title = f"{report.run}: {report.verdict.upper()}" + (report.reason and f"; {report.reason}")
-    lines = [f"{verdict:18} {check}: {text}" for check, verdict, text in report.findings]
+    lines = ["{verdict:18} {check}: {text}".format(**finding) for finding in report.findings]
     return "\n".join([title, *lines, f"{'never checked':18} {NEVER}"])
 
 

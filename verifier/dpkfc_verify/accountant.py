@@ -14,17 +14,17 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import fft, optimize, special
 
-from dpkfc_verify.ledger import Unchecked
+from dpkfc_verify.ledger import Mismatch, Unchecked
 
 Floats = NDArray[np.float64]
-Charges = Iterable[tuple[Mapping[str, Any], int]]
+Charges = Sequence[tuple[Mapping[str, Any], int]]
 # The public alternatives of a release: probability, sampling rate q, noise multiplier σ.
 Part = tuple[float, float, float]
 Release = tuple[Part, ...]
@@ -40,14 +40,15 @@ _ROUNDING = 1e-13  # of the weighted mass, for each point that is added up
 _EXPONENT = 600.0
 
 
-def read_releases(charges: Charges, larger: int = 0) -> Releases | None:
-    """Return the number of each kind of release; None if one has no noise.
+def read_releases(charges: Charges, larger: int = 0) -> Releases:
+    """Return the number of each kind of release.
 
     Args:
         charges: events as a ledger states them, each with its number.
         larger: 1 for the neighbour with one unit more than the data, of a truncated sampler.
 
     Raises:
+        Mismatch: a release without noise.
         Unchecked: an event that is not made of Poisson sampling and Gaussian noise.
     """
     counts: Counter[Release] = Counter()
@@ -62,7 +63,7 @@ def read_releases(charges: Charges, larger: int = 0) -> Releases | None:
         elif kind != "NoOpDpEvent" and count:
             release = _read_event(event, larger)
             if any(noise < _NO_NOISE for _, _, noise in release):
-                return None
+                raise Mismatch("ε is infinite: a release has no noise to speak of")
             if len(release) == 1 and release[0][1] == 1:
                 # Releases of everybody's data are together one release.
                 precision += count / release[0][2] ** 2
@@ -80,34 +81,29 @@ def _read_event(event: Mapping[str, Any], larger: int) -> Release:
     is_gaussian = inner.get("type") in ("GaussianDpEvent", "NonPrivateDpEvent")
     if not (is_gaussian or kind == "TruncatedSubsampledGaussianDpEvent") or not 0 < rate <= 1:
         raise Unchecked(f"its integral does not cover releases of the kind {str(kind)[:50]}")
-    noise = float(inner.get("noise_multiplier", 0.0))
-    if is_gaussian:
-        return ((1.0, float(rate), noise),)
-    # At most B units: a batch with room, or a full one in which the unit replaces another one, at
-    # twice the distance (Ganesh 2025, arXiv 2508.15089).
-    size, most = int(event["dataset_size"]) + larger, int(event["truncated_batch_size"])
-    full = float(special.bdtrc(most - 1, size - 1, rate)) if most < size else 0.0
-    if full == 0:
-        return ((1.0, float(rate), noise),)
-    replaces = min(1.0, float(special.bdtrc(most, size, rate)) * most / size / full)
+    noise, full, replaces = float(inner.get("noise_multiplier", 0.0)), 0.0, 0.0
+    if not is_gaussian:
+        # At most B units: a batch with room, or a full one in which the unit replaces another one,
+        # at twice the distance (Ganesh 2025, arXiv 2508.15089).
+        size, most = int(event["dataset_size"]) + larger, int(event["truncated_batch_size"])
+        full = float(special.bdtrc(most - 1, size - 1, rate)) if most < size else 0.0
+        if full:
+            replaces = min(1.0, float(special.bdtrc(most, size, rate)) * most / size / full)
     parts = ((1 - full, float(rate), noise), (full, replaces, noise / 2))
     return tuple(part for part in parts if part[0] > 0 and part[1] > 0)
 
 
-def _read_directions(charges: Charges) -> Iterator[tuple[Releases | None, int]]:
+def _read_directions(charges: Charges) -> Iterator[tuple[Releases, int]]:
     """Yield the releases and a sign for each pair of neighbours that has to be looked at."""
-    charges = list(charges)
     smaller, larger = (read_releases(charges, more) for more in (0, 1))
     for releases in (smaller,) if smaller == larger else (smaller, larger):
-        yield from ((releases, sign) for sign in (1, -1) if releases != {})
+        yield from ((releases, sign) for sign in (1, -1) if releases)
 
 
 def epsilon(charges: Charges, delta: float) -> float:
-    """Return an upper bound of ε at δ of all these releases together; `Unchecked` as above."""
+    """Return an upper bound of ε at δ of all these releases together; errors as above."""
     largest = 0.0
     for releases, sign in _read_directions(charges):
-        if releases is None:
-            return math.inf
         if len(releases) == 1 and next(iter(releases))[0][1] == 1:
             ((_, _, noise),) = next(iter(releases))
             return _solve(functools.partial(_log_delta_of_gaussian, noise), delta, 1.0)
@@ -128,14 +124,17 @@ def attack_rates(charges: Charges, largest: float) -> tuple[float, float]:
     epsilons = np.linspace(0, max(1.0, min(largest, 100.0)), 200)
     deltas = np.zeros(200)
     for releases, sign in _read_directions(charges):
-        if releases is None:
-            return 1.0, 1.0
         # A large tilt would drown δ near ε = 0 in its allowance for rounding.
         composed = Composition(releases, 0.05, sign, 1 << 12, most=0.0)
-        deltas = np.maximum(deltas, np.exp([composed.log_delta(e) for e in epsilons]))
-    deltas = np.minimum(deltas, 1.0)
+        deltas = np.maximum(deltas, np.exp([min(0.0, composed.log_delta(e)) for e in epsilons]))
     found = np.minimum(deltas + np.exp(epsilons) * 0.01, 1 - np.exp(-epsilons) * (0.99 - deltas))
     return 0.5 + 0.5 * float(deltas[0]), float(min(found.min(), 1.0))
+
+
+def round_up(value: float) -> str:
+    """Return a number with four decimals, rounded up."""
+    units = round(value * 10_000)
+    return f"{(units if units / 10_000 >= value else math.ceil(value * 10_000)) / 10_000:.4f}"
 
 
 def _log_delta_of_gaussian(noise: float, epsilon: float) -> float:
@@ -234,9 +233,12 @@ class Composition:
         return _solve(self.log_delta, self.delta, max(self.bound, 1e-6))
 
 
+def _log_absence(rate: float) -> float:
+    return math.log1p(-rate) if rate < 1 else -math.inf
+
+
 def _loss(x: Floats, rate: float, noise: float) -> Floats:
-    log_absence = math.log1p(-rate) if rate < 1 else -math.inf
-    return np.asarray(np.logaddexp(log_absence, math.log(rate) + (x - 0.5) / noise**2))
+    return np.asarray(np.logaddexp(_log_absence(rate), math.log(rate) + (x - 0.5) / noise**2))
 
 
 def _sample_losses(release: Release, sign: int) -> tuple[Floats, Floats]:
@@ -259,13 +261,10 @@ def move_to_grid(part: Part, sign: int, h: float) -> tuple[NDArray[np.int64], Fl
     share, rate, noise = part
     low, high = _loss(np.array([-_FAR * noise, 1 + _FAR * noise]), rate, noise)
     places = np.arange(math.floor(low / h), math.ceil(high / h) + 1)
-    loss = h * places
-    with np.errstate(divide="ignore", over="ignore"):
-        # Where each loss is; below the smallest one there is nothing.
-        odds = np.log(np.maximum(np.expm1(loss) + rate, 0.0) / rate)
-    if rate == 1:
-        odds = loss
-    x = 0.5 + noise**2 * np.where(loss > _EXPONENT, loss - math.log(rate), odds)
+    with np.errstate(divide="ignore"):
+        # Where each loss is, by exp(loss) - (1 - q); below the smallest one there is nothing.
+        rest = np.log(-np.expm1(np.minimum(_log_absence(rate) - h * places, 0.0)))
+    x = 0.5 + noise**2 * (h * places + rest - math.log(rate))
     other, *absent = _masses(x / noise)
     shifted, *present = _masses((x - 1) / noise)
     mass = rate * shifted + (1 - rate) * other
@@ -273,11 +272,9 @@ def move_to_grid(part: Part, sign: int, h: float) -> tuple[NDArray[np.int64], Fl
     if sign == -1:
         places, mass, other = -places[::-1], other[::-1], mass[::-1]
         beyond, end = absent
-    start = h * places[:-1]
-    with np.errstate(over="ignore", invalid="ignore"):
-        up = (mass - np.exp(start) * other) / -math.expm1(-h)
     # Far out all of it moves up, which is an upper bound too.
-    up = np.where(start < _EXPONENT, np.clip(up, 0.0, mass), mass)
+    start = np.exp(np.minimum(h * places[:-1], _EXPONENT))
+    up = np.clip((mass - start * other) / -math.expm1(-h), 0.0, mass)
     return places, share * (np.append(mass - up, 0.0) + np.insert(up, 0, end)), share * beyond
 
 
@@ -285,6 +282,6 @@ def _masses(x: Floats) -> tuple[Floats, float, float]:
     """Return what a standard Gaussian has between points, before the first and after the last."""
     tail = special.ndtr(-np.abs(x))
     left, right = tail[:-1], tail[1:]
-    masses = np.where(x[1:] <= 0, right - left, left - right)
-    masses = np.where((x[:-1] < 0) & (x[1:] > 0), 1 - left - right, masses)
+    holds_middle = (x[:-1] < 0) & (x[1:] > 0)
+    masses = np.where(holds_middle, 1 - left - right, np.abs(left - right))
     return masses, float(special.ndtr(x[0])), float(special.ndtr(-x[-1]))

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpkfc_verify.accountant import attack_rates, epsilon
-from dpkfc_verify.ledger import Ledger, Mismatch, Unchecked, read_json
-from dpkfc_verify.report import Report, round_up
+from dpkfc_verify.accountant import attack_rates, epsilon, round_up
+from dpkfc_verify.ledger import Ledger, Mismatch, Unchecked
+
+Document = Mapping[str, Any]
 
 FORMAT = 1  # of a card, and of a certificate
 # What two accountants may differ by: below 1 absolute, above relative. Attack rates: absolute.
@@ -24,28 +25,27 @@ _PROMISE = ("unit", "delta", "releases", "epsilon")
 _COPIED = ("guarantee", "meaning", "total", "plan_hash")  # from the card into the certificate
 
 
-def read_card(report: Report) -> str:
-    """Read the card."""
-    content = read_json(report.find("privacy_card.json").read_text("utf-8"))
-    if content.get("format") != FORMAT:
-        raise Unchecked(f"it has format {content.get('format')}, and this program reads {FORMAT}")
-    report.card = content
-    return "it can be read"
+def find(folder: Path, name: str) -> Path:
+    """Return a file beside the ledger."""
+    path = folder / Path(name).name
+    if not path.is_file():
+        raise Unchecked(f"there is no {path.name} in the folder")
+    return path
 
 
-def _compare(where: str, ledger: Ledger, *sections: Mapping[str, Any]) -> None:
+def _compare(where: str, ledger: Ledger, *sections: Document) -> None:
     """Check that sections state nothing else than the ledger where they use its names."""
     shown = {name: ledger.header.get(name) for name in _HEADER}
     shown |= {"begun": ledger.header.get("created"), "releases": ledger.count}
     shown["groups"] = ledger.groups
+    statements = [statement for section in sections for statement in section.items()]
     for body, _ in ledger.steps or [({}, 0)]:
         shown |= {name: body.get(name) for name in _RELEASE}
-        for section in sections:
-            for name in filter(section.__contains__, shown):
-                said, known = section[name], shown[name]
-                if known is not None and not _is_same(said, known):
-                    text = f"the {where} states another {name.replace('_hash', '')} than the ledger"
-                    raise Mismatch(f"{text}: {said}, not {known}"[:160].replace("_", " "))
+        for name, said in statements:
+            known = shown.get(name)
+            if known is not None and not _is_same(said, known):
+                text = f"the {where} states another {name.replace('_hash', '')} than the ledger"
+                raise Mismatch(f"{text}: {said}, not {known}"[:160].replace("_", " "))
 
 
 def _is_same(said: Any, known: Any) -> bool:
@@ -54,11 +54,11 @@ def _is_same(said: Any, known: Any) -> bool:
     return type(said) is type(known) and bool(said == known)
 
 
-def check_card(report: Report) -> str:
+def check_card(card: Document, ledger: Ledger) -> str:
     """Check that the card is of this ledger, and states what the ledger does."""
-    ledger, card, mechanism = report.ledger, report.card, report.card["mechanism"]
-    count = card["ledger"].get("releases", card["ledger"].get("count"))
-    if not ledger.contains(count, card["ledger"]["head"]):
+    mechanism, kept = card["mechanism"], card["ledger"]
+    count = kept.get("releases", kept.get("count"))
+    if not ledger.contains(count, kept["head"]):
         text = f"the card was written after {count} releases with another head"
         raise Mismatch(f"{text}: lines of the ledger were removed, or it is of another run")
     missing = [name for name in _PROMISE if name not in card["guarantee"]]
@@ -70,10 +70,9 @@ def check_card(report: Report) -> str:
     return "plan, unit, δ, noise and number of releases are the ledger's"
 
 
-def check_plan(report: Report) -> str:
+def check_plan(card: Document, ledger: Ledger) -> str:
     """Check that the plan on the card is the one that the ledger began with."""
-    ledger, plan = report.ledger, report.card.get("plan")
-    if plan is None:
+    if (plan := card.get("plan")) is None:
         raise Unchecked("the card holds no plan whose hash could be compared")
     _compare("plan on the card", ledger, plan, {"groups": 1} | plan.get("sampler", {}))
     if (bands := plan.get("config", {}).get("bands", 1)) > ledger.groups:
@@ -84,11 +83,10 @@ def check_plan(report: Report) -> str:
     return "the ledger has its hash, and every step has its noise"
 
 
-def check_epsilon(report: Report) -> str:
+def check_epsilon(card: Document, ledger: Ledger, delta: float) -> str:
     """Check each ε that the card states; one by PLD may not be much larger either."""
-    card, ledger, promise = report.card, report.ledger, report.card["guarantee"]
+    promise, spent = card["guarantee"], epsilon(ledger.charges(), delta)
     accounting = card.get("accounting") or {"epsilon_by": promise.get("epsilon_by", {})}
-    spent = epsilon(ledger.charges(), report.delta)
     _compare_epsilon("card", accounting.get("accountant", "pld"), promise["epsilon"], spent)
     for name, figure in accounting["epsilon_by"].items():
         _compare_epsilon(f"card, by {name.upper()},", name, figure, spent)
@@ -103,17 +101,15 @@ def _compare_epsilon(what: str, accountant: str, said: Any, spent: float) -> Non
     slack, figure = _AGREEMENT * max(1.0, spent), float(math.inf if said is None else said)
     is_much = accountant == "pld" and math.inf > figure > spent + 2 * slack
     if is_much or not figure >= spent - slack:
-        raise Mismatch(
-            f"the {what} states ε = {figure:.6g}, and the releases cost {round_up(spent)}"
-        )
+        text = f"the {what} states ε = {figure:.6g}, and the releases cost"
+        raise Mismatch(f"{text} {round_up(spent)}")
 
 
-def check_rates(report: Report) -> str:
+def check_rates(card: Document, ledger: Ledger) -> str:
     """Check the attack rates on the card."""
-    meaning, largest = report.card.get("meaning"), report.card["guarantee"]["epsilon"]
-    if not meaning:
+    if not (meaning := card.get("meaning")):
         raise Unchecked("the card states none")
-    right, found = attack_rates(report.ledger.charges(), float(largest))
+    right, found = attack_rates(ledger.charges(), float(card["guarantee"]["epsilon"]))
     bounds = {"right_at_even_odds": right, "found_at_1_percent_false_alarms": found}
     for name, bound in bounds.items():
         if not meaning[name] >= bound - _AGREEMENT:
@@ -122,43 +118,42 @@ def check_rates(report: Report) -> str:
     return f"{right:.1%} right at even odds, {found:.1%} found; ε of groups is not recomputed"
 
 
-def check_page(report: Report) -> str:
+def check_page(card: Document, folder: Path) -> str:
     """Check that the page of the card has the figures of the card."""
-    card, promise = report.card, report.card["guarantee"]
-    page, spent = report.find("privacy_card.md").read_text("utf-8"), promise["epsilon"]
+    page, spent = find(folder, "privacy_card.md").read_text("utf-8"), card["guarantee"]["epsilon"]
     spent = round_up(spent) if isinstance(spent, float) else spent
-    parts = [f"| ε spent | {spent} |", f"| δ | {promise['delta']:g} |", card["plan_hash"]]
-    parts += [card["ledger"]["head"], (card.get("weights") or {}).get("sha256", "")]
+    parts = [f"| ε spent | {spent} |", f"| δ | {card['guarantee']['delta']:g} |"]
+    parts += [card["plan_hash"], card["ledger"]["head"]]
+    parts += [(card.get("weights") or {}).get("sha256", "")]
     for part in parts:
         if part not in page:
             raise Mismatch(f"privacy_card.md lacks what the card states: {part[:60]}")
     return "privacy_card.md has ε, δ, plan, head and weights of the card"
 
 
-def check_weights(report: Report) -> str:
+def check_weights(card: Document, folder: Path) -> str:
     """Check that the weights are those that the card was written for."""
-    if not (named := report.card.get("weights")):
+    if not (named := card.get("weights")):
         raise Unchecked("the card names no digest of them")
-    if _digest_file(report.find(named["file"])) != named["sha256"]:
+    if _digest_file(find(folder, named["file"])) != named["sha256"]:
         raise Mismatch(f"{named['file']} does not hold the weights that the card was written for")
     return f"{named['file']} is the one that the card names (SHA-256)"
 
 
-def check_certificate(report: Report) -> str:
+def check_certificate(path: Path, card: Document, ledger: Ledger, folder: Path) -> str:
     """Check that the certificate is of this ledger, these weights and this card."""
-    path = report.kept.certificate or report.folder / "certificate.json"
-    if report.kept.certificate is None and not path.is_file():
-        return ""
-    content = read_json(path.read_text("utf-8"))
+    content = json.loads(path.read_text("utf-8"))
     if content["certificate"] != FORMAT:
         text = f"{path.name} has version {content['certificate']}"
         raise Unchecked(f"{text}, and this program reads {FORMAT}: take a newer one")
     said, weights = content["ledger"], content["weights"]
-    if not report.ledger.contains(said["releases"], said["head"]):
+    if not ledger.contains(said["releases"], said["head"]):
         raise Mismatch(f"{path.name} is the certificate of another run")
-    wrong = [name for name in _COPIED if content[name] != report.card.get(name)]
+    wrong = [name for name in _COPIED if content[name] != card.get(name)]
     digests = {"privacy_card.json": content["card"], weights["file"]: weights["sha256"]}
-    wrong += [name for name in digests if name and _digest_file(report.find(name)) != digests[name]]
+    for name in filter(None, digests):
+        if _digest_file(find(folder, name)) != digests[name]:
+            wrong.append(name)
     if wrong:
         raise Mismatch(f"{path.name} was written for another {wrong[0]}")
     if _digest_text(f"{said['head']}\n{weights['sha256']}\n") != content["fingerprint"]:

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-DAMAGE: tuple[type[Exception], ...] = (OSError, ValueError, LookupError, TypeError)
-DAMAGE += (AttributeError, ArithmeticError, RecursionError)
+DAMAGE = OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError
 _FORMAT = 1
 # The end of every line, and a line of a release around what repeats from line to line.
 _END = re.compile(rb',"hash":"([0-9a-f]{64})"\}\n')
@@ -72,20 +71,20 @@ class Ledger:
 
 def read_ledger(path: Path) -> Ledger:
     """Read a ledger; raise `Mismatch` where a line was changed, left out or put elsewhere."""
-    ledger, bodies, numbers = Ledger(), dict[bytes, dict[str, Any]](), Counter[bytes]()
+    bodies, numbers = dict[bytes, dict[str, Any]](), Counter[bytes]()
     with path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
+        content, head = _split(file.readline(), 1)
+        header = json.loads(content + b"}")
+        if header.get("format") != _FORMAT or not isinstance(header.get("plan_hash"), str):
+            raise Unchecked(f"line 1 is not the beginning of a ledger of format {_FORMAT}")
+        ledger = Ledger(header, [head])
+        for number, raw in enumerate(file, start=2):
             content, head = _split(raw, number)
-            if number == 1:
-                ledger.header = _read_header(content)
-            else:
-                body = _follow(content, number, ledger.heads[-1])
-                if body not in bodies:
-                    bodies[body] = _read_body(body, number)
-                numbers[body] += 1
+            body = _follow(content, number, ledger.heads[-1])
+            if body not in bodies:
+                bodies[body] = _read_body(body, number)
+            numbers[body] += 1
             ledger.heads.append(head)
-    if not ledger.heads:
-        raise Mismatch("line 1 is damaged or cut short")
     ledger.kinds = [(bodies[body], number) for body, number in numbers.items()]
     return ledger
 
@@ -110,34 +109,19 @@ def _follow(content: bytes, number: int, earlier: str) -> bytes:
     return match[2]
 
 
-def _read_header(content: bytes) -> dict[str, Any]:
-    header = read_json(content + b"}")
-    if header.get("format") != _FORMAT or not isinstance(header.get("plan_hash"), str):
-        raise Unchecked(f"line 1 is not the beginning of a ledger of format {_FORMAT}")
-    return header
-
-
 def _read_body(body: bytes, number: int) -> dict[str, Any]:
     try:
-        content = read_json(b"{" + body + b"}")
+        content: dict[str, Any] = json.loads(b"{" + body + b"}")
         event, noise = content["event"], content["noise_multiplier"]
         while "event" in event:
             event = event["event"]
         # Several events have no noise of their own.
         found = {"event": event.get("noise_multiplier", noise)}
         found["standard deviation"] = content["stddev"] / content["sensitivity"]
-        wrong = [x for x in found if not (noise >= 0 and math.isclose(found[x], noise))]
+        for name, figure in found.items():
+            if not (noise >= 0 and math.isclose(figure, noise)):
+                text = f"line {number} has noise of {noise:.6g} times the sensitivity"
+                raise Mismatch(f"{text}, and its {name} {figure:.6g}")
     except DAMAGE as error:
         raise Mismatch(f"line {number} does not say what was released") from error
-    if wrong:
-        text = f"line {number} has noise of {noise:.6g} times the sensitivity, and its {wrong[0]}"
-        raise Mismatch(f"{text} {found[wrong[0]]:.6g}")
-    return content
-
-
-def read_json(text: bytes | str) -> dict[str, Any]:
-    """Return a JSON object; ValueError if it is not one."""
-    content = json.loads(text)
-    if not isinstance(content, dict):
-        raise ValueError("it is not an object")
     return content

@@ -13,29 +13,32 @@ from dpkfc_verify.ledger import Mismatch, Unchecked
 _TIME = re.compile(rb"\x18[^0-9]{1,3}([0-9]{14})")
 
 
-def read_stamp(content: bytes, heads: Sequence[str]) -> tuple[int, str]:
-    """Return which of the heads a response of an authority holds, and its time.
+def read_stamp(content: bytes, heads: Sequence[str], root: Path | None) -> tuple[int, str]:
+    """Return which of the heads a response of an authority holds, and its time and signer.
 
-    Its signature is not checked, nor where in the response they stand: `check_signature` does.
+    Args:
+        content: the response.
+        heads: of a ledger.
+        root: a certificate under which it must be signed. None leaves the signature unchecked, and
+            where in the response head and time stand.
 
     Raises:
-        Mismatch: it holds none of them, or no time.
+        Mismatch: it holds none of them, or no time, or is not signed under the root.
+        Unchecked: rfc3161-client is not installed or cannot read it, or the root certificate
+            is missing.
     """
     found = [i for i, head in enumerate(heads) if bytes.fromhex(head) in content]
     time = _TIME.search(content)
     if not found or time is None:
         raise Mismatch("it is the time stamp of another head than any of this ledger")
-    return found[0], f"{datetime.strptime(time[1].decode(), '%Y%m%d%H%M%S')} UTC"
+    signed = "its signature was not checked"
+    if root is not None:
+        _check_signature(content, heads[found[0]], root)
+        signed = f"signed under {root.name}"
+    return found[0], f"{datetime.strptime(time[1].decode(), '%Y%m%d%H%M%S')} UTC, {signed}"
 
 
-def check_signature(content: bytes, head: str, root: Path) -> None:
-    """Check that a stamp is of a head, and signed up to a root certificate that you trust.
-
-    Raises:
-        Mismatch: signature or certificates do not hold, or it is of another head.
-        Unchecked: rfc3161-client is not installed or cannot read it, or the root certificate
-            is missing.
-    """
+def _check_signature(content: bytes, head: str, root: Path) -> None:
     try:
         import rfc3161_client
         from cryptography import x509
