@@ -21,11 +21,8 @@ from transformers import (
     TrainingArguments,
 )
 
-from dpkfc.integrations.huggingface import (
-    PrivateTrainer,
-    check_own_settings,
-    per_example_cross_entropy,
-)
+from dpkfc.integrations._hf_checks import check_own_settings
+from dpkfc.integrations.huggingface import PrivateTrainer, per_example_cross_entropy
 from dpkfc.privacy.ledger import verify
 from dpkfc.session import Session
 from tests.integrations.hf_cases import (

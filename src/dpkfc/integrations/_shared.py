@@ -57,15 +57,24 @@ def steps_per_epoch(plan: Plan) -> int:
     return max(1, round(plan.dataset_size / plan.expected_batch_size))
 
 
-def write_card(session: Session | None, folder: StrPath, **statements: Any) -> dict[str, Any]:
-    """Write weights, a copy of the ledger and the privacy card, as `Session.write_card` does.
+class CardWriter:
+    """What holds the session of another library's loop, and writes its card.
 
-    Raises:
-        RuntimeError: as there, or nothing was trained.
+    Attributes:
+        session: of the run, None before it.
     """
-    if session is None:
-        raise RuntimeError("there is no session yet; train before a card is written")
-    return session.write_card(folder, **statements)
+
+    session: Session | None = None
+
+    def write_card(self, folder: StrPath, **statements: Any) -> dict[str, Any]:
+        """Write weights, a copy of the ledger and the privacy card, as `Session.write_card` does.
+
+        Raises:
+            RuntimeError: as there, or nothing was trained.
+        """
+        if self.session is None:
+            raise RuntimeError("there is no session yet; train before a card is written")
+        return self.session.write_card(folder, **statements)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -20,285 +20,49 @@ from __future__ import annotations
 import logging
 import math
 import os
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
-from dpkfc._errors import first_line
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, check_plan
 from dpkfc.data.duplicates import check_held_out
 from dpkfc.data.loading import Collate
 from dpkfc.gradients.state import make_stateless, refuse_gradient_hooks
+from dpkfc.integrations._hf_checks import (
+    check_arguments,
+    check_kind,
+    check_overrides,
+    check_own_settings,
+    check_schedule,
+    check_settings,
+    check_vocabulary,
+)
+from dpkfc.integrations._hf_loss import LossFn, ModelLoss, per_example_cross_entropy
 from dpkfc.integrations._shared import (
+    CardWriter,
     refuse_unreleased_steps,
     steps_per_epoch,
-    write_card,
     write_summary,
 )
-from dpkfc.memory import is_out_of_memory
 from dpkfc.privacy.budget import Budget
 from dpkfc.privacy.ledger import LedgerError, parse
 from dpkfc.public_rows import Attempts, find_template
 from dpkfc.session import Session
 
+__all__ = ["PrivateTrainer", "per_example_cross_entropy"]
 _log = logging.getLogger(__name__)
-
-# --------------------------------------------------------------------------------------------------
-# Which of `transformers.TrainingArguments` a private run can keep, and which contradict its plan.
-
-_DEFAULT_BATCH, _DEFAULT_EPOCHS, _DEFAULT_CLIP = 8, 3.0, 1.0
 PRIVATE_LOSS = "loss (NOT private)"
-
-
-# Methods that the private loop never calls, each with what to do instead.
-_SAMPLING = "the session draws the batches; pass data_collator= and leave sampling to the plan"
-_UNCALLED = {
-    "training_step": "the session makes the steps; pass per_example_loss=",
-    "_inner_training_loop": "the session makes the steps; use callbacks",
-    "get_train_dataloader": _SAMPLING,
-    "_get_train_sampler": _SAMPLING,
-    "get_batch_samples": _SAMPLING,
-}
-
-
-def _check_settings(settings: Mapping[str, Any]) -> None:
-    """Refuse keywords of a Trainer that private training does not take."""
-    for name, instead in (("model_init", "model="), ("compute_loss_func", "per_example_loss=")):
-        if settings.get(name) is not None:
-            raise ValueError(f"{name}= is not supported by private training; pass {instead}")
-    train = settings.get("train_dataset")
-    has_index = train is None or hasattr(train, "__getitem__")
-    if isinstance(train, IterableDataset) or not has_index:
-        raise ValueError(
-            f"train_dataset is a {type(train).__name__}, which cannot be sampled at random; pass a"
-            " dataset with a length and an index"
-        )
-
-
-def _check_overrides(kind: Any, has_loss: bool, model: nn.Module) -> None:
-    """Refuse methods of a subclass or a model that the private loop never calls.
-
-    Args:
-        kind: the class of the trainer.
-        has_loss: whether per_example_loss= was given.
-        model: of the trainer.
-    """
-    for name, instead in _UNCALLED.items():
-        if getattr(kind, name) is not getattr(PrivateTrainer, name):
-            raise ValueError(f"{kind.__name__}.{name}() would never be called: {instead}")
-    if kind.compute_loss is not kind.host.compute_loss and not has_loss:
-        raise ValueError(
-            "compute_loss() gives one loss for a batch, which cannot be clipped; pass"
-            " per_example_loss="
-        )
-    if hasattr(model, "_orig_mod"):
-        raise ValueError(
-            "the model is compiled, and shows no calls of its layers; pass the plain module"
-        )
-
-
-def _check_schedule(optimizer: Any, schedule: Any) -> None:
-    """Refuse an optimizer or a schedule that does not fit private training."""
-    if callable(getattr(optimizer, "train", None)):
-        raise ValueError(
-            f"{type(optimizer).__name__} exchanges the weights between training and evaluation,"
-            " which is not supported; choose another optimizer"
-        )
-    kind = type(schedule).__name__
-    if isinstance(schedule, ReduceLROnPlateau) or kind == "GreedyLR":
-        raise ValueError(
-            f"{kind} reads a metric; a private run steps its learning rate schedule on releases."
-            " Choose another one"
-        )
-
-
-def check_kind(args: Any, kind: type[TrainingArguments]) -> None:
-    """Refuse training arguments of another class."""
-    if not isinstance(args, kind):
-        raise ValueError(f"args is a {type(args).__name__}; pass {kind.__name__}(output_dir)")
-
-
-def _check_arguments(args: TrainingArguments, plan: Plan, has_loss: bool) -> None:
-    """Refuse an argument that would be ignored, or would let private data out.
-
-    Args:
-        args: the training arguments.
-        plan: of the run.
-        has_loss: whether per_example_loss= was given.
-    """
-    logical, physical = plan.expected_batch_size, plan.config.max_physical_batch_size
-    size = args.per_device_train_batch_size
-    if size not in (_DEFAULT_BATCH, logical, physical):
-        raise ValueError(
-            f"per_device_train_batch_size is {size}, but the plan draws {logical} examples,"
-            f" {physical or 'all'} at a time; set PrivacyConfig.expected_batch_size instead"
-        )
-    if args.gradient_accumulation_steps != 1:
-        raise ValueError(
-            f"gradient_accumulation_steps is {args.gradient_accumulation_steps}, but a"
-            " logical batch is drawn and clipped as one; set"
-            " PrivacyConfig.max_physical_batch_size"
-        )
-    if args.max_steps > 0 and args.max_steps != plan.steps:
-        raise ValueError(
-            f"TrainingArguments.max_steps is {args.max_steps} but the noise was calibrated for"
-            f" {plan.steps} releases; leave it out, and set PrivacyConfig.steps"
-        )
-    epochs = args.num_train_epochs
-    if (
-        args.max_steps <= 0
-        and epochs != _DEFAULT_EPOCHS
-        and round(epochs * steps_per_epoch(plan)) != plan.steps
-    ):
-        raise ValueError(
-            f"num_train_epochs is {epochs}, but the noise was calibrated for {plan.steps}"
-            f" releases of {steps_per_epoch(plan)} a pass; leave it out, and set"
-            " PrivacyConfig.epochs"
-        )
-    if args.max_grad_norm not in (None, 0, _DEFAULT_CLIP):
-        raise ValueError(
-            f"TrainingArguments.max_grad_norm is {args.max_grad_norm}: it clips a sum, which"
-            " bounds no example; leave it out: PrivacyConfig.max_grad_norm clips examples"
-        )
-
-    if has_loss and args.label_smoothing_factor:
-        raise ValueError(
-            f"label_smoothing_factor is {args.label_smoothing_factor}, which per_example_loss="
-            " never sees; leave it out, and smooth labels in per_example_loss"
-        )
-    if args.train_sampling_strategy != "random":
-        raise ValueError(
-            f"train_sampling_strategy is '{args.train_sampling_strategy}', but the plan's"
-            " sampler draws them at random, which is what ε is computed for; leave it out"
-        )
-    if args.include_num_input_tokens_seen not in ("no", False):
-        raise ValueError(
-            "TrainingArguments.include_num_input_tokens_seen logs the size of private batches;"
-            " leave it out"
-        )
-    if args.auto_find_batch_size:
-        raise ValueError(
-            "auto_find_batch_size repeats steps; set PrivacyConfig.max_physical_batch_size"
-        )
-    if args.neftune_noise_alpha is not None:
-        raise ValueError(
-            "neftune_noise_alpha is not supported; leave it out (the noise of private training is"
-            " already added)"
-        )
-
-    if args.fp16:
-        raise ValueError(
-            "TrainingArguments.fp16 scales the loss by a factor that follows overflows of"
-            " private gradients; use bf16=True, which needs no scaling"
-        )
-    if args.activation_checkpointing_kwargs not in (None, {}, {"use_reentrant": False}):
-        raise ValueError(
-            "activation checkpointing shows the inputs of layers with use_reentrant=False"
-            " only, torch's default; leave activation_checkpointing_kwargs out"
-        )
-    if args.torch_compile:
-        raise ValueError(
-            "torch_compile is not supported: a compiled module shows no calls of its layers; leave"
-            " it out"
-        )
-    if args.use_liger_kernel:
-        raise ValueError(
-            "use_liger_kernel replaces layers by fused ones that cannot be recorded; leave it out"
-        )
-    if bool(args.deepspeed or args.fsdp or args.parallelism_config) or args.world_size > 1:
-        raise ValueError(
-            "this trainer runs in one process: leave out deepspeed, fsdp, parallelism_config"
-            " and launchers; a Session shares batches over processes"
-        )
-
-
-def check_own_settings(
-    args: TrainingArguments, known_by: type[TrainingArguments] = TrainingArguments
-) -> None:
-    """Name settings that a subclass of `TrainingArguments` adds, which another trainer would read.
-
-    Settings of a user's own class are a warning, since the script may read them itself.
-
-    Args:
-        args: the training arguments.
-        known_by: the class whose settings the trainer reads.
-
-    Raises:
-        ValueError: settings of an installed package, as `SFTConfig(packing=True)` of trl.
-    """
-    kind = type(args)
-    known = {field.name for field in fields(known_by)}
-    own = {field.name: field.default for field in fields(args) if field.name not in known}
-    # A class may resolve its defaults when it is made.
-    with suppress(Exception):
-        plain = kind(output_dir=str(args.output_dir), use_cpu=args.use_cpu, bf16=args.bf16)
-        own = {name: getattr(plain, name) for name in own}
-    changed = [name for name, default in own.items() if getattr(args, name) != default]
-    in_force = [name for name in own if getattr(args, name) not in (None, False)]
-    file = Path(getattr(sys.modules[kind.__module__], "__file__", None) or "")
-    is_installed = not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
-    if changed and is_installed:
-        raise ValueError(
-            f"{kind.__name__} sets {_name_some(changed)}, which PrivateTrainer would ignore: pass"
-            " TrainingArguments, or take a trainer of dpkfc.integrations.trl"
-        )
-    if changed or (in_force and is_installed):
-        _log.warning(
-            "PrivateTrainer ignores what %s adds to TrainingArguments: %s; cut, pack and mask the"
-            " dataset yourself, and pass per_example_loss= for another loss",
-            kind.__name__,
-            _name_some(changed or in_force),
-        )
-
-
-def _check_vocabulary(model: nn.Module, settings: Mapping[str, Any]) -> None:
-    """Compare a tokenizer, which is public, with the embedding of the model.
-
-    A private record that holds an id without a row adds nothing, and no message tells of it.
-
-    Raises:
-        ValueError: the tokenizer has ids for which the embedding has no row.
-    """
-    collator = getattr(settings.get("data_collator"), "tokenizer", None)
-    tokenizer = settings.get("processing_class", collator)
-    embedding: Any = None
-    # Not every model has one, and some say so by an exception.
-    with suppress(AttributeError, NotImplementedError):
-        embedding = model.get_input_embeddings()  # type: ignore[operator]
-    if (
-        isinstance(tokenizer, Sized)
-        and isinstance(embedding, nn.Embedding)
-        and len(tokenizer) > embedding.num_embeddings
-    ):
-        raise ValueError(
-            f"the tokenizer has {len(tokenizer)} ids and the embedding {embedding.num_embeddings}"
-            " rows: call model.resize_token_embeddings(len(tokenizer)) first"
-        )
-
-
-def _name_some(names: Sequence[str]) -> str:
-    """Return the first names of a list, and how many more there are."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
-
-
-# --------------------------------------------------------------------------------------------------
-# The collate function of a Trainer, as a session needs it.
 
 
 @dataclass(frozen=True)
@@ -321,178 +85,6 @@ class AsDict:
                 f"data_collator returned a {type(batch).__name__}; it must return a dict of tensors"
             )
         return dict(batch)
-
-
-# --------------------------------------------------------------------------------------------------
-# One loss per example from the logits and labels of a transformers model.
-
-LossFn = Callable[[nn.Module, Mapping[str, Any]], Tensor]
-IGNORED = -100
-
-
-def per_example_cross_entropy(
-    logits: Tensor, labels: Tensor, label_smoothing: float = 0.0
-) -> Tensor:
-    """Return the cross-entropy of each example, averaged over its OWN labelled positions.
-
-    Args:
-        logits: `[N, classes]` or `[N, positions, classes]`.
-        labels: `[N]` or `[N, positions]`; positions labelled -100 are masked.
-        label_smoothing: as in `torch.nn.functional.cross_entropy`.
-
-    Returns:
-        `[N]` in float32 or wider; 0 for an example without a labelled position. Each loss depends
-        on its own example only, unlike a mean over all positions of a batch.
-    """
-    n = logits.shape[0]
-    losses = F.cross_entropy(
-        _widen(logits).reshape(-1, logits.shape[-1]),
-        labels.reshape(-1),
-        ignore_index=IGNORED,
-        reduction="none",
-        label_smoothing=label_smoothing,
-    )
-    counted = (labels != IGNORED).reshape(n, -1).sum(1).clamp(min=1)
-    return losses.reshape(n, -1).sum(1) / counted
-
-
-def _widen(logits: Tensor) -> Tensor:
-    """Return logits in float32 or wider."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
-
-
-class ModelLoss:
-    """The default per-example loss of a model with a head for classification or language modelling.
-
-    Args:
-        model: a transformers model, with adapters of peft or without.
-        label_smoothing: of `TrainingArguments`.
-    """
-
-    def __init__(self, model: nn.Module, label_smoothing: float = 0.0) -> None:
-        base: Any = model
-        if hasattr(base, "get_base_model"):
-            base = base.get_base_model()
-        self._name = type(base).__name__
-        config = getattr(base, "config", None)
-        self._encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
-        # The logits of a causal model at a position are for the label after it.
-        self._shifted = False
-        self._label_smoothing = label_smoothing
-
-    def __call__(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
-        """Return the losses `[N]` of a batch.
-
-        Raises:
-            ValueError: labels or logits are missing, or their shapes fit no known task.
-        """
-        labels = inputs.get("labels")
-        # An encoder-decoder model makes its decoder's inputs from the labels.
-        given = {name: x for name, x in inputs.items() if name != "labels" or self._encoder_decoder}
-        logits = None if labels is None else _part(model(**given), "logits")
-        if labels is None or logits is None:
-            raise ValueError(
-                f"{self._name} takes no labels or returns no logits; pass per_example_loss="
-            )
-        return self._loss_of_logits(logits, labels, self._shifted, self._label_smoothing)
-
-    def _loss_of_logits(
-        self, logits: Tensor, labels: Tensor, shifted: bool, label_smoothing: float
-    ) -> Tensor:
-        are_classes = not labels.is_floating_point() and labels.shape == logits.shape[:-1]
-        if are_classes and logits.shape[-1] > 1:
-            if shifted:
-                logits, labels = logits[:, :-1], labels[:, 1:]
-            return per_example_cross_entropy(logits, labels, label_smoothing)
-        if label_smoothing:
-            raise ValueError(
-                f"label_smoothing_factor is for labels that are classes, not for {self._name};"
-                " leave it out or pass per_example_loss="
-            )
-        if labels.is_floating_point() and labels.numel() == logits.numel() and logits.dim() == 2:
-            wide = _widen(logits)
-            targets = labels.reshape(logits.shape).to(wide)
-            if logits.shape[1] == 1:  # regression, otherwise several yes-or-no labels
-                return (wide - targets).square().mean(1)
-            return F.binary_cross_entropy_with_logits(wide, targets, reduction="none").mean(1)
-        raise ValueError(
-            f"labels {tuple(labels.shape)} and logits {tuple(logits.shape)} of {self._name} are of"
-            " no known task; pass per_example_loss=, a function of (model, inputs)"
-        )
-
-    @torch.no_grad()
-    def check_against_model(self, model: nn.Module, singles: Iterable[Mapping[str, Any]]) -> None:
-        """Check the default against the loss that the model itself computes for one example.
-
-        In a batch of one, a mean cannot mix examples.
-
-        Args:
-            model: in eval mode.
-            singles: public batches of one example; the first with a finite loss of the model
-                decides.
-
-        Raises:
-            ValueError: the model's own loss is not the default one, a model of sequences computes
-                none, or the model takes none of the batches.
-        """
-        logits: Tensor | None = None
-        failed: Exception | None = None
-        no_loss = torch.tensor(math.nan)
-        for single in singles:
-            if getattr(single.get("input_ids"), "ndim", 2) > 2:
-                raise ValueError(
-                    f"an example of {self._name} holds several sequences (choices); pass"
-                    " per_example_loss=, a function of (model, inputs)"
-                )
-            try:
-                outputs = model(**single)
-            except Exception as error:  # drawn numbers may not be tokens or labels of this model
-                if is_out_of_memory(error):
-                    raise
-                failed = error
-                continue
-            own = _part(outputs, "loss", no_loss)
-            logits = _part(outputs, "logits")
-            if logits is not None and bool(torch.isfinite(own)):
-                self._shifted = self._find_shift(logits, single["labels"], own)
-                return
-        if logits is None and failed is not None:
-            raise ValueError(
-                f"{self._name} takes no example that is drawn at random"
-                f" ({first_line(failed)[:60]}); pass per_example_loss="
-            ) from failed
-        if logits is not None and logits.dim() > 2:
-            raise ValueError(
-                f"{self._name} computes no loss from which to tell whether logits are for the label"
-                " at or after their position; pass per_example_loss="
-            )
-
-    def _find_shift(self, logits: Tensor, labels: Tensor, own: Tensor) -> bool:
-        """Return whether the model's loss compares logits with the labels after them.
-
-        Raises:
-            ValueError: the loss is neither form of the default.
-        """
-        choices = (False, True) if logits.dim() == 3 and logits.shape[1] > 1 else (False,)
-        tolerance = 1e-3 * float(own.abs()) + 1e-5
-        for shifted in choices:
-            loss = self._loss_of_logits(logits, labels, shifted, 0.0).sum()
-            if float((loss - own).abs()) <= tolerance:
-                return shifted
-        raise ValueError(
-            f"{self._name} computes another loss than the cross-entropy of its logits and"
-            " labels; pass per_example_loss=, a function of (model, inputs)"
-        )
-
-
-def _part(outputs: Any, name: str, default: Any = None) -> Any:
-    """Return a tensor of a model's outputs by name, or the default if there is none."""
-    part = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
-    return part if isinstance(part, Tensor) else default
-
-
-# --------------------------------------------------------------------------------------------------
-# How a run of a `PrivateTrainer` begins: check the loss, open the session, restore a checkpoint.
 
 
 def frozen_statistics(model: nn.Module) -> list[nn.Module]:
@@ -548,7 +140,7 @@ def open_session(trainer: PrivateTrainer, resume: str | bool | None) -> Session:
         trainer.model.activation_checkpointing_enable()
     _verify_default_loss(trainer, loader.dataset, collate)
     trainer.create_optimizer_and_scheduler(num_training_steps=trainer.plan.steps)
-    _check_schedule(trainer.optimizer, trainer.lr_scheduler)
+    check_schedule(trainer.optimizer, trainer.lr_scheduler)
     trainer.ledger_path.parent.mkdir(parents=True, exist_ok=True)
     session = trainer.session = Session(
         trainer.plan,
@@ -647,10 +239,7 @@ def _begin(trainer: PrivateTrainer, session: Session, folder: str | None) -> Non
     handler.lr_scheduler = trainer.lr_scheduler
 
 
-# --------------------------------------------------------------------------------------------------
-
-
-class PrivateTrainer(Trainer):
+class PrivateTrainer(CardWriter, Trainer):
     """Trains a model under a plan; one trainer, one run.
 
     Args:
@@ -687,7 +276,6 @@ class PrivateTrainer(Trainer):
     optimizer: Any
     lr_scheduler: Any
     train_dataset: Any
-    session: Session | None = None
 
     def __init__(
         self,
@@ -705,17 +293,17 @@ class PrivateTrainer(Trainer):
         check_plan(plan)
         has_loss = per_example_loss is not None
         check_kind(args, self.host_arguments)
-        _check_arguments(args, plan, has_loss)
+        check_arguments(args, plan, has_loss)
         check_own_settings(args, self.host_arguments)
-        _check_settings(settings)
+        check_settings(settings)
         held_out = settings.get("eval_dataset")
         named = {"eval_dataset": held_out}
         if isinstance(held_out, dict):
             named = {f"eval_dataset['{name}']": dataset for name, dataset in held_out.items()}
         for name, dataset in named.items():
             check_held_out(dataset, settings.get("train_dataset"), name)
-        _check_overrides(type(self), has_loss, model)
-        _check_vocabulary(model, settings)
+        check_overrides(type(self), PrivateTrainer, has_loss, model)
+        check_vocabulary(model, settings)
         super().__init__(model, args=args, **settings)
         self.frozen = frozen_statistics(self.model)  # stay so, while the rest is trained
         self.plan = plan
@@ -924,14 +512,6 @@ class PrivateTrainer(Trainer):
         """Write `privacy.json`: the spent budget, the plan and the ledger."""
         if self.session is not None and folder is not None:
             write_summary(folder, self.session, self.ledger_path, self._not_private())
-
-    def write_card(self, folder: StrPath, **statements: Any) -> dict[str, Any]:
-        """Write weights, a copy of the ledger and the privacy card, as `Session.write_card` does.
-
-        Raises:
-            RuntimeError: as in `Session.write_card`, or nothing was trained.
-        """
-        return write_card(self.session, folder, **statements)
 
     def _not_private(self) -> list[str]:
         """Return the logged values, also of resumed runs, that ε does not cover."""

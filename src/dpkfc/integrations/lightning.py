@@ -34,9 +34,9 @@ from dpkfc.config import Plan, check_plan
 from dpkfc.data.duplicates import check_held_out
 from dpkfc.gradients.state import own_variables, refuse_gradient_hooks
 from dpkfc.integrations._shared import (
+    CardWriter,
     refuse_unreleased_steps,
     steps_per_epoch,
-    write_card,
     write_summary,
 )
 from dpkfc.session import Session
@@ -236,7 +236,7 @@ def check_trainer_at_start(trainer: Any, releases: int) -> None:
 _KEY = "dpkfc_session"
 
 
-class PrivateTraining(pl.Callback):
+class PrivateTraining(CardWriter, pl.Callback):
     """Owns the session of a private fit.
 
     Args:
@@ -265,7 +265,6 @@ class PrivateTraining(pl.Callback):
     ) -> None:
         check_plan(plan)
         self.plan = plan
-        self.session: Session | None = None
         self.steps_per_epoch = steps_per_epoch(plan)
         self._dataset, self._ledger_path, self._settings = dataset, ledger_path, settings
         self._batches: Any = iter(())
@@ -363,15 +362,7 @@ class PrivateTraining(pl.Callback):
             pl.LightningModule.log(module, "epsilon", session.epsilon, prog_bar=True, batch_size=1)
         trainer.should_stop = trainer.should_stop or is_last
 
-    # -- the card and checkpoints ------------------------------------------------------------------
-
-    def write_card(self, folder: StrPath, **statements: Any) -> dict[str, Any]:
-        """Write weights, a copy of the ledger and the privacy card, as `Session.write_card` does.
-
-        Raises:
-            RuntimeError: as there, or nothing was trained.
-        """
-        return write_card(self.session, folder, **statements)
+    # -- checkpoints -------------------------------------------------------------------------------
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]

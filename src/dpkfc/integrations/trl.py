@@ -17,7 +17,7 @@ of rows is the plan's.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +31,9 @@ from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer, pack_dataset
 from dpkfc.config import Plan
 from dpkfc.data.duplicates import check_held_out
 from dpkfc.data.loading import Collate
-from dpkfc.integrations.huggingface import LossFn, PrivateTrainer, check_kind
+from dpkfc.integrations._hf_checks import check_kind
+from dpkfc.integrations._hf_loss import LossFn
+from dpkfc.integrations.huggingface import PrivateTrainer
 
 _UNIT = "unit"
 _ROWS = ["input_ids", "labels"]
@@ -290,23 +292,7 @@ class PairCollate:
         return {**pairs, "ref_logps": torch.stack(references, 1)}
 
 
-def _ipo(ratios: Tensor, logps: Tensor, lengths: Tensor, beta: float) -> Tensor:
-    chosen, rejected = (ratios / lengths).unbind(1)
-    return (chosen - rejected - 1 / (2 * beta)).square()
-
-
-_PAIR_LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {
-    "sigmoid": lambda r, _, __, beta: -F.logsigmoid(beta * (r[:, 0] - r[:, 1])),
-    "hinge": lambda r, _, __, beta: torch.relu(1 - beta * (r[:, 0] - r[:, 1])),
-    "ipo": _ipo,
-    "apo_zero": lambda r, _, __, beta: (
-        1 - torch.sigmoid(beta * r[:, 0]) + torch.sigmoid(beta * r[:, 1])
-    ),
-    "apo_down": lambda r, _, __, beta: (
-        torch.sigmoid(beta * r[:, 0]) + 1 - torch.sigmoid(beta * (r[:, 0] - r[:, 1]))
-    ),
-    "sft": lambda _, logps, lengths, __: -logps[:, 0] / lengths[:, 0],
-}
+_PAIR_LOSSES = ("sigmoid", "hinge", "ipo", "apo_zero", "apo_down", "sft")
 
 
 @dataclass(frozen=True)
@@ -335,8 +321,32 @@ class PairLoss:
         lengths = mask.sum(2).clamp(min=1)
         total = torch.zeros_like(ratios[:, 0])
         for name, weight in self.weights.items():
-            total = total + weight * _PAIR_LOSSES[name](ratios, logps, lengths, self.beta)
+            total = total + weight * self._loss_of(name, ratios, logps, lengths)
         return total
+
+    def _loss_of(self, name: str, ratios: Tensor, logps: Tensor, lengths: Tensor) -> Tensor:
+        """Return one of the losses `[N]`.
+
+        Args:
+            name: in `DPOConfig.loss_type`.
+            ratios: log-probabilities less the reference model's `[N, 2]`, chosen texts first.
+            logps: log-probabilities of the completions `[N, 2]`.
+            lengths: tokens of the completions `[N, 2]`.
+        """
+        chosen, rejected = ratios.unbind(1)
+        margin = self.beta * (chosen - rejected)
+        if name == "sigmoid":
+            return -F.logsigmoid(margin)
+        if name == "hinge":
+            return torch.relu(1 - margin)
+        if name == "ipo":
+            mean_chosen, mean_rejected = (ratios / lengths).unbind(1)
+            return (mean_chosen - mean_rejected - 1 / (2 * self.beta)).square()
+        if name == "apo_zero":
+            return 1 - torch.sigmoid(self.beta * chosen) + torch.sigmoid(self.beta * rejected)
+        if name == "apo_down":
+            return torch.sigmoid(self.beta * chosen) + 1 - torch.sigmoid(margin)
+        return -logps[:, 0] / lengths[:, 0]
 
 
 def _replace(args: Any, **changes: Any) -> Any:
