@@ -95,7 +95,7 @@ def session_with(
     `captures`: its passes are captured as graphs.
     """
     from dpkfc.config import PrivacyConfig
-    from dpkfc.gradients.clipped_sum import capture
+    from dpkfc.gradients.layer_contributions import capture
     from dpkfc.preconditioning import refresh_microbatch_size
     from dpkfc.session import Session
 
@@ -249,8 +249,8 @@ def materialised(setting: Setting) -> Contender:
     """DP-KFC as it is usually written: Opacus' per-example gradients, each multiplied by both roots
     before the clip.
     """
-    from dpkfc.gradients.clipped_sum import capture
     from dpkfc.gradients.discovery import find_layers
+    from dpkfc.gradients.layer_contributions import capture
 
     layers = find_layers(setting.model)
     built = _kfac(setting, "both").build(setting.model, lambda m, loss: capture(m, layers, loss), 0)

@@ -28,7 +28,8 @@ SIZES = (2, 7, 5)
 
 def measure(name: str) -> dict[str, Any]:
     """Capture one architecture, and compare its clipped sums with single examples."""
-    from dpkfc.gradients.clipped_sum import Clip, ClippedSummer
+    from dpkfc.gradients.clip import Clip
+    from dpkfc.gradients.clipped_summer import ClippedSummer
     from dpkfc.gradients.discovery import find_layers
     from dpkfc.graph.passes import GraphPasses
     from tests.zoo.architectures import ARCHITECTURES

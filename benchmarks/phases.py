@@ -81,7 +81,7 @@ def listening(clock: Clock) -> Iterator[None]:
     import torch
 
     from dpkfc import session
-    from dpkfc.gradients import clipped_sum, tape
+    from dpkfc.gradients import clipped_summer, tape
     from dpkfc.linalg import blocks
     from dpkfc.privacy import mechanism
     from dpkfc.privacy.ledger import Ledger
@@ -96,7 +96,7 @@ def listening(clock: Clock) -> Iterator[None]:
         (Case, "losses", "forward"),
         (tape.Tape, "gradients", "backward"),
         (torch.Tensor, "backward", "backward"),
-        (clipped_sum, "per_example_norms", "norms"),
+        (clipped_summer, "per_example_norms", "norms"),
         *[(kind, "weighted_sum", "sums") for kind in block_types],
         (mechanism, "gaussian_release", "noise"),
         (Ledger, "charge", "ledger"),

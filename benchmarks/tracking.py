@@ -62,7 +62,7 @@ def steps_of(case: Any, session: Any, count: int) -> list[float]:
 
 def tracking_seconds(case: Any, model: Any, rounds: int) -> float:
     """Return the median of what a tracker adds to one forward pass of a micro-batch."""
-    from dpkfc.gradients.clipped_sum import batch_tracker
+    from dpkfc.gradients.one_pass import batch_tracker
 
     batch = case.data(case.micro_batch or case.batch_size)
     parameters = list(model.parameters())

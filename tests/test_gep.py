@@ -15,8 +15,8 @@ from dpkfc.config import PrivacyConfig
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.noise_probes import FeatureNoise
-from dpkfc.gradients.clipped_sum import spread
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.subspace_clip import spread
 from dpkfc.linalg.metric import EMBEDDING, Subspace
 from dpkfc.postprocess.pipeline import read_out
 from dpkfc.privacy.ledger import Ledger

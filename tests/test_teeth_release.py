@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.kfac import KFAC
-from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.layer_contributions import capture
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import ClippedSum, release
 from tests.mutation_cases import (

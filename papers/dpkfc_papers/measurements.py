@@ -38,8 +38,8 @@ from dpkfc.curvature.private_oracle import PrivateOracle
 from dpkfc.curvature.probe_pass import ProbeSpec, public_generator, run_probe
 from dpkfc.curvature.probes import Probe, PublicData
 from dpkfc.curvature.signal_to_noise import signal_to_noise
-from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.layer_contributions import capture
 from dpkfc.linalg.blocks import Outer
 from dpkfc_papers.public_examples import find_public_examples
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dpkfc._checks import check_integer, check_not_negative, check_positive
 from dpkfc.curvature.base import PreconditionerState
-from dpkfc.gradients.clipped_sum import losses_of
+from dpkfc.gradients.loss_function import losses_of
 from dpkfc.gradients.state import evaluation_mode, own_pass
 
 if TYPE_CHECKING:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     # A plan of plain settings is made without torch, which takes seconds to import.
     from dpkfc.curvature.base import Preconditioner
-    from dpkfc.gradients.clipped_sum import Clip
+    from dpkfc.gradients.clip import Clip
     from dpkfc.memory import RowLimit
     from dpkfc.postprocess.pipeline import PostProcess, WeightEMA
     from dpkfc.privacy.accounting import Charges
@@ -872,7 +872,7 @@ class PrivacyConfig:
         Raises:
             ValueError: `norm_methods` names another layer.
         """
-        from dpkfc.gradients.clipped_sum import Clip
+        from dpkfc.gradients.clip import Clip
         from dpkfc.linalg.norm_methods import check_methods
 
         check_methods(self.norm_methods, layers)

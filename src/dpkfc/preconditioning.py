@@ -31,7 +31,7 @@ from dpkfc.curvature.refresh_group import check_same_probe, copy_to_device
 from dpkfc.distributed.consistency import check_in_step, fix_hint
 from dpkfc.distributed.context import SINGLE_PROCESS, DistributedContext
 from dpkfc.distributed.fsdp import is_divided, reshard
-from dpkfc.gradients.clipped_sum import capture
+from dpkfc.gradients.layer_contributions import capture
 from dpkfc.gradients.layers import Layer, device_of_layers
 from dpkfc.linalg.metric import Metric
 from dpkfc.memory import MicroBatchSize, RowLimit

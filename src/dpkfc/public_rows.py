@@ -26,7 +26,7 @@ from torch.utils.data import Subset
 
 from dpkfc.data.loading import Collate, RowDataset
 from dpkfc.data.loading import tensors_of as columns_of
-from dpkfc.gradients.tape import tensors_of
+from dpkfc.gradients.layers import tensors_of
 from dpkfc.memory import is_out_of_memory
 from dpkfc.rng_state import preserve_generators
 

@@ -36,9 +36,11 @@ from dpkfc.distributed import fsdp
 from dpkfc.distributed.consistency import check_alike, check_in_step
 from dpkfc.distributed.context import DistributedContext
 from dpkfc.distributed.shares import check_shares
-from dpkfc.gradients.clipped_sum import EvaluationPoint, GradientMode, LossFn, clipped_sum
+from dpkfc.gradients.clipped_sum import GradientMode, clipped_sum
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.evaluation_points import EvaluationPoint
 from dpkfc.gradients.layers import device_of_layers
+from dpkfc.gradients.loss_function import LossFn
 from dpkfc.gradients.moment_sum import sum_second_moments
 from dpkfc.gradients.state import (
     check_moved,

@@ -26,17 +26,13 @@ from torch.utils._pytree import tree_map_only
 from dpkfc._checks import check_one_of
 from dpkfc.distributed.context import flatten
 from dpkfc.distributed.fsdp import trainable_tensors
-from dpkfc.gradients.clipped_sum import (
-    LossFn,
-    follow_augmentation,
-    follow_pass,
-    full_precision,
-    losses_of,
-    move_batch,
-    split_sum,
-)
-from dpkfc.gradients.fallback import gradient_of
-from dpkfc.gradients.layers import Call, Layer, device_of_layers, named_tensors
+from dpkfc.gradients.autograd_graph import gradient_of
+from dpkfc.gradients.eager_mode import run_eagerly
+from dpkfc.gradients.full_precision import full_precision
+from dpkfc.gradients.layer_matrices import split_sum
+from dpkfc.gradients.layers import Call, Layer, device_of_layers, named_tensors, tensors_of
+from dpkfc.gradients.loss_function import LossFn, check_losses, losses_of
+from dpkfc.gradients.one_pass import follow_augmentation, follow_pass, move_batch
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.state import (
     Augmentation,
@@ -47,7 +43,7 @@ from dpkfc.gradients.state import (
     check_memory,
     checked_state,
 )
-from dpkfc.gradients.tape import Tape, check_losses, run_eagerly, tensors_of
+from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.metric import NamedTensors
 from dpkfc.memory import is_out_of_memory
 from dpkfc.public_rows import Attempts, PublicRows, warn_of_padding

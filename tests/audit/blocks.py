@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dpkfc.gradients.clipped_sum import clip_factors
+from dpkfc.gradients.clip import clip_factors
 from dpkfc.linalg.blocks import AnyBlock, ConvBlock, Lookup, Outer, PerExample, Tied
 from dpkfc.linalg.magnitudes import bound_magnitudes
 from dpkfc.linalg.metric import (

@@ -24,15 +24,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpkfc.clipping import contribution_bound
 from dpkfc.curvature import KFAC, FeatureNoise
-from dpkfc.gradients.clipped_sum import (
-    Clip,
-    ClippedSummer,
-    capture,
-    clip_factors,
-    contribution_bound,
-)
+from dpkfc.gradients.clip import Clip, clip_factors
+from dpkfc.gradients.clipped_summer import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.layer_contributions import capture
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.blocks import ConvBlock, Lookup, Outer, Tied

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, PublicData
 from dpkfc.curvature.eigen import Eigen
 from dpkfc.curvature.factors import DiagonalFactor
-from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.layer_contributions import capture
 from dpkfc.linalg.blocks import Block
 from tests.curvature.toys import CNN_SHAPE, cnn, dense_matrix
 

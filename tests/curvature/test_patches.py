@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from dpkfc.curvature import row_sampling
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, probe_norms
 from dpkfc.curvature.row_sampling import RowSubsampler
-from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.layer_contributions import capture
 from dpkfc.linalg import blocks
 from dpkfc.linalg.blocks import Outer, Patched
 from dpkfc.linalg.metric import Dense, Eigenbasis, Kronecker

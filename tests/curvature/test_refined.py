@@ -22,8 +22,8 @@ from dpkfc.curvature.model_state import preserve_model
 from dpkfc.curvature.private_oracle import PrivateOracle
 from dpkfc.curvature.probe_pass import ProbeSpec, public_generator, run_probe
 from dpkfc.curvature.probes import Probe
-from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.layer_contributions import capture
 
 SHAPE = (2, 6, 5)
 

@@ -14,7 +14,7 @@ from torch import nn
 from dpkfc.curvature import KFAC, Probe, TokenNoise
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator
 from dpkfc.curvature.probe_pass import public_generator
-from dpkfc.gradients import clipped_sum
+from dpkfc.gradients import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.blocks import Lookup, MaterializedGradients, Outer, Tied
 from tests.curvature.toys import dense_matrix
@@ -53,7 +53,7 @@ class Tagger(nn.Module):
 
 
 def _captured(layers, model, loss):
-    return clipped_sum.capture(model, layers, loss)
+    return capture(model, layers, loss)
 
 
 def _build(model: nn.Module, kfac: KFAC, factors: bool = False):
@@ -224,7 +224,7 @@ def test_a_block_of_an_unknown_kind_keeps_the_identity_and_is_reported(caplog):
     layers = find_layers(model)
 
     def capture(m, loss):
-        return {**clipped_sum.capture(m, layers, loss), "value": odd}
+        return {**_captured(layers, m, loss), "value": odd}
 
     built = _kfac().build(model, capture, 0, {layer.name: layer.rule for layer in layers})
     assert "value" not in built.metric and "value" in caplog.text

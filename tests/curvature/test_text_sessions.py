@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, Probe, PublicData, TokenNoise
 from dpkfc.curvature.probe_pass import public_generator
-from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.layer_contributions import capture
 from dpkfc.linalg.metric import Diagonal, Kronecker
 from dpkfc.session import Session
 from tests.models import VOCABULARY, add_lora, bert, gpt2

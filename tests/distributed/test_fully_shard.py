@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from dpkfc.curvature import AdaDPS
 from dpkfc.distributed.context import RankLost
 from dpkfc.distributed.fsdp import to_local
-from dpkfc.gradients.clipped_sum import LossFn
+from dpkfc.gradients.loss_function import LossFn
 from dpkfc.postprocess import DiSK, WeightEMA
 from dpkfc.privacy.ledger import verify
 from tests.distributed.fsdp import RUNS, Run, Scale, adam, ids, shard, transformer, weights

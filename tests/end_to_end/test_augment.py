@@ -14,20 +14,16 @@ from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.data.loading import layout
-from dpkfc.gradients import clipped_sum as micro
-from dpkfc.gradients.clipped_sum import (
-    AT_MODEL_PARAMETERS,
-    Clip,
-    EvaluationPoint,
-    GradientMode,
-    clipped_sum,
-)
+from dpkfc.gradients import one_pass
+from dpkfc.gradients.clip import Clip
+from dpkfc.gradients.clipped_sum import GradientMode, clipped_sum
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.evaluation_points import AT_MODEL_PARAMETERS, EvaluationPoint
 from dpkfc.gradients.state import augmented
 from dpkfc.session import Session
 from dpkfc.tracking.states import Unknown
 from dpkfc.tracking.tracker import Tracker
-from tests.gradients.cases import CASES, Case, build, loss_fn
+from tests.gradients.cases import CASES, Case, build, loss_fn, reader
 from tests.recording import Heard
 from tests.test_session import N, data, net, plan, session, train, weights
 
@@ -70,7 +66,7 @@ def views_by_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let an augmentation change a row by its place, so that the views of two runs can be
     compared.
     """
-    monkeypatch.setattr(micro, "Tracker", partial(Tracker, trusts_public_rows=True))
+    monkeypatch.setattr(one_pass, "Tracker", partial(Tracker, trusts_public_rows=True))
 
 
 @pytest.mark.usefixtures("views_by_place")
@@ -90,6 +86,7 @@ def test_the_mean_over_views_is_clipped_once(case: Case) -> None:
     micro_batches = [((x[part.records], y[part.records]), part) for part in parts]
     layers = find_layers(model)
     args: dict[str, Any] = {"loss_fn": loss_fn, "micro_batches": micro_batches}
+    args["one_record"] = reader((x, y))
     means = []
     clipped_sum(model, layers, {}, Clip(1e9), augment=augment, **args)
     seen = [(part.records, made.pop(0)) for part in parts]
@@ -319,7 +316,7 @@ def test_dropout_draws_for_every_view_and_both_points_see_the_same(
         Clip(1.0),
         loss_fn=lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none"),
         micro_batches=[((x[part.records], y[part.records]), part)],
-        one_record=lambda i: (x[i : i + 1], y[i : i + 1]),
+        one_record=reader((x, y)),
         mode=GradientMode(unproved_operation=operation),
         points=[AT_MODEL_PARAMETERS, EvaluationPoint(weight=0.5)],
         augment=noisy,

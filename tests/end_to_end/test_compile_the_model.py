@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkfc.gradients.tape import run_eagerly
+from dpkfc.gradients.eager_mode import run_eagerly
 from dpkfc.session import Session
 from tests.integrations import opacus_cases
 from tests.test_session import data, loss_fn, plan, weights

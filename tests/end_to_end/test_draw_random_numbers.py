@@ -248,7 +248,7 @@ def test_a_state_that_is_saved_after_a_step_tells_no_mask(test_mode_seed):
 
 def test_what_a_refresh_takes_up_goes_to_another_device_too():
     from dpkfc import KFAC, FeatureNoise
-    from dpkfc.gradients.clipped_sum import capture
+    from dpkfc.gradients.layer_contributions import capture
 
     model = net(0.0)
     layers = find_layers(model)

@@ -14,7 +14,8 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpkfc.data.loading import Part
-from dpkfc.gradients.clipped_sum import Clip, clipped_sum
+from dpkfc.gradients.clip import Clip
+from dpkfc.gradients.clipped_sum import clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.integrations.opacus import PrivacyEngine
 

@@ -26,8 +26,8 @@ from dpkfc.curvature import (
     PublicData,
 )
 from dpkfc.curvature.probe_pass import run_probe
-from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.layer_contributions import capture
 from dpkfc.memory import peak_bytes
 from dpkfc.preconditioning import PreconditionerManager, refresh_microbatch_size
 from dpkfc.session import Session

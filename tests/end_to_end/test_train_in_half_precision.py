@@ -11,11 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dpkfc.release_pipeline
-from dpkfc.gradients.clipped_sum import Clip, clipped_sum, example_gradient
+from dpkfc.gradients.clip import Clip
+from dpkfc.gradients.clipped_sum import clipped_sum
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.one_pass import example_gradient
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.session import Session
-from tests.gradients.cases import Scaled
+from tests.gradients.cases import Scaled, reader
 from tests.test_session import N, data, plan
 
 
@@ -95,7 +97,13 @@ def summed(model: nn.Module, loss: Callable = loss_fn) -> tuple[Tensor, Tensor]:
 
     batches = [(sentences(), part) for part in layout(range(N))]
     sums, norms = clipped_sum(
-        model, find_layers(model), {}, Clip(0.5), loss_fn=loss, micro_batches=batches
+        model,
+        find_layers(model),
+        {},
+        Clip(0.5),
+        loss_fn=loss,
+        micro_batches=batches,
+        one_record=reader(sentences()),
     )
     assert {x.dtype for x in sums.values()} == {torch.float32}
     assert norms.dtype == torch.float64

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from dpkfc.data.loading import MicroBatches, layout
 from dpkfc.federated import Client, LocalModel, PerUpload, TrustedServer
 from dpkfc.federated.plan import FederatedConfig
-from dpkfc.gradients.clipped_sum import Clip, clipped_sum
+from dpkfc.gradients.clip import Clip
+from dpkfc.gradients.clipped_sum import clipped_sum
 from dpkfc.gradients.discovery import find_layers
 
 N, D, C = 6, 4, 0.5

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc import KFAC, PrivacyConfig, Session, TokenNoise
-from dpkfc.gradients import clipped_sum
+from dpkfc.gradients import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.metric import Identity, Kronecker
@@ -183,7 +183,7 @@ def test_a_side_without_signal_is_the_identity_until_b_has_moved() -> None:
 
     def build(step: int):  # noqa: ANN202
         rules = {layer.name: layer.rule for layer in layers}
-        return kfac.build(model, lambda m, loss: clipped_sum.capture(m, layers, loss), step, rules)
+        return kfac.build(model, lambda m, loss: capture(m, layers, loss), step, rules)
 
     first = build(0)
     dead = {row["layer"] for row in first.report if "no signal" in row["note"]}

@@ -187,6 +187,11 @@ def build(
     return model, (x, torch.randint(0, 3, (n,)))
 
 
+def reader(batch: tuple[Tensor, ...]) -> Callable[[int], tuple[Tensor, ...]]:
+    """The function from the number of a record to a batch of that record alone."""
+    return lambda i: tuple(x[i : i + 1] for x in batch)
+
+
 def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Cross-entropy of each example, twice weighted so that losses differ."""
     x, y = batch

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.data.loading import Part
-from dpkfc.gradients.clipped_sum import Clip, clipped_sum, split_sum
+from dpkfc.gradients.clip import Clip
+from dpkfc.gradients.clipped_sum import clipped_sum
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.layer_matrices import split_sum
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpkfc.gradients.clipped_sum import Clip, ClippedSummer
+from dpkfc.gradients.clip import Clip
+from dpkfc.gradients.clipped_summer import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.rules import blocks_of

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
 
 from dpkfc.gradients import rules
-from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.layer_contributions import capture
 from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.blocks import Outer
 from tests.gradients.loop import assert_equals_a_loop, examples, loss_fn, randn

@@ -204,7 +204,7 @@ def test_an_example_alone_has_the_bound_of_one_among_others(
 
 
 def test_autocast_around_a_step_does_not_reach_norms_and_sums() -> None:
-    from dpkfc.gradients.clipped_sum import full_precision
+    from dpkfc.gradients.full_precision import full_precision
 
     a = torch.randn(64, 64)
     with torch.autocast("cpu", torch.bfloat16):

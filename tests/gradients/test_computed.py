@@ -13,14 +13,17 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 from dpkfc.data.loading import layout
-from dpkfc.gradients import fallback
-from dpkfc.gradients.clipped_sum import Clip, EvaluationPoint, capture, clipped_sum
+from dpkfc.gradients import parametrized
+from dpkfc.gradients.clip import Clip
+from dpkfc.gradients.clipped_sum import clipped_sum
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.fallback import ParametrizedBlock
+from dpkfc.gradients.evaluation_points import EvaluationPoint
+from dpkfc.gradients.layer_contributions import capture
+from dpkfc.gradients.parametrized import ParametrizedBlock
 from dpkfc.gradients.rules import blocks_of, joined_calls
 from dpkfc.gradients.tape import Tape
 from dpkfc_papers.recipes.networks import WeightStandardisation, standardised_conv
-from tests.gradients.cases import loss_fn
+from tests.gradients.cases import loss_fn, reader
 from tests.gradients.loop import assert_equals_a_loop, examples
 
 
@@ -112,11 +115,11 @@ def test_rows_of_a_group_are_added_before_they_are_pulled_back(
     layers = find_layers(model)
     elsewhere = {n: p.detach() + 0.1 for n, p in model.named_parameters()}
     pulled: list[int] = []
-    original = fallback.vectorised
+    original = parametrized.map_examples
     monkeypatch.setattr(
-        fallback, "vectorised", lambda one, g: pulled.append(len(g)) or original(one, g)
+        parametrized, "map_examples", lambda one, g: pulled.append(len(g)) or original(one, g)
     )
-    monkeypatch.setattr(fallback, "_PULLED_ELEMENTS", 1)
+    monkeypatch.setattr(parametrized, "_PULLED_ELEMENTS", 1)
     rows = torch.arange(6).view(3, 2).numpy()
     (part,) = layout(rows, None, None, "sum")
     values = {n: p.detach().clone() for n, p in model.named_parameters()}
@@ -127,6 +130,7 @@ def test_rows_of_a_group_are_added_before_they_are_pulled_back(
         Clip(0.5),
         loss_fn=loss_fn,
         micro_batches=[((x, y), part)],
+        one_record=reader((x, y)),
         points=[EvaluationPoint(weight=1.5), EvaluationPoint(elsewhere, -0.5)],
     )
     assert pulled and set(pulled) == {1} and len(pulled) == 3 * 2 * (2 if case == "both" else 1)

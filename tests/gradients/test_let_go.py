@@ -14,8 +14,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from dpkfc.gradients import clipped_sum
-from dpkfc.gradients.clipped_sum import Clip, ClippedSummer
+from dpkfc.gradients import clipped_summer
+from dpkfc.gradients.clip import Clip
+from dpkfc.gradients.clipped_summer import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.tape import Tape
 from dpkfc.linalg import blocks
@@ -98,7 +99,7 @@ def test_a_pair_is_let_go_when_it_has_been_used(name: str, monkeypatch: pytest.M
     layers, calls = find_layers(model), taped(model)
     held = Held(calls)
     assert held() == NAMES and not held.half()
-    at_norms = noted(monkeypatch, clipped_sum, "per_example_norms", held)
+    at_norms = noted(monkeypatch, clipped_summer, "per_example_norms", held)
     at_sums = noted(monkeypatch, Outer, "weighted_sum", held)
     metric = {} if kind == "none" else metric_of(layers, kind)
     summer = ClippedSummer(layers, metric, Clip(0.5, methods=dict.fromkeys(NAMES, method)))
@@ -116,7 +117,7 @@ def test_gradients_that_were_formed_stand_in_for_their_pairs(
     model = nn.Sequential(nn.Linear(WIDE, 3), nn.Tanh(), nn.Linear(3, WIDE)).double()
     calls = taped(model)
     held = Held(calls)
-    at_norms = noted(monkeypatch, clipped_sum, "per_example_norms", held)
+    at_norms = noted(monkeypatch, clipped_summer, "per_example_norms", held)
     at_sums = noted(monkeypatch, MaterializedGradients, "weighted_sum", held)
     ClippedSummer(
         find_layers(model), {}, Clip(0.5, methods=dict.fromkeys(("0", "2"), "materialised"))

@@ -10,14 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.data.loading import Part
-from dpkfc.gradients.clipped_sum import (
-    AT_MODEL_PARAMETERS,
-    Clip,
-    EvaluationPoint,
-    GradientMode,
-    clipped_sum,
-)
+from dpkfc.gradients.clip import Clip
+from dpkfc.gradients.clipped_sum import GradientMode, clipped_sum
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.evaluation_points import AT_MODEL_PARAMETERS, EvaluationPoint
 from dpkfc.tracking.states import Unknown
 
 N = 4
@@ -97,7 +93,7 @@ def test_no_point_sees_what_a_pass_at_another_wrote_into_the_batch(
 
 def test_micro_batches_after_the_counted_ones_are_not_summed() -> None:
     model, x = nn.Linear(3, 2).double(), torch.randn(N, 3, dtype=torch.float64)
-    settings = {"loss_fn": loss_fn}
+    settings = {"loss_fn": loss_fn, "one_record": lambda i: (x[i : i + 1],)}
     one = ((x,), part_of(None, 1))
     layers = find_layers(model)
     expected, norms = clipped_sum(model, layers, {}, Clip(1.0), micro_batches=[one], **settings)

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from dpkfc.curvature.ngd import clamp_eigenvalues
-from dpkfc.gradients.clipped_sum import Clip, ClippedSummer
+from dpkfc.gradients.clip import Clip
+from dpkfc.gradients.clipped_summer import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.blocks import Outer

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dpkfc.gradients.clipped_sum import Clip, ClippedSummer, capture
+from dpkfc.gradients.clip import Clip
+from dpkfc.gradients.clipped_summer import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.layer_contributions import capture
 from dpkfc.gradients.tape import Tape
 from tests.gradients.loop import assert_equals_a_loop, examples, loss_fn, taped
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from dpkfc.gradients.clipped_sum import Clip, ClippedSummer
+from dpkfc.gradients.clip import Clip
+from dpkfc.gradients.clipped_summer import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.rules import joined_calls
 from dpkfc.gradients.tape import Tape

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from dpkfc.gradients.clipped_sum import Clip, ClippedSummer, clip_factors
+from dpkfc.gradients.clip import Clip, clip_factors
+from dpkfc.gradients.clipped_summer import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import own_pass
 from dpkfc.gradients.tape import Tape

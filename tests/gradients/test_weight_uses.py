@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpkfc.gradients.clipped_sum import batch_tracker, follow_pass
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.one_pass import batch_tracker, follow_pass
 from dpkfc.tracking.states import BatchAxis
 
 N, D = 5, 4

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpkfc.gradients.clipped_sum import Clip, ClippedSummer
+from dpkfc.gradients.clip import Clip
+from dpkfc.gradients.clipped_summer import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.tape import Tape

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from dpkfc import session
 from dpkfc.data.loading import Part
-from dpkfc.gradients import clipped_sum as sums
-from dpkfc.gradients.clipped_sum import ClippedSummer, Groups
+from dpkfc.gradients import clip, subspace_clip
+from dpkfc.gradients import clipped_summer as sums
+from dpkfc.gradients.clipped_summer import ClippedSummer, Groups
 from dpkfc.linalg import blocks as row_lengths
 from dpkfc.linalg import linear_norms as gram
 from dpkfc.linalg.blocks import Lookup, Outer, PerExample, Tied
@@ -175,7 +176,7 @@ def c_for_every_layer(m: pytest.MonkeyPatch) -> None:
 def residual_unclipped(m: pytest.MonkeyPatch) -> None:
     swapped(
         m,
-        sums,
+        subspace_clip,
         "clip_factors",
         lambda real: (
             lambda found, c: real(found, c) if c == 0.5 else torch.isfinite(found).to(found)
@@ -229,7 +230,7 @@ def switched_precision(m: pytest.MonkeyPatch) -> None:
 
 
 def denormal_factors(m: pytest.MonkeyPatch) -> None:
-    m.setattr(sums, "_LEAST", 0.0)
+    m.setattr(clip, "_LEAST", 0.0)
 
 
 def not_neutralised(m: pytest.MonkeyPatch) -> None:
@@ -250,12 +251,12 @@ def late_rows_unclipped(m: pytest.MonkeyPatch) -> None:
     """The rows of a micro-batch beyond the 127th are not clipped."""
 
     def make(real: Any) -> Any:
-        def clip_factors(found: Tensor, *rest: Any) -> Tensor:
+        def own_factors(found: Tensor, *rest: Any) -> Tensor:
             factors = real(found, *rest).clone()
             factors[127:] = torch.isfinite(found[127:]).to(factors)
             return factors
 
-        return clip_factors
+        return own_factors
 
     swapped(m, sums, "clip_factors", make)
 

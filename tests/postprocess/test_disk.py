@@ -12,10 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.data.loading import layout
-from dpkfc.gradients.clipped_sum import AT_MODEL_PARAMETERS, Clip, EvaluationPoint, clipped_sum
+from dpkfc.gradients.clip import Clip
+from dpkfc.gradients.clipped_sum import clipped_sum
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.evaluation_points import AT_MODEL_PARAMETERS, EvaluationPoint
 from dpkfc.postprocess import EMA, DiSK
 from dpkfc.postprocess.pipeline import AT_PARAMETERS
+from tests.gradients.cases import reader
 from tests.mutation_cases import N, loss_fn, net, plan, session, weights
 from tests.postprocess.cases import run
 from tests.recording import Heard
@@ -120,6 +123,7 @@ def test_on_a_quadratic_the_combination_is_the_gradient_plus_hessian_times_d_for
             Clip(1e9),
             loss_fn=squares,
             micro_batches=parts(batch),
+            one_record=reader(batch),
             points=at,
         )
         results.append(total["weight"])

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from dpkfc.data.loading import Part, layout
-from dpkfc.gradients.clipped_sum import Clip, EvaluationPoint, clipped_sum
+from dpkfc.gradients.clip import Clip
+from dpkfc.gradients.clipped_sum import clipped_sum
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.evaluation_points import EvaluationPoint
 from dpkfc.linalg.metric import Metric
 from dpkfc.postprocess import DiSK
 from tests.gradients.cases import CASES, Case, build, looped, loss_fn

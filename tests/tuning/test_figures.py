@@ -14,8 +14,8 @@ from dpkfc.curvature import KFAC, FeatureNoise, Probe
 from dpkfc.curvature.eigen import eigh
 from dpkfc.curvature.factors import DiagonalFactor, IsotropicFactor
 from dpkfc.curvature.kfac import randomize_directions
-from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.layer_contributions import capture
 from dpkfc_papers.measurements import (
     ACTIVATIONS,
     AUTHORS,

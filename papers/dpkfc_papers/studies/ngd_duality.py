@@ -160,7 +160,7 @@ def look(model: nn.Module, ngd: Any, capture: Any, step: int, data: Any) -> dict
 def measure(data_dir: str) -> dict[str, Any]:
     from dpkfc import NGD, PrivacyConfig, PublicData, Session
     from dpkfc.app.recipes.catalogue import find_recipe, run_config
-    from dpkfc.gradients.clipped_sum import capture
+    from dpkfc.gradients.layer_contributions import capture
 
     def read(name: str) -> Any:
         return find_recipe(name).data(run_config({"recipe": name, "data_dir": data_dir}))

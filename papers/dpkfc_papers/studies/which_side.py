@@ -150,7 +150,7 @@ def metrics(
 ) -> Iterator[tuple[str, Mapping[str, Any] | None]]:
     from dpkfc import KFAC, DeadLeaves, PinkNoise
     from dpkfc.curvature import PrivateOracle
-    from dpkfc.gradients.clipped_sum import capture
+    from dpkfc.gradients.layer_contributions import capture
 
     yield "none", None
     rules, shape = {layer.name: layer.rule for layer in session.layers}, (1, 28, 28)

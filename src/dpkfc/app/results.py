@@ -33,8 +33,8 @@ from dpkfc.app.settings import RunConfig
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.signal_to_noise import signal_to_noise
-from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.layer_contributions import capture
 from dpkfc.preconditioning import refresh_microbatch_size
 from dpkfc.privacy.accounting import describe_extra
 from dpkfc.report.card import CardFacts, build_card, dataset_size, stamp, write_weights_and_card

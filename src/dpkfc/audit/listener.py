@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dpkfc.audit.step_canaries import Scores
-from dpkfc.gradients.clipped_sum import matrix_of
+from dpkfc.gradients.layer_matrices import matrix_of
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.metric import Entry, Metric
 from dpkfc.privacy.mechanism import Released

@@ -19,7 +19,7 @@ from dpkfc.data.loading import Collate
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.runs import OnRound, SimulatedRun
 from dpkfc.federated.simulation import federate
-from dpkfc.gradients.clipped_sum import LossFn
+from dpkfc.gradients.loss_function import LossFn
 
 Settings = Mapping[str, Any]
 # Settings of the server: its folder, seconds that a message may take, seconds to wait for clients.

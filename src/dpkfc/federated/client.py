@@ -42,7 +42,7 @@ from dpkfc.federated.messages import (
 from dpkfc.federated.party import stream_seed
 from dpkfc.federated.plan import SEED, FederatedPlan
 from dpkfc.federated.sums import Tensors
-from dpkfc.gradients.clipped_sum import swap_parameters
+from dpkfc.gradients.evaluation_points import swap_parameters
 from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.privacy.mechanism import ClippedSum
 from dpkfc.privacy.rng import SamplingStream

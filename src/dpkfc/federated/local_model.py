@@ -14,16 +14,12 @@ from dpkfc.data.loading import Collate, MicroBatches, Part, layout
 from dpkfc.federated.party import PartyModel
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.sums import NamedTensors, Tensors, accumulation_dtype, total_norm, zero_sums
-from dpkfc.gradients.clipped_sum import (
-    Clip,
-    GradientMode,
-    LossFn,
-    clip_factors,
-    clipped_sum,
-    move_batch,
-)
-from dpkfc.gradients.fallback import gradient_of
+from dpkfc.gradients.autograd_graph import gradient_of
+from dpkfc.gradients.clip import Clip, clip_factors
+from dpkfc.gradients.clipped_sum import GradientMode, clipped_sum
 from dpkfc.gradients.layers import device_of_layers
+from dpkfc.gradients.loss_function import LossFn
+from dpkfc.gradients.one_pass import move_batch
 from dpkfc.gradients.state import make_stateless, own_pass
 from dpkfc.public_rows import UNREADABLE, find_template
 from dpkfc.rng_state import randomize_generators

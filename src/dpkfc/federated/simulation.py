@@ -21,7 +21,7 @@ from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.rounds import RoundRecord
 from dpkfc.federated.runs import OnRound, SimulatedRun, open_run
 from dpkfc.federated.server import Server
-from dpkfc.gradients.clipped_sum import LossFn
+from dpkfc.gradients.loss_function import LossFn
 from dpkfc.privacy.budget import Budget
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dpkfc.gradients.clipped_sum import Clip, ClippedSummer, capture, clip_factors
+from dpkfc.gradients.clip import Clip, clip_factors
+from dpkfc.gradients.clipped_summer import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.layer_contributions import capture
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.rules import LayerRule, register_layer_rule
 from dpkfc.gradients.tape import Tape

@@ -20,9 +20,9 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from dpkfc.distributed.fsdp import trainable_tensors
-from dpkfc.gradients.fallback import has_computed_weight
-from dpkfc.gradients.internals import IN, OUT, is_attention
+from dpkfc.gradients.attention import IN, OUT, is_attention
 from dpkfc.gradients.layers import MATRICES, Layer, class_forward, join_names
+from dpkfc.gradients.parametrized import has_computed_weight
 from dpkfc.gradients.rules import has_layer_rule
 from dpkfc.linalg.metric import NamedTensors
 

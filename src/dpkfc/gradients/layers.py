@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from dpkfc.linalg.metric import NamedTensors
 from dpkfc.tracking.states import BatchAxis
@@ -176,3 +176,8 @@ Calls = dict[str, list[Any]]
 def device_of_layers(layers: Sequence[Layer]) -> torch.device:
     """Return the device of a model's parameters."""
     return layers[0].tensor(next(iter(layers[0].parameters))).device
+
+
+def tensors_of(values: Any) -> list[Tensor]:
+    """Return the tensors inside some values."""
+    return [x for x in tree_leaves(values) if isinstance(x, Tensor)]

@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dpkfc.gradients.clipped_sum import Clip, Rows, clipped_sum
+from dpkfc.gradients.clip import Clip
+from dpkfc.gradients.clipped_sum import Rows, clipped_sum
 from dpkfc.gradients.discovery import find_layers
 
 

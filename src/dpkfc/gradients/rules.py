@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_unflatten
 
 from dpkfc.distributed.fsdp import check_not_freed, gathered
-from dpkfc.gradients.fallback import ParametrizedBlock, fallback_gradients, pulls_of
-from dpkfc.gradients.internals import recurrent_gradients
+from dpkfc.gradients.fallback import fallback_gradients
 from dpkfc.gradients.layers import Call, Calls, Layer
+from dpkfc.gradients.parametrized import ParametrizedBlock, pulls_of
+from dpkfc.gradients.recurrence import recurrent_gradients
 from dpkfc.linalg.blocks import (
     AnyBlock,
     ConvBlock,

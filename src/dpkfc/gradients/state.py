@@ -41,6 +41,7 @@ from dpkfc.gradients.replica import (
     same_values,
 )
 from dpkfc.linalg.metric import NamedTensors
+from dpkfc.memory import is_out_of_memory
 from dpkfc.rng_state import restarter
 from dpkfc.weights import digest_tensors
 
@@ -49,6 +50,11 @@ _log = logging.getLogger(__name__)
 
 class StateChangedError(ValueError):
     """A pass has changed what only releases may change; it ends the run."""
+
+
+def ends_run(error: Exception) -> bool:
+    """Return whether an error says nothing of a record: memory ran out, or weights were written."""
+    return isinstance(error, StateChangedError) or is_out_of_memory(error)
 
 
 @contextmanager

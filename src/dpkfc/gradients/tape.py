@@ -7,12 +7,10 @@ examples share meet the examples. Nothing stays on the model once the tape is cl
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
 from types import TracebackType
 from typing import Any
 
@@ -20,85 +18,37 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.modules.module import _has_any_global_hook
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from dpkfc.distributed.fsdp import find_graph_tensor, trainable_tensors
-from dpkfc.gradients.fallback import add_blocks, blocks_of_one, gradient_of
-from dpkfc.gradients.internals import (
-    ARGUMENTS,
-    INPUTS,
-    AttentionCall,
-    expected_axis,
-    expected_places,
+from dpkfc.gradients.attention import ARGUMENTS, INPUTS, AttentionCall, expected_axis
+from dpkfc.gradients.autograd_graph import (
+    custom_function,
+    depends_on,
+    gradient_of,
+    is_differentiable,
 )
-from dpkfc.gradients.layers import Arguments, Axes, Call, Calls, Keywords, Layer, name_arguments
-from dpkfc.linalg.blocks import Lookup
+from dpkfc.gradients.eager_mode import is_in_backward, run_eagerly
+from dpkfc.gradients.layer_matrices import add_blocks, blocks_of_one
+from dpkfc.gradients.layers import (
+    Arguments,
+    Axes,
+    Call,
+    Calls,
+    Keywords,
+    Layer,
+    name_arguments,
+    tensors_of,
+)
+from dpkfc.gradients.loss_function import check_losses
+from dpkfc.gradients.recurrence import expected_places
+from dpkfc.gradients.shared_uses import SharedTensorUse, SharedUses, WeightUse, pulled_back
 from dpkfc.linalg.metric import NamedTensors
-from dpkfc.memory import is_out_of_memory
 from dpkfc.rng_state import are_states_equal, host_states, random_states
-from dpkfc.tracking.batch_rules import are_places_equal, split_names, tensors_in
-from dpkfc.tracking.states import PARAMETRIC, BatchAxis, Parametric, State, Unknown, example_first
+from dpkfc.tracking.batch_rules import are_places_equal
+from dpkfc.tracking.states import PARAMETRIC, BatchAxis, Parametric, State, Unknown
 from dpkfc.tracking.tracker import Tracker
 
-
-def is_in_backward() -> bool:
-    """Return whether a backward pass is running in this thread.
-
-    A forward call inside it is a repeated one (activation checkpointing).
-    """
-    return torch._C._current_graph_task_id() != -1
-
-
-_COMPILER = "torch._dynamo"
-
-
-class _Stance:
-    """The setting of torch while any pass is followed.
-
-    Followed passes run uncompiled: a compiled graph shows no call of a layer. Scripts may leave
-    passes open and end them in any order.
-    """
-
-    passes = 0
-    eager: Any = None
-
-
-@contextmanager
-def run_eagerly() -> Iterator[None]:
-    """Run the functions that `torch.compile` has compiled as they were written, inside the body.
-
-    Without the compiler's module nothing was compiled, and importing it takes as long as torch.
-
-    Raises:
-        RuntimeError: the body brought the compiler and ran what it compiled.
-    """
-    has_compiler = _COMPILER in sys.modules
-    if _Stance.eager is None and has_compiler:
-        _Stance.eager = torch.compiler.set_stance("force_eager")
-    _Stance.passes += 1
-    try:
-        yield
-    finally:
-        _Stance.passes -= 1
-        if _Stance.passes == 0 and _Stance.eager is not None:
-            _Stance.eager.__exit__(None, None, None)
-            _Stance.eager = None
-    if not has_compiler and _COMPILER in sys.modules:
-        counters = import_module(f"{_COMPILER}.utils").counters
-        if counters["frames"]["total"]:
-            raise RuntimeError(
-                "the forward pass called torch.compile; compile the model before the session begins"
-            )
-
-
-# --------------------------------------------------------------------------------------------------
-
-_BUILTIN_NODES = (
-    "AccumulateGrad",
-    "CopySlices",
-    "torch::autograd::AccumulateGrad",
-    "torch::autograd::CopySlices",
-)
 _SINGLE_OUTPUT = ("linear", "conv", "embedding", "tied", "norm")
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 _RNN_MODULE = nn.LSTM.__module__
@@ -699,11 +649,6 @@ def _add_call(calls: Calls, record: _Record, call: Call) -> None:
         calls.setdefault(layer.name, []).append(call)
 
 
-def is_differentiable(x: Any) -> bool:
-    """Return whether a value is a tensor that gradients arrive at."""
-    return isinstance(x, Tensor) and x.is_floating_point() and x.requires_grad
-
-
 def _view_of_output(x: Tensor) -> Tensor:
     return x.view_as(x) if x.requires_grad else x
 
@@ -811,429 +756,3 @@ def _guessed_axis(x: Tensor, size: int) -> BatchAxis | None:
         if length == size:
             return BatchAxis(dim)
     return None
-
-
-def custom_function(losses: Tensor, ends: Sequence[Tensor] = ()) -> Unknown | None:
-    """Return the first node of the graph whose backward pass is Python code, or None.
-
-    Args:
-        losses: where the graph begins.
-        ends: tensors behind which the graph is not searched.
-    """
-    for node in nodes_of(losses, ends):
-        name = node.name()
-        is_builtin = "Backward" in name and name[-1:].isdigit()
-        if is_builtin or name in _BUILTIN_NODES:
-            continue
-        origin = getattr(type(node), "_forward_cls", type(node))
-        if not str(origin.__module__).startswith("torch.distributed."):
-            return Unknown(name, "the backward pass of a custom autograd function is not followed")
-    return None
-
-
-def nodes_of(losses: Tensor, ends: Sequence[Tensor] = ()) -> Iterator[Any]:
-    """Yield all nodes of the graph of some losses, down to `ends`, whose nodes are left out."""
-    with torch._C.DisableTorchFunction():
-        first, *excluded = [x.grad_fn for x in (losses, *ends)]
-    seen: set[Any] = {None, *excluded}
-    waiting: list[Any] = [] if first in seen else [first]
-    seen.add(first)
-    while waiting:
-        node = waiting.pop()
-        yield node
-        for following, _ in node.next_functions:
-            if following not in seen:
-                seen.add(following)
-                waiting.append(following)
-
-
-def depends_on(model: nn.Module, x: Tensor) -> bool:
-    """Return whether a tensor was computed from a trainable parameter of a model."""
-    parameters = set(map(id, trainable_tensors(model).values()))
-    return any(id(getattr(node, "variable", None)) in parameters for node in nodes_of(x))
-
-
-def tensors_of(values: Any) -> list[Tensor]:
-    """Return the tensors inside some values."""
-    return [x for x in tree_leaves(values) if isinstance(x, Tensor)]
-
-
-def check_losses(losses: Tensor, batch_size: int | None = None) -> None:
-    """Raise unless losses is a float vector with one entry an example.
-
-    Raises:
-        ValueError: naming the shape and the fix.
-    """
-    if not isinstance(losses, Tensor) or losses.dim() != 1:
-        found = type(losses).__name__
-        if isinstance(losses, Tensor):
-            found = str(tuple(losses.shape))
-        raise ValueError(
-            f"loss_fn must return one loss per example, a vector [batch]; got {found}. Use "
-            "reduction='none' and average over each example's own positions"
-        )
-    if not losses.is_floating_point():
-        raise ValueError(f"losses must be floating point, got {losses.dtype}")
-    if batch_size not in (None, losses.shape[0]):
-        raise ValueError(
-            f"loss_fn returned {losses.shape[0]} losses for {batch_size} examples; the leading "
-            "axis must be the batch"
-        )
-
-
-# --------------------------------------------------------------------------------------------------
-# Parameters and shared tensors that meet the examples: class tokens, positions, tied weights.
-#
-# A tensor that all examples share has one gradient for the whole batch. Its gradient for each
-# example appears where it meets a batched tensor. There the tape hands on a view with one row an
-# example. The values are the same, and the backward pass brings every example its own gradient.
-# From there it is pulled back through the public part of the graph.
-#
-# None of this is part of the proof. A use that is not followed here leaves its parameter as it is.
-# The tracker then sees that it meets the examples outside of a layer, and the gradients are
-# computed one example at a time.
-
-
-_ELEMENTWISE = split_names(
-    "add iadd radd sub isub rsub subtract mul imul rmul multiply div idiv rdiv truediv "
-    "itruediv rtruediv divide true_divide where maximum minimum pow lerp addcmul"
-)
-_BATCHED_PRODUCTS = split_names("matmul imatmul rmatmul bmm scaled_dot_product_attention")
-_SPREADING = split_names("expand expand_as broadcast_to repeat tile repeat_interleave")
-# How many trailing dimensions do not broadcast.
-_TRAILING = {**dict.fromkeys(_ELEMENTWISE, 0), **dict.fromkeys(_BATCHED_PRODUCTS, 2)}
-_TRANSPOSING = split_names("t T mT transpose swapaxes permute")
-
-
-@dataclass(frozen=True)
-class SharedTensorUse:
-    """A place where a shared tensor got a row for each example.
-
-    Attributes:
-        source: the shared tensor.
-        axis: the batch axis of the view that was handed on.
-        shape: of that view.
-        edge: where the gradients of the view arrive.
-    """
-
-    source: Tensor
-    axis: BatchAxis
-    shape: torch.Size
-    edge: GradientEdge
-
-    def gradients(self, gradient: Tensor, size: int) -> Tensor:
-        """Return gradients `[N, *source.shape]` from the gradient of the view."""
-        axis = self.axis
-        rows = example_first(gradient, axis, size)
-        if axis.extra_dims:
-            first = axis.dim + 1
-            copies = list(range(first, first + axis.extra_dims))
-            rows = rows.sum(copies)
-        return rows.reshape(size, *self.source.shape)
-
-
-@dataclass(frozen=True)
-class _Product:
-    """Features times a matrix, or ids in a table.
-
-    Attributes:
-        input: features or ids.
-        weight: the matrix or table.
-        bias: what is added, or None.
-        padding: row whose gradient is left out, or None.
-        crosswise: the weight lies as `[d_in, d_out]`, or is a vector `[d_in]`.
-        given: the tensor that the function was given in the place of the matrix.
-    """
-
-    input: Any
-    weight: Any
-    bias: Any = None
-    padding: int | None = None
-    crosswise: bool = False
-    given: tuple[Tensor, ...] = ()
-
-
-@dataclass(frozen=True)
-class WeightUse:
-    """A trainable matrix that a function read itself.
-
-    The function is `F.linear(x, weight)` or `F.embedding(ids, weight)`.
-
-    Attributes:
-        product: what the function computed, its input detached.
-        names: id of the weight and of the bias to its name in the model. Those that a layer covers
-            are absent.
-        axis: the batch axis of the input.
-        output_axis: the batch axis of the output.
-        edge: where the gradients of the output arrive.
-    """
-
-    product: _Product
-    names: Mapping[int, str]
-    axis: BatchAxis
-    output_axis: BatchAxis
-    edge: GradientEdge
-
-    def gradients(self, gradient: Tensor, size: int) -> NamedTensors:
-        """Return name to gradients `[N, *parameter.shape]`."""
-        product = self.product
-        b = example_first(gradient, self.output_axis, size)
-        a = example_first(product.input, self.axis, size)
-        if a.is_floating_point():
-            a = a.reshape(size, -1, a.shape[-1])
-            b = b.reshape(size, a.shape[1], -1)
-            a = a.to(b.dtype)
-            of_weight = a.mT @ b if product.crosswise else b.mT @ a
-        else:
-            ids = a.reshape(size, -1).long()
-            b = b.reshape(size, ids.shape[1], -1)
-            lookup = Lookup(ids, b, len(product.weight))
-            of_weight = lookup.drop_row(product.padding).per_example()
-        gradients = {}
-        for p, g in ((product.weight, of_weight), (product.bias, b.sum(1))):
-            name = self.names.get(id(p))
-            if name is not None:
-                gradients[name] = g.reshape(size, *p.shape)
-        return gradients
-
-
-@dataclass
-class SharedUses:
-    """Notes the meetings and weight uses of one forward pass, through the hooks of a tracker.
-
-    Attributes:
-        tracker: of the pass.
-        names: id of a trainable parameter to its name.
-        meetings: found so far.
-        weights: found so far.
-    """
-
-    tracker: Tracker
-    names: Mapping[int, str]
-    meetings: list[SharedTensorUse] = field(default_factory=list)
-    weights: list[WeightUse] = field(default_factory=list)
-    _transposed: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-
-    def call(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """Call a function of torch, with one row per example in place of a shared tensor."""
-        states = [self.tracker.state(x) for x in tensors_in((*args, *kwargs.values()))]
-        if PARAMETRIC not in states:
-            return function(*args, **kwargs)
-        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
-            # Inside a checkpoint the pass is repeated without this.
-            return function(*args, **kwargs)
-        name = _name_of(function)
-        if name in _SPREADING:
-            return self._spread(function, args, kwargs)
-        if name in _TRANSPOSING:
-            return self._transpose(function, args, kwargs)
-        if name in ("linear", "embedding", "matmul", "rmatmul"):
-            used = self._weight(function, name, args, kwargs)
-            if used is not None:
-                return used
-        if name in _TRAILING:
-            args, kwargs = self._expand_rows(args, kwargs, _TRAILING[name])
-        return function(*args, **kwargs)
-
-    def _transpose(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """Call `permute` or a relative, and note which trainable matrix it has transposed."""
-        result = function(*args, **kwargs)
-        source = args[0]
-        if id(source) in self.names and source.dim() == 2:
-            expected = source.T
-            # A permutation may leave a square matrix as it is.
-            if (result.shape, result.stride()) == (expected.shape, expected.stride()):
-                self._transposed[id(result)] = (result, source)
-        return result
-
-    def _spread(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """Call `expand`, `repeat` or a relative, and note a meeting with the examples.
-
-        It is one where a single dimension grows from 1 to N.
-        """
-        source = args[0]
-        result = function(*args, **kwargs)
-        if self.tracker.state(source) is not PARAMETRIC or result.grad_fn is None:
-            return result
-        if result.dim() < source.dim():
-            # It is flattened: its first axis holds entries of the parameter.
-            return result
-        lengths = zip(_broadcast_shape(source, result.dim()), result.shape, strict=True)
-        changed = {dim: pair for dim, pair in enumerate(lengths) if pair[0] != pair[1]}
-        if list(changed.values()) == [(1, self.tracker.size)]:
-            (dim,) = changed
-            self._add(source, result, BatchAxis(dim))
-        return result
-
-    def _add(self, source: Tensor, rows: Tensor, axis: BatchAxis) -> None:
-        """Note that `rows` shows `source` to every example.
-
-        Without a graph there is no gradient to bring back.
-        """
-        self.tracker.set_state(rows, axis)
-        if rows.requires_grad:
-            edge = get_gradient_edge(rows)
-            self.meetings.append(SharedTensorUse(source, axis, rows.shape, edge))
-
-    def _expand_rows(self, args: Any, kwargs: Any, trailing: int) -> tuple[Any, Any]:
-        """Return the arguments with shared tensors expanded along the batch axis.
-
-        The `trailing` dimensions do not broadcast.
-        """
-        tensors = tensors_of((args, kwargs))
-        rank = max(x.dim() for x in tensors)
-        axes = set()
-        for x in tensors:
-            own = self.tracker.axis(x)
-            if own is not None:
-                missing = rank - x.dim()
-                axes.add(own.shifted(missing))
-        if len(axes) != 1:
-            return args, kwargs
-        axis = axes.pop()
-        if axis.dim >= rank - trailing:
-            return args, kwargs
-
-        def expand(x: Tensor) -> Tensor:
-            shape = _broadcast_shape(x, rank)
-            is_shared = self.tracker.state(x) is PARAMETRIC and shape[axis.dim] == 1
-            if not is_shared or x.dim() < trailing:
-                return x
-            wide = list(shape)
-            wide[axis.dim] = axis.length(self.tracker.size)
-            rows = x.reshape(shape).expand(wide)
-            self._add(x, rows, axis)
-            return rows
-
-        return tree_map_only(Tensor, expand, (args, kwargs))
-
-    def _weight(self, function: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Call a product or a lookup with a trainable matrix and note it, or return None."""
-        product = self._product(name, args, kwargs)
-        if product is None:
-            return None
-        x, weight = product.input, product.weight
-        axis = self.tracker.axis(x)
-        read = [p for p in (weight, product.bias) if self.tracker.state(p) is not None]
-        if axis is None or not self.names.keys() >= set(map(id, (weight, *read))):
-            return None
-        if name != "embedding" and axis.dim >= x.dim() - 1:
-            return None
-        covered = [weight, *read, *product.given]
-        outputs = list[Tensor]()
-        self.tracker.cover(covered)
-        try:
-            result = function(*args, **kwargs)
-            outputs.append(result)
-        finally:
-            self.tracker.uncover(covered, outputs)
-        output_axis = self.tracker.axis(result)
-        if output_axis is None or result.grad_fn is None:
-            self.tracker.fail(name, "a trainable matrix is used outside its layer")
-            return result
-        names = {id(p): self.names[id(p)] for p in read}
-        product = replace(product, input=x.detach())
-        edge = get_gradient_edge(result)
-        self.weights.append(WeightUse(product, names, axis, output_axis, edge))
-        return result
-
-    def _product(self, name: str, args: Any, kwargs: Any) -> _Product | None:
-        """Return what a function is asked to multiply or look up, None where no rule is known."""
-        if name == "embedding":
-            given = name_arguments(("input", "weight", "padding_idx"), args, kwargs)
-            if given.get("max_norm") is not None or given.get("scale_grad_by_freq"):
-                return None
-            return _Product(given["input"], given["weight"], padding=given.get("padding_idx"))
-        if name == "linear":
-            given = name_arguments(("input", "weight", "bias"), args, kwargs)
-            return _Product(given["input"], given["weight"], given.get("bias"))
-        matrix, x = args[:2]
-        if name == "matmul":
-            x, matrix = args[:2]
-        _, weight = self._transposed.get(id(matrix), (matrix, matrix))
-        if not isinstance(x, Tensor) or weight.dim() > 2:
-            return None
-        return _Product(x, weight, given=(matrix,), crosswise=weight is matrix)
-
-
-def _name_of(function: Any) -> str:
-    """Return the name of a function of torch; for one that reads an attribute, the attribute's."""
-    name: str = getattr(function, "__name__", "").strip("_")
-    if name == "get":
-        attribute = getattr(function, "__self__", None)
-        name = getattr(attribute, "__name__", "")
-    return name
-
-
-def _broadcast_shape(x: Tensor, rank: int) -> tuple[int, ...]:
-    """Return the shape of a tensor with leading ones, so that it has `rank` dimensions."""
-    missing = rank - x.dim()
-    return (*[1] * missing, *x.shape)
-
-
-def pulled_back(
-    meetings: Sequence[SharedTensorUse],
-    arrived: dict[Any, Tensor | None],
-    targets: Sequence[GradientEdge | Tensor],
-    size: int,
-) -> Sequence[Tensor | None]:
-    """Return the gradients of every example at public places of the graph.
-
-    Args:
-        meetings: whose gradients are pulled back.
-        arrived: edge to the gradient of the view there, None where none arrived.
-        targets: outputs of layers that read a public input, and parameters.
-        size: examples N.
-
-    Returns:
-        For each target `[N, ...]` of its shape, None where no meeting depends on it.
-    """
-    sources = []
-    rows = []
-    for meeting in meetings:
-        gradient = arrived[meeting.edge]
-        if gradient is not None:
-            sources.append(meeting.source)
-            rows.append(meeting.gradients(gradient, size).to(meeting.source.dtype))
-    return pull_rows(sources, rows, targets, size)
-
-
-def pull_rows(
-    sources: Sequence[Tensor],
-    rows: Sequence[Tensor],
-    targets: Sequence[GradientEdge | Tensor],
-    size: int,
-) -> Sequence[Tensor | None]:
-    """Return the gradients of every example at some places of a graph, from those at its ends.
-
-    Args:
-        sources: tensors of the graph, which depend on no example.
-        rows: gradients `[N, *source.shape]` at each.
-        targets: where gradients are wanted.
-        size: examples N.
-
-    Returns:
-        For each target `[N, ...]` of its shape, None where no source depends on it.
-    """
-    if not sources or not targets:
-        return [None] * len(targets)
-    grad = partial(
-        torch.autograd.grad, sources, list(targets), retain_graph=True, allow_unused=True
-    )
-    try:
-        return grad(rows, is_grads_batched=True)
-    except RuntimeError as error:
-        if is_out_of_memory(error):
-            raise
-    # One of the operations has no batching rule.
-    examples = []
-    for i in range(size):
-        own = [g[i] for g in rows]
-        examples.append(grad(own))
-    stacked = []
-    for column in zip(*examples, strict=True):
-        whole = None
-        if column[0] is not None:
-            whole = torch.stack(column)
-        stacked.append(whole)
-    return stacked

@@ -16,9 +16,9 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.modules.module import _has_any_global_hook
 
 from dpkfc.distributed.fsdp import trainable_tensors
-from dpkfc.gradients.fallback import add_blocks
+from dpkfc.gradients.autograd_graph import pull_rows
+from dpkfc.gradients.layer_matrices import add_blocks
 from dpkfc.gradients.layers import Calls, Layer
-from dpkfc.gradients.tape import pull_rows
 from dpkfc.graph.capture import Capture, FrontEnd, NotCapturedError
 from dpkfc.graph.proof import fill_memory, prove
 from dpkfc.graph.sites import AnySite, Convolution, Embedding, Operand, Pass, Planner, Product

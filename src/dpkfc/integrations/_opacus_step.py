@@ -33,7 +33,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dpkfc.config import Plan
 from dpkfc.distributed.fsdp import list_group_members, trainable_tensors
-from dpkfc.gradients.clipped_sum import ClippedSummer
+from dpkfc.gradients.clipped_summer import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Arguments, Keywords
 from dpkfc.gradients.replica import Replica, replicate_variables

@@ -14,15 +14,10 @@ import torch
 from torch import Tensor
 
 from dpkfc._checks import check_in_range, check_one_of
-from dpkfc.gradients.clipped_sum import (
-    AT_MODEL_PARAMETERS,
-    EvaluationPoint,
-    map_groups,
-    matrix_of,
-    split_sum,
-    spread,
-)
+from dpkfc.gradients.evaluation_points import AT_MODEL_PARAMETERS, EvaluationPoint
+from dpkfc.gradients.layer_matrices import map_groups, matrix_of, split_sum
 from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.subspace_clip import spread
 from dpkfc.linalg.metric import EMBEDDING, Entry, Metric, Subspace
 from dpkfc.privacy.mechanism import NamedTensors, Released, Tensors
 

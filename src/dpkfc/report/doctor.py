@@ -18,9 +18,10 @@ from dpkfc.curvature.likelihood import logits_of
 from dpkfc.curvature.model_inputs import call, move_to_model
 from dpkfc.curvature.model_state import preserve_model
 from dpkfc.curvature.probe_pass import public_generator
-from dpkfc.gradients.clipped_sum import batch_tracker, capture
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.layer_contributions import capture
 from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.one_pass import batch_tracker
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.blocks import AnyBlock

@@ -23,7 +23,7 @@ from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.noise_probes import FeatureNoise
-from dpkfc.gradients.clipped_sum import LossFn
+from dpkfc.gradients.loss_function import LossFn
 from dpkfc.postprocess.pipeline import WeightEMA
 from dpkfc.privacy.ledger import Ledger, parse
 from dpkfc.report.card import LEDGER, ledger_bytes, session_card, write_weights_and_card

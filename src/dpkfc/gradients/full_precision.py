@@ -1,0 +1,50 @@
+"""The precision in which norms and sums are taken, whatever the program has set for its passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import torch
+
+# The operations of torch that have a switch of their own.
+_OPERATIONS: list[Any] = [torch.backends.cuda.matmul]
+for _backend in (torch.backends.cudnn, torch.backends.mkldnn):
+    _OPERATIONS += [getattr(_backend, name, None) for name in ("matmul", "conv", "rnn")]
+_OPERATIONS = [operation for operation in _OPERATIONS if hasattr(operation, "fp32_precision")]
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Take norms and sums in the precision that their bounds assume.
+
+    The body runs without autocast, TF32 and bfloat16 inside float32. Whatever was set through
+    torch's older switches (`allow_tf32`, `set_float32_matmul_precision`) or its newer ones
+    (`fp32_precision`), on the CPU too, is restored afterwards.
+    """
+    cudnn: Any = torch.backends.cudnn
+    with (
+        ExitStack() as undo,
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False),
+    ):
+        for operation in _OPERATIONS:
+            undo.callback(_restore_precision, operation, operation.fp32_precision)
+        # Torch can read an older switch only where no newer one differs from it.
+        with suppress(RuntimeError):
+            undo.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+            torch.set_float32_matmul_precision("highest")
+        with suppress(RuntimeError):
+            undo.callback(setattr, cudnn, "allow_tf32", cudnn.allow_tf32)
+            cudnn.allow_tf32 = False
+        for operation in _OPERATIONS:
+            operation.fp32_precision = "ieee"
+        yield
+
+
+def _restore_precision(operation: Any, value: str) -> None:
+    """Restore a precision; an operation that took its backend's precision does so again."""
+    operation.fp32_precision = "none"
+    if operation.fp32_precision != value:
+        operation.fp32_precision = value
