@@ -57,11 +57,11 @@ ALLOWED = {
     "graph": {"linalg", "tracking", "gradients", "distributed"},
     "public_rows": {"data", "gradients", "memory", "rng_state"},
     "verification": MACHINE | {"linalg", "tracking", "gradients", "public_rows"},
-    "curvature": {"linalg", "memory"},
+    "curvature": {"linalg", "memory", "tensors"},
     "features": {"curvature", "checkpoint"},
     "postprocess": {"linalg", "privacy", "gradients"},
     "callbacks": {"gradients", "curvature", "distributed"},  # the last two for types only
-    "preconditioning": MACHINE | {"linalg", "privacy", "gradients", "curvature"},
+    "preconditioning": MACHINE | {"linalg", "privacy", "gradients", "curvature", "tensors"},
     "release_pipeline": {"distributed", "privacy", "gradients", "postprocess", "preconditioning"},
     "config": {"linalg", "data", "gradients", "curvature", "postprocess", "privacy", "memory"},
     "convex": {"config", "curvature", "postprocess", "privacy"},

@@ -28,7 +28,7 @@ from dpkfc.app.html.groups import collect
 from dpkfc.app.tuning.runs import Ended, Judge, Place, Plain, Run, hardware
 from dpkfc.app.tuning.search import round_value
 from dpkfc.curvature.eigen import Eigen
-from dpkfc.curvature.factors import DiagonalFactor, Factor, inner_product
+from dpkfc.curvature.factors import DiagonalFactor, Factor, IsotropicFactor
 from dpkfc.curvature.kfac import KFAC, randomize_directions
 from dpkfc.curvature.layer_factors import LayerFactors
 from dpkfc.curvature.model_inputs import examples
@@ -308,6 +308,34 @@ def tracked(
         products[name] = _products(*pair, convention.added, scale)
     products["F"] = multiply(products["A"], products["G"])
     return {name: product.compare() for name, product in products.items()}
+
+
+def inner_product(first: Factor, second: Factor) -> float:
+    """Return tr(F S) of two factors of the same size, without forming either."""
+    match first, second:
+        case IsotropicFactor(), _:
+            return first.mean * second.trace
+        case _, IsotropicFactor():
+            return second.mean * first.trace
+        case DiagonalFactor(), DiagonalFactor():
+            return float(first.values @ second.values)
+        case Eigen(), Eigen():
+            cosines = first.vectors.double().T @ second.vectors.double()
+            overlap = cosines.square()
+            f = first.floor
+            s = second.floor
+            above = (first.values - f) @ overlap @ (second.values - s)
+            # tr(F S) is tr(F' S') and this, for F = F' + f I and S = S' + s I.
+            rest = f * (second.trace - s * first.dim)
+            rest += s * (first.trace - f * first.dim)
+            rest += f * s * first.dim
+            return float(above) + rest
+        case Eigen(), DiagonalFactor():
+            squares = first.vectors.double().square()
+            above = second.values @ squares @ (first.values - first.floor)
+            return float(above) + first.floor * second.trace
+        case _:
+            return inner_product(second, first)
 
 
 def _products(reference: Factor, other: Factor, added: float, scale: float) -> _Products:

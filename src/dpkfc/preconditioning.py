@@ -27,7 +27,7 @@ from dpkfc.curvature.base import Preconditioner, PreconditionerState
 from dpkfc.curvature.model_state import preserve_model
 from dpkfc.curvature.probe_pass import digest_of_probes, run_probe
 from dpkfc.curvature.refresh import SCALE_SIZE
-from dpkfc.curvature.refresh_group import check_same_probe, copy_to_device
+from dpkfc.curvature.refresh_group import check_same_probe
 from dpkfc.distributed.consistency import check_in_step, fix_hint
 from dpkfc.distributed.context import SINGLE_PROCESS, DistributedContext
 from dpkfc.distributed.fsdp import is_divided, reshard
@@ -36,6 +36,7 @@ from dpkfc.gradients.layers import Layer, device_of_layers
 from dpkfc.linalg.metric import Metric
 from dpkfc.memory import MicroBatchSize, RowLimit
 from dpkfc.privacy.mechanism import NamedTensors
+from dpkfc.tensors import copy_to_device
 
 _NO_LIMIT = RowLimit()
 
@@ -217,15 +218,14 @@ class PreconditionerManager:
         """Return the state of a checkpoint.
 
         Raises:
-            ValueError: the state does not fit the model.
+            ValueError: the state is damaged, or has an entry for a layer of another model.
         """
-        if self._config is None:
-            state = PreconditionerState.from_state_dict(tensors)
-        else:
-            state = self._config.restore_state(tensors)
-        state = state.to(device_of_layers(self._layers))
-        shapes = {}
-        for layer in self._layers:
-            shapes[layer.name] = {role: layer.tensor(role).shape for role in layer.parameters}
-        state.check(shapes)
-        return state
+        state = PreconditionerState.from_state_dict(tensors)
+        known = {layer.name for layer in self._layers}
+        for name in state.metric:
+            if name not in known:
+                raise ValueError(
+                    f"the preconditioner belongs to another model: layer '{name}' is not in the "
+                    "model; build a new one"
+                )
+        return state.to(device_of_layers(self._layers))

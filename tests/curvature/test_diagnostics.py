@@ -6,14 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpkfc.curvature import KFAC, FeatureNoise
-from dpkfc.curvature.eigen import eigen_of_rows
-from dpkfc.curvature.factors import DiagonalFactor, IsotropicFactor, inner_product
 from dpkfc.curvature.layer_factors import probe_norms
 from dpkfc.curvature.probe_pass import run_probe
 from dpkfc.curvature.signal_to_noise import signal_to_noise
 from dpkfc.linalg.blocks import Lookup, Outer, PerExample, Tied
 from dpkfc.linalg.metric import Dense, Diagonal, Elementwise, Identity, Kronecker
-from tests.curvature.toys import capture, dense_matrix, mlp
+from tests.curvature.toys import capture, mlp
 
 F64 = torch.float64
 
@@ -86,23 +84,6 @@ def test_signal_to_noise_is_the_ratio_written_out():
             assert ratios[n].parameters == d_out * d_in
     with pytest.raises(ValueError, match="must be positive"):
         signal_to_noise(kfac, model, capture, built, max_grad_norm=0.0, noise_multiplier=1.0)
-
-
-def _factor(kind: str, d: int = 5):
-    if kind == "isotropic":
-        return IsotropicFactor(d, 1.7), 1.7 * torch.eye(d, dtype=F64)
-    if kind == "diagonal":
-        values = torch.rand(d, dtype=F64)
-        return DiagonalFactor(values), torch.diag(values)
-    eigen = eigen_of_rows(torch.randn(3, d, dtype=F64), 3)
-    return eigen, dense_matrix(eigen)
-
-
-@pytest.mark.parametrize("first", ["full", "diagonal", "isotropic"])
-@pytest.mark.parametrize("second", ["full", "diagonal", "isotropic"])
-def test_inner_products_of_factors_equal_those_of_matrices(first, second):
-    (f, dense_f), (s, dense_s) = _factor(first), _factor(second)
-    assert inner_product(f, s) == pytest.approx(float((dense_f * dense_s).sum()), rel=1e-9)
 
 
 @given(n=st.integers(1, 3), t=st.integers(0, 4), s=st.integers(0, 4), d=st.integers(1, 4))

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpkfc.curvature.eigen import Eigen
-from dpkfc.curvature.factors import DiagonalFactor, FactorAccumulator, IsotropicFactor
+from dpkfc.curvature.factor_sums import FactorAccumulator
+from dpkfc.curvature.factors import DiagonalFactor, IsotropicFactor
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator
 from dpkfc.linalg.blocks import Lookup, Outer, PerExample
 from tests.curvature.toys import dense_matrix, kronecker_factors

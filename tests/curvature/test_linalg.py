@@ -5,7 +5,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpkfc.curvature import factors
 from dpkfc.curvature.eigen import (
     Eigen,
     decompose_leading,
@@ -84,7 +83,7 @@ def test_float64_takes_over_where_float32_fails(monkeypatch):
             return values * float("nan"), vectors
         return real(matrix)
 
-    monkeypatch.setattr(factors.torch.linalg, "eigh", flaky)
+    monkeypatch.setattr(torch.linalg, "eigh", flaky)
     matrix = _psd(4, 6)
     eigen = eigh(matrix)
     assert seen == [torch.float32, torch.float64, torch.float64]
@@ -95,7 +94,7 @@ def test_a_decomposition_that_never_succeeds_is_an_error(monkeypatch):
     def never(matrix):
         raise torch.linalg.LinAlgError("no")
 
-    monkeypatch.setattr(factors.torch.linalg, "eigh", never)
+    monkeypatch.setattr(torch.linalg, "eigh", never)
     with pytest.raises(RuntimeError, match="no eigendecomposition"):
         eigh(torch.eye(2))
 
@@ -179,9 +178,7 @@ def test_the_leading_pairs_act_as_those_of_the_whole_decomposition(dtype, spectr
 def test_wide_covariances_and_many_rows_keep_the_first_pairs_alone(monkeypatch):
     sizes = []
     real = torch.linalg.eigh
-    monkeypatch.setattr(
-        factors.torch.linalg, "eigh", lambda m: (sizes.append(m.shape[0]), real(m))[1]
-    )
+    monkeypatch.setattr(torch.linalg, "eigh", lambda m: (sizes.append(m.shape[0]), real(m))[1])
     rows = torch.randn(700, 900) * torch.arange(1, 901).pow(-0.5)
     few = eigen_of_rows(rows, 700, keep=20)
     tall = eigen_of_rows(rows.T.contiguous(), 900, keep=20)

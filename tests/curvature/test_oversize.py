@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dpkfc.curvature import KFAC, FeatureNoise, PreconditionerState
 from dpkfc.curvature.eigen import Eigen
-from dpkfc.curvature.factors import FactorAccumulator
+from dpkfc.curvature.factor_sums import FactorAccumulator
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator
 from dpkfc.curvature.row_sampling import RowSubsampler
 from dpkfc.linalg.blocks import Block, Lookup, Outer, Tied
@@ -72,7 +72,7 @@ def test_never_more_rows_than_may_be_kept_and_each_split_the_same(
     block = Outer(randn(n * groups, t, WIDE), randn(n * groups, t, 10, seed=1), groups)
     whole = accumulated(block, structure(sharing=sharing))
     for side in whole.sides.values():
-        assert 0 < side._row_count <= CAP and side._sum is None and "low rank" in side.note
+        assert 0 < side.row_count <= CAP and side.total is None and "low rank" in side.note
     for cuts in ((1,), tuple(range(1, n))):
         parts = accumulated(block, structure(sharing=sharing), cuts=cuts)
         for side, factor in parts.result().sides.items():
@@ -160,15 +160,15 @@ def test_an_average_keeps_first_directions_and_every_trace() -> None:
     past = sums(old)
     later = past.remembered(past.result()).decayed(share)
     later.merge(sums(new))
-    assert later._row_count == 24 // 4 + 9 <= 24
+    assert later.row_count == 24 // 4 + 9 <= 24
     exact = (share * old.T @ old + new.T @ new) / (share * 17 + 9)
     assert later.result().trace == pytest.approx(float(exact.trace()), rel=1e-12)
     vectors = torch.linalg.eigh(old.T @ old).eigenvectors.flip(1)[:, :6]
     along = vectors.T @ (share * old.T @ old / (share * 17 + 9)) @ vectors
-    kept = later._rows[0].T @ later._rows[0] / (share * 17 + 9)
+    kept = later.rows[0].T @ later.rows[0] / (share * 17 + 9)
     torch.testing.assert_close(vectors.T @ kept @ vectors, along, rtol=1e-9, atol=1e-11)
     # Nothing was remembered: its directions are not known.
-    assert sums(old).decayed(0.5)._row_count == 0
+    assert sums(old).decayed(0.5).row_count == 0
 
 
 def test_the_place_of_the_past_is_left_free() -> None:
@@ -228,9 +228,7 @@ def test_averages_are_restored_with_the_trace_they_keep() -> None:
     built = None
     for step in (0, 50, 100):
         built = settings.build(model, capture, step, previous=built)
-    rest = [
-        x._rest for layers in built.running for sides in layers.values() for x in sides.values()
-    ]
+    rest = [x.rest for layers in built.running for sides in layers.values() for x in sides.values()]
     assert sum(x > 0 for x in rest) == 3 and all(math.isfinite(x) for x in rest)
     restored = PreconditionerState.from_state_dict(built.state_dict())
     assert restored.digest == built.digest

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from dpkfc.curvature.eigen import Eigen
-from dpkfc.curvature.factors import FactorAccumulator
+from dpkfc.curvature.factor_sums import FactorAccumulator
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator
 from dpkfc.curvature.refresh_group import (
     assign_owners,
     check_same_probe,
-    copy_to_device,
     rows_of_process,
 )
 from dpkfc.linalg.blocks import Lookup, Outer, PerExample
+from dpkfc.tensors import copy_to_device
 from tests.curvature.toys import dense_matrix
 
 

@@ -70,14 +70,6 @@ def rules_of(model: nn.Module) -> dict[str, str]:
     return {name: RULES[type(m)] for name, m in model.named_modules() if type(m) in RULES}
 
 
-def shapes_of(model: nn.Module) -> dict[str, dict[str, tuple[int, ...]]]:
-    return {
-        name: {role: tuple(p.shape) for role, p in m.named_parameters(recurse=False)}
-        for name, m in model.named_modules()
-        if type(m) in RULES
-    }
-
-
 def mlp(d_in: int = 12, width: int = 8, classes: int = 4) -> nn.Sequential:
     return nn.Sequential(nn.Linear(d_in, width), nn.Tanh(), nn.Linear(width, classes))
 

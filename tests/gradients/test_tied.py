@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.blocks import Lookup, Outer, Tied
-from dpkfc.linalg.metric import Dense, Diagonal, Elementwise, Identity, Kronecker, mismatch
+from dpkfc.linalg.metric import Dense, Diagonal, Elementwise, Identity, Kronecker
 from dpkfc.linalg.norm_methods import choose_norm_method
 from dpkfc.linalg.norms import per_example_norms
 from tests.gradients.whitened import check, side
@@ -273,10 +273,3 @@ def test_a_subclass_of_it_with_its_own_forward_takes_the_fallback() -> None:
         ("linear", False),
     ]
     check(model, (torch.randn(3, 2, 3).double(), torch.randint(0, 4, (3, 2))), loss_fn)
-
-
-def test_a_preconditioner_fits_either_orientation() -> None:
-    sides = {"kind": "outer", "input": [4], "output": [7]}
-    assert mismatch(sides, {"weight": (7, 3), "bias": (7,)}) is None
-    assert mismatch(sides, {"weight": (3, 7), "bias": (7,)}) is None
-    assert mismatch(sides, {"weight": (5, 7), "bias": (7,)}) is not None

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from dpkfc.curvature import KFAC, FeatureNoise, Probe
-from dpkfc.curvature.eigen import eigh
+from dpkfc.curvature.eigen import eigen_of_rows, eigh
 from dpkfc.curvature.factors import DiagonalFactor, IsotropicFactor
 from dpkfc.curvature.kfac import randomize_directions
 from dpkfc.gradients.discovery import find_layers
@@ -23,6 +23,7 @@ from dpkfc_papers.measurements import (
     Network,
     _products,
     importance,
+    inner_product,
     observed,
     predicted,
     realised,
@@ -180,3 +181,20 @@ def test_importance_is_of_the_setting_that_decides():
     found = importance(rows_of(lambda lr, c: 0.5 + lr / 10), ["lr", "max_grad_norm", "seed"])
     assert found["lr"] == pytest.approx(1)
     assert found["max_grad_norm"] == pytest.approx(0, abs=1e-12) and "seed" not in found
+
+
+def _factor(kind: str, d: int = 5):
+    if kind == "isotropic":
+        return IsotropicFactor(d, 1.7), 1.7 * torch.eye(d, dtype=torch.float64)
+    if kind == "diagonal":
+        values = torch.rand(d, dtype=torch.float64)
+        return DiagonalFactor(values), torch.diag(values)
+    eigen = eigen_of_rows(torch.randn(3, d, dtype=torch.float64), 3)
+    return eigen, dense_matrix(eigen)
+
+
+@pytest.mark.parametrize("first", ["full", "diagonal", "isotropic"])
+@pytest.mark.parametrize("second", ["full", "diagonal", "isotropic"])
+def test_inner_products_of_factors_equal_those_of_matrices(first, second):
+    (f, dense_f), (s, dense_s) = _factor(first), _factor(second)
+    assert inner_product(f, s) == pytest.approx(float((dense_f * dense_s).sum()), rel=1e-9)

@@ -32,6 +32,7 @@ from dpkfc.app.scores import Scores, missing_score
 from dpkfc.app.settings import RunConfig
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.kfac import KFAC
+from dpkfc.curvature.report import factor_letter
 from dpkfc.curvature.signal_to_noise import signal_to_noise
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layer_contributions import capture
@@ -406,20 +407,16 @@ def _layer_name(model: nn.Module, name: str) -> str:
 
 def _spectra(model: nn.Module, kfac: KFAC, state: PreconditionerState) -> list[LayerSpectra]:
     """Return undamped eigenvalues and what damping adds, for layers that have both factors."""
-    short = {"input": "A", "output": "G"}
-    traces = {}
-    for row in state.report:
-        traces[row["layer"], short.get(row["side"], row["side"])] = row["trace"]
+    rows = {(row["layer"], factor_letter(row["side"])): row for row in state.report}
     spectra = []
     for name, eigenvalues in state.spectra.items():
         if set(eigenvalues) != {"A", "G"}:
             continue
-        shapes = state.shapes[name]
-        sizes = {"A": math.prod(shapes["input"]), "G": math.prod(shapes["output"])}
+        sizes = {side: rows[name, side]["dim"] for side in eigenvalues}
         damping = {}
         for side in eigenvalues:
             if kfac.damping_mode == "relative":
-                damping[side] = kfac.damping * (traces[name, side] / sizes[side])
+                damping[side] = kfac.damping * (rows[name, side]["trace"] / sizes[side])
             else:
                 damping[side] = kfac.damping + kfac.gamma
         layer = LayerSpectra(

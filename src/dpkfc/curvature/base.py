@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, ClassVar
 
@@ -14,16 +15,30 @@ from numpy.typing import NDArray
 from torch import nn
 
 from dpkfc._checks import check_integer, check_one_of, check_optional_integer
-from dpkfc.curvature.factor_history import History, history_from_state, history_state
+from dpkfc.curvature.factor_history import History
+from dpkfc.curvature.factor_sums import FactorAccumulator
 from dpkfc.curvature.layer_factors import Rules
 from dpkfc.curvature.likelihood import LABELS, LIKELIHOODS
 from dpkfc.curvature.probe_pass import Capture, ProbeLoss, ProbeSpec
 from dpkfc.curvature.probes import Probe
-from dpkfc.curvature.refresh_group import copy_to_device
-from dpkfc.linalg.metric import Metric, NamedTensors, Tensors, mismatch, pack, unpack
+from dpkfc.linalg.metric import (
+    Dense,
+    Diagonal,
+    Eigenbasis,
+    Elementwise,
+    Identity,
+    Kronecker,
+    LowRank,
+    Metric,
+    NamedTensors,
+    Span,
+    Subspace,
+    Tensors,
+)
+from dpkfc.tensors import copy_to_device, pack, separate, unpack
 
+_TEXT = "meta"
 DEFAULT_EXAMPLES = 256
-UNREACHED = "not reached by the probe"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +54,6 @@ class PreconditionerState:
         scale: the one factor of the whole metric, already in `metric`.
         spectra: layer to `A` and `G` (or the role of an elementwise parameter) to undamped,
             unscaled eigenvalues; those beyond the first `max_rank` of a wide side by their mean.
-        shapes: layer to its kind and the sizes of its sides, for `check`.
         note: what the privacy card should say next to the settings.
         running: sums that the next refresh continues, one entry a probe; empty unless
             `Preconditioner.uses_previous_state`.
@@ -51,21 +65,19 @@ class PreconditionerState:
     report: tuple[Mapping[str, Any], ...] = ()
     scale: float = 1.0
     spectra: Mapping[str, Tensors] = field(default_factory=dict)
-    shapes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     note: str = ""
     running: tuple[History, ...] = ()
     drift: float | None = None
 
     def state_dict(self) -> NamedTensors:
-        """Return flat tensors, ready for safetensors; `from_state_dict` restores every bit."""
-        values = {"step": self.step, "scale": self.scale, "shapes": dict(self.shapes)}
-        values["report"] = [dict(row) for row in self.report]
-        if self.note:
-            values["note"] = self.note
-        if self.drift is not None:
-            values["drift"] = self.drift
-        history, values["running"] = history_state(self.running)
-        return pack(self.metric, self.spectra, values) | history
+        """Return flat tensors, ready for safetensors; `from_state_dict` restores every bit.
+
+        Layers that share a tensor share it in the result. Everything but tensors is one JSON text.
+        """
+        tensors: NamedTensors = {}
+        text = json.dumps(pack(self, "state", tensors, _STORED))
+        tensors[_TEXT] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        return separate(tensors)
 
     @classmethod
     def from_state_dict(cls, state: Tensors) -> PreconditionerState:
@@ -74,18 +86,19 @@ class PreconditionerState:
         Raises:
             ValueError: tensors that `state_dict` did not write.
         """
-        metric, spectra, values = unpack(state)
-        return cls(
-            metric=metric,
-            step=values["step"],
-            report=tuple(values["report"]),
-            scale=values["scale"],
-            spectra=spectra,
-            shapes=values["shapes"],
-            note=values.get("note", ""),
-            running=history_from_state(state, values.get("running", [])),
-            drift=values.get("drift"),
-        )
+        # Tensors read from a file can begin anywhere in memory, and a product of unaligned tensors
+        # can differ in its last bit.
+        tensors = {name: x.clone() for name, x in state.items()}
+        try:
+            text = json.loads(bytes(tensors[_TEXT].tolist()))
+            restored = unpack(text, tensors, _STORED)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"not the state of a preconditioner, or a damaged one: {error!r}"
+            ) from error
+        if not isinstance(restored, PreconditionerState):
+            raise ValueError(f"not the state of a preconditioner: {type(restored).__name__}")
+        return restored
 
     @property
     def digest(self) -> str:
@@ -102,42 +115,15 @@ class PreconditionerState:
         metric, running = copy_to_device((self.metric, self.running), torch.device(device))
         return replace(self, metric=metric, running=running)
 
-    def check(self, layers: Mapping[str, Mapping[str, Sequence[int]]]) -> None:
-        """Refuse a model that this preconditioner does not fit.
 
-        Args:
-            layers: layer name to the shapes of its trainable parameters, role to shape.
-
-        Raises:
-            ValueError: naming the first layer that is missing or has another shape.
-        """
-        names = self._names
-        known = {*names, *self._identity_layers}
-        problems = [(name, "is not in the model") for name in names if name not in layers]
-        problems += [(name, "has no entry in it") for name in layers if name not in known]
-        for name, problem in problems or self._differences(layers):
-            raise ValueError(
-                f"the preconditioner belongs to another model: layer '{name}' {problem}; build a "
-                "new one"
-            )
-
-    @property
-    def _names(self) -> Collection[str]:
-        """The layers with an entry."""
-        return self.metric
-
-    def _differences(
-        self, layers: Mapping[str, Mapping[str, Sequence[int]]]
-    ) -> Iterator[tuple[str, str]]:
-        """Yield layers of other shapes than here, and what differs."""
-        for name, shape in self.shapes.items():
-            difference = mismatch(shape, {role: tuple(s) for role, s in layers[name].items()})
-            if difference is not None:
-                yield name, f"has {difference}"
-
-    @property
-    def _identity_layers(self) -> set[str]:
-        return {row["layer"] for row in self.report if not row["side"]}
+# What a state consists of.
+_STORED = (
+    PreconditionerState,
+    FactorAccumulator,
+    *(Kronecker, Eigenbasis, Elementwise),
+    *(Identity, Diagonal, Dense, LowRank),
+    *(Subspace, Span),
+)
 
 
 class Preconditioner(ABC):
@@ -216,14 +202,6 @@ class Preconditioner(ABC):
     def metric_at(self, state: PreconditionerState, step: int) -> Metric:
         """Return the metric of a step, for one that changes between refreshes."""
         return state.metric
-
-    def restore_state(self, tensors: Tensors) -> PreconditionerState:
-        """Return the state that a checkpoint holds.
-
-        Raises:
-            ValueError: tensors that `PreconditionerState.state_dict` did not write.
-        """
-        return PreconditionerState.from_state_dict(tensors)
 
     @property
     def probes(self) -> dict[str, Probe]:
@@ -419,18 +397,3 @@ def _qualified_name(function: Callable[..., Any]) -> str:
     # Hashes of plans hold this name, so a module keeps its first name in them.
     module = named.__module__.replace("dpkfc.curvature.refresh", "dpkfc.curvature.likelihood")
     return f"{module}.{named.__qualname__}"
-
-
-def identity_row(name: str, why: str = UNREACHED) -> dict[str, Any]:
-    """Return the row of a layer without factors, which keeps the identity."""
-    return {
-        "layer": name,
-        "side": "",
-        "dim": 0,
-        "kind": "identity",
-        "rank": 0,
-        "trace": 0.0,
-        "condition_before": 1.0,
-        "condition_after": 1.0,
-        "note": why,
-    }

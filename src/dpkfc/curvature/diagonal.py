@@ -23,12 +23,7 @@ import torch
 from torch import nn
 
 from dpkfc._checks import check_in_range, check_positive
-from dpkfc.curvature.base import (
-    PreconditionerState,
-    ProbePreconditioner,
-    choose_labels,
-    identity_row,
-)
+from dpkfc.curvature.base import PreconditionerState, ProbePreconditioner, choose_labels
 from dpkfc.curvature.layer_factors import Rules
 from dpkfc.curvature.likelihood import LABELS
 from dpkfc.curvature.model_state import preserve_model
@@ -45,6 +40,7 @@ from dpkfc.curvature.ngd import (
 from dpkfc.curvature.probe_pass import Capture, ProbeLoss, ProbeMicrobatch, ProbeSpec, run_probe
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.refresh import probe_scale, scale_microbatch
+from dpkfc.curvature.report import report_row
 from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import Metric, Tensors, scale_metric
 
@@ -167,21 +163,18 @@ class AdaDPS(ProbePreconditioner):
                 scale = probe_scale(model, capture, self.probe_spec(step), metric, last=last)
                 metric = scale_metric(metric, scale)
         spectra = {}
-        shapes = {}
         report = []
         for name, layer in layers.items():
-            fisher = make_fisher(layer)
-            spectra[name] = fisher.spectrum
-            shapes[name] = fisher.shapes
-            report += _report(name, fisher.spectrum, shift)
-        report += [identity_row(name) for name in rules or {} if name not in metric]
+            spectrum = make_fisher(layer).spectrum
+            spectra[name] = spectrum
+            report += _report(name, spectrum, shift)
+        report += [report_row(name) for name in rules or {} if name not in metric]
         return PreconditionerState(
             metric=metric,
             step=step,
             report=tuple(report),
             scale=scale,
             spectra=spectra,
-            shapes=shapes,
             note=note,
         )
 
@@ -257,17 +250,15 @@ def _report(name: str, spectrum: Tensors, shift: float) -> list[dict[str, Any]]:
         if not bool((v > 0).all()):
             is_zero = (v == 0).double()
             note = f"{float(is_zero.mean()):.0%} without a gradient on the probe"
-        rows.append(
-            {
-                "layer": name,
-                "side": role,
-                "dim": v.numel(),
-                "kind": "diagonal",
-                "rank": int((v > 0).sum()),
-                "trace": float(v.sum()),
-                "condition_before": condition({role: v}),
-                "condition_after": condition({role: v + shift}),
-                "note": note,
-            }
+        row = report_row(
+            name,
+            side=role,
+            kind="diagonal",
+            dim=v.numel(),
+            rank=int((v > 0).sum()),
+            trace=float(v.sum()),
+            conditions=(condition({role: v}), condition({role: v + shift})),
+            note=note,
         )
+        rows.append(row)
     return rows

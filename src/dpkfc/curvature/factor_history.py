@@ -15,19 +15,18 @@ corrected means.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
-from itertools import chain
-from typing import Any
+from collections.abc import Mapping
 
-from dpkfc.curvature.factors import FactorAccumulator
+from torch import Tensor
+
+from dpkfc.curvature.factor_sums import FactorAccumulator
 from dpkfc.curvature.layer_factors import LayerAccumulator, LayerFactors
 from dpkfc.curvature.refresh_group import RefreshGroup, gather_from_all
-from dpkfc.linalg.metric import NamedTensors, Tensors
 
 History = Mapping[str, Mapping[str, FactorAccumulator]]
 """Layer to side to sums."""
-_KEY = "running"
 
 
 def keep_history(layer: LayerAccumulator, factors: LayerFactors) -> dict[str, FactorAccumulator]:
@@ -57,43 +56,79 @@ def measure_drift(
             for side, sums in layer.sides.items():
                 distance = math.inf
                 if name in past:
-                    distance = past[name][side].distance(sums)
+                    distance = measure_distance(past[name][side], sums)
                 distances.append(distance)
         return distances
 
-    distances = list(chain.from_iterable(gather_from_all(team, measure_own)))
+    distances = list(itertools.chain.from_iterable(gather_from_all(team, measure_own)))
     return sum(distances) / max(1, len(distances))
 
 
-def history_state(histories: Sequence[History]) -> tuple[NamedTensors, list[list[Any]]]:
-    """Return tensors and JSON-able values for the state of a preconditioner, one entry a probe."""
-    tensors = {}
-    values: list[list[Any]] = []
-    for probe, layers in enumerate(histories):
-        for name, sides in layers.items():
-            for side, sums in sides.items():
-                own_tensors, own_values = sums.state()
-                number = len(values)
-                for key, tensor in own_tensors.items():
-                    tensors[f"{_KEY}.{number}.{key}"] = tensor
-                values.append([probe, name, side, sorted(own_tensors), own_values])
-    return tensors, values
+def measure_distance(first: FactorAccumulator, second: FactorAccumulator) -> float:
+    """Return ‖A/tr A − B/tr B‖ ÷ ‖A/tr A‖ (Frobenius) of two factors A and B of one size.
 
-
-def history_from_state(tensors: Tensors, values: Sequence[Sequence[Any]]) -> tuple[History, ...]:
-    """Return the histories whose state `history_state` returned.
-
-    Raises:
-        ValueError: a tensor is missing.
+    The distance of two zero factors is 0, of a zero factor to another one 1.
     """
-    histories: dict[int, dict[str, dict[str, FactorAccumulator]]] = {}
-    for i, (probe, name, side, keys, own_values) in enumerate(values):
-        try:
-            own_tensors = {key: tensors[f"{_KEY}.{i}.{key}"] for key in keys}
-        except KeyError as error:
-            raise ValueError(
-                f"not the state of a preconditioner, or a damaged one: {error!r}"
-            ) from error
-        sides = histories.setdefault(probe, {}).setdefault(name, {})
-        sides[side] = FactorAccumulator.restore(own_tensors, own_values)
-    return tuple(histories.values())
+    own = _inner_product(first, first)
+    theirs = _inner_product(second, second)
+    if max(own, theirs) <= 0:
+        return 0.0
+    if min(own, theirs) <= 0:
+        return 1.0
+    both = _inner_product(first, second)
+    ratio = _trace(first) / _trace(second)
+    squared = 1 - 2 * ratio * both / own + ratio**2 * theirs / own
+    return math.sqrt(max(0.0, squared))
+
+
+def _trace(sums: FactorAccumulator) -> float:
+    total = _spread_total(sums)
+    if total is None:
+        return sum(float(rows.double().square().sum()) for rows in sums.rows) + sums.rest
+    return float(_diagonal(total).sum()) + sums.rest
+
+
+def _inner_product(first: FactorAccumulator, second: FactorAccumulator) -> float:
+    """Return Σ_ij A_ij B_ij of two sums; a trace without rows is spread evenly."""
+    spread = first.rest * _trace(second) + second.rest * _trace(first)
+    spread = spread - first.rest * second.rest
+    return _product_of_sums(first, second) + spread / first.dim
+
+
+def _product_of_sums(first: FactorAccumulator, second: FactorAccumulator) -> float:
+    """Return Σ_ij A_ij B_ij of rows and sums, without the traces beside them."""
+    one = _spread_total(first)
+    other = _spread_total(second)
+    product = 0.0
+    if one is None and other is None:
+        for x, y in itertools.product(first.rows, second.rows):
+            overlap = x.double() @ y.double().T
+            product += float(overlap.square().sum())
+        return product
+    if one is None:
+        return _product_of_sums(second, first)
+    if other is None:
+        for rows in second.rows:
+            wide = rows.double()
+            image = wide @ one if one.dim() == 2 else wide * one
+            product += float((image * wide).sum())
+        return product
+    if one.dim() != other.dim():
+        one = _diagonal(one)
+        other = _diagonal(other)
+    return float((one * other).sum())
+
+
+def _spread_total(sums: FactorAccumulator) -> Tensor | None:
+    """Return the sum as a matrix or a diagonal, float64; a trace is spread evenly."""
+    if sums.total is None:
+        return None
+    total = sums.total.double() * sums.scale**2
+    if total.dim() == 0:
+        mean = total / sums.dim
+        return mean.expand(sums.dim)
+    return total
+
+
+def _diagonal(x: Tensor) -> Tensor:
+    return x.diagonal() if x.dim() == 2 else x

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,93 +25,19 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc._checks import check_in_range, check_positive
-from dpkfc.curvature.base import (
-    UNREACHED,
-    PreconditionerState,
-    ProbePreconditioner,
-    identity_row,
-    probe_examples,
-)
+from dpkfc.curvature.base import PreconditionerState, ProbePreconditioner, probe_examples
 from dpkfc.curvature.eigen import largest_entry
 from dpkfc.curvature.layer_factors import Rules
 from dpkfc.curvature.model_state import preserve_model
 from dpkfc.curvature.probe_pass import Capture, ProbeLoss, public_generator, run_probe
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.refresh_group import assign_owners
+from dpkfc.curvature.report import UNREACHED, report_row
 from dpkfc.linalg.blocks import Block, Blocks
-from dpkfc.linalg.metric import (
-    Elementwise,
-    NamedTensors,
-    Shape,
-    Span,
-    Subspace,
-    Tensors,
-    clipping_of,
-    pack,
-    unpack,
-)
+from dpkfc.linalg.metric import Shape, Span, Subspace, clipping_of
 
 Shapes = Mapping[str, Shape]
 """Role to shape; the role "" is weight and bias as one matrix."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Basis(PreconditionerState):
-    """A subspace built at one step; `metric` holds it, and leaves every layer as it is."""
-
-    metric: Subspace
-
-    def state_dict(self) -> NamedTensors:
-        """Return flat tensors, ready for safetensors; `from_state_dict` restores every bit."""
-        metric = self.metric
-        entries = {}
-        places = {}
-        for name, span in metric.spans.items():
-            entries[name] = Elementwise(span.vectors)
-            places[name] = [span.start, span.length]
-        settings = [metric.embedding_norm, metric.residual_norm, metric.share, metric.defect]
-        values = {
-            "step": self.step,
-            "report": [dict(row) for row in self.report],
-            "spans": places,
-            "settings": settings,
-        }
-        return pack(entries, {}, values)
-
-    @classmethod
-    def from_state_dict(cls, state: Tensors) -> Basis:
-        """Return the basis that `state_dict` wrote.
-
-        Raises:
-            ValueError: tensors that `state_dict` did not write.
-        """
-        entries, _, values = unpack(state)
-        if "spans" not in values:
-            raise ValueError(
-                "not the state of a public subspace: it was written by another preconditioner"
-            )
-        spans = {}
-        for name, entry in entries.items():
-            # Tensors read from a file can begin anywhere in memory, and a product of unaligned
-            # tensors can differ in its last bit.
-            vectors = {role: vector.clone() for role, vector in entry.scales.items()}
-            place = values["spans"][name]
-            spans[name] = Span(vectors, *place)
-        metric = Subspace(spans, *values["settings"])
-        report = tuple(values["report"])
-        return cls(metric=metric, step=values["step"], report=report)
-
-    @property
-    def _names(self) -> Collection[str]:
-        return self.metric.spans
-
-    def _differences(
-        self, layers: Mapping[str, Mapping[str, Sequence[int]]]
-    ) -> Iterator[tuple[str, str]]:
-        for name, span in self.metric.spans.items():
-            size = _size(layers[name])
-            if size != span.size:
-                yield name, f"has {size} parameters, the basis {span.size} rows"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,17 +118,13 @@ class GEP(ProbePreconditioner):
         """Return plain values for the plan's hash and the privacy card."""
         return self._describe(self.name)
 
-    def restore_state(self, tensors: Tensors) -> Basis:
-        """Return the basis that a checkpoint holds; raises as `Basis.from_state_dict`."""
-        return Basis.from_state_dict(tensors)
-
     def build(
         self,
         model: nn.Module,
         capture: Capture,
         step: int,
         rules: Rules | None = None,
-    ) -> Basis:
+    ) -> PreconditionerState:
         """Find the subspace at the model's present parameters.
 
         Args:
@@ -227,10 +149,10 @@ class GEP(ProbePreconditioner):
                 "set residual_norm, freeze the layer, or use a probe that reaches it"
             )
         report = [group.report_row(number) for number, (group, _) in enumerate(subspaces)]
-        report += [identity_row(name) for name in missing]
+        report += [report_row(name) for name in missing]
         embedding_norm = float(self.embedding_norm)
         metric = Subspace(spans, embedding_norm, self.residual_norm, self.share, defect)
-        return Basis(metric=metric, step=step, report=tuple(report))
+        return PreconditionerState(metric=metric, step=step, report=tuple(report))
 
     def _find_subspaces(
         self, model: nn.Module, capture: Capture, step: int
@@ -335,12 +257,14 @@ class _Group:
     def report_row(self, number: int) -> dict[str, Any]:
         """Return the row of the report."""
         names = ", ".join(self.layers)
-        row = identity_row(names, f"{self.rank} public directions")
-        row["side"] = f"group {number}"
-        row["kind"] = "subspace"
-        row["dim"] = self.size
-        row["rank"] = self.rank
-        return row
+        return report_row(
+            names,
+            side=f"group {number}",
+            kind="subspace",
+            dim=self.size,
+            rank=self.rank,
+            note=f"{self.rank} public directions",
+        )
 
     @property
     def quoted_names(self) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc._checks import (
     check_in_range,
@@ -28,7 +28,6 @@ from dpkfc.curvature.base import (
     ProbePreconditioner,
     check_probe,
     choose_labels,
-    identity_row,
 )
 from dpkfc.curvature.damping import Damping, condition_numbers, damp_side, elementwise_scale
 from dpkfc.curvature.eigen import Eigen
@@ -53,6 +52,7 @@ from dpkfc.curvature.refresh import (
     probe_scale,
 )
 from dpkfc.curvature.refresh_group import RefreshGroup
+from dpkfc.curvature.report import FACTOR_LETTERS, factor_letter, report_row
 from dpkfc.linalg.metric import (
     Elementwise,
     Entry,
@@ -68,12 +68,10 @@ from dpkfc.linalg.metric import (
 #
 # They change the metric, as `max_rank` does. The privacy guarantee holds for every metric.
 
-FACTOR_LETTERS = {"input": "A", "output": "G"}
-
 
 def side_name(layer: str, side: str) -> str:
     """Return for example `conv1.A` for the input factor of conv1."""
-    return f"{layer}.{FACTOR_LETTERS.get(side, side)}"
+    return f"{layer}.{factor_letter(side)}"
 
 
 def check_ranks(ranks: Mapping[str, int]) -> dict[str, int]:
@@ -132,24 +130,21 @@ def layer_rows(
     """
     rows = []
     for side, factor in factors.sides.items():
-        before, after = condition_numbers(used.sides[side], damping)
         notes = [factors.notes.get(side, "")]
         if is_empty(factor):
             notes.append("no signal on the probe")
         kind = "diagonal" if entry.is_elementwise else getattr(entry, side).kind
-        rows.append(
-            {
-                "layer": name,
-                "side": side,
-                "dim": factor.dim,
-                "kind": kind,
-                "rank": factor.rank,
-                "trace": factor.trace,
-                "condition_before": before,
-                "condition_after": after,
-                "note": "; ".join(filter(None, notes)),
-            }
+        row = report_row(
+            name,
+            side=side,
+            kind=kind,
+            dim=factor.dim,
+            rank=factor.rank,
+            trace=factor.trace,
+            conditions=condition_numbers(used.sides[side], damping),
+            note="; ".join(filter(None, notes)),
         )
+        rows.append(row)
     return rows
 
 
@@ -217,22 +212,10 @@ def report_identity_layers(
             text = "%s these layers, which keep the identity: %s"
             _log.warning(text, reason, ", ".join(names))
     rows = [
-        identity_row(name, f"no factors are known for a {kind}") for name, kind in unknown.items()
+        report_row(name, note=f"no factors are known for a {kind}")
+        for name, kind in unknown.items()
     ]
-    return rows + [identity_row(name) for name in unreached]
-
-
-def describe_shapes(model: nn.Module, name: str, factors: LayerFactors) -> dict[str, Any]:
-    """Return the values that `PreconditionerState.check` compares.
-
-    These are the kind, the sizes of the sides, and the weight's own shape if there is a weight.
-    """
-    shapes = factors.sizes
-    modules = dict(model.named_modules(remove_duplicate=False))
-    weight = getattr(modules.get(name), "weight", None)
-    if isinstance(weight, Tensor):
-        shapes["stored"] = list(weight.shape)
-    return shapes
+    return rows + [report_row(name) for name in unreached]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -547,14 +530,12 @@ class KFAC(ProbePreconditioner):
                 metric = scale_metric(metric, scale)
         report = []
         spectra = {}
-        shapes = {}
         for name, layer in factors.items():
             report += layer_rows(name, layer, used[name], metric[name], damping)
             spectrum = {}
             for side, factor in layer.sides.items():
-                spectrum[FACTOR_LETTERS.get(side, side)] = factor.spectrum.cpu()
+                spectrum[factor_letter(side)] = factor.spectrum.cpu()
             spectra[name] = spectrum
-            shapes[name] = describe_shapes(model, name, layer)
         report += report_identity_layers(metric, statistics[0].unknown, rules or {})
         return PreconditionerState(
             metric=metric,
@@ -562,7 +543,6 @@ class KFAC(ProbePreconditioner):
             report=tuple(report),
             scale=scale,
             spectra=spectra,
-            shapes=shapes,
             note=statistics[0].note,
             running=histories if self.uses_previous_state else (),
             drift=drift,

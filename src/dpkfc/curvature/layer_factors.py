@@ -12,14 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpkfc.curvature.factors import (
-    DiagonalFactor,
-    Factor,
-    FactorAccumulator,
-    FactorCache,
-    IsotropicFactor,
-    is_empty,
-)
+from dpkfc.curvature.factor_cache import FactorCache
+from dpkfc.curvature.factor_sums import FactorAccumulator
+from dpkfc.curvature.factors import DiagonalFactor, Factor, IsotropicFactor, is_empty
 from dpkfc.curvature.row_sampling import RowSubsample, RowSubsampler
 from dpkfc.linalg.blocks import (
     Block,
@@ -121,12 +116,6 @@ class LayerFactors:
     def kind_of(self, side: str) -> str:
         """Return the kind of a side, among whose sides mean eigenvalues are comparable."""
         return "elementwise" if self.kind == "elementwise" else side
-
-    @property
-    def sizes(self) -> dict[str, Any]:
-        """Kind and sizes of the sides, for `PreconditionerState.check`."""
-        sizes = {side: list(shape) for side, shape in self.shapes.items()}
-        return {"kind": self.kind, **sizes}
 
     def normalised(self) -> LayerFactors:
         """Return factors divided by their mean eigenvalues; an empty factor stays as it is."""

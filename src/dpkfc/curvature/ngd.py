@@ -30,13 +30,15 @@ from torch import Tensor, nn
 from dpkfc._checks import check_in_range, check_positive
 from dpkfc.curvature.base import PreconditionerState, ProbePreconditioner
 from dpkfc.curvature.eigen import Eigen
-from dpkfc.curvature.factors import DiagonalFactor, Factor, FactorCache, IsotropicFactor
+from dpkfc.curvature.factor_cache import FactorCache
+from dpkfc.curvature.factors import DiagonalFactor, Factor, IsotropicFactor
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, LayerFactors, Rules
 from dpkfc.curvature.model_state import preserve_model
 from dpkfc.curvature.probe_pass import Capture, ProbeLoss, ProbeSpec
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.refresh import gather_layers, measure
 from dpkfc.curvature.refresh_group import RefreshGroup, finish_on_owners
+from dpkfc.curvature.report import FACTOR_LETTERS, report_row
 from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import (
     Eigenbasis,
@@ -119,16 +121,6 @@ class Moments(Sums):
             return Elementwise(typed)
         return Eigenbasis(typed[_ROLE])
 
-    @property
-    def shapes(self) -> dict[str, Any]:
-        """Kind and sizes of the sides, for `PreconditionerState.check`."""
-        if self.kind == "elementwise":
-            shapes = {role: list(x.shape) for role, x in self.values.items()}
-        else:
-            d_out, d_in = self.values[_ROLE].shape
-            shapes = {"input": [d_in], "output": [d_out]}
-        return {"kind": self.kind, **shapes}
-
 
 def summed_gradients(block: Block) -> Sums:
     """Return the sum of one layer's gradients over the examples of a block."""
@@ -191,13 +183,11 @@ class LayerFisher:
         entry: the bases, with scales of one; a floor and a root give the scales.
         spectrum: `A` and `G`, eigenvalues in the order of the bases, or role to the entries of a
             diagonal; float64.
-        shapes: kind and sizes of the sides, for `PreconditionerState.check`.
         note: what became of a side that was too wide.
     """
 
     entry: Eigenbasis | Elementwise
     spectrum: Tensors
-    shapes: Mapping[str, Any]
     note: str = ""
 
 
@@ -288,7 +278,7 @@ def make_fisher(layer: LayerFactors | Moments) -> LayerFisher:
     notes = [f"{side}: {text}" for side, text in layer.notes.items()]
     note = "; ".join(notes)
     spectrum = {"A": input_values, "G": output_values}
-    return LayerFisher(entry, spectrum, layer.sizes, note)
+    return LayerFisher(entry, spectrum, note)
 
 
 def _diagonal_fisher(moments: Moments) -> LayerFisher:
@@ -299,7 +289,7 @@ def _diagonal_fisher(moments: Moments) -> LayerFisher:
         flat = x.flatten()
         spectrum[role] = flat.cpu()
     entry = moments.entry(ones)
-    return LayerFisher(entry, spectrum, moments.shapes)
+    return LayerFisher(entry, spectrum)
 
 
 def _complete_basis(factor: Factor, layer: LayerFactors) -> tuple[Tensor | None, Tensor]:
@@ -547,18 +537,15 @@ class NGD(ProbePreconditioner):
         metric = {}
         report = []
         spectra = {}
-        shapes = {}
         for name, layer in layers.items():
             metric[name] = clamp_eigenvalues(layer.entry, layer.spectrum, floor, self.exponent)
             report += _report(name, layer, floor)
             spectra[name] = layer.spectrum
-            shapes[name] = layer.shapes
         return PreconditionerState(
             metric=metric,
             step=step,
             report=tuple(report),
             spectra=spectra,
-            shapes=shapes,
             note=note,
         )
 
@@ -587,20 +574,19 @@ def _report(name: str, layer: LayerFisher, floor: float) -> list[dict[str, Any]]
     note = f"{low / count:.0%} of the eigenvalues at the floor {floor:.3g}"
     if layer.note:
         note = f"{layer.note}; {note}"
-    sides = {"A": "input", "G": "output"}
+    conditions = (condition(values), condition(values, floor))
+    sides = {letter: side for side, letter in FACTOR_LETTERS.items()}
     rows = []
-    for side, spectrum in layer.spectrum.items():
-        rows.append(
-            {
-                "layer": name,
-                "side": sides.get(side, side),
-                "dim": spectrum.numel(),
-                "kind": "eigenbasis" if side in sides else "diagonal",
-                "rank": int((spectrum > _LEAST).sum()),
-                "trace": float(spectrum.sum()),
-                "condition_before": condition(values),
-                "condition_after": condition(values, floor),
-                "note": note,
-            }
+    for key, spectrum in layer.spectrum.items():
+        row = report_row(
+            name,
+            side=sides.get(key, key),
+            kind="eigenbasis" if key in sides else "diagonal",
+            dim=spectrum.numel(),
+            rank=int((spectrum > _LEAST).sum()),
+            trace=float(spectrum.sum()),
+            conditions=conditions,
+            note=note,
         )
+        rows.append(row)
     return rows

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpkfc.curvature.factor_cache import FactorCache
 from dpkfc.curvature.factor_history import History, keep_history
-from dpkfc.curvature.factors import FactorAccumulator, FactorCache
+from dpkfc.curvature.factor_sums import FactorAccumulator
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, LayerFactors, probe_norms
 from dpkfc.curvature.model_inputs import device_of_model
 from dpkfc.curvature.probe_pass import (
@@ -30,7 +31,6 @@ from dpkfc.curvature.probe_pass import (
 from dpkfc.curvature.refresh_group import (
     RefreshGroup,
     check_same_probe,
-    copy_to_device,
     finish_on_owners,
     gather_from_all,
     rows_of_process,
@@ -39,6 +39,7 @@ from dpkfc.curvature.refresh_group import (
 from dpkfc.curvature.row_sampling import RowSubsampler
 from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import Metric
+from dpkfc.tensors import copy_to_device
 
 SCALE_SIZE = 64  # last probe examples, for the two medians
 

@@ -8,16 +8,15 @@ sums over many examples are added up.
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import is_dataclass
-from typing import Any, Protocol, TypeVar, cast
+from typing import Protocol, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc.curvature.model_inputs import device_of_model
+from dpkfc.tensors import copy_to_device
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -146,41 +145,6 @@ def assign_owners(costs: Sequence[Mapping[str, float]]) -> dict[str, int]:
         owners[name] = min(processes - 1, owner)
         done += cost
     return owners
-
-
-def copy_to_device(value: T, device: torch.device) -> T:
-    """Return a copy of a value with every tensor in it on a device.
-
-    An object that several parts of the value hold stays one object.
-    """
-    known = {}
-
-    def copy_once(x: Any) -> Any:
-        if id(x) not in known:
-            known[id(x)] = _copy_value(x, device, copy_once)
-        return known[id(x)]
-
-    return cast(T, copy_once(value))
-
-
-def _copy_value(x: Any, device: torch.device, copy_part: Callable[[Any], Any]) -> Any:
-    if isinstance(x, Tensor):
-        return x.detach().to(device)
-    if isinstance(x, torch.device):
-        return device
-    is_own_class = is_dataclass(x) or type(x).__module__.startswith("dpkfc.")
-    is_value = hasattr(x, "__dict__") and not isinstance(x, type)
-    if is_own_class and is_value:
-        twin = copy.copy(x)
-        for name, part in vars(x).items():
-            object.__setattr__(twin, name, copy_part(part))
-        return twin
-    if isinstance(x, Mapping):
-        return {key: copy_part(part) for key, part in x.items()}
-    if isinstance(x, (list, tuple)):
-        parts = map(copy_part, x)
-        return type(x)(parts)
-    return x
 
 
 def check_same_probe(digests: Sequence[str]) -> None:

@@ -20,6 +20,7 @@ from dpkfc._checks import check_positive
 from dpkfc.curvature.base import Preconditioner, PreconditionerState
 from dpkfc.curvature.layer_factors import Rules
 from dpkfc.curvature.probe_pass import Capture
+from dpkfc.curvature.report import report_row
 from dpkfc.linalg.metric import Dense, Kronecker
 
 # Of the release that a plan needs, `ExtraRelease(purpose=MOMENTS, norm=1.0, …)`: inputs of the head
@@ -91,17 +92,19 @@ class SecondMoments(Preconditioner):
         dtype = head.weight.dtype
         side = Dense(root.to(head.weight.device, dtype), float(damped.min().rsqrt()))
         name = "" if head is model else str(len(list(model.children())) - 1)
-        report = {
-            "layer": name,
-            "side": "input",
-            "dim": width,
-            "kind": side.kind,
-            "rank": int(is_seen.sum()),
-            "trace": float(moments.trace()),
-            "condition_before": float(values.max() / max(rest, 1e-12)),
-            "condition_after": float(damped.max() / damped.min()),
-            "note": f"eigenvalues above the noise of the release: {int(is_seen.sum())}",
-        }
+        rank = int(is_seen.sum())
+        before = float(values.max() / max(rest, 1e-12))
+        after = float(damped.max() / damped.min())
+        report = report_row(
+            name,
+            side="input",
+            kind=side.kind,
+            dim=width,
+            rank=rank,
+            trace=float(moments.trace()),
+            conditions=(before, after),
+            note=f"eigenvalues above the noise of the release: {rank}",
+        )
         known = torch.where(is_seen, values, max(rest, 0.0))
         return PreconditionerState(
             metric={name: Kronecker(input=side)},

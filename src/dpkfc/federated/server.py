@@ -29,7 +29,6 @@ from torch import nn
 from dpkfc import checkpoint
 from dpkfc.checkpoint import StrPath
 from dpkfc.curvature.base import PreconditionerState
-from dpkfc.curvature.refresh_group import copy_to_device
 from dpkfc.federated.key_exchange import KeyExchange
 from dpkfc.federated.messages import (
     Message,
@@ -49,7 +48,7 @@ from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.privacy.rng import SamplingStream
-from dpkfc.tensors import copy_tensors, unique_tensors
+from dpkfc.tensors import copy_tensors, copy_to_device, unique_tensors
 from dpkfc.weights import ReleasedWeights
 
 logger = logging.getLogger(__name__)

@@ -7,10 +7,9 @@ without an entry keeps the identity.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
@@ -22,65 +21,18 @@ NamedTensors = dict[str, Tensor]
 Tensors = Mapping[str, Tensor]
 """The same, only to be read."""
 Shape = tuple[int, ...]
-_Stored = TypeVar("_Stored", bound="_TensorFields")
 _Scaled = TypeVar("_Scaled", bound="_ScaledEntry")
-
-
-class _TensorFields:
-    """What dataclasses of tensors and numbers share: they move to a device and are serialised.
-
-    A field may also hold such a dataclass, which moves with it.
-    """
-
-    def to(self: _Stored, device: torch.device | str) -> _Stored:
-        """Return the same map with its tensors on a device."""
-
-        def move(name: str, tensor: Any) -> Any:
-            return tensor.to(device)
-
-        return replace(self, **self._map_tensors(move))  # type: ignore[type-var]
-
-    def pack_fields(self, key: str, tensors: NamedTensors) -> dict[str, Any]:
-        """Return the fields by name, with the key of each stored tensor in its place."""
-
-        def store(name: str, tensor: Any) -> str:
-            return _store(tensors, f"{key}.{name}", tensor)
-
-        return self._map_tensors(store)
-
-    def _map_tensors(self, function: Callable[[str, Any], Any]) -> dict[str, Any]:
-        """Return the fields by name, with a function of its name and value for each tensor."""
-        values = {}
-        for f in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, f.name)
-            if isinstance(value, Tensor | _TensorFields):
-                value = function(f.name, value)
-            values[f.name] = value
-        return values
-
-
-def _unpack_fields(kind: type[_Stored], packed: Mapping[str, Any], tensors: Tensors) -> _Stored:
-    """Return the object whose `pack_fields` these are."""
-    values = {}
-    for f in fields(kind):  # type: ignore[arg-type]
-        value = packed[f.name]
-        declared = str(f.type)
-        is_absent = value is None and "None" in declared
-        if "Tensor" in declared and not is_absent:
-            value = tensors[value]
-        values[f.name] = value
-    return kind(**values)
 
 
 # --------------------------------------------------------------------------------------------------
 # Sides: the factors of a Kronecker map.
 
 
-class _Side(_TensorFields):
+class _Side:
     """What all sides share.
 
     Attributes:
-        kind: name of the class in stored states.
+        kind: name of the class, for reports.
         is_diagonal: the side mixes no two coordinates.
     """
 
@@ -113,11 +65,6 @@ class _Side(_TensorFields):
     def label(self) -> str:
         """Return the kind of the side, with its rank where that is low."""
         return self.kind
-
-    def pack(self, key: str, tensors: NamedTensors) -> dict[str, Any]:
-        """Return the side as values for JSON, its tensors stored under names below `key`."""
-        packed = self.pack_fields(key, tensors)
-        return {"kind": self.kind} | packed
 
 
 @dataclass(frozen=True)
@@ -312,17 +259,11 @@ class LowRank(_Side):
 
 
 Side = Identity | Diagonal | Dense | LowRank
-_SIDES: dict[str, type[Side]] = {
-    "identity": Identity,
-    "diagonal": Diagonal,
-    "dense": Dense,
-    "lowrank": LowRank,
-}
 
 
 # --------------------------------------------------------------------------------------------------
 # Entries: the map of one layer. Each maps a matrix (`apply`) or gradients by role
-# (`apply_roles`), inverts, scales, moves to a device and is serialised.
+# (`apply_roles`), inverts and scales.
 
 
 class _Entry:
@@ -374,7 +315,7 @@ class _ScaledEntry(_Entry):
 
 
 @dataclass(frozen=True)
-class Kronecker(_TensorFields, _Entry):
+class Kronecker(_Entry):
     """The map `z = output · g · input` of a matrix-shaped gradient g `[..., d_out, d_in]`.
 
     `input` acts on the input features (the homogeneous coordinate last), `output` on the output
@@ -443,13 +384,6 @@ class Kronecker(_TensorFields, _Entry):
         into = self.input.inverse()
         return Kronecker(into, self.output.inverse())
 
-    def pack(self, key: str, tensors: NamedTensors) -> dict[str, Any]:
-        """Return the map as values for JSON, its tensors stored under names below `key`."""
-        return {
-            "input": self.input.pack(f"{key}.input", tensors),
-            "output": self.output.pack(f"{key}.output", tensors),
-        }
-
     def variance(self) -> Tensor:
         """Return the variance of every entry of `apply(z)` for z of unit white noise.
 
@@ -465,7 +399,7 @@ class Kronecker(_TensorFields, _Entry):
 
 
 @dataclass(frozen=True)
-class Eigenbasis(_TensorFields, _ScaledEntry):
+class Eigenbasis(_ScaledEntry):
     """The symmetric map `z = Q_out (scale ⊙ (Q_outᵀ g Q_in)) Q_inᵀ` of g `[..., d_out, d_in]`.
 
     It is what the root of a Kronecker product becomes when its eigenvalues are changed one by one
@@ -604,10 +538,6 @@ class Eigenbasis(_TensorFields, _ScaledEntry):
             rest = function(self.rest)
         return replace(self, scale=function(self.scale), rest=rest)
 
-    def pack(self, key: str, tensors: NamedTensors) -> dict[str, Any]:
-        """Return the map as values for JSON, its tensors stored under names below `key`."""
-        return {"eigenbasis": self.pack_fields(key, tensors)}
-
     def variance(self) -> Tensor:
         """Return the variance of every entry of `apply(z)` for z of unit white noise.
 
@@ -658,17 +588,6 @@ class Elementwise(_ScaledEntry):
     def _map_scales(self, function: Callable[[Any], Any]) -> Elementwise:
         scales = {role: function(scale) for role, scale in self.scale.items()}
         return Elementwise(scales)
-
-    def to(self, device: torch.device | str) -> Elementwise:
-        """Return the same map with its tensors on a device."""
-        return self._map_scales(lambda scale: scale.to(device))
-
-    def pack(self, key: str, tensors: NamedTensors) -> dict[str, Any]:
-        """Return the map as values for JSON, its tensors stored under names below `key`."""
-        roles: dict[str, str] = {}
-        for role, scale in self.scale.items():
-            roles[role] = _store(tensors, f"{key}.{len(roles)}", scale)
-        return {"elementwise": roles}
 
 
 Entry = Kronecker | Eigenbasis | Elementwise
@@ -761,11 +680,6 @@ class Span:
         tensors = {role: function(v) for role, v in self.vectors.items()}
         return tensors.get("", tensors)
 
-    def to(self, device: torch.device | str) -> Span:
-        """Return the same on a device."""
-        vectors = {role: v.to(device) for role, v in self.vectors.items()}
-        return replace(self, vectors=vectors)
-
 
 @dataclass(frozen=True, eq=False)
 class Subspace(Mapping[str, Entry]):
@@ -812,11 +726,6 @@ class Subspace(Mapping[str, Entry]):
         """Return the entries K of the embedding."""
         return max(span.columns.stop for span in self.spans.values())
 
-    def to(self, device: torch.device | str) -> Subspace:
-        """Return the same on a device."""
-        spans = {name: span.to(device) for name, span in self.spans.items()}
-        return replace(self, spans=spans)
-
     def __getitem__(self, name: str) -> Entry:
         """Refuse: no layer has a map of its own."""
         raise KeyError(name)
@@ -828,121 +737,3 @@ class Subspace(Mapping[str, Entry]):
     def __len__(self) -> int:
         """Return 0."""
         return 0
-
-
-# --------------------------------------------------------------------------------------------------
-# A preconditioner as a flat dictionary of tensors, and back, without loss and without unpickling.
-#
-# Structure, names and Python floats go into one JSON text stored as bytes (`repr` of a float is
-# exact). Tensors are stored under names with an index, since a layer's name may hold any character.
-
-_META = "meta"
-_STORED = "stored"
-
-
-def pack(metric: Metric, spectra: Mapping[str, Tensors], rest: Mapping[str, Any]) -> NamedTensors:
-    """Flatten a metric, spectra and JSON-able values into tensors."""
-    tensors: NamedTensors = {}
-    entries: list[dict[str, Any]] = []
-    for name, entry in metric.items():
-        packed = entry.pack(f"metric.{len(entries)}", tensors)
-        entries.append({"layer": name} | packed)
-    curves: list[list[str]] = []
-    for i, (name, sides) in enumerate(spectra.items()):
-        for side, values in sides.items():
-            key = _store(tensors, f"spectrum.{i}.{len(curves)}", values)
-            curves.append([name, side, key])
-    state = {"metric": entries, "spectra": curves, "rest": dict(rest)}
-    text = json.dumps(state)
-    letters = bytearray(text.encode())
-    tensors[_META] = torch.frombuffer(letters, dtype=torch.uint8)
-    return tensors
-
-
-def _store(tensors: NamedTensors, key: str, tensor: Tensor) -> str:
-    """Add a tensor to others and return its key; one that layers share keeps its first key."""
-    for known, other in tensors.items():
-        if other is tensor:
-            return known
-    tensors[key] = tensor
-    return key
-
-
-def unpack(
-    tensors: Tensors,
-) -> tuple[Metric, dict[str, NamedTensors], dict[str, Any]]:
-    """Return what `pack` was given.
-
-    Raises:
-        ValueError: tensors that `pack` did not write.
-    """
-    try:
-        letters = tensors[_META].tolist()
-        state = json.loads(bytes(letters))
-        metric = {entry["layer"]: _unpack_entry(entry, tensors) for entry in state["metric"]}
-        spectra: dict[str, NamedTensors] = {}
-        for name, side, key in state["spectra"]:
-            spectra.setdefault(name, {})[side] = tensors[key]
-        return metric, spectra, state["rest"]
-    except (KeyError, TypeError, ValueError) as error:
-        message = f"not the state of a preconditioner, or a damaged one: {error!r}"
-        raise ValueError(message) from error
-
-
-def _unpack_entry(entry: Mapping[str, Any], tensors: Tensors) -> Entry:
-    if "elementwise" in entry:
-        keys = entry["elementwise"]
-        scales = {role: tensors[key] for role, key in keys.items()}
-        return Elementwise(scales)
-    if "eigenbasis" in entry:
-        return _unpack_fields(Eigenbasis, entry["eigenbasis"], tensors)
-    into = _unpack_side(entry["input"], tensors)
-    out = _unpack_side(entry["output"], tensors)
-    return Kronecker(into, out)
-
-
-def _unpack_side(side: Mapping[str, Any], tensors: Tensors) -> Side:
-    kind = side["kind"]
-    if kind not in _SIDES:
-        raise ValueError(f"unknown side {kind!r}")
-    return _unpack_fields(_SIDES[kind], side, tensors)
-
-
-def mismatch(shape: Mapping[str, Any], roles: Mapping[str, Shape]) -> str | None:
-    """Return what does not fit between a layer's map and the shapes of its parameters, or None.
-
-    A weight may be stored as `[d_out, d_in]` or, as in transformers' Conv1D, as `[d_in, d_out]`.
-    Which of the two follows from the shape at the time the map was built, where that is known.
-
-    Args:
-        shape: `kind`, the sizes of the sides and the `stored` shape of the weight, as
-            `Preconditioner.shapes` holds them.
-        roles: role to parameter shape, trainable parameters only.
-    """
-    kind = shape["kind"]
-    if kind == "elementwise":
-        no_roles = ("kind", _STORED)
-        expected = {role: tuple(size) for role, size in shape.items() if role not in no_roles}
-        if expected == dict(roles):
-            return None
-        return f"parameters {dict(roles)}, the preconditioner {expected}"
-    (d_in,) = shape["input"]
-    (d_out,) = shape["output"]
-    no_weight = (*roles.get("bias", (0,)), 0)
-    weight = roles.get("weight", no_weight)
-    if kind in ("lookup", "tied"):
-        table = (d_out, d_in) if kind == "tied" else (d_in, d_out)
-        if (weight[0], weight[-1]) == table:
-            return None
-        return f"a table {tuple(weight)}, the preconditioner one of {table}"
-    stored = shape.get(_STORED)
-    if "weight" in roles and stored is not None and tuple(stored) != tuple(weight):
-        return f"a weight {tuple(weight)}, the preconditioner was built for {tuple(stored)}"
-    bias = "bias" in roles
-    rows, *sizes = weight
-    columns = math.prod(sizes) + bias
-    fits = columns == d_in and rows % d_out == 0
-    is_transposed = [rows + bias, *sizes] == [d_in, d_out]
-    if fits or is_transposed:
-        return None
-    return f"a gradient {(rows, columns)}, the preconditioner sides {(d_out, d_in)}"

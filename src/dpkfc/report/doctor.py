@@ -18,6 +18,7 @@ from dpkfc.curvature.likelihood import logits_of
 from dpkfc.curvature.model_inputs import call, move_to_model
 from dpkfc.curvature.model_state import preserve_model
 from dpkfc.curvature.probe_pass import public_generator
+from dpkfc.curvature.report import factor_letter
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layer_contributions import capture
 from dpkfc.gradients.layers import Layer
@@ -247,7 +248,7 @@ def _layer_facts(
     for row in built.report:
         if row["layer"] == layer.name:
             side = SideFacts(
-                side={"input": "A", "output": "G"}.get(row["side"], row["side"]),
+                side=factor_letter(row["side"]),
                 size=row["dim"],
                 kind=row["kind"],
                 condition_before=row["condition_before"],
