@@ -76,6 +76,8 @@ FILES = (
     "curvature/model_inputs.py",
     "curvature/model_state.py",
     "postprocess/pipeline.py",
+    "postprocess/readout.py",
+    "postprocess/weight_average.py",
     "preconditioning.py",
     "release_pipeline.py",
     "session.py",

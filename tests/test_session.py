@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.kfac import KFAC
-from dpkfc.postprocess.pipeline import WeightEMA
+from dpkfc.postprocess.weight_average import WeightEMA
 from dpkfc.privacy import Budget, BudgetError
 from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.ledger import BudgetExhausted, LedgerError

@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from dpkfc.curvature.base import Preconditioner
     from dpkfc.gradients.clip import Clip
     from dpkfc.memory import RowLimit
-    from dpkfc.postprocess.pipeline import PostProcess, WeightEMA
+    from dpkfc.postprocess.protocol import PostProcess
+    from dpkfc.postprocess.weight_average import WeightEMA
     from dpkfc.privacy.accounting import Charges
 
 

@@ -21,7 +21,7 @@ from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.likelihood import LIKELIHOODS
 from dpkfc.curvature.second_moments import MOMENTS, SecondMoments
-from dpkfc.postprocess.pipeline import WeightEMA
+from dpkfc.postprocess.weight_average import WeightEMA
 from dpkfc.privacy.calibration import calibrate_noise_multiplier
 from dpkfc.privacy.extra_releases import ExtraRelease
 

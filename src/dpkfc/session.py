@@ -51,7 +51,8 @@ from dpkfc.gradients.state import (
     traces,
 )
 from dpkfc.memory import MicroBatchSize
-from dpkfc.postprocess.pipeline import PostprocessPipeline, WeightAverage, check_with_optimizer
+from dpkfc.postprocess.pipeline import PostprocessPipeline, check_with_optimizer
+from dpkfc.postprocess.weight_average import WeightAverage
 from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.privacy.extra_releases import ExtraRelease, charge_extra

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from dpkfc import PrivacyConfig, Session
 from dpkfc.federated import FederatedConfig, TrustedServer, federate
 from dpkfc.integrations.opacus import PrivacyEngine
-from dpkfc.postprocess.pipeline import WeightEMA
+from dpkfc.postprocess.weight_average import WeightEMA
 from dpkfc.report.officer import Declared
 from tests.app.finished import finished_run
 

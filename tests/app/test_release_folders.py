@@ -22,7 +22,7 @@ from dpkfc.app.settings_file import read_choices, to_toml
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import prepare
 from dpkfc.checkpoint import CheckpointError
-from dpkfc.postprocess.pipeline import WeightEMA
+from dpkfc.postprocess.weight_average import WeightEMA
 from dpkfc.privacy.ledger import verify
 from dpkfc.report.card import session_card, to_markdown, write_card_files
 from dpkfc.report.officer import Declared

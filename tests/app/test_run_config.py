@@ -36,8 +36,7 @@ from dpkfc.curvature import likelihood
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.ngd import NGD
 from dpkfc.integrations import loggers
-from dpkfc.postprocess import pipeline
-from dpkfc.postprocess.steps import AdamBC
+from dpkfc.postprocess import AdamBC, pipeline
 
 FIELDS = SETTINGS
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from dpkfc import PrivacyConfig
-from dpkfc.postprocess.pipeline import WeightEMA
+from dpkfc.postprocess.weight_average import WeightEMA
 from dpkfc.report.verify import verify_ledger
 from tests.distributed import group
 from tests.distributed.fsdp import N, Run, full, weights

@@ -18,7 +18,7 @@ from dpkfc.federated import (
     TrustedServer,
     federate,
 )
-from dpkfc.postprocess.steps import EMA
+from dpkfc.postprocess import EMA
 from tests.federated.worlds import datasets, head, loss_fn, plan_of
 
 GOLDEN_CASES: dict[str, dict[str, Any]] = {

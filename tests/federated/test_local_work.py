@@ -17,7 +17,7 @@ from dpkfc.federated import (
 )
 from dpkfc.federated.secure_aggregation import encode
 from dpkfc.federated.simulation import run_round
-from dpkfc.postprocess.pipeline import PostProcess
+from dpkfc.postprocess.protocol import PostProcess
 from tests.federated.test_equality import plain_clipped_sum, set_weights
 from tests.federated.worlds import CLIENTS, RECORDS, datasets, head, loss_fn, plan_of, vector, world
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import dpkfc
 from dpkfc.curvature.diagonal import AdaDPS
 from dpkfc.linalg.row_norms import row_norms
-from dpkfc.postprocess.steps import SOFIM, AdamBC, DiSK
+from dpkfc.postprocess import SOFIM, AdamBC, DiSK
 from tests.gradients.cases import CASES, build, loss_fn
 
 CARD: Any = torch.ops.card

@@ -11,7 +11,7 @@ import torch
 from dpkfc import session
 from dpkfc.config import Plan
 from dpkfc.data.sampling import FixedSize
-from dpkfc.postprocess.pipeline import read_out
+from dpkfc.postprocess.readout import read_out
 from dpkfc.privacy import mechanism
 from dpkfc.privacy.mechanism import Released
 from dpkfc.privacy.rng import NoiseStream, draw_key

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.metric import Metric
-from dpkfc.postprocess.pipeline import PostProcess, PostprocessPipeline
+from dpkfc.postprocess.pipeline import PostprocessPipeline
+from dpkfc.postprocess.protocol import PostProcess
 from dpkfc.privacy.mechanism import Released
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.postprocess import EMA, SOFIM, AdamBC, DiSK, LowPass, WeightEMA
-from dpkfc.postprocess.pipeline import PostProcess, check_with_optimizer
+from dpkfc.postprocess.pipeline import check_with_optimizer
+from dpkfc.postprocess.protocol import PostProcess
 from tests.gradients.whitened import whiten
 from tests.mutation_cases import B, data, kfac, loss_fn, net, plan, session, weights
 

@@ -17,7 +17,7 @@ from dpkfc.gradients.clipped_sum import clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.evaluation_points import AT_MODEL_PARAMETERS, EvaluationPoint
 from dpkfc.postprocess import EMA, DiSK
-from dpkfc.postprocess.pipeline import AT_PARAMETERS
+from dpkfc.postprocess.protocol import AT_PARAMETERS
 from tests.gradients.cases import reader
 from tests.mutation_cases import N, loss_fn, net, plan, session, weights
 from tests.postprocess.cases import run

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.postprocess import DiSK, WeightEMA
-from dpkfc.postprocess.pipeline import WeightAverage
+from dpkfc.postprocess.weight_average import WeightAverage
 from tests.mutation_cases import Handed, loss_fn, net, plan, session, weights
 
 

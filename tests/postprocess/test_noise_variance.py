@@ -21,7 +21,8 @@ from dpkfc.linalg.metric import (
     Metric,
 )
 from dpkfc.postprocess import EMA, DiSK, LowPass
-from dpkfc.postprocess.pipeline import PostProcess, PostprocessPipeline
+from dpkfc.postprocess.pipeline import PostprocessPipeline
+from dpkfc.postprocess.protocol import PostProcess
 from dpkfc.privacy.mechanism import Released
 from tests.postprocess.cases import chained, released, several_layers
 

@@ -38,8 +38,9 @@ from dpkfc.curvature.refined import Refined
 from dpkfc.curvature.second_moments import SecondMoments
 from dpkfc.data.augment import Augment, horizontal_flip, random_crop, reflect_pad_crop_flip
 from dpkfc.features import AdditiveModel
-from dpkfc.postprocess.pipeline import PostProcess, WeightEMA
-from dpkfc.postprocess.steps import EMA, SOFIM, AdamBC, DiSK, LowPass
+from dpkfc.postprocess import EMA, SOFIM, AdamBC, DiSK, LowPass
+from dpkfc.postprocess.protocol import PostProcess
+from dpkfc.postprocess.weight_average import WeightEMA
 from dpkfc.privacy.calibration import share_noise
 from dpkfc.privacy.extra_releases import ExtraRelease
 

@@ -16,7 +16,7 @@ from dpkfc.app.methods import METHODS, Method, Settings
 from dpkfc.app.settings import OPTIMIZERS, SETTINGS, RunConfig, check_name, make_config
 from dpkfc.app.settings_file import flatten
 from dpkfc.app.toml import ensure_text
-from dpkfc.postprocess.steps import AdamBC
+from dpkfc.postprocess import AdamBC
 
 
 def layer_settings(defaults: Settings, chosen: Settings, where: str = "recipe") -> RunConfig:

@@ -36,7 +36,8 @@ from dpkfc.data.sampling import ADD_OR_REMOVE_ONE, REPLACE_ONE, Poisson
 from dpkfc.federated.local_work import LocalGradient, LocalSteps, LocalWork
 from dpkfc.federated.privacy_models import Description, PrivacyModel, SecureAggregation
 from dpkfc.federated.server_rules import FedGD, ServerRule
-from dpkfc.postprocess.pipeline import PostProcess, PostprocessPipeline
+from dpkfc.postprocess.pipeline import PostprocessPipeline
+from dpkfc.postprocess.protocol import PostProcess
 from dpkfc.privacy import accounting
 from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.calibration import calibrate_noise_multiplier, check_target

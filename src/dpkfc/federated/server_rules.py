@@ -18,8 +18,8 @@ from torch import Tensor
 
 from dpkfc._checks import check_in_range, check_positive
 from dpkfc.federated.privacy_models import Description
-from dpkfc.postprocess.pipeline import PostProcess
-from dpkfc.postprocess.steps import SOFIM
+from dpkfc.postprocess import SOFIM
+from dpkfc.postprocess.protocol import PostProcess
 
 Direction = Mapping[str, Tensor]
 State = Mapping[str, Tensor]

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from dpkfc.postprocess.pipeline import PostProcess, WeightEMA
-from dpkfc.postprocess.steps import EMA, SOFIM, AdamBC, DiSK, LowPass
+from dpkfc.postprocess.adam_bc import AdamBC
+from dpkfc.postprocess.disk import DiSK
+from dpkfc.postprocess.ema import EMA
+from dpkfc.postprocess.low_pass import LowPass
+from dpkfc.postprocess.protocol import PostProcess
+from dpkfc.postprocess.sofim import SOFIM
+from dpkfc.postprocess.weight_average import WeightEMA
 
 __all__ = [
     "EMA",

@@ -24,7 +24,7 @@ from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.gradients.loss_function import LossFn
-from dpkfc.postprocess.pipeline import WeightEMA
+from dpkfc.postprocess.weight_average import WeightEMA
 from dpkfc.privacy.ledger import Ledger, parse
 from dpkfc.report.card import LEDGER, ledger_bytes, session_card, write_weights_and_card
 from dpkfc.rng_state import preserve_generators, seed_generators
