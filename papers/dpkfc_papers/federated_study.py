@@ -10,9 +10,7 @@ so that nothing else differs.
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import json
 import logging
 import math
 import signal
@@ -21,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -46,6 +44,7 @@ from dpkfc.app.datasets.sources import (
 from dpkfc.app.html.answer import interval
 from dpkfc.app.models import seeded, two_convolutions
 from dpkfc.app.plots import COLOURS, INK, save
+from dpkfc.app.recipes.objective import cross_entropy
 from dpkfc.app.run_folder import write_atomically, write_text
 from dpkfc.app.tuning.arms import Choice, Range, Space
 from dpkfc.app.tuning.runs import Plain, StudyError, hardware
@@ -62,7 +61,7 @@ from dpkfc.federated.simulation import federate
 from dpkfc_papers.accuracy import mean_and_interval, table_line
 from dpkfc_papers.draw import add_legend, dress, grid, sheet
 from dpkfc_papers.recipes.networks import resnet20
-from dpkfc_papers.store import Store
+from dpkfc_papers.store import Store, StudyRun, hash_values
 
 # --------------------------------------------------------------------------------------------------
 # Frozen features of a network that was trained on public images only, made once and stored on the
@@ -324,7 +323,7 @@ _EVERY = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class FederatedRun:
+class FederatedRun(StudyRun):
     """One private run: example-level, trusted server, replace-one, all clients in every round.
 
     Attributes:
@@ -354,13 +353,12 @@ class FederatedRun:
 
     def describe(self) -> Record:
         """Return plain values that decide the result."""
-        return {**asdict(self), "settings": dict(self.settings)}
+        return {**super().describe(), "settings": dict(self.settings)}
 
-    @functools.cached_property
+    @property
     def hash(self) -> str:
         """Return sixteen hexadecimal digits of a SHA-256."""
-        content = {"format": FORMAT, "delta": DELTA, **self.describe()}
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        return hash_values({"format": FORMAT, "delta": DELTA, **self.describe()})
 
 
 def _kfc(s: Mapping[str, Any], features: Features) -> Record:
@@ -393,11 +391,6 @@ RULES: Mapping[str, Callable[[Mapping[str, Any], Features], Record]] = {
 }
 
 
-def loss_fn(model: nn.Module, batch: Any) -> Tensor:
-    """Return the cross-entropy of each example."""
-    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-
-
 def execute_run(
     run: FederatedRun, features: Features, build: Callable[[int, int], nn.Module] = nn.Linear
 ) -> Record:
@@ -428,7 +421,7 @@ def execute_run(
     result = federate(
         plan,
         seeded(lambda: build(x.shape[1], features.classes), run.seed),
-        loss_fn,
+        cross_entropy,
         parts((x, y), _partition(run, y)),
         evaluate=lambda model: measure_accuracy(model, *evaluation),
         every=_EVERY,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import math
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from filelock import BaseFileLock
 
@@ -45,6 +49,8 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
         "examples": int,
     },
 }
+# Figures that are printed when a run ends.
+_SHOWN = ("accuracy", "perplexity", "failed")
 _OF_CHECKPOINTS = {"step", "layers", "signal", "density"}
 
 
@@ -53,6 +59,32 @@ class Cell(Protocol):
 
     @property
     def hash(self) -> str: ...  # noqa: D102
+
+    def describe(self) -> dict[str, Any]:
+        """Return plain values that decide the result."""
+        ...
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """A run of a study of its own, whose plain values decide its result and hash."""
+
+    # Values that all runs of a kind share.
+    common: ClassVar[Mapping[str, Any]] = {}
+
+    def describe(self) -> dict[str, Any]:
+        """Return plain values that decide the result."""
+        return {**asdict(self), **self.common}
+
+    @property
+    def hash(self) -> str:
+        """Return sixteen hexadecimal digits of a SHA-256."""
+        return hash_values(self.describe())
+
+
+def hash_values(values: Mapping[str, Any]) -> str:
+    """Return sixteen hexadecimal digits of a SHA-256 of plain values."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class Store:
@@ -112,6 +144,34 @@ class Store:
             raise StudyError(
                 f"{error}; the results before it are kept, and the same command goes on from them"
             ) from None
+
+
+def make_missing(
+    path: Path,
+    stages: Callable[[Store], Iterable[Iterable[Any]]],
+    execute: Callable[[Any], Mapping[str, Any]],
+    seconds: float = math.inf,
+) -> None:
+    """Make the runs that a store lacks; each row is on the disk before the next run starts.
+
+    Args:
+        path: of the store.
+        stages: returns runs, or None for a run that is not known yet; a stage may need the rows of
+            those before it.
+        execute: makes the row of a run.
+        seconds: after which no run starts.
+    """
+    ends = time.monotonic() + seconds
+    with Store(path) as store:
+        for runs in stages(store):
+            left = [run for run in runs if run is not None and store.get(run) is None]
+            for number, run in enumerate(left, start=1):
+                if time.monotonic() > ends:
+                    return
+                row = execute(run)
+                store.put(run, row)
+                found = {name: row[name] for name in _SHOWN if name in row}
+                print(f"{number}/{len(left)} {run.describe()}: {found}", flush=True)
 
 
 def _read_rows(path: Path) -> dict[str, Row]:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from dpkfc.app.recipes.objective import cross_entropy
 from dpkfc.app.tuning.runs import StudyError
 from dpkfc.data.sampling import REPLACE_ONE
 from dpkfc.federated import FederatedConfig, FedGD, TrustedServer, federate
@@ -25,7 +26,6 @@ from dpkfc_papers.federated_study import (
     STUDY,
     FederatedRun,
     execute_run,
-    loss_fn,
     run_remaining,
     run_study,
     small_features,
@@ -64,7 +64,7 @@ def test_the_partition_and_the_number_of_clients_change_nothing_but_the_noise():
         head = nn.Linear(x.shape[1], features.classes).double()
         for p in head.parameters():
             nn.init.zeros_(p)
-        federate(config.with_noise(0.0, 1e-5), head, loss_fn, parts((x, y), pieces))
+        federate(config.with_noise(0.0, 1e-5), head, cross_entropy, parts((x, y), pieces))
         return torch.cat([p.detach().flatten() for p in head.parameters()])
 
     one = trained(iid(len(y), 1))

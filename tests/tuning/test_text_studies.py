@@ -13,6 +13,7 @@ import torch
 from dpkfc import PrivacyConfig, Session
 from dpkfc.features import LayerMeans, TextEncoder, Whitening, ZipfWords
 from dpkfc_papers.studies import fine_tuning, small_transformer
+from dpkfc_papers.studies import rows as rows_of_studies
 
 WORDS = ZipfWords(vocabulary=120, shortest=2, longest=12)
 TEXTS = WORDS.draw(12, seed=3)
@@ -119,11 +120,11 @@ def test_tables_show_how_many_seeds_a_cell_has(monkeypatch: pytest.MonkeyPatch) 
         "lora-1/none": row(None, 83.0, head_accuracy=80.5),
         "validation/lora-1/0.004": row(3.0, 99.0),
     }
-    monkeypatch.setattr(fine_tuning, "read_json", lambda _: {"rows": rows})
+    monkeypatch.setattr(rows_of_studies, "read_json", lambda _: {"rows": rows})
     lines = fine_tuning.table().splitlines()
     assert lines[2] == "| head alone | 80.00 (1) | – | – | – | – | 0.5 |"
     assert lines[3].endswith("| 81.50\xa0±\xa06.35 (2) | – | – | 83.00 | +1.00 | 0.5 |")
     method = {"method": "dp-sgd", "rate": 0.1}
     rows = {"dp-sgd/8/0": row(8.0, 70.0, **method)}
-    monkeypatch.setattr(small_transformer, "read_json", lambda _: {"rows": rows})
+    monkeypatch.setattr(rows_of_studies, "read_json", lambda _: {"rows": rows})
     assert small_transformer.table().splitlines()[2] == "| DP-SGD | – | 70.00 (1) | – | 30.0 |"

@@ -9,14 +9,14 @@ the distribution of a result does not depend on the number of clients, so there 
 
 from __future__ import annotations
 
-import argparse
+import functools
 import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dpkfc_papers.studies.harness import RESULTS, interval, markdown
+from dpkfc_papers.studies.harness import RESULTS, data_parser, interval, markdown
 
 PATH = RESULTS / "federated_ablation.json"
 RHOS = (0.1, 0.5, 1.0, 2.0)
@@ -52,18 +52,11 @@ def execute(folder: Path, data_dir: str) -> None:
     import torch
 
     from dpkfc_papers.federated_study import execute_run, load_features
-    from dpkfc_papers.store import Store
+    from dpkfc_papers.store import make_missing
 
     torch.set_num_threads(1)
-    with Store(PATH) as store:
-        left = [run for run in runs() if store.get(run) is None]
-        if not left:
-            return
-        features = load_features(TASK, folder, data_dir)
-        for number, run in enumerate(left, start=1):
-            record = execute_run(run, features)
-            store.put(run, record)
-            print(f"{number}/{len(left)} {run.rule} {dict(run.settings)}: {record['accuracy']:.4f}")
+    features = functools.cache(functools.partial(load_features, TASK, folder, data_dir))
+    make_missing(PATH, lambda store: [runs()], lambda run: execute_run(run, features()))
 
 
 def _values(store: Any, rho: float, beta: float | None) -> list[float]:
@@ -96,14 +89,10 @@ def run_script(
     description: str | None, run: Callable[[Path, str], None], show: Callable[[], str]
 ) -> int:
     """Read the command line of a script on features, run what is missing, and print the table."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data-dir", default="", help="folder with the data sets")
+    parser = data_parser(description)
     parser.add_argument(
         "--out", type=Path, default=Path("runs/federated/features"), help="folder of the features"
     )
-    parser.add_argument("--table", action="store_true", help="print what has been run and stop")
     arguments = parser.parse_args()
     if not arguments.table:
         run(arguments.out, arguments.data_dir)

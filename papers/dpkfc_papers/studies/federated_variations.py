@@ -13,25 +13,26 @@ scratch on images of MNIST, 14 pixels wide; its clipping norm is the one DP-FedS
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import statistics
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dpkfc_papers.store import Store, StudyRun, make_missing
 from dpkfc_papers.studies.federated_ablation import run_script
 from dpkfc_papers.studies.harness import (
     RESULTS,
     compare_means,
     draw_means,
+    finish,
     half_interval,
     hardware,
     interval,
     markdown,
     now,
+    sheet,
 )
 
 PATH = RESULTS / "federated_variations.json"
@@ -50,7 +51,7 @@ NETWORK = f"mnist-cnn-{IMAGES}"
 
 
 @dataclass(frozen=True)
-class Variation:
+class Variation(StudyRun):
     """A run with sampled clients.
 
     Attributes:
@@ -67,16 +68,7 @@ class Variation:
     seed: int
     evaluate_on: str = "test"
 
-    def describe(self) -> dict[str, Any]:
-        """Return plain values that decide the result."""
-        constants = {"clip": CLIP, "epsilon": EPSILON, "clients": CLIENTS, "rounds": ROUNDS}
-        return asdict(self) | constants
-
-    @functools.cached_property
-    def hash(self) -> str:
-        """Return sixteen hexadecimal digits of a SHA-256."""
-        text = json.dumps(self.describe(), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+    common = {"clip": CLIP, "epsilon": EPSILON, "clients": CLIENTS, "rounds": ROUNDS}
 
 
 def sweep_run(rule: str, eta: float, seed: int, clip: float = 10.0, **changes: Any) -> Any:
@@ -189,16 +181,17 @@ def execute_variation(run: Variation, features: Any) -> dict[str, Any]:
     from torch import nn
 
     from dpkfc.app.models import seeded
+    from dpkfc.app.recipes.objective import cross_entropy
     from dpkfc.federated.partition import iid, parts
     from dpkfc.federated.simulation import federate
-    from dpkfc_papers.federated_study import loss_fn, measure_accuracy
+    from dpkfc_papers.federated_study import measure_accuracy
 
     (x, y), evaluation = features.choose_rows(run.evaluate_on)
     plan = _plan(run, len(y))
     result = federate(
         plan,
         seeded(lambda: nn.Linear(x.shape[1], 10), run.seed),
-        loss_fn,
+        cross_entropy,
         parts((x, y), iid(len(y), CLIENTS, run.seed)),
         evaluate=lambda model: measure_accuracy(model, *evaluation),
         every=10,
@@ -252,7 +245,6 @@ def execute(folder: Path, data_dir: str) -> None:
     import torch
 
     from dpkfc_papers.federated_study import execute_run, load_features
-    from dpkfc_papers.store import Store
 
     torch.set_num_threads(1)
     features = functools.cache(functools.partial(load_features, "mnist", folder, data_dir))
@@ -265,15 +257,7 @@ def execute(folder: Path, data_dir: str) -> None:
             return execute_run(run, images(), network)
         return execute_run(run, features())
 
-    with Store(PATH) as store:
-        for runs in stages(store):
-            left = [run for run in runs if store.get(run) is None]
-            for number, run in enumerate(left, start=1):
-                record = execute_one(run)
-                store.put(run, record)
-                print(
-                    f"{number}/{len(left)} {run.describe()}: {record['accuracy']:.4f}", flush=True
-                )
+    make_missing(PATH, stages, execute_one)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -336,7 +320,6 @@ def _network_table(store: Any) -> str:
 
 def table() -> str:
     """Return the tables, and the picture of the rates; "" before anything was run."""
-    from dpkfc_papers.store import Store
 
     store = Store(PATH)
     if not all(swept(store, rule)[SWEPT[-1]] for rule in RULES):
@@ -356,8 +339,6 @@ COLOURS = {"sofim": "C1", "fedgd": "C6"}
 
 def draw(folder: Path) -> None:
     """Draw test accuracy over the learning rate, if it was measured."""
-    from dpkfc_papers.store import Store
-    from dpkfc_papers.studies.harness import finish, sheet
 
     store = Store(PATH)
     if not all(swept(store, rule)[SWEPT[-1]] for rule in RULES):

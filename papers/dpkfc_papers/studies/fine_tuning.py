@@ -13,7 +13,6 @@ A row that is in the file is not run again.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import functools
 import hashlib
@@ -21,7 +20,6 @@ import inspect
 import json
 import math
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,13 +38,7 @@ from dpkfc.features.cache import cached_tensors
 from dpkfc.features.layer_means import scale_means
 from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.calibration import calibrate_noise_multiplier
-from dpkfc_papers.studies.harness import (
-    RESULTS,
-    interval,
-    keep_row,
-    markdown,
-    read_json,
-)
+from dpkfc_papers.studies.harness import RESULTS, markdown
 from dpkfc_papers.studies.language import (
     DELTA,
     TASKS,
@@ -57,8 +49,17 @@ from dpkfc_papers.studies.language import (
     split_sentences,
     train_private,
 )
+from dpkfc_papers.studies.rows import (
+    RowFile,
+    Stopwatch,
+    median_gradient_norm,
+    run_rows,
+    seeds_cell,
+)
 
 PATH = RESULTS / "fine_tuning.json"
+# Heads, each with the ε that it has cost.
+HEADS = Path("runs/fine-tuning")
 TASK = TASKS["sst2"]
 EPSILONS = (3.0, 1.0, 8.0)
 SEEDS = 3
@@ -140,7 +141,8 @@ class Rows:
 def collate(rows: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, ...]:
     """Return states `[n, T, width]`, mask `[n, T]`, fixed parts and labels; 4 divides T."""
     states, fixed, labels = zip(*rows, strict=True)
-    length = -(-max(map(len, states)) // 4) * 4
+    longest = max(map(len, states))
+    length = 4 * math.ceil(longest / 4)
     padded = torch.zeros(len(rows), length, states[0].shape[1])
     mask = torch.zeros(len(rows), length)
     for row, own in enumerate(states):
@@ -173,7 +175,7 @@ def lower_states(encoder: TextEncoder, texts: Sequence[str], layers: Sequence[in
 def cached_states(encoder: TextEncoder, texts: Sequence[str], layer: int) -> tuple[Tensor, Tensor]:
     """Return states of a public set's texts below some blocks by the cache, and their lengths."""
     digest, states, lengths = encoder.digest, [], []
-    count = encoder.model.config.num_hidden_layers  # type: ignore
+    count = len(encoder_blocks())
     for at in range(0, len(texts), 8192):
         some = texts[at : at + 8192]
         settings = {
@@ -261,7 +263,9 @@ class Upper(nn.Module):
 @functools.cache
 def encoder_blocks() -> nn.ModuleList:
     """Return the blocks of MiniLM-L6 in float32."""
-    return minilm_classifier(trained_blocks=0).encoder.encoder.layer  # type: ignore
+    blocks = minilm_classifier(trained_blocks=0).get_submodule("encoder.encoder.layer")
+    assert isinstance(blocks, nn.ModuleList)
+    return blocks
 
 
 def make_model(encoder: TextEncoder, arm: Arm, head: Tensor) -> Upper:
@@ -312,13 +316,8 @@ def scale_head(model: Upper, rows: Rows) -> None:
 
 def public_clip(model: nn.Module, rows: Rows) -> float:
     """Return the median norm of gradients of public rows."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    norms = []
-    for row in range(len(rows)):
-        loss = loss_fn(model, collate([rows[row]])).sum()
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-        norms.append(math.sqrt(sum(float(g.square().sum()) for g in gradients if g is not None)))
-    return statistics.median(norms)
+    batches = [collate([rows[row]]) for row in range(len(rows))]
+    return median_gradient_norm(model, loss_fn, batches)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -330,12 +329,10 @@ class Study:
 
     Args:
         data_dir: of SST-2 and IMDB.
-        folder: where heads are kept, each with the ε that it has cost.
     """
 
-    def __init__(self, data_dir: str, folder: Path) -> None:
+    def __init__(self, data_dir: str) -> None:
         self.encoder = sentence_encoder(TASK.length)
-        self.folder = folder
         self._texts = TASK.texts(data_dir)
         self._reviews = load_texts(IMDB, data_dir).train
         training, validation = split_sentences(self._texts.train[0])
@@ -372,19 +369,18 @@ class Study:
 
     def head(self, epsilon: float, seed: int) -> dict[str, Any]:
         """Return the weight of a private head, its noise multiplier, accuracy and seconds."""
-        path = self.folder / f"head-{epsilon:g}-{seed}.pt"
+        path = HEADS / f"head-{epsilon:g}-{seed}.pt"
         if not path.exists():
             rows, labels = self.features("train")
-            start, processor = time.monotonic(), time.process_time()
+            watch = Stopwatch()
             head, plan = train_private(rows, labels, TASK.classes, epsilon)
             made = {
                 "weight": head.weight.detach(),
-                "seconds": time.monotonic() - start,
-                "processor_seconds": time.process_time() - processor,
+                **watch.read(),
                 "accuracy": accuracy(head, *self.features("test")),
                 **plan,
             }
-            self.folder.mkdir(parents=True, exist_ok=True)
+            HEADS.mkdir(parents=True, exist_ok=True)
             torch.save(made, path)
         return torch.load(path, weights_only=True)
 
@@ -416,7 +412,7 @@ def execute(study: Study, name: str, epsilon: float, rate: float, seed: int, on:
     layer = len(encoder_blocks()) - arm.blocks
     is_private = math.isfinite(epsilon)
     head = study.head(SHARE * (epsilon if is_private else TUNED_AT), seed)
-    start, processor = time.monotonic(), time.process_time()
+    watch = Stopwatch()
     model = make_model(study.encoder, arm, head["weight"])
     trained = [p for p in model.parameters() if p.requires_grad]
     scale_head(model, study.rows("public", layer))
@@ -425,14 +421,15 @@ def execute(study: Study, name: str, epsilon: float, rate: float, seed: int, on:
     if is_private:
         noise, spent = upper_noise(epsilon, SHARE * epsilon, arm.steps)
     natural = arm.method == "natural"
+    kfac = None
+    if natural:
+        kfac = KFAC(probe=study.probe(layer), probe_size=DRAWN, every=STEPS)
     plan = PrivacyConfig(
         expected_batch_size=BATCH,
         steps=arm.steps,
         max_grad_norm=clip,
         max_physical_batch_size=ROWS,
-        preconditioner=KFAC(probe=study.probe(layer), probe_size=DRAWN, every=STEPS)
-        if natural
-        else None,
+        preconditioner=kfac,
         readout="natural" if natural else "whitened",
         postprocess=(DiSK(0.7, 0.5, momentum_allowed=True),) if arm.method == "disk" else (),
     ).with_noise(noise, DELTA, TRAIN)
@@ -463,104 +460,84 @@ def execute(study: Study, name: str, epsilon: float, rate: float, seed: int, on:
         "steps": arm.steps,
         "rows": TRAIN,
         "head_seconds": head["seconds"],
-        "seconds": time.monotonic() - start,
-        "processor_seconds": time.process_time() - processor,
+        **watch.read(),
     }
 
 
-def best_rate(rows: dict[str, Any], name: str) -> float | None:
+def best_rate(file: RowFile, name: str) -> float | None:
     """Return the rate with the best accuracy on the validation sentences; None before all ran."""
     arm = ARMS[name]
     if arm.like:
-        return best_rate(rows, arm.like)
-    found = [rows.get(f"validation/{name}/{rate:g}") for rate in arm.rates]
-    if not all(found):
-        return None
-    return max(found, key=lambda row: (row["accuracy"], -row["loss"]))["rate"]
+        return best_rate(file, arm.like)
+    return file.best_rate(f"validation/{name}/{rate:g}" for rate in arm.rates)
 
 
-def run(study: Study, results: dict[str, Any], names: Sequence[str], seeds: int) -> None:
+def judge_head(study: Study) -> dict[str, Any]:
+    """Return the row of the head alone on the validation sentences."""
+    model = make_model(study.encoder, ARMS["lora-1"], study.head(SHARE * TUNED_AT, 0)["weight"])
+    scale_head(model, study.rows("public", 5))
+    found, loss = judge(model, study.rows("validation", 5))
+    return {"epsilon": TUNED_AT, "accuracy": found, "loss": loss}
+
+
+def describe_head(study: Study, epsilon: float, seed: int) -> dict[str, Any]:
+    """Return the row of a head alone on the test set."""
+    facts = {key: value for key, value in study.head(epsilon, seed).items() if key != "weight"}
+    return {"epsilon": epsilon, "seed": seed, "rows": TRAIN, **facts}
+
+
+def run(data_dir: str, names: Sequence[str], seeds: int) -> None:
     """Run what is missing: rates first, then heads and tests, seed by seed."""
-    rows = results["rows"]
-    if "validation/head" not in rows:
-        head = study.head(SHARE * TUNED_AT, 0)["weight"]
-        model = make_model(study.encoder, ARMS["lora-1"], head)
-        scale_head(model, study.rows("public", 5))
-        found, loss = judge(model, study.rows("validation", 5))
-        keep_row(
-            PATH, results, "validation/head", {"epsilon": TUNED_AT, "accuracy": found, "loss": loss}
-        )
+    study, file = Study(data_dir), RowFile(PATH)
+
+    def fill(key: str, name: str, epsilon: float, rate: float, seed: int, on: str) -> None:
+        file.fill(key, functools.partial(execute, study, name, epsilon, rate, seed, on))
+
+    file.fill("validation/head", functools.partial(judge_head, study))
     for name in names:
         for rate in ARMS[name].rates:
-            key = f"validation/{name}/{rate:g}"
-            if key not in rows:
-                keep_row(PATH, results, key, execute(study, name, TUNED_AT, rate, 0, "validation"))
+            fill(f"validation/{name}/{rate:g}", name, TUNED_AT, rate, 0, "validation")
     for name in names:
-        rate, key = best_rate(rows, name), f"{name}/none"
-        if ARMS[name].steps > STEPS and rate is not None and key not in rows:
-            keep_row(PATH, results, key, execute(study, name, math.inf, rate, 0, "test"))
+        chosen = best_rate(file, name)
+        if ARMS[name].steps > STEPS and chosen is not None:
+            fill(f"{name}/none", name, math.inf, chosen, 0, "test")
     for seed in range(seeds):
         for epsilon in EPSILONS:
-            key = f"head/{epsilon:g}/{seed}"
-            if key not in rows:
-                head = {k: v for k, v in study.head(epsilon, seed).items() if k != "weight"}
-                keep_row(
-                    PATH, results, key, {"epsilon": epsilon, "seed": seed, "rows": TRAIN, **head}
-                )
+            head = functools.partial(describe_head, study, epsilon, seed)
+            file.fill(f"head/{epsilon:g}/{seed}", head)
             for name in names:
-                rate = best_rate(rows, name)
-                key = f"{name}/{epsilon:g}/{seed}"
-                if rate is not None and key not in rows:
-                    keep_row(PATH, results, key, execute(study, name, epsilon, rate, seed, "test"))
+                chosen = best_rate(file, name)
+                if chosen is not None:
+                    fill(f"{name}/{epsilon:g}/{seed}", name, epsilon, chosen, seed, "test")
 
 
 def table() -> str:
     """Return accuracies of the head alone and of each arm; "" before anything was run."""
-    rows = read_json(PATH).get("rows", {})
-    tests = {key: row for key, row in rows.items() if not key.startswith("validation/")}
+    rows = RowFile(PATH).rows
+    titles = {"head": "head alone", **{name: arm.title for name, arm in ARMS.items()}}
     lines = []
-    for name, title in {
-        "head": "head alone",
-        **{key: arm.title for key, arm in ARMS.items()},
-    }.items():
-        of = {key: row for key, row in tests.items() if key.startswith(f"{name}/")}
-        if not of:
+    for name, title in titles.items():
+        found = {key: row for key, row in rows.items() if key.startswith(f"{name}/")}
+        if not found:
             continue
         cells = [title]
         for epsilon in sorted(EPSILONS):
-            values = [row["accuracy"] for row in of.values() if row["epsilon"] == epsilon]
-            cells.append(f"{interval(values)} ({len(values)})" if values else "–")
-        free = of.pop(f"{name}/none", None)
+            cells.append(
+                seeds_cell([row["accuracy"] for row in found.values() if row["epsilon"] == epsilon])
+            )
+        free = found.pop(f"{name}/none", None)
         cells.append(f"{free['accuracy']:.2f}" if free else "–")
-        gains = [row["accuracy"] - row["head_accuracy"] for row in of.values() if name != "head"]
+        gains = [row["accuracy"] - row["head_accuracy"] for row in found.values() if name != "head"]
         cells.append(f"{statistics.mean(gains):+.2f}" if gains else "–")
-        spent = [row["processor_seconds"] for row in of.values() if "processor_seconds" in row]
+        spent = [row["processor_seconds"] for row in found.values() if "processor_seconds" in row]
         cells.append(f"{statistics.mean(spent) / 60:.1f}" if spent else "–")
         lines.append(cells)
     if not lines:
         return ""
-    titles = [f"ε = {epsilon:g} (seeds)" for epsilon in sorted(EPSILONS)]
-    head = ["SST-2, test %", *titles, "no noise", "change of its head", "processor minutes"]
-    return markdown(head, lines)
-
-
-def main() -> int:
-    """Run, or print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data-dir", default="")
-    parser.add_argument("--out", type=Path, default=Path("runs/fine-tuning"))
-    parser.add_argument("--arm", nargs="*", default=list(ARMS), choices=list(ARMS))
-    parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--table", action="store_true")
-    chosen = parser.parse_args()
-    if chosen.table:
-        print(table())
-        return 0
-    torch.set_num_threads(1)
-    results = read_json(PATH) or {"rows": {}}
-    run(Study(chosen.data_dir, chosen.out), results, chosen.arm, chosen.seeds)
-    return 0
+    head = [f"ε = {epsilon:g} (seeds)" for epsilon in sorted(EPSILONS)]
+    more = ["no noise", "change of its head", "processor minutes"]
+    return markdown(["SST-2, test %", *head, *more], lines)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_rows(__doc__, ARMS, SEEDS, run, table))

@@ -14,12 +14,10 @@ are chosen at ε = 3 on a validation split. The privacy unit is one pair.
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ import torch
 from torch import nn
 
 from dpkfc.app.datasets.errors import DatasetError
+from dpkfc_papers.store import Store, StudyRun, make_missing
 from dpkfc_papers.studies.federated_ablation import run_script
 from dpkfc_papers.studies.generation_model import (
     BATCH,
@@ -82,7 +81,7 @@ DATA = {"e2e": ("E2E", 4), "dart": ("DART", 5)}
 
 
 @dataclass(frozen=True)
-class GenerationRun:
+class GenerationRun(StudyRun):
     """A run from the public start.
 
     Attributes:
@@ -101,20 +100,25 @@ class GenerationRun:
     seed: int
     evaluate_on: str = "test"
 
-    def describe(self) -> dict[str, Any]:
-        """Return plain values that decide the result."""
-        shape = {"width": WIDTH, "blocks": BLOCKS, "prompt": PROMPT, "reference": REFERENCE}
-        start = {"start_steps": START_STEPS, "start_batch": START_BATCH, "start_rate": START_RATE}
-        texts = {"words": WORDS, "validation": VALIDATION, "decoded": DECODED}
-        training = {"batch": BATCH, "steps": STEPS, "kappa": KAPPA, "gamma": GAMMA, "delta": DELTA}
+    common = {
         # A row with a measure of its own needs no accuracy.
-        return {"measure": "generation"} | asdict(self) | shape | start | texts | training
-
-    @functools.cached_property
-    def hash(self) -> str:
-        """Return sixteen hexadecimal digits of a SHA-256."""
-        text = json.dumps(self.describe(), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        "measure": "generation",
+        "width": WIDTH,
+        "blocks": BLOCKS,
+        "prompt": PROMPT,
+        "reference": REFERENCE,
+        "start_steps": START_STEPS,
+        "start_batch": START_BATCH,
+        "start_rate": START_RATE,
+        "words": WORDS,
+        "validation": VALIDATION,
+        "decoded": DECODED,
+        "batch": BATCH,
+        "steps": STEPS,
+        "kappa": KAPPA,
+        "gamma": GAMMA,
+        "delta": DELTA,
+    }
 
 
 def epsilons_of(method: str) -> tuple[float, ...]:
@@ -146,6 +150,7 @@ def test_runs(store: Any, data: str, method: str, epsilon: float) -> list[Genera
 def stages(store: Any) -> Iterator[list[GenerationRun]]:
     """Yield lists of runs; a list may need the results of those before it."""
     main = [method for method in METHODS if method != "ema"]
+    yield [start_run(data) for data in DATA]
     for data, methods in [*((data, main) for data in DATA), *((data, ["ema"]) for data in DATA)]:
         yield [rate_run(data, method, rate) for method in methods for rate in RATES[method]]
         yield [
@@ -185,11 +190,13 @@ def execute_run(run: GenerationRun, task: Task, model: nn.Module) -> dict[str, A
     """Train a model from the public start, and return the record of the run as plain values."""
     began = time.perf_counter()
     ids, spent = task.train, {}
-    if run.evaluate_on == "test":
+    if run.method == "start":
+        ids = task.start
+    elif run.evaluate_on == "test":
         ids = torch.cat([task.train, task.validation])
     if run.method == "adamw":
         train_plainly(model, ids, BATCH, STEPS, run.rate, run.seed)
-    else:
+    elif run.method != "start":
         spent = train_privately(model, ids, run.rate, run.epsilon, run.method)
     if run.evaluate_on == "test":
         figures = judge(model, task)
@@ -216,28 +223,16 @@ def start_run(data: str) -> GenerationRun:
 def execute(folder: Path, data_dir: str) -> None:
     """Make the runs that are missing; each is on the disk before the next starts."""
     from dpkfc_papers.recipes.pairs import DART, E2E, load_pairs
-    from dpkfc_papers.store import Store
 
     torch.set_num_threads(1)
     e2e, dart = (load_pairs(source, data_dir or None) for source in (E2E, DART))
-    made: dict[str, Task] = {}
-    with Store(PATH) as store:
-        for runs in stages(store):
-            left = [run for run in runs if store.get(run) is None]
-            for number, run in enumerate(left, start=1):
-                if run.data not in made:
-                    made[run.data] = make_task(run.data, e2e, dart)
-                task = made[run.data]
-                model = load_start(task, run.data, folder)
-                first = start_run(run.data)
-                if store.get(first) is None:
-                    machine = {"hardware": hardware(1), "date": now()}
-                    about = {"run": first.describe(), "hash": first.hash, "measured_on": "test"}
-                    store.put(first, {**about, **judge(model, task), **machine})
-                record = execute_run(run, task, model)
-                store.put(run, record)
-                said = {name: record[name] for name in FIGURES if name in record}
-                print(f"{number}/{len(left)} {asdict(run)}: {said}", flush=True)
+    tasks = functools.cache(functools.partial(make_task, e2e=e2e, dart=dart))
+
+    def execute_one(run: GenerationRun) -> dict[str, Any]:
+        task = tasks(run.data)
+        return execute_run(run, task, load_start(task, run.data, folder))
+
+    make_missing(PATH, stages, execute_one)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -274,8 +269,6 @@ def data_table(store: Any, data: str) -> str:
 
 def table() -> str:
     """Return the tables; "" before anything was run."""
-    from dpkfc_papers.store import Store
-
     store = Store(PATH)
     tables = [found for data in DATA if (found := data_table(store, data))]
     return "\n\n".join(tables)

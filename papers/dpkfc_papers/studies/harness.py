@@ -253,24 +253,6 @@ def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
-def keep_row(path: Path, results: dict[str, Any], key: str, row: Mapping[str, Any]) -> None:
-    """Add a row with machine and day to the results, and write their file.
-
-    Args:
-        path: of the file; rows that another process has written meanwhile stay.
-        results: with `rows`.
-        key: of the row.
-        row: with an accuracy in percent.
-    """
-    import torch
-
-    facts = {"hardware": hardware(torch.get_num_threads()), "date": now(), "load": load_average()}
-    written = read_json(path).get("rows", {})
-    results["rows"] |= written | {key: {**row, **facts}}
-    write_json(path, results)
-    print(key, round(row["accuracy"], 2), flush=True)
-
-
 # --------------------------------------------------------------------------------------------------
 # Command lines.
 
@@ -282,7 +264,7 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     )
 
 
-def _data_parser(description: str | None) -> argparse.ArgumentParser:
+def data_parser(description: str | None) -> argparse.ArgumentParser:
     parser = make_parser(description)
     parser.add_argument(
         "--data-dir", default="", help="folder with the data sets; default: $DPKFC_DATA"
@@ -293,7 +275,7 @@ def _data_parser(description: str | None) -> argparse.ArgumentParser:
 
 def figures_parser(description: str | None, output: Path) -> argparse.ArgumentParser:
     """The options of a benchmark that measures once and writes one file."""
-    parser = _data_parser(description)
+    parser = data_parser(description)
     parser.add_argument("--output", type=Path, default=output)
     return parser
 
@@ -310,7 +292,7 @@ def figures(
 
 def cells_parser(description: str | None) -> argparse.ArgumentParser:
     """The options of a benchmark whose measurements are cells of a study."""
-    parser = _data_parser(description)
+    parser = data_parser(description)
     parser.add_argument("--out", type=Path, help="ledgers; default: a folder below runs/")
     parser.add_argument(
         "--results", type=Path, help="file of the results; default: below papers/results/"

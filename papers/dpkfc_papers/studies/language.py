@@ -11,7 +11,7 @@ is. Features are kept by `DPKFC_CACHE`, and a row that is in the file is not run
 
 from __future__ import annotations
 
-import argparse
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +26,7 @@ from dpkfc import Session
 from dpkfc.app.datasets.sources import Source
 from dpkfc.app.datasets.text import IMDB, SST2, Texts, load_texts
 from dpkfc.app.pretrained import public_means, sentence_encoder
+from dpkfc.app.recipes.objective import cross_entropy
 from dpkfc.app.recipes.text import remove_test_texts
 from dpkfc.convex import MOMENTUM, STEPS, whitened_config, whitened_rate
 from dpkfc.features import LayerMeans, TextEncoder
@@ -34,11 +35,11 @@ from dpkfc_papers.recipes.sentences import AG_NEWS, STACKOVERFLOW
 from dpkfc_papers.studies.harness import (
     RESULTS,
     interval,
-    keep_row,
     machine_of_rows,
+    make_parser,
     markdown,
-    read_json,
 )
+from dpkfc_papers.studies.rows import RowFile
 
 PATH = RESULTS / "language.json"
 DELTA = 1e-5
@@ -159,11 +160,6 @@ def new_head(features: int, classes: int) -> nn.Linear:
     return head
 
 
-def loss_fn(model: nn.Module, batch: Any) -> Tensor:
-    """Return a cross-entropy an example."""
-    return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
-
-
 def train_private(
     rows: Tensor, labels: Tensor, classes: int, epsilon: float, **settings: Any
 ) -> tuple[nn.Linear, dict[str, float]]:
@@ -179,7 +175,7 @@ def train_private(
     optimizer = torch.optim.SGD(head.parameters(), lr=rate, momentum=MOMENTUM)
     with Session(plan, head, optimizer, (rows, labels)) as session:
         for batch in session.batches():
-            session.step(batch, loss_fn)
+            session.step(batch, cross_entropy)
         with session.averaged_weights():
             trained = head.weight.detach().clone()
     head.weight.data.copy_(trained)
@@ -195,7 +191,7 @@ def train_without_noise(rows: Tensor, labels: Tensor, classes: int) -> nn.Linear
     for step in range(STEPS):
         optimizer.zero_grad()
         for part, known in zip(rows.split(ROWS), labels.split(ROWS), strict=True):
-            (loss_fn(head, (part, known)).sum() / len(rows)).backward()
+            (cross_entropy(head, (part, known)).sum() / len(rows)).backward()
         optimizer.step()
         if step >= STEPS // 2:
             total += head.weight.detach() / (STEPS - STEPS // 2)
@@ -250,7 +246,7 @@ def split_sentences(texts: Sequence[str], count: int = 1500) -> tuple[Tensor, Te
     return training, validation
 
 
-def validate(data_dir: str, results: dict[str, Any]) -> None:
+def validate(data_dir: str, file: RowFile) -> None:
     """Try factors of C and of the rate around the rule, on sentences that no phrase shows."""
     task = TASKS["sst2"]
     texts = task.texts(data_dir).train
@@ -261,6 +257,12 @@ def validate(data_dir: str, results: dict[str, Any]) -> None:
     training, validation = split_sentences(texts[0])
     train, known = rows[training], labels[training]
     clip = train_clip(len(train), rows.shape[1])
+
+    def judge(name: str, settings: dict[str, float]) -> dict[str, Any]:
+        head, plan = train_private(train, known, 2, 1.0, **settings)
+        value = accuracy(head, rows[validation], labels[validation])
+        return {"task": "sst2", "features": name, "epsilon": 1.0, "accuracy": value, **plan}
+
     for name, settings in {
         "the rule": {},
         "C / 2": {"max_grad_norm": clip / 2},
@@ -269,13 +271,7 @@ def validate(data_dir: str, results: dict[str, Any]) -> None:
         "2 rate": {"rate": 2.0},
     }.items():
         for seed in range(2):
-            key = f"validation/{name}/{seed}"
-            if key in results["rows"]:
-                continue
-            head, plan = train_private(train, known, 2, 1.0, **settings)
-            value = accuracy(head, rows[validation], labels[validation])
-            row = {"task": "sst2", "features": name, "epsilon": 1.0, "accuracy": value, **plan}
-            keep_row(PATH, results, key, row)
+            file.fill(f"validation/{name}/{seed}", functools.partial(judge, name, settings))
 
 
 def train_clip(rows: int, features: int) -> float:
@@ -283,7 +279,7 @@ def train_clip(rows: int, features: int) -> float:
     return whitened_config(rows, 1.0, DELTA, features).max_grad_norm
 
 
-def run(name: str, data_dir: str, results: dict[str, Any], only: Sequence[str]) -> None:
+def run(name: str, data_dir: str, file: RowFile, only: Sequence[str]) -> None:
     """Run what is missing of a task: first the features of the recipe, then controls."""
     task = TASKS[name]
     texts = task.texts(data_dir)
@@ -294,29 +290,35 @@ def run(name: str, data_dir: str, results: dict[str, Any], only: Sequence[str]) 
     encoding = time.monotonic() - start
     train_labels, test_labels = torch.tensor(texts.train[1]), torch.tensor(texts.test[1])
     for features in only or FEATURES:
-        wanted = [(epsilon, seed) for seed in range(SEEDS) for epsilon in EPSILONS]
-        keys = {f"{name}/{features}/{epsilon:g}/{seed}": epsilon for epsilon, seed in wanted}
-        extra = {f"{name}/{features}/none": math.inf}
+        start = f"{name}/{features}/"
+        keys = {
+            f"{start}{epsilon:g}/{seed}": epsilon for seed in range(SEEDS) for epsilon in EPSILONS
+        }
+        keys[f"{start}none"] = math.inf
         if task.words:
-            extra[f"{name}/{features}/words"] = 0.0
-        missing = [key for key in [*keys, *extra] if key not in results["rows"]]
-        if not missing:
+            keys[f"{start}words"] = 0.0
+        if keys.keys() <= file.rows.keys():
             continue
         change = feature_map(features, task, data_dir, encoder)
         rows, test = map_rows(change, train_means), map_rows(change, test_means)
-        for key in missing:
-            start = time.monotonic()
-            facts: dict[str, Any] = {"task": name, "features": features, "rows": len(rows)}
-            if key.endswith("/words"):
+        about = {"task": name, "features": features, "rows": len(rows)}
+        data = rows, train_labels, task.classes
+
+        def judge(epsilon: float, about=about, change=change, data=data, test=test) -> Any:
+            begun = time.monotonic()
+            plan: dict[str, float] = {}
+            if epsilon == 0:
                 head = word_head(task, change, encoder)
-            elif key.endswith("/none"):
-                head = train_without_noise(rows, train_labels, task.classes)
+            elif math.isinf(epsilon):
+                head = train_without_noise(*data)
             else:
-                head, plan = train_private(rows, train_labels, task.classes, keys[key])
-                facts |= {"epsilon": keys[key], **plan}
-            facts |= {"seconds": time.monotonic() - start, "encoding_seconds": encoding}
-            facts["accuracy"] = accuracy(head, test, test_labels)
-            keep_row(PATH, results, key, facts)
+                head, plan = train_private(*data, epsilon)
+                plan["epsilon"] = epsilon
+            seconds = {"seconds": time.monotonic() - begun, "encoding_seconds": encoding}
+            return {**about, **plan, **seconds, "accuracy": accuracy(head, test, test_labels)}
+
+        for key, epsilon in keys.items():
+            file.fill(key, functools.partial(judge, epsilon))
 
 
 def _values(rows: dict[str, Any], start: str) -> list[float]:
@@ -325,7 +327,7 @@ def _values(rows: dict[str, Any], start: str) -> list[float]:
 
 def table(name: str) -> str:
     """Return the table of a task: features by ε, and the head of public words."""
-    rows = read_json(PATH).get("rows", {})
+    rows = RowFile(PATH).rows
     of = {key: row for key, row in rows.items() if key.startswith(f"{name}/")}
     if not of:
         return ""
@@ -354,15 +356,13 @@ def _cell(values: Sequence[float]) -> str:
 
 def validation_table() -> str:
     """Return the accuracies on validation sentences, around the rule."""
-    rows = read_json(PATH).get("rows", {})
-    names = dict.fromkeys(key.split("/")[1] for key in rows if key.startswith("validation/"))
-    if not names:
-        return ""
-    # A name may hold a slash.
-    groups: dict[str, list[dict[str, Any]]] = {}
+    rows = RowFile(PATH).rows
+    groups: dict[str, list[Any]] = {}
     for key, row in rows.items():
         if key.startswith("validation/"):
             groups.setdefault(row["features"], []).append(row)
+    if not groups:
+        return ""
     lines = []
     for title, found in groups.items():
         values = ", ".join(f"{row['accuracy']:.1f}" for row in found)
@@ -372,7 +372,7 @@ def validation_table() -> str:
 
 def main() -> int:
     """Run, or print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--data-dir", default="")
     parser.add_argument("--task", nargs="*", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--features", nargs="*", default=[], choices=list(FEATURES))
@@ -383,12 +383,12 @@ def main() -> int:
         print(table(chosen.table))
         return 0
     torch.set_num_threads(1)
-    results = read_json(PATH) or {"rows": {}}
+    file = RowFile(PATH)
     if chosen.validate:
-        validate(chosen.data_dir, results)
+        validate(chosen.data_dir, file)
         return 0
     for name in chosen.task:
-        run(name, chosen.data_dir, results, chosen.features)
+        run(name, chosen.data_dir, file, chosen.features)
     return 0
 
 

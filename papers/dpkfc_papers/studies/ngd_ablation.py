@@ -217,23 +217,16 @@ def execute(folder: Path, data_dir: str, minutes: float) -> None:
     import torch
 
     from dpkfc_papers.public_examples import study_place
-    from dpkfc_papers.store import Store
+    from dpkfc_papers.store import make_missing
 
     torch.set_num_threads(1)
-    ends = time.monotonic() + 60 * minutes
-    with Store(PATH) as store:
-        for runs in stages(store):
-            left = [run for run in runs if run is not None and store.get(run) is None]
-            for number, run in enumerate(left, start=1):
-                if time.monotonic() > ends:
-                    return
-                started = time.process_time()
-                row = run.measuring()(run, study_place(folder, data_dir))
-                store.put(run, {**row, "cpu_seconds": round(time.process_time() - started, 1)})
-                outcome = row.get("accuracy", row.get("failed"))
-                print(
-                    f"{number}/{len(left)} {run.method} {dict(run.settings)}: {outcome}", flush=True
-                )
+
+    def execute_one(run: Any) -> dict[str, Any]:
+        started = time.process_time()
+        row = run.measuring()(run, study_place(folder, data_dir))
+        return {**row, "cpu_seconds": round(time.process_time() - started, 1)}
+
+    make_missing(PATH, stages, execute_one, 60 * minutes)
 
 
 def values(store: Any, method: str, varied: Settings | None = None) -> list[float]:

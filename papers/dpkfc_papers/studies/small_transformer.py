@@ -13,11 +13,8 @@ that is in the file is not run again.
 
 from __future__ import annotations
 
-import argparse
 import functools
-import math
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,16 +25,18 @@ from torch import Tensor, nn
 from dpkfc import KFAC, AdamBC, DiSK, Plan, PrivacyConfig, PublicData, Session
 from dpkfc.app.models import seeded
 from dpkfc.app.pretrained import minilm_classifier, minilm_tokens
+from dpkfc.app.recipes.objective import cross_entropy
 from dpkfc.features import ZipfWords
 from dpkfc_papers.recipes.networks import TransformerBlock
-from dpkfc_papers.studies.harness import (
-    RESULTS,
-    interval,
-    keep_row,
-    markdown,
-    read_json,
+from dpkfc_papers.studies.harness import RESULTS, markdown
+from dpkfc_papers.studies.language import DELTA, TASKS, accuracy
+from dpkfc_papers.studies.rows import (
+    RowFile,
+    Stopwatch,
+    median_gradient_norm,
+    run_rows,
+    seeds_cell,
 )
-from dpkfc_papers.studies.language import DELTA, TASKS, accuracy, loss_fn
 
 PATH = RESULTS / "small_transformer.json"
 TASK = TASKS["ag-news"]
@@ -129,12 +128,8 @@ def public_clip(model: nn.Module) -> float:
     """Return the median norm of gradients of Zipf texts with drawn labels."""
     rows = draw_texts()[:64]
     labels = torch.randint(TASK.classes, (64,), generator=torch.Generator().manual_seed(0))
-    parameters, norms = list(model.parameters()), []
-    for row in range(len(rows)):
-        loss = loss_fn(model, (rows[row : row + 1], labels[row : row + 1])).sum()
-        gradients = torch.autograd.grad(loss, parameters)
-        norms.append(math.sqrt(sum(float(g.square().sum()) for g in gradients)))
-    return statistics.median(norms)
+    batches = [(rows[row : row + 1], labels[row : row + 1]) for row in range(len(rows))]
+    return median_gradient_norm(model, cross_entropy, batches)
 
 
 @functools.cache
@@ -147,11 +142,9 @@ def noise_multiplier(epsilon: float, rows: int) -> float:
 def make_plan(method: Method, epsilon: float, rows: int, clip: float) -> Plan:
     """Return the plan of a method."""
     probe = PublicData(draw_texts(), provenance="texts drawn by Zipf's law")
-    kfac = (
-        KFAC(probe=probe, probe_size=DRAWN, sides=method.sides, every=EVERY)
-        if method.sides
-        else None
-    )
+    kfac = None
+    if method.sides:
+        kfac = KFAC(probe=probe, probe_size=DRAWN, sides=method.sides, every=EVERY)
     config = PrivacyConfig(
         expected_batch_size=BATCH,
         steps=STEPS,
@@ -170,7 +163,7 @@ def execute(
     name: str, epsilon: float, rate: float, seed: int, train: Labelled, judged: Labelled
 ) -> Any:
     """Train from the initial weights of a seed, and return the row of the results."""
-    start, processor = time.monotonic(), time.process_time()
+    watch = Stopwatch()
     method = METHODS[name]
     model = seeded(SmallEncoder, seed)
     clip = public_clip(model)
@@ -182,7 +175,7 @@ def execute(
     # The check on public rows is of the model, which tests make; passes are proved either way.
     with Session(plan, model, optimizer, train, verify=False) as session:
         for batch in session.batches():
-            session.step(batch, loss_fn)
+            session.step(batch, cross_entropy)
         spent = session.epsilon
     return {
         "method": name,
@@ -195,20 +188,16 @@ def execute(
         "noise": plan.noise_multiplier,
         "steps": plan.steps,
         "rows": len(train[0]),
-        "seconds": time.monotonic() - start,
-        "processor_seconds": time.process_time() - processor,
+        **watch.read(),
     }
 
 
-def best_rate(rows: dict[str, Any], name: str) -> float | None:
+def best_rate(file: RowFile, name: str) -> float | None:
     """Return the rate with the best accuracy on the validation rows; None before all ran."""
-    keys = [f"validation/{name}/{rate:g}" for rate in METHODS[name].rates]
-    if not all(key in rows for key in keys):
-        return None
-    return max((rows[key] for key in keys), key=lambda row: row["accuracy"])["rate"]
+    return file.best_rate(f"validation/{name}/{rate:g}" for rate in METHODS[name].rates)
 
 
-def run(data_dir: str, results: dict[str, Any], names: Sequence[str], seeds: int) -> None:
+def run(data_dir: str, names: Sequence[str], seeds: int) -> None:
     """Run what is missing: rates first, then tests, seed by seed."""
     texts = TASK.texts(data_dir)
     x, labels = token_vectors(texts.train[0]), torch.tensor(texts.train[1])
@@ -216,58 +205,40 @@ def run(data_dir: str, results: dict[str, Any], names: Sequence[str], seeds: int
     held, kept = order[:VALIDATION], order[VALIDATION:]
     train, validation = (x[kept], labels[kept]), (x[held], labels[held])
     test = token_vectors(texts.test[0]), torch.tensor(texts.test[1])
-    rows = results["rows"]
+    file = RowFile(PATH)
     for name in names:
         for rate in METHODS[name].rates:
-            key = f"validation/{name}/{rate:g}"
-            if key not in rows:
-                row = execute(name, TUNED_AT, rate, 100, train, validation)
-                keep_row(PATH, results, key, row)
+            trial = functools.partial(execute, name, TUNED_AT, rate, 100, train, validation)
+            file.fill(f"validation/{name}/{rate:g}", trial)
     for seed in range(seeds):
         for epsilon in EPSILONS:
             for name in names:
-                key, chosen = f"{name}/{epsilon:g}/{seed}", best_rate(rows, name)
-                if chosen is not None and key not in rows:
-                    row = execute(name, epsilon, chosen, seed, train, test)
-                    keep_row(PATH, results, key, row)
+                chosen = best_rate(file, name)
+                if chosen is not None:
+                    judge = functools.partial(execute, name, epsilon, chosen, seed, train, test)
+                    file.fill(f"{name}/{epsilon:g}/{seed}", judge)
 
 
 def table() -> str:
     """Return accuracies by method and ε; "" before anything was run."""
-    rows = read_json(PATH).get("rows", {})
+    file = RowFile(PATH)
     lines = []
     for name, method in METHODS.items():
         cells = []
         for epsilon in EPSILONS:
-            found = [row for key, row in rows.items() if key.startswith(f"{name}/{epsilon:g}/")]
-            values = [row["accuracy"] for row in found]
-            cells.append(f"{interval(values)} ({len(values)})" if values else "–")
-        of = [row["processor_seconds"] for key, row in rows.items() if row["method"] == name]
-        if of:
-            rate = best_rate(rows, name)
+            start = f"{name}/{epsilon:g}/"
+            found = [row["accuracy"] for key, row in file.rows.items() if key.startswith(start)]
+            cells.append(seeds_cell(found))
+        seconds = [row["processor_seconds"] for row in file.rows.values() if row["method"] == name]
+        if seconds:
+            rate = best_rate(file, name)
             shown = "–" if rate is None else f"{rate:g}"
-            lines.append([method.title, *cells, shown, f"{statistics.mean(of):.1f}"])
+            lines.append([method.title, *cells, shown, f"{statistics.mean(seconds):.1f}"])
     if not lines:
         return ""
     head = [f"ε = {epsilon:g} (seeds)" for epsilon in EPSILONS]
     return markdown(["test %", *head, "rate", "processor seconds"], lines)
 
 
-def main() -> int:
-    """Run, or print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data-dir", default="")
-    parser.add_argument("--method", nargs="*", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--table", action="store_true")
-    chosen = parser.parse_args()
-    if chosen.table:
-        print(table())
-        return 0
-    torch.set_num_threads(1)
-    run(chosen.data_dir, read_json(PATH) or {"rows": {}}, chosen.method, chosen.seeds)
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_rows(__doc__, METHODS, SEEDS, run, table))
