@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.config import Plan, PrivacyConfig
-from dpkfc.gradients.state import check_optimizer
+from dpkfc.gradients.optimizer_step import check_optimizer
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.release_pipeline import ReleasePipeline, set_gradients

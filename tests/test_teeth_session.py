@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpkfc.gradients.state import check_optimizer
+from dpkfc.gradients.optimizer_step import check_optimizer
 from tests.mutation_cases import (
     WIDTH,
     Handed,

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from dpkfc._checks import check_integer, check_not_negative, check_positive
 from dpkfc.curvature.base import PreconditionerState
+from dpkfc.gradients.evaluation_mode import evaluation_mode
 from dpkfc.gradients.loss_function import losses_of
-from dpkfc.gradients.state import evaluation_mode, own_pass
+from dpkfc.gradients.state import own_pass
 
 if TYPE_CHECKING:
     from dpkfc.distributed.context import DistributedContext

@@ -40,16 +40,10 @@ from dpkfc.gradients.clipped_sum import GradientMode, clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.evaluation_points import EvaluationPoint
 from dpkfc.gradients.layers import device_of_layers
-from dpkfc.gradients.loss_function import LossFn
+from dpkfc.gradients.loss_function import LossFn, identify_program
+from dpkfc.gradients.model_checks import check_unchanged
 from dpkfc.gradients.moment_sum import sum_second_moments
-from dpkfc.gradients.state import (
-    check_moved,
-    check_optimizer,
-    check_unchanged,
-    identify_program,
-    step_on_release,
-    traces,
-)
+from dpkfc.gradients.optimizer_step import check_moved, check_optimizer, step_on_release, traces
 from dpkfc.memory import MicroBatchSize
 from dpkfc.postprocess.pipeline import PostprocessPipeline, check_with_optimizer
 from dpkfc.postprocess.weight_average import WeightAverage

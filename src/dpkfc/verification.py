@@ -26,23 +26,18 @@ from torch.utils._pytree import tree_map_only
 from dpkfc._checks import check_one_of
 from dpkfc.distributed.context import flatten
 from dpkfc.distributed.fsdp import trainable_tensors
+from dpkfc.gradients.augmentation import Augmentation, augment_batch
 from dpkfc.gradients.autograd_graph import gradient_of
 from dpkfc.gradients.eager_mode import run_eagerly
 from dpkfc.gradients.full_precision import full_precision
 from dpkfc.gradients.layer_matrices import split_sum
 from dpkfc.gradients.layers import Call, Layer, device_of_layers, named_tensors, tensors_of
 from dpkfc.gradients.loss_function import LossFn, check_losses, losses_of
+from dpkfc.gradients.model_checks import check_finite
 from dpkfc.gradients.one_pass import follow_augmentation, follow_pass, move_batch
 from dpkfc.gradients.rules import blocks_of
-from dpkfc.gradients.state import (
-    Augmentation,
-    PublicCheck,
-    StateChangedError,
-    augmented,
-    check_finite,
-    check_memory,
-    checked_state,
-)
+from dpkfc.gradients.state import StateChangedError
+from dpkfc.gradients.state_check import PublicCheck, check_memory, checked_state
 from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.metric import NamedTensors
 from dpkfc.memory import is_out_of_memory
@@ -349,7 +344,7 @@ class _Check:
 
     def _augment(self, batch: Any, size: int) -> Any:
         batch = move_batch(batch, self.device)
-        return augmented(self.augment, self.model, batch, size)
+        return augment_batch(self.augment, self.model, batch, size)
 
     def _augment_rows(self, rows: PublicRows, indices: Sequence[int]) -> Any:
         return self._augment(rows.batch(indices), len(indices))

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from dpkfc.config import PrivacyConfig
 from dpkfc.data.loading import layout
 from dpkfc.gradients import one_pass
+from dpkfc.gradients.augmentation import augment_batch
 from dpkfc.gradients.clip import Clip
 from dpkfc.gradients.clipped_sum import GradientMode, clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.evaluation_points import AT_MODEL_PARAMETERS, EvaluationPoint
-from dpkfc.gradients.state import augmented
 from dpkfc.session import Session
 from dpkfc.tracking.states import Unknown
 from dpkfc.tracking.tracker import Tracker
@@ -285,7 +285,7 @@ def test_another_number_of_rows_is_refused(verify: bool) -> None:
         with pytest.raises(ValueError, match=r"augment made \d+ rows of \d+.*augmentations=K"):
             train(s)
         assert s.ledger.count == 0
-    assert augmented(None, net(), "anything", 3) == "anything"
+    assert augment_batch(None, net(), "anything", 3) == "anything"
 
 
 @pytest.mark.parametrize("k", [0, -1, 1.5, True])

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.state import check_finite
+from dpkfc.gradients.model_checks import check_finite
 from dpkfc.integrations.opacus import PrivacyEngine
 from dpkfc.session import Session
 from tests.test_session import data, kfac, loss_fn, net, plan

@@ -21,8 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
+from dpkfc.gradients.loss_state import make_stateless
 from dpkfc.gradients.replica import replicate
-from dpkfc.gradients.state import checked_state, make_stateless
+from dpkfc.gradients.state_check import checked_state
 from dpkfc.session import Session
 
 N = 24

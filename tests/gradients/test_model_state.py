@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.gradients.replica import replicate
-from dpkfc.gradients.state import checked_state, own_pass
+from dpkfc.gradients.state import own_pass
+from dpkfc.gradients.state_check import checked_state
 from dpkfc.session import Session
 from tests.integrations import opacus_cases
 

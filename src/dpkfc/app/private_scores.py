@@ -17,7 +17,8 @@ from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.scores import Floats, Score, Scores
 from dpkfc.app.settings import RunConfig
 from dpkfc.app.toml import ConfigError
-from dpkfc.gradients.state import evaluation_mode, own_pass
+from dpkfc.gradients.evaluation_mode import evaluation_mode
+from dpkfc.gradients.state import own_pass
 
 PURPOSE = "scores"
 BINS = 20

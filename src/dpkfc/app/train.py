@@ -64,7 +64,7 @@ from dpkfc.callbacks import PURPOSE, EarlyStopping, PrivateEarlyStopping, wrong_
 from dpkfc.config import Plan
 from dpkfc.curvature.second_moments import split_head
 from dpkfc.distributed.context import DistributedContext
-from dpkfc.gradients.state import check_finite
+from dpkfc.gradients.model_checks import check_finite
 from dpkfc.integrations.loggers import Logger, check_logger, make_logger
 from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.report.card import stamp

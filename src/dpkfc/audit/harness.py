@@ -29,7 +29,7 @@ from dpkfc.data.loading import Collate
 from dpkfc.data.sampling import Sampler
 from dpkfc.distributed.fsdp import trainable_tensors
 from dpkfc.gradients.layers import device_of_layers
-from dpkfc.gradients.replica import equal_or_nan
+from dpkfc.gradients.value_comparison import equal_or_nan
 from dpkfc.linalg.metric import Metric
 from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.mechanism import ClippedSum, Released

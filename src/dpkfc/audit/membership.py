@@ -28,7 +28,7 @@ from dpkfc.audit.epsilon_bounds import (
 )
 from dpkfc.audit.findings import Finding
 from dpkfc.audit.planted_loss import LossFn
-from dpkfc.gradients.state import evaluation_mode
+from dpkfc.gradients.evaluation_mode import evaluation_mode
 
 
 def auc(scores_without: ArrayLike, scores_with: ArrayLike) -> float:

@@ -19,8 +19,9 @@ from dpkfc.gradients.clip import Clip, clip_factors
 from dpkfc.gradients.clipped_sum import GradientMode, clipped_sum
 from dpkfc.gradients.layers import device_of_layers
 from dpkfc.gradients.loss_function import LossFn
+from dpkfc.gradients.loss_state import make_stateless
 from dpkfc.gradients.one_pass import move_batch
-from dpkfc.gradients.state import make_stateless, own_pass
+from dpkfc.gradients.state import own_pass
 from dpkfc.public_rows import UNREADABLE, find_template
 from dpkfc.rng_state import randomize_generators
 from dpkfc.verification import check_on_public_rows

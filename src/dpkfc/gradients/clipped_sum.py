@@ -21,15 +21,17 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map, tree_map_only
 
 from dpkfc.distributed.fsdp import to_local
+from dpkfc.gradients.augmentation import Augmentation, augment_batch
 from dpkfc.gradients.clip import Clip
 from dpkfc.gradients.clipped_summer import ClippedSummer, Groups
 from dpkfc.gradients.evaluation_points import AT_MODEL_PARAMETERS, EvaluationPoint, swap_parameters
 from dpkfc.gradients.layer_matrices import add_gradients, blocks_of_one
 from dpkfc.gradients.layers import Call, Calls, Layer, device_of_layers, named_tensors
 from dpkfc.gradients.loss_function import LossFn
+from dpkfc.gradients.model_checks import check_finite
 from dpkfc.gradients.one_pass import example_gradient, follow_augmentation, follow_pass, move_batch
 from dpkfc.gradients.rules import settled
-from dpkfc.gradients.state import Augmentation, augmented, check_finite, ends_run, own_pass
+from dpkfc.gradients.state import ends_run, own_pass
 from dpkfc.linalg.metric import Metric, NamedTensors
 from dpkfc.rng_state import randomize_generators, restarter
 from dpkfc.tracking.states import Unknown
@@ -307,7 +309,7 @@ class _Passes:
     def _add_row(self, record: Any, weight: float, total: NamedTensors) -> None:
         """Add the gradient of one row, at all points, to its privacy unit's."""
         batch = move_batch(record, device_of_layers(self.layers))
-        batch = augmented(self.augment, self.model, batch, 1)
+        batch = augment_batch(self.augment, self.model, batch, 1)
         for point, own_batch in self._points_and_batches(batch):
             with (
                 swap_parameters(self.layers, point.parameters),

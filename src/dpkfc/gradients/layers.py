@@ -91,6 +91,11 @@ def join_names(*names: str) -> str:
     return ".".join(name for name in names if name)
 
 
+def paths_of(model: nn.Module) -> dict[nn.Module, str]:
+    """Return every module of a model with its path, in the order of `named_modules`."""
+    return {module: path for path, module in model.named_modules()}
+
+
 def class_forward(module: nn.Module) -> Any:
     """Return the forward function of a module's class, None where the module has its own.
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from traceback import walk_tb
 from typing import Any
 
 from torch import Tensor, nn
 
-from dpkfc.gradients.state import own_variables, paths_of
+from dpkfc.gradients.layers import paths_of
+from dpkfc.gradients.loss_state import own_variables
 
 LossFn = Callable[[nn.Module, Any], Tensor]
 """Maps the model and a batch to one loss a row `[n]`."""
@@ -85,3 +87,11 @@ def unknown_row(model: nn.Module, error: BaseException) -> str | None:
         "(resize_token_embeddings before the optimizer and the session are created); for position "
         "ids shorten the sequences"
     )
+
+
+def identify_program(function: Any) -> Any:
+    """Return the code of a loss function, whatever object or arguments the function is bound to."""
+    while isinstance(function, partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    return getattr(function, "__code__", type(function))

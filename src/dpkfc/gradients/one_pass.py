@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from dpkfc.distributed.fsdp import trainable_tensors
+from dpkfc.gradients.augmentation import Augmentation, augment_batch
 from dpkfc.gradients.autograd_graph import gradient_of
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.loss_function import LossFn, check_losses, losses_of
-from dpkfc.gradients.state import Augmentation, augmented
 from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.metric import NamedTensors
 from dpkfc.tracking.tracker import Tracker
@@ -50,7 +50,7 @@ def follow_augmentation(
         why = "it holds values that are not tensors, which no operation shows to be read"
         tracker.fail("batch", why, is_read=True)
     with tracker.following():
-        batch = augmented(augment, model, batch, size)
+        batch = augment_batch(augment, model, batch, size)
     return batch, tracker
 
 

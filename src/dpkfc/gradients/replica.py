@@ -4,321 +4,50 @@ A forward pass may write into a module: a running mean, a cache, attention maps,
 method. No such change may reach the next pass. So modules keep their identity, and for the time of
 a pass each of them has a `__dict__` of its own, with copies of buffers and of the values in plain
 attributes. Afterwards it is thrown away. Parameters are shared. The variables that code reaches get
-copies in the same way.
-
-Copied are tensors, arrays, iterators and containers with their items. Objects of the user's own
-classes, and objects of the standard library that hold attributes, stay what they are, and their
-attributes are copied. Generators of random numbers get a new seed. Objects of installed packages
-are shared.
+copies in the same way (`value_kinds.py`).
 """
 
 from __future__ import annotations
 
-import argparse
-import cmath
-import hashlib
 import math
 import operator
 import queue
-import random
-import sys
-import threading
 import warnings
-from array import array
-from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy as copy_object
-from dataclasses import dataclass
-from functools import cache, partial
-from itertools import count
-from types import (
-    CodeType,
-    FunctionType,
-    GeneratorType,
-    MethodType,
-    ModuleType,
-    SimpleNamespace,
-)
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+from weakref import WeakKeyDictionary
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.jit._script import OrderedDictWrapper
-from torch.utils._python_dispatch import _disable_current_modes
 
 from dpkfc.distributed.fsdp import reshard
+from dpkfc.gradients.layers import join_names
+from dpkfc.gradients.value_comparison import NESTING, Objects, are_equal
+from dpkfc.gradients.value_kinds import (
+    CONTAINERS,
+    GENERATORS,
+    PLAIN,
+    attributes_of,
+    draw_seed,
+    fill,
+    is_own_module,
+    kind_of,
+    pairs_of,
+    refill,
+)
+from dpkfc.gradients.variables import NOTHING, Variable, globals_of, read, write
 from dpkfc.tracking.tracker import is_known_private
 
 LARGE = 1 << 20
 """Bytes above which a tensor outside of the model is not copied."""
 _LONG = 1024  # longer containers are tables or queues, whose items are shared
-_INSIDE = 8  # nested containers
 _FUNCTIONS = 4  # nested calls of functions
-_NOTHING = object()  # stands for the value of a variable that has none
 _INTERNAL = frozenset(vars(nn.Module())) - {"training"}
-
-# --------------------------------------------------------------------------------------------------
-# Classes of values.
-
-_PLAIN = (int, float, complex, str, bytes, type(None))
-_CONTAINERS = (list, deque, set, dict, OrderedDict, defaultdict, Counter)
-_ITERATORS = (count, *map(type, (iter([]), iter(()), iter(range(0)))))
-_ARRAYS = (array, bytearray)
-# Classes of the standard library whose objects are what their attributes are.
-_BY_ATTRIBUTES = (
-    SimpleNamespace,
-    argparse.Namespace,
-    UserDict,
-    UserList,
-    ChainMap,
-    queue.Queue,
-    threading.local,
-    WeakKeyDictionary,
-    WeakSet,
-    WeakValueDictionary,
-)
-# Base classes of users' own classes.
-_COMMON = frozenset({"builtins", "abc", "typing", "collections", "enum"})
-
-
-@cache
-def is_own_module(name: str) -> bool:
-    """Return whether a Python module is neither of a package nor of the standard library."""
-    package = name.partition(".")[0]
-    if package in sys.stdlib_module_names or package in ("torch", "dpkfc"):
-        return False
-    file = str(getattr(sys.modules.get(name), "__file__", ""))
-    return "site-packages" not in file and "dist-packages" not in file
-
-
-def _is_own(kind: Any) -> bool:
-    """Return whether a class, and all it derives from, belongs to no installed package."""
-    names = {x.__module__ for x in kind.__mro__}
-    own = [name for name in names if name.partition(".")[0] not in _COMMON]
-    return bool(own) and all(map(is_own_module, own))
-
-
-def _class_of(x: Any) -> Any:
-    return type(x)
-
-
-@cache
-def _slots_of(kind: Any) -> tuple[str, ...]:
-    """Return the names of the slots of a class and of the classes that it derives from."""
-    slots = []
-    for base in kind.__mro__:
-        names = vars(base).get("__slots__", ())
-        for name in [names] if isinstance(names, str) else names:
-            is_mangled = name.startswith("__") and not name.endswith("__")
-            slots.append(f"_{base.__name__.lstrip('_')}{name}" if is_mangled else name)
-    return tuple(name for name in slots if name not in ("__dict__", "__weakref__"))
-
-
-def _attributes_of(x: Any) -> dict[str, Any]:
-    slots = {name: getattr(x, name) for name in _slots_of(_class_of(x)) if hasattr(x, name)}
-    return {**getattr(x, "__dict__", {}), **slots}
-
-
-def _fill(x: Any, attributes: Mapping[str, Any]) -> None:
-    """Give an object these attributes and no others."""
-    slots = _slots_of(_class_of(x))
-    for name in slots:
-        if name in attributes:
-            object.__setattr__(x, name, attributes[name])  # a frozen dataclass has its own
-        elif hasattr(x, name):
-            object.__delattr__(x, name)
-    if hasattr(x, "__dict__"):
-        vars(x).clear()
-        vars(x).update({name: y for name, y in attributes.items() if name not in slots})
-
-
-def _pairs_of(container: Any) -> Iterable[tuple[Any, Any]]:
-    return container.items() if isinstance(container, dict) else enumerate(container)
-
-
-def _refill(container: Any, items: Any) -> None:
-    """Make a container hold other items."""
-    container.clear()
-    (container.update if hasattr(container, "update") else container.extend)(items)
-
-
-def _write_bit_generator(x: np.random.Generator, state: Any) -> None:
-    x.bit_generator.state = state
-
-
-# How generators of random numbers are read, written and seeded.
-_GENERATORS: dict[Any, tuple[Callable[..., Any], ...]] = {
-    random.Random: (random.Random.getstate, random.Random.setstate, random.Random.seed),
-    np.random.RandomState: (
-        np.random.RandomState.get_state,
-        np.random.RandomState.set_state,
-        np.random.RandomState.seed,
-    ),
-    np.random.Generator: (
-        lambda x: x.bit_generator.state,
-        _write_bit_generator,
-        lambda x, seed: _write_bit_generator(x, type(x.bit_generator)(seed).state),
-    ),
-    torch.Generator: (
-        torch.Generator.get_state,
-        torch.Generator.set_state,
-        torch.Generator.manual_seed,
-    ),
-}
-
-
-def _draw_seed() -> int:
-    """Return a seed from torch's global generator, also where its numbers are made constants."""
-    state = hashlib.sha256(bytes(torch.get_rng_state().tolist()))
-    torch.rand(())
-    return int.from_bytes(state.digest()[:4], "little")
-
-
-# --------------------------------------------------------------------------------------------------
-# Comparison.
-
-_Objects = Mapping[int, Mapping[str, Any]]
-"""By id: attributes that objects had at some time."""
-
-
-def same_values(one: Any, other: Any) -> bool:
-    """Return whether two tensors, arrays or plain values are equal. NaN equals NaN."""
-    if isinstance(one, Tensor):
-        # A mode that follows operations would take the answer for one of the program.
-        with _disable_current_modes():
-            return _same_tensors(one, other)
-    if isinstance(one, np.ndarray):
-        is_number = one.dtype.kind in "fc"
-        return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=is_number)
-    if one == other:
-        return True
-    return isinstance(one, float | complex) and cmath.isnan(one) and cmath.isnan(other)
-
-
-def _same_tensors(one: Tensor, other: Tensor) -> bool:
-    other = other.to(one.device)
-    if (one.shape, one.dtype, one.layout) != (other.shape, other.dtype, other.layout):
-        return False
-    if one.layout != torch.strided:
-        one, other = one.to_dense(), other.to_dense()
-    return torch.equal(one, other) or bool(equal_or_nan(one, other).all())
-
-
-def equal_or_nan(one: Tensor, other: Tensor) -> Tensor:
-    """Return which entries are equal, or both NaN."""
-    return (one == other) | (one.isnan() & other.isnan())
-
-
-def are_equal(
-    one: Any, other: Any, objects: tuple[_Objects, _Objects] = ({}, {}), inside: int = _INSIDE
-) -> bool:
-    """Return whether two values are equal, with all that they hold.
-
-    Modules, functions and objects of packages are equal to all of their class.
-
-    Args:
-        one: a value.
-        other: a value.
-        objects: the attributes of objects in the one and in the other, where these are not the
-            present ones.
-        inside: nested containers that are looked into.
-    """
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, (Tensor, np.ndarray, *_PLAIN)):
-        return same_values(one, other)
-    parts = [_parts_of(x, of) for x, of in zip((one, other), objects, strict=True)]
-    if len(parts[0]) != len(parts[1]):
-        return False
-    pairs = zip(*parts, strict=True)
-    return not inside or all(are_equal(x, y, objects, inside - 1) for x, y in pairs)
-
-
-def _parts_of(x: Any, objects: _Objects) -> list[Any]:
-    """Return what a value consists of, nothing for a value that is not looked into."""
-    if id(x) in objects:
-        x = objects[id(x)]
-    elif _way_of(_class_of(x)) is Replica._add_object:
-        x = _attributes_of(x)
-    if isinstance(x, dict):
-        return [*x, *x.values()]
-    if isinstance(x, set):
-        return sorted(map(repr, x))
-    if isinstance(x, (*_ITERATORS, *_ARRAYS)):
-        return [*x.__reduce_ex__(4)]
-    return [*x] if isinstance(x, (list, tuple, deque)) else []
-
-
-# --------------------------------------------------------------------------------------------------
-# Variables: attributes of objects and of classes, global variables, closures, arguments.
-
-
-def _read(place: Any, key: Any) -> Any:
-    """Return the value of a variable, or `_NOTHING`."""
-    if isinstance(place, type):
-        place = vars(place)
-    if isinstance(place, partial):
-        return place.args, place.keywords
-    if isinstance(place, OrderedDictWrapper):
-        return place[key]
-    if isinstance(place, Mapping):
-        return place.get(key, _NOTHING)
-    try:
-        return getattr(place, key)
-    except (AttributeError, ValueError):  # a cell that is not assigned yet
-        return _NOTHING
-
-
-def _write(place: Any, key: Any, value: Any) -> None:
-    """Set a variable, or remove its value."""
-    if isinstance(place, partial):
-        arguments: Any = place
-        arguments.__setstate__((place.func, *value, vars(place)))
-    elif isinstance(place, (dict, OrderedDictWrapper)):
-        place[key] = value
-        if value is _NOTHING:
-            del place[key]
-    elif value is _NOTHING:
-        (type if isinstance(place, type) else object).__delattr__(place, key)
-    else:
-        # Not the method of the place: a frozen dataclass has its own.
-        (type if isinstance(place, type) else object).__setattr__(place, key, value)
-
-
-def _globals_of(code: CodeType) -> Iterator[str]:
-    """Names in a function, and in those inside it, that may be global variables."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _globals_of(constant)
-
-
-@dataclass(frozen=True)
-class _Variable:
-    """A variable that has a value of its own for the time of a pass.
-
-    Attributes:
-        name: for messages.
-        place: a dict, a class, an object, a function, a `partial` or the cell of a closure.
-        key: in its place.
-        before: the value that it gets back.
-    """
-
-    name: str
-    place: Any
-    key: Any
-    before: Any
-
-    @property
-    def now(self) -> Any:
-        """Return the present value."""
-        return _read(self.place, self.key)
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 class Replica:
@@ -339,11 +68,11 @@ class Replica:
         # By id: an object, which must stay alive, and what stands for it.
         self._copies: dict[int, tuple[Any, Any]] = dict(known._copies) if known else {}
         self._most = most
-        self._variables: dict[tuple[int, Any], _Variable] = {}
+        self._variables: dict[tuple[int, Any], Variable] = {}
         # By id: objects whose attributes are copied, as they were before and in the end.
         self._objects: dict[int, dict[str, Any]] = {}
         self._objects_after: dict[int, dict[str, Any]] = {}
-        self._versions: list[tuple[nn.Module, str, Tensor, int]] = []
+        self._versions: list[tuple[str, Tensor, int]] = []
         # By id: how often a tensor was set to itself.
         self._self_sets: Counter[int] = Counter()
         self._generators: list[tuple[Any, Any]] = []
@@ -389,7 +118,7 @@ class Replica:
                 self._set(own["_buffers"], name)
         for name, p in own["_parameters"].items():
             if p is not None:
-                self._versions.append((module, name, p, p._version))
+                self._versions.append((join_names(self.paths[module], name), p, p._version))
         object.__setattr__(module, "__dict__", own)
 
     def renew_buffers(self) -> None:
@@ -400,15 +129,14 @@ class Replica:
 
     # -- values ------------------------------------------------------------------------------------
 
-    def copy(self, x: Any, inside: int = _INSIDE) -> Any:
+    def copy(self, x: Any, inside: int = NESTING) -> Any:
         """Return what stands for a value during the pass: a copy, or the value itself."""
-        way = _way_of(_class_of(x))
+        way = WAYS.get(kind_of(x))
         if way is None or inside == 0:
             return x
-        known = self._copies.get(id(x))
-        if known is None:
-            return way(self, x, inside - 1)
-        return known[1]
+        if id(x) in self._copies:
+            return self._copies[id(x)][1]
+        return way(self, x, inside - 1)
 
     def _keep(self, x: Any, y: Any) -> Any:
         self._copies[id(x)] = x, y
@@ -440,7 +168,7 @@ class Replica:
     def _copy_container(self, x: Any, inside: int) -> Any:
         y = self._keep(x, x.copy())
         if len(x) <= _LONG:
-            for key, value in list(_pairs_of(x)):
+            for key, value in list(pairs_of(x)):
                 item = self.copy(value, inside)
                 if item is not value and not isinstance(x, set):
                     y[key] = item
@@ -455,14 +183,14 @@ class Replica:
 
     def _add_object(self, x: Any, inside: int) -> Any:
         self._keep(x, x)
-        before = self._objects[id(x)] = _attributes_of(x)
-        _fill(x, {name: self.copy(value, inside) for name, value in before.items()})
+        before = self._objects[id(x)] = attributes_of(x)
+        fill(x, {name: self.copy(value, inside) for name, value in before.items()})
         return x
 
     def _add_generator(self, x: Any, inside: int) -> Any:
-        read, _, seed = _GENERATORS[type(x)]
+        read, _, seed = GENERATORS[type(x)]
         self._generators.append((x, read(x)))
-        seed(x, _draw_seed())
+        seed(x, draw_seed())
         return self._keep(x, x)
 
     def _watch(self, x: Any, inside: int) -> Any:
@@ -486,12 +214,12 @@ class Replica:
         """Give a variable a value of its own."""
         if (id(place), key) in self._variables:
             return
-        before = _read(place, key)
-        self._variables[id(place), key] = _Variable(name or key, place, key, before)
+        before = read(place, key)
+        self._variables[id(place), key] = Variable(name or key, place, key, before)
         self._name = name or key
         own = self.copy(before)
         if own is not before:
-            _write(place, key, own)
+            write(place, key, own)
 
     # -- code --------------------------------------------------------------------------------------
 
@@ -533,7 +261,7 @@ class Replica:
         elif isinstance(x, nn.Module):
             self.copy(x)
             self.follow(x.forward)
-        elif _way_of(_class_of(x)) is Replica._add_object:
+        elif kind_of(x) == "object":
             self.copy(x)
             self.follow(vars(type(x)).get("__call__"))
         self._depth -= 1
@@ -544,7 +272,7 @@ class Replica:
             self._set(cell, "cell_contents", name)
         for key in ("__defaults__", "__kwdefaults__", "__dict__"):
             self._set(function, key)
-        names = set(_globals_of(function.__code__))
+        names = set(globals_of(function.__code__))
         variables = function.__globals__
         places = [variables]
         for x in map(variables.get, names):
@@ -576,16 +304,16 @@ class Replica:
         """Give everything back what it had."""
         for x in self._list_variables():
             if x.now is not x.before:
-                _write(x.place, x.key, x.before)
+                write(x.place, x.key, x.before)
         self._restore_generators()
-        self._objects_after = {key: _attributes_of(self._copies[key][0]) for key in self._objects}
+        self._objects_after = {key: attributes_of(self._copies[key][0]) for key in self._objects}
         self._switch(0, self._objects)
         for key, before in self._kept.items():
             x, _ = self._copies[key]
-            both = _attributes_of(x) | before
-            _fill(x, {name: y for name, y in both.items() if y is not _NOTHING})
+            both = attributes_of(x) | before
+            fill(x, {name: y for name, y in both.items() if y is not NOTHING})
         for container, items in self._contents:
-            _refill(container, items)
+            refill(container, items)
 
     def close_unchanged(self) -> None:
         """Give back variables and attributes that have not changed; `close` gives back the others.
@@ -597,13 +325,13 @@ class Replica:
         for key, x in list(self._variables.items()):
             if self._is_as_before(x.before, x.now):
                 if x.now is not x.before:
-                    _write(x.place, x.key, x.before)
+                    write(x.place, x.key, x.before)
                 del self._variables[key]
         objects = {}
         for number, before in self._objects.items():
-            now = _attributes_of(self._copies[number][0])
-            equal = {k: y for k, y in before.items() if self._is_as_before(y, now.get(k, _NOTHING))}
-            changed = {k: before.get(k, _NOTHING) for k in before | now if k not in equal}
+            now = attributes_of(self._copies[number][0])
+            equal = {k: y for k, y in before.items() if self._is_as_before(y, now.get(k, NOTHING))}
+            changed = {k: before.get(k, NOTHING) for k in before | now if k not in equal}
             self._kept[number] = changed
             objects[number] = now | equal
         self._switch(0, objects)
@@ -621,44 +349,44 @@ class Replica:
         """Put what copies of containers hold into their originals, until the replica is closed."""
         pairs = [(x, y) for x, y in self._copies.values() if x is not y]
         originals = {id(y): x for x, y in pairs}
-        containers = [pair for pair in pairs if type(pair[0]) in _CONTAINERS]
+        containers = [pair for pair in pairs if type(pair[0]) in CONTAINERS]
         changed = [pair for pair in containers if not self._is_as_before(*pair)]
         for x, y in changed:
             self._contents.append((x, x.copy()))
             items = y.copy()
-            for key, item in list(_pairs_of(y)):
+            for key, item in list(pairs_of(y)):
                 if id(item) in originals and not isinstance(y, set):
                     items[key] = originals[id(item)]
-            _refill(x, items)
+            refill(x, items)
 
     def _restore_generators(self) -> None:
         for generator, state in self._generators:
-            _GENERATORS[type(generator)][1](generator, state)
+            GENERATORS[type(generator)][1](generator, state)
         self._generators.clear()
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
         """Run the body with the attributes that modules and objects had."""
-        after = {key: _attributes_of(self._copies[key][0]) for key in self._objects}
+        after = {key: attributes_of(self._copies[key][0]) for key in self._objects}
         self._switch(0, self._objects)
         try:
             yield
         finally:
             self._switch(1, after)
 
-    def _switch(self, which: int, objects: _Objects) -> None:
+    def _switch(self, which: int, objects: Objects) -> None:
         for module, attributes in self.modules.items():
             object.__setattr__(module, "__dict__", attributes[which])
         for key, values in objects.items():
-            _fill(self._copies[key][0], values)
+            fill(self._copies[key][0], values)
 
-    def _list_variables(self) -> list[_Variable]:
+    def _list_variables(self) -> list[Variable]:
         """Return all variables, and those that classes have got meanwhile."""
         new = []
         for kind, names in self._classes.items():
             for name in vars(kind).keys() - names:
                 if not name.startswith("__"):
-                    new.append(_Variable(name, kind, name, _NOTHING))
+                    new.append(Variable(name, kind, name, NOTHING))
         return [*self._variables.values(), *new]
 
     def _is_as_before(self, before: Any, now: Any) -> bool:
@@ -669,56 +397,56 @@ class Replica:
         changed: dict[nn.Module, set[str]] = {}
         for module, (before, own) in self.modules.items():
             for name in {**before, **own}.keys() - _INTERNAL:
-                if not self._is_as_before(before.get(name, _NOTHING), own.get(name, _NOTHING)):
+                if not self._is_as_before(before.get(name, NOTHING), own.get(name, NOTHING)):
                     changed.setdefault(module, set()).add(name)
         return changed
 
     def agrees(self, others: Sequence[Replica], module: nn.Module, name: str) -> bool:
         """Return whether an attribute has ended with the same value in closed replicas."""
-        value = self.modules[module][1].get(name, _NOTHING)
+        value = self.modules[module][1].get(name, NOTHING)
         for other in others:
             objects = self._objects_after, other._objects_after
-            if not are_equal(value, other.modules[module][1].get(name, _NOTHING), objects):
+            if not are_equal(value, other.modules[module][1].get(name, NOTHING), objects):
                 return False
         return True
 
-    def changed_buffers(self) -> Iterator[tuple[nn.Module, str]]:
-        """Yield modules with the names of buffers that have changed."""
+    def changed_buffers(self) -> Iterator[str]:
+        """Yield the names of buffers that have changed."""
         for module, (before, own) in self.modules.items():
             old, new = before["_buffers"], own["_buffers"]
             for name in {**old, **new}:
                 scripted = self._variables.get((id(old), name))
-                was = scripted.before if scripted else _read(old, name)
-                if not self._is_as_before(was, _read(new, name)):
-                    yield module, name
+                was = scripted.before if scripted else read(old, name)
+                if not self._is_as_before(was, read(new, name)):
+                    yield join_names(self.paths[module], name)
 
     def changed_variables(self) -> set[str]:
         """Return the names of other variables that have changed."""
         names = {x.name for x in self._list_variables() if not self._is_as_before(x.before, x.now)}
         for key, before in self._objects.items():
             x, _ = self._copies[key]
-            if not self._is_as_before(before, _attributes_of(x)):
+            if not self._is_as_before(before, attributes_of(x)):
                 names.add(type(x).__name__)
         return names
 
-    def written_parameters(self) -> Iterator[tuple[nn.Module, str, Tensor]]:
-        """Yield modules with the names and tensors of parameters that were written in place."""
-        for module, name, p, version in self._versions:
+    def written_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the names and tensors of parameters that were written in place."""
+        for name, p, version in self._versions:
             if p._version != version + self._self_sets[id(p)]:
-                yield module, name, p
+                yield name, p
 
     def note_self_set(self, x: Tensor) -> None:
         """Count a write that changes nothing: `x.set_(x)`."""
         self._self_sets[id(x)] += 1
 
-    def replaced_parameters(self) -> Iterator[tuple[nn.Module, str, Any, Any]]:
-        """Yield modules with the name of a parameter, what it was, and what it is; or None."""
+    def replaced_parameters(self) -> Iterator[tuple[str, Any, Any]]:
+        """Yield the name of a parameter, what it was, and what it is; or None."""
         for module, (before, own) in self.modules.items():
             old, new = before["_parameters"], own["_parameters"]
             for name in {**old, **new}:
-                pair = [None if x is _NOTHING else x for x in (_read(old, name), _read(new, name))]
+                pair = [None if x is NOTHING else x for x in (read(old, name), read(new, name))]
                 if pair[0] is not pair[1]:
-                    yield module, name, *pair
+                    yield join_names(self.paths[module], name), *pair
 
     def find_lost(self) -> tuple[str, Any] | None:
         """Return a value that has changed and has no copy, and the variable that reaches it."""
@@ -735,41 +463,24 @@ def _mark(x: Any) -> Any:
     if x.gi_frame is None:
         return None
     variables = sorted(x.gi_frame.f_locals.items())
-    return x.gi_frame.f_lasti, [(k, v) for k, v in variables if isinstance(v, _PLAIN)]
+    return x.gi_frame.f_lasti, [(k, v) for k, v in variables if isinstance(v, PLAIN)]
 
 
-@cache
-def _way_of(kind: Any) -> Callable[[Replica, Any, int], Any] | None:
-    """Return how values of a class are copied, None for those that are shared."""
-    exact: dict[Any, Any] = {
-        **dict.fromkeys(_CONTAINERS, Replica._copy_container),
-        **dict.fromkeys((*_ITERATORS, *_ARRAYS), Replica._copy_whole),
-        **dict.fromkeys(_GENERATORS, Replica._add_generator),
-        **dict.fromkeys((FunctionType, MethodType, partial), Replica._add_callable),
-        **dict.fromkeys((*_PLAIN, bool, nn.Parameter), None),
-        GeneratorType: Replica._watch,
-        queue.SimpleQueue: Replica._copy_queue,
-        tuple: Replica._copy_tuple,
-    }
-    if kind in exact:
-        return exact[kind]
-    if issubclass(kind, Tensor):
-        return Replica._copy_tensor
-    if issubclass(kind, np.ndarray):
-        return Replica._copy_array
-    if issubclass(kind, nn.Module):
-        return Replica._add_other_model
-    if issubclass(kind, type):
-        return Replica._follow_class
-    if issubclass(kind, tuple):
-        return Replica._copy_tuple if hasattr(kind, "_make") else None
-    has_attributes = "__dict__" in dir(kind) or _slots_of(kind)
-    if issubclass(kind, _BY_ATTRIBUTES) or (_is_own(kind) and has_attributes):
-        return Replica._add_object
-    return None
-
-
-# --------------------------------------------------------------------------------------------------
+# How a value of each kind is copied.
+WAYS: dict[str, Callable[[Replica, Any, int], Any]] = {
+    "container": Replica._copy_container,
+    "whole": Replica._copy_whole,
+    "random generator": Replica._add_generator,
+    "callable": Replica._add_callable,
+    "watched": Replica._watch,
+    "queue": Replica._copy_queue,
+    "tuple": Replica._copy_tuple,
+    "tensor": Replica._copy_tensor,
+    "array": Replica._copy_array,
+    "module": Replica._add_other_model,
+    "class": Replica._follow_class,
+    "object": Replica._add_object,
+}
 
 # Open replicas: variables of the code of a model may be its attributes too.
 _open: WeakKeyDictionary[nn.Module, Replica] = WeakKeyDictionary()

@@ -35,11 +35,13 @@ from torch.utils.data import DataLoader
 from dpkfc.distributed.fsdp import trainable_tensors
 from dpkfc.gradients.autograd_graph import custom_function, depends_on, is_differentiable
 from dpkfc.gradients.clipped_summer import ClippedSummer
+from dpkfc.gradients.evaluation_mode import evaluation_mode
 from dpkfc.gradients.layer_matrices import blocks_of_one
 from dpkfc.gradients.layers import Arguments, Calls, Keywords, Layer, tensors_of
+from dpkfc.gradients.loss_state import own_variables
 from dpkfc.gradients.one_pass import batch_tracker
 from dpkfc.gradients.replica import Replica, replicate, replicate_variables
-from dpkfc.gradients.state import evaluation_mode, own_pass, own_variables
+from dpkfc.gradients.state import own_pass
 from dpkfc.gradients.tape import Tape
 from dpkfc.memory import is_out_of_memory
 from dpkfc.public_rows import (

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan
 from dpkfc.distributed.fsdp import list_group_members
-from dpkfc.gradients.state import is_nested_step
+from dpkfc.gradients.optimizer_step import is_nested_step
 from dpkfc.report.text import json_number
 from dpkfc.session import Session
 

@@ -38,7 +38,8 @@ from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, check_plan
 from dpkfc.data.duplicates import check_held_out
 from dpkfc.data.loading import Collate
-from dpkfc.gradients.state import make_stateless, refuse_gradient_hooks
+from dpkfc.gradients.loss_state import make_stateless
+from dpkfc.gradients.model_checks import refuse_gradient_hooks
 from dpkfc.integrations._hf_checks import (
     check_arguments,
     check_kind,

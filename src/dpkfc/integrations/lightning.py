@@ -32,7 +32,8 @@ from torch.utils._pytree import tree_leaves
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, check_plan
 from dpkfc.data.duplicates import check_held_out
-from dpkfc.gradients.state import own_variables, refuse_gradient_hooks
+from dpkfc.gradients.loss_state import own_variables
+from dpkfc.gradients.model_checks import refuse_gradient_hooks
 from dpkfc.integrations._shared import (
     CardWriter,
     refuse_unreleased_steps,

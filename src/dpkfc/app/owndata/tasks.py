@@ -21,7 +21,7 @@ from dpkfc.app.recipes.objective import Objective as Judgement
 from dpkfc.app.toml import ConfigError, nearest
 from dpkfc.curvature.probes import Probe
 from dpkfc.data.units import check_ids
-from dpkfc.gradients.state import evaluation_mode
+from dpkfc.gradients.evaluation_mode import evaluation_mode
 
 Loss = Callable[[nn.Module, Examples], Tensor]
 Judge = Callable[[nn.Module, Examples], Judged]

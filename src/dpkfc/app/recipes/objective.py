@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from dpkfc.app.datasets.examples import Examples
 from dpkfc.app.scores import Scores, choose_classes, score_classes
-from dpkfc.gradients.state import evaluation_mode
+from dpkfc.gradients.evaluation_mode import evaluation_mode
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,214 @@
+"""The hand-over of a release to a torch optimizer, which holds the model's parameters.
+
+Nothing else moves them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from inspect import signature
+from traceback import walk_stack
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from dpkfc.distributed.fsdp import to_local
+from dpkfc.linalg.metric import NamedTensors
+from dpkfc.weights import digest_tensors
+
+Trace = tuple[int, Tensor]
+
+
+def check_optimizer(optimizer: Any, parameters: NamedTensors) -> None:
+    """Refuse an optimizer that does not hold exactly the trainable parameters of the model.
+
+    Frozen parameters may be in it too.
+
+    Raises:
+        ValueError: naming a parameter that is missing or foreign; a GradScaler, whose scale follows
+            private gradients; an optimizer whose step needs a closure, which would ask for
+            gradients without noise, or that takes sparse gradients only; a complex parameter, or
+            one that was expanded.
+    """
+    _check_kind(optimizer)
+    in_optimizer: set[Tensor] = set()
+    for group in optimizer.param_groups:
+        in_optimizer.update(group["params"])
+    for name, p in parameters.items():
+        if p.is_complex():
+            raise ValueError(
+                f"parameter '{name}' is complex, which is not supported; freeze it, or hold a real "
+                "one with a last axis of 2 (torch.view_as_complex)"
+            )
+        if any(size > 1 and not stride for size, stride in zip(p.shape, p.stride(), strict=True)):
+            raise ValueError(
+                f"several entries of parameter '{name}' lie in one place of memory (expand), so no "
+                "optimizer can change them; make the parameter of a clone()"
+            )
+        if p not in in_optimizer:
+            raise ValueError(
+                f"the optimizer does not hold trainable parameter '{name}'; pass it to the "
+                "optimizer or freeze it with requires_grad_(False)"
+            )
+    for p in in_optimizer.difference(parameters.values()):
+        if p.requires_grad:
+            raise ValueError(
+                f"the optimizer holds a trainable parameter of shape {tuple(p.shape)} that is not "
+                "in the model and would get no private gradient; remove it"
+            )
+
+
+def _check_kind(optimizer: Any) -> None:
+    """Refuse an object that is not an optimizer, or that would ask for gradients without noise."""
+    kind = type(optimizer).__name__
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ValueError(
+            "SparseAdam takes sparse gradients alone, and a release is dense: rows without noise "
+            "would reveal the tokens of private texts; use Adam"
+        )
+    # The optimizer of accelerate has a scaler under float16.
+    scaler = getattr(optimizer, "scaler", None)
+    if isinstance(optimizer, torch.amp.GradScaler) or scaler is not None:
+        raise ValueError(
+            "a GradScaler cannot step a private run: its scale follows private gradients without "
+            "noise; use bfloat16, and pass the torch optimizer itself"
+        )
+    is_optimizer = hasattr(optimizer, "param_groups")
+    if not is_optimizer:
+        raise ValueError(f"the optimizer must be a torch.optim.Optimizer, got {kind}")
+    closure = signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ValueError(
+            f"{kind} steps with a closure that asks for gradients without noise; use an optimizer "
+            "that takes one gradient a step, such as SGD or Adam"
+        )
+
+
+def traces(parameters: NamedTensors) -> dict[str, Trace]:
+    """Return version and first entries of each parameter, which show whether it was written."""
+    found = {}
+    for name, p in parameters.items():
+        found[name] = (p._version, to_local(p).flatten()[:16].clone())
+    return found
+
+
+def check_moved(
+    optimizer: torch.optim.Optimizer, parameters: NamedTensors, before: Mapping[str, Trace]
+) -> None:
+    """Raise unless every parameter was written to.
+
+    Some optimizers bypass the version counter, so changed values count too.
+
+    Args:
+        optimizer: has just made a step with noise in every gradient.
+        parameters: trainable ones, by name.
+        before: their `traces` before the step.
+
+    Raises:
+        RuntimeError: naming a parameter that did not move although its learning rate is positive.
+    """
+    rates = {}
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            rates[p] = group.get("lr", 1.0)
+    now = traces(parameters)
+    for name, parameter in parameters.items():
+        version, entries = now[name]
+        old_version, old_entries = before[name]
+        if version != old_version or not torch.equal(old_entries, entries):
+            continue
+        # This process may hold no entry of a sharded parameter.
+        if to_local(parameter).numel() > 0 and rates[parameter] > 0:
+            raise RuntimeError(
+                f"parameter '{name}' did not move in the first step although its learning rate is "
+                f"{rates[parameter]}: the optimizer holds another tensor than the model"
+            )
+
+
+def step_on_release(
+    optimizer: torch.optim.Optimizer, parameters: NamedTensors, record: Callable[[], None]
+) -> None:
+    """Run an optimizer on the released gradients, and record the weights that it has made.
+
+    The last of all step pre-hooks checks that `p.grad` still holds the release and that no weight
+    was written; the first of all post-hooks records the weights. In wrappers of other libraries the
+    optimizer is found by the attribute `optimizer`. An object without hooks has none to check.
+
+    Args:
+        optimizer: of the run.
+        parameters: trainable ones, by name.
+        record: takes the weights as they are as the weights of this release.
+
+    Raises:
+        RuntimeError: a pre-hook replaced or wrote a gradient or a parameter, by name. Then no
+            parameter is written.
+    """
+    inner: Any = optimizer
+    while inner is not None and "_optimizer_step_pre_hooks" not in vars(inner):
+        inner = vars(inner).get("optimizer")
+    gradients = {name: p.grad for name, p in parameters.items()}
+    before: list[dict[str, str]] = []
+    if inner is not None and inner._optimizer_step_pre_hooks:
+        before = [digest_tensors(gradients), digest_tensors(parameters)]
+    is_recorded = False
+
+    def check(stepped: torch.optim.Optimizer, *_: Any) -> None:
+        if not before or is_nested_step(stepped):
+            return
+        now = {name: p.grad for name, p in parameters.items()}
+        for kind, old, new in zip(
+            ("the release in the gradient of", "the parameter"),
+            before,
+            (digest_tensors(now), digest_tensors(parameters)),
+            strict=True,
+        ):
+            for name in {**old, **new}:
+                if old.get(name) != new.get(name):
+                    raise RuntimeError(f"a step pre-hook replaced {kind} '{name}'; remove the hook")
+
+    def end(stepped: torch.optim.Optimizer, *_: Any) -> None:
+        nonlocal is_recorded
+        if not is_nested_step(stepped):
+            record()
+            is_recorded = True
+
+    try:
+        with ExitStack() as stack:
+            if inner is not None:
+                stack.enter_context(inner.register_step_pre_hook(check))
+            if inner is optimizer:  # a wrapper may have a part in the step
+                stack.enter_context(register_first_post_hook(optimizer, end))
+            optimizer.step()
+    finally:
+        if not is_recorded:
+            record()
+
+
+def register_first_post_hook(
+    optimizer: torch.optim.Optimizer, hook: Callable[..., None]
+) -> RemovableHandle:
+    """Register a hook that runs behind the step of an optimizer, before hooks of other code."""
+    handle = optimizer.register_step_post_hook(hook)
+    hooks: Any = optimizer._optimizer_step_post_hooks
+    hooks.move_to_end(handle.id, last=False)
+    return handle
+
+
+# What torch puts around the step of each class of optimizers, to run the hooks.
+_HOOKED_STEP = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__
+
+
+def is_nested_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether a hook runs in a step that the step of a subclass has called.
+
+    For `super().step()` torch runs all hooks once more.
+    """
+    steps = 0
+    for frame, _ in walk_stack(sys._getframe()):
+        if frame.f_code is _HOOKED_STEP and frame.f_locals["self"] is optimizer:
+            steps += 1
+    return steps > 1
