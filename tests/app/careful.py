@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dpkfc.app.datasets.errors import DatasetError
-from dpkfc.app.owndata.delimited import is_unicode, read_heading, split_line
+from dpkfc.app.owndata.csv_heading import read_heading
+from dpkfc.app.owndata.csv_lines import Row, fit_row, is_unicode, split_line
 from dpkfc.app.owndata.schema import Schema
-
-Row = list[str] | None
 
 
 def read_carefully(path: Path, names: Sequence[str], schema: Schema) -> dict[str, list[str | None]]:
@@ -44,7 +43,7 @@ def _decode(content: bytes, encoding: str) -> str:
 def split_records(lines: Sequence[str], width: int, delimiter: str, joins: bool) -> list[Row]:
     """Return the records of lines as cells, None for one without a form."""
     split = [split_line(line, delimiter) for line in lines]
-    rows = [fit(*cells, width) for cells in split]
+    rows = [fit_row(*cells, width) for cells in split]
     last: dict[int, int] = {}
     for first in reversed(range(len(lines))):
         cells, state = split[first]
@@ -63,7 +62,7 @@ def split_records(lines: Sequence[str], width: int, delimiter: str, joins: bool)
                 continue
             if state == "whole" and count == width and not is_taken:
                 joined = "\n".join(lines[first : number + 1])
-                row = fit(*split_line(joined, delimiter), width)
+                row = fit_row(*split_line(joined, delimiter), width)
                 if row is not None:
                     last[first] = number
                     rows[first] = row if joins else None
@@ -75,9 +74,3 @@ def split_records(lines: Sequence[str], width: int, delimiter: str, joins: bool)
             records.append(rows[number])
             end = last.get(number, -1)
     return records
-
-
-def fit(cells: list[str], state: str, width: int) -> Row:
-    """Return the cells of a record, None for a line that is not one."""
-    is_record = state == "whole" and len(cells) >= width and not any(cells[width:])
-    return cells if is_record else None

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from dpkfc.app import train as training
 from dpkfc.app.datasets.errors import DatasetError
-from dpkfc.app.owndata import delimited, rows
+from dpkfc.app.owndata import csv_blocks, rows
 from dpkfc.app.owndata.columns import Column
 from dpkfc.app.owndata.files import Share, encode_table, encode_texts
 from dpkfc.app.owndata.proposals import empty_schema
@@ -66,7 +66,7 @@ def test_columns_hold_what_a_careful_reader_finds(
     path.write_bytes(text.encode(encoding, "surrogateescape" if encoding == "utf-8" else "ignore"))
     schema = Schema(delimiter=delimiter, encoding=encoding, lines_in_cells=joins)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(delimited, "BLOCK", block)
+        patched.setattr(csv_blocks, "BLOCK", block)
         try:
             wanted = read_carefully(path, ["a", "c"], schema)
         except DatasetError:

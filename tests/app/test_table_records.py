@@ -20,7 +20,7 @@ import torch
 
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.owndata.columns import Column
-from dpkfc.app.owndata.delimited import split_line
+from dpkfc.app.owndata.csv_lines import split_line
 from dpkfc.app.owndata.files import encode_table, encode_texts
 from dpkfc.app.owndata.records import Records
 from dpkfc.app.owndata.schema import Schema, TextForm, check_schema

@@ -15,7 +15,7 @@ import numpy as np
 
 from dpkfc.app.datasets.errors import DatasetError, unreadable_error
 from dpkfc.app.datasets.unpacking import check_unpacked_size
-from dpkfc.app.owndata.delimited import is_unicode
+from dpkfc.app.owndata.csv_lines import is_unicode
 from dpkfc.app.owndata.records import UNKNOWN, Figures, Records
 from dpkfc.app.owndata.schema import ImageForm, Schema
 from dpkfc.app.owndata.tables import read_header, read_table

@@ -24,8 +24,11 @@ from dpkfc.app.datasets.errors import DatasetError, unreadable_error
 from dpkfc.app.datasets.unpacking import check_unpacked_size
 from dpkfc.app.owndata import stored
 from dpkfc.app.owndata.cells import MISSING, read_number
+from dpkfc.app.owndata.csv_blocks import PACKED, read_blocks
+from dpkfc.app.owndata.csv_columns import Splitter
+from dpkfc.app.owndata.csv_heading import read_heading
+from dpkfc.app.owndata.csv_lines import is_unicode
 from dpkfc.app.owndata.decoding import Texts
-from dpkfc.app.owndata.delimited import PACKED, Splitter, is_unicode, read_blocks, read_heading
 from dpkfc.app.owndata.json_lines import id_of, parse_line, read_lines, text_of, value_at
 from dpkfc.app.owndata.packages import (
     DATE_FORMATS,
