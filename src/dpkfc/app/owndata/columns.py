@@ -1,46 +1,31 @@
-"""What is public about a column: how its texts are read, and how a value becomes features.
-
-Encoding reads one value at a time, so nothing about other rows is in the features of a row.
-"""
+"""What is public about a column of a table, and the features of its values."""
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpkfc.app.owndata.bounds import bin_numbers
 from dpkfc.app.owndata.cells import (
     MISSING,
     PLAIN,
     THOUSANDS,
     NumberForm,
-    canonical,
-    category_name,
     is_date_format,
-    read_flag,
     read_moment,
     read_number,
-    read_pair,
 )
+from dpkfc.app.owndata.kinds import KINDS, TEXT_BUCKETS, Kind, Meaning
 from dpkfc.app.owndata.names import is_free_text, is_identifier
-from dpkfc.app.owndata.scales import SCALES, to_share
+from dpkfc.app.owndata.scales import SCALES
 from dpkfc.app.toml import ConfigError
 
 if TYPE_CHECKING:
     # `dpkfc schema` starts without torch.
-
     from dpkfc.app.owndata.decoding import Texts
-
-KINDS = ("number", "pair", "date", "category", "flag", "text", "ignore", "unit")
-# Columns of a text without `buckets`.
-TEXT_BUCKETS = 1024
-_HASH_KEY = b"dpkfc categories 1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +87,11 @@ class Column:
         if self.origin not in ("", "private", "default") or (self.origin and not self.bounds):
             raise ConfigError(f"{start} has origin {self.origin!r}; a run sets it, leave it out")
         self._check_form(start)
-        if self.kind in _BOUNDED and not (may_be_open and self.is_open) and not self.limits:
+        form_of_bounds = self.kind_value.bounds
+        if form_of_bounds and not (may_be_open and self.is_open) and not self.limits:
             form = f" or {self.format!r:.20}" if self.format else ""
             raise ConfigError(
-                f"{start} needs bounds = {_BOUNDED[self.kind]}{form}, known without the data; got"
+                f"{start} needs bounds = {form_of_bounds}{form}, known without the data; got"
                 f" {list(self.bounds)!s:.50}"
             )
         if self.kind == "category" and not self.categories and self.buckets < 1:
@@ -138,18 +124,17 @@ class Column:
                 f"{start}: format {self.format!r:.30} is not one of dates; write it as for"
                 " strptime, such as '%d.%m.%Y' for 31.12.1999"
             )
-        kinds_of_key = {
-            "numeric": ("category",),
-            "signs": ("number", "pair"),
-            "measured_in": ("number", "pair"),
-            "format": ("date",),
-            "scale": ("number",),
-        }
-        for key, kinds in kinds_of_key.items():
-            if getattr(self, key) and self.kind not in kinds:
-                raise ConfigError(
-                    f"{start}: {key} is for kind = {kinds[0]!r}, got kind = {self.kind!r}"
-                )
+        for other, kind in KINDS.items():
+            for key in kind.keys:
+                if getattr(self, key) and key not in self.kind_value.keys:
+                    raise ConfigError(
+                        f"{start}: {key} is for kind = {other!r}, got kind = {self.kind!r}"
+                    )
+
+    @property
+    def kind_value(self) -> Kind:
+        """What such columns have in common; of a kind that does not exist, nothing."""
+        return KINDS.get(self.kind, KINDS["ignore"])
 
     @cached_property
     def form(self) -> NumberForm:
@@ -177,8 +162,8 @@ class Column:
                 return []
             ends.append(value)
         pairs = list(zip(ends[::2], ends[1::2], strict=False))
-        wanted = {"number": 2, "date": 2, "pair": 4}.get(self.kind)
-        if len(ends) != wanted or not all(are_bounds(pair) for pair in pairs):
+        is_whole = len(ends) == 2 * self.kind_value.numbers
+        if not is_whole or not all(are_bounds(pair) for pair in pairs):
             return []
         return pairs
 
@@ -195,15 +180,8 @@ class Column:
     @property
     def width(self) -> int:
         """Number of features, the indicator of a missing value included."""
-        values = {
-            "number": 1,
-            "pair": 2,
-            "date": 1,
-            "flag": 1,
-            "category": self.buckets or len(self.categories) + 1,
-            "text": self.buckets or TEXT_BUCKETS,
-        }
-        return values[self.kind] + 1 if self.kind in values else 0
+        values = self.kind_value.width(self)
+        return values + 1 if values else 0
 
     def meaning(self, text: str | None) -> Meaning | None:
         """Return what a text means in this column, None for a missing value.
@@ -213,36 +191,20 @@ class Column:
         """
         if text is None:
             return None
-        if self.kind == "number":
-            value = read_number(text, self.form)
-            return None if value is None or value in self._missing_numbers else (value,)
-        if self._name(text) in self._missing:
+        # Of a number the value says whether it is missing.
+        if self.kind != "number" and self._name(text) in self._missing:
             return None
-        if self.kind == "pair":
-            return read_pair(text, self.form)
-        if self.kind == "date":
-            moment = read_moment(text, self.format)
-            if moment is None and self.format:
-                # As stored dates are written.
-                moment = read_moment(text)
-            return None if moment is None else (moment,)
-        if self.kind == "flag":
-            flag = read_flag(text)
-            return None if flag is None else (flag,)
-        return self._name(text) if self.kind == "category" else text
+        return self.kind_value.read(self, text)
 
     def _name(self, text: str) -> str:
-        """Return what categories and missing values are compared by."""
-        if self.kind == "category":
-            return category_name(text, self.form if self.numeric else None)
-        return text.strip() if self.kind == "text" else canonical(text)
+        return self.kind_value.name(self, text)
 
     @cached_property
     def _missing(self) -> frozenset[str]:
         return frozenset(map(self._name, self.missing or MISSING))
 
     @cached_property
-    def _missing_numbers(self) -> frozenset[float | None]:
+    def missing_numbers(self) -> frozenset[float | None]:
         """Numbers that mean a missing value, such as 999."""
         return frozenset(read_number(text, self.form) for text in self.missing)
 
@@ -260,7 +222,7 @@ class Column:
 
         if self.kind == "number":
             numbers = plain_numbers(texts, self.form)
-            numbers[np.isin(numbers, [x for x in self._missing_numbers if x is not None])] = np.nan
+            numbers[np.isin(numbers, [x for x in self.missing_numbers if x is not None])] = np.nan
             # Python looks at all others.
             (rest,) = np.nonzero(np.isnan(numbers))
             codes, known = distinct(choose(texts, rest))
@@ -280,20 +242,13 @@ class Column:
 
     def _encode_meanings(self, is_missing: np.ndarray, present: Any) -> Encoded:
         """Return the features of missing values `[N]` and of the others."""
+        encode = self.kind_value.encode
+        assert encode is not None
         rows = np.zeros((len(is_missing), self.width), np.float32)
         rows[is_missing, -1] = 1.0
         unexpected = np.zeros(len(is_missing), bool)
-        rows[~is_missing, :-1], unexpected[~is_missing] = _ENCODERS[self.kind](self, present)
+        rows[~is_missing, :-1], unexpected[~is_missing] = encode(self, present)
         return Encoded(rows, is_missing, unexpected)
-
-
-# What a text means: numbers, or a name.
-Meaning = tuple[float, ...] | str
-_BOUNDED = {
-    "number": "[least, greatest]",
-    "date": "[earliest, latest] as 1999-12-31",
-    "pair": "[least, greatest, least, greatest] of its two numbers",
-}
 
 
 def is_power_of_two(number: int) -> bool:
@@ -323,64 +278,3 @@ class Encoded:
     features: np.ndarray
     is_missing: np.ndarray
     is_unexpected: np.ndarray
-
-
-_Rows = tuple[np.ndarray, np.ndarray]
-
-
-def _encode_numbers(column: Column, values: Any) -> _Rows:
-    """Map the bounds to −1 and 1, and clamp what lies outside; without bounds return bins."""
-    numbers = np.array(values, np.float64).reshape(len(values), column.width - 1)
-    if column.is_open:
-        return bin_numbers(numbers).astype(np.float32), np.zeros(len(values), bool)
-    least, greatest = np.array(column.limits).T
-    clamped = np.clip(numbers, least, greatest)
-    places = zip(clamped.T, least, greatest, strict=True)
-    shares = [to_share(numbers, low, high, column.scale) for numbers, low, high in places]
-    scaled = np.stack(shares, axis=1) * 2 - 1
-    return scaled, (clamped != numbers).any(axis=1)
-
-
-def _encode_categories(column: Column, values: list[Any]) -> _Rows:
-    """Return one-hot rows; the last place belongs to unknown categories, which buckets lack."""
-    rows = np.zeros((len(values), column.width - 1), np.float32)
-    unexpected = np.zeros(len(values), bool)
-    names = [column.meaning(category) for category in column.categories]
-    place_of = {name: place for place, name in enumerate(names)}
-    for number, name in enumerate(values):
-        if column.buckets:
-            place = _bucket(name, column.buckets)
-        else:
-            place = place_of.get(name, len(column.categories))
-            unexpected[number] = name not in place_of
-        rows[number, place] = 1.0
-    return rows, unexpected
-
-
-def _bucket(text: str, buckets: int) -> int:
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, key=_HASH_KEY)
-    return int.from_bytes(digest.digest(), "big") % buckets
-
-
-def _encode_flags(column: Column, values: list[Any]) -> _Rows:
-    rows = np.array(values, np.float32).reshape(len(values), 1)
-    return rows, np.zeros(len(values), bool)
-
-
-def _encode_texts(column: Column, values: list[Any]) -> _Rows:
-    rows = np.zeros((0, column.width - 1), np.float32)
-    if values:
-        from dpkfc.app.datasets.text import hashed_texts
-
-        rows = hashed_texts(values, column.width - 1).numpy()
-    return rows, np.zeros(len(values), bool)
-
-
-_ENCODERS: dict[str, Callable[[Column, list[Any]], _Rows]] = {
-    "number": _encode_numbers,
-    "pair": _encode_numbers,
-    "date": _encode_numbers,
-    "category": _encode_categories,
-    "flag": _encode_flags,
-    "text": _encode_texts,
-}

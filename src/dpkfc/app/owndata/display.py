@@ -60,9 +60,9 @@ def _describe(column: Column) -> tuple[str, str, str]:
     """Return kind, bounds and an example of a column."""
     if column.is_open:
         return column.kind, "found by a private release", ""
-    if column.bounds:
+    if column.limits:
         example = _middle(column.bounds)
-        if column.kind != "date":
+        if column.reads_numbers:
             example = example.replace(".", column.decimal or ".")
         if column.measured_in:
             example = f"{example} {column.measured_in}"
@@ -70,8 +70,7 @@ def _describe(column: Column) -> tuple[str, str, str]:
     if column.categories:
         return column.kind, shorten(column.categories, 60), _first(column.categories)
     sizes = f"{column.buckets} buckets" if column.buckets else ""
-    examples = {"flag": "yes", "text": "pain at night", "category": "any text"}
-    return column.kind, sizes, examples.get(column.kind, "")
+    return column.kind, sizes, column.kind_value.example
 
 
 def _first(names: Sequence[str]) -> str:

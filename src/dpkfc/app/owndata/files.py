@@ -16,7 +16,6 @@ import torch
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.text import sparse_texts
 from dpkfc.app.owndata.cells import canonical
-from dpkfc.app.owndata.columns import Column
 from dpkfc.app.owndata.decoding import Texts, distinct
 from dpkfc.app.owndata.json_lines import id_of, parse_line, read_lines, text_of, value_at
 from dpkfc.app.owndata.records import ALONE, UNKNOWN, Records, number_equal
@@ -139,7 +138,13 @@ def _encode_parts(
         raise DatasetError(f"{path}: has a header and no rows; give a file with records")
     for name, seen in kinds.items():
         # Integers of one part and texts of another are texts.
-        _check_stored(path, name, schema.columns[name], seen.pop() if len(seen) == 1 else "text")
+        stored = seen.pop() if len(seen) == 1 else "text"
+        column = schema.columns[name]
+        if stored in column.kind_value.misfits:
+            raise DatasetError(
+                f"{path}: column {name!r} is stored as a {stored}, and its kind is"
+                f" {column.kind!r}; set kind = {stored!r}"
+            )
     numbers = np.concatenate(labels) if labels else np.full(total, UNKNOWN, np.int64)
     contents = RowContents(rows, numbers, schema, private)
     figures = {what: count / total for what, count in counts.items()}
@@ -177,27 +182,6 @@ def _encode_columns(part: Table, schema: Schema, counts: Counter[tuple[str, str]
         elif column.categories:
             counts["of no known category", name] += int(encoded.is_unexpected.sum())
     return features
-
-
-# Kinds that a stored column of another kind cannot be, and what it can be.
-_MISFITS = {
-    ("number", "date"): "date",
-    ("number", "flag"): "flag",
-    ("pair", "number"): "number",
-    ("pair", "date"): "date",
-    ("flag", "date"): "date",
-    ("date", "flag"): "flag",
-}
-
-
-def _check_stored(path: Path, name: str, column: Column, stored: str) -> None:
-    """Refuse a column whose stored type has no value of its kind."""
-    fit = _MISFITS.get((column.kind, stored))
-    if fit:
-        raise DatasetError(
-            f"{path}: column {name!r} is stored as a {stored}, and its kind is {column.kind!r}; set"
-            f" kind = {fit!r}"
-        )
 
 
 class RowContents(Sequence[bytes]):

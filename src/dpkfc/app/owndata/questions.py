@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from dpkfc.app.owndata.cells import PLAIN, read_number
-from dpkfc.app.owndata.columns import KINDS, Column
+from dpkfc.app.owndata.columns import Column
 from dpkfc.app.owndata.display import MARK
+from dpkfc.app.owndata.kinds import KINDS
 from dpkfc.app.owndata.names import is_free_text, is_identifier, words_of_name
 from dpkfc.app.owndata.schema import Schema, check_schema
 from dpkfc.app.owndata.tables import Header, read_header, read_table
@@ -202,10 +203,9 @@ def read_column(answer: str) -> tuple[Column, int]:
         return Column(kind=kind, buckets=_whole(rest, "category 32, or category one|two")), 0
     if kind == "category":
         return Column(kind=kind, categories=_names(rest)), 0
-    if kind == "date":
-        return Column(kind=kind, bounds=tuple(rest.split())), 0
-    if kind in ("number", "pair"):
-        return Column(kind=kind, bounds=_numbers(rest)), 0
+    if KINDS[kind].bounds:
+        bounds = tuple(rest.split()) if kind == "date" else _numbers(rest)
+        return Column(kind=kind, bounds=bounds), 0
     if rest:
         raise ConfigError(f"{kind} stands alone, got {answer!r:.40}")
     return Column(kind=kind), 0
@@ -214,7 +214,7 @@ def read_column(answer: str) -> tuple[Column, int]:
 def _reader(name: str) -> Callable[[str], tuple[Column, int]]:
     def read(answer: str) -> tuple[Column, int]:
         column, most = read_column(answer)
-        if column.kind not in ("ignore", "unit") and is_identifier(name):
+        if column.width and is_identifier(name):
             # A person has looked at the name.
             column = replace(column, identifier=False)
         column.check(name, "the answers", may_be_open=True)

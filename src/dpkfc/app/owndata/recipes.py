@@ -256,7 +256,7 @@ def input_columns(schema: Schema) -> tuple[InputColumn, ...]:
     columns = []
     for name, column in schema.features.items():
         values = column.width - 1
-        numbers = values if column.kind in ("number", "pair", "date") else 0
+        numbers = column.kind_value.numbers
         columns.append(InputColumn(name, values, numbers, math.sqrt(max(1, numbers))))
     return tuple(columns)
 

@@ -19,7 +19,8 @@ from dpkfc.app.owndata.cells import (
     canonical,
     is_known_encoding,
 )
-from dpkfc.app.owndata.columns import KINDS, Column, are_bounds, is_power_of_two
+from dpkfc.app.owndata.columns import Column, are_bounds, is_power_of_two
+from dpkfc.app.owndata.kinds import KINDS
 from dpkfc.app.owndata.scales import SCALES
 from dpkfc.app.toml import ConfigError, nearest, read_toml
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpkfc.app.owndata.cells import MISSING
-from dpkfc.app.owndata.columns import KINDS
+from dpkfc.app.owndata.kinds import KINDS
 from dpkfc.app.owndata.names import is_free_text, is_identifier
 from dpkfc.app.owndata.schema import Schema
 
@@ -47,25 +47,11 @@ def _plain_table(value: Any) -> dict[str, Any]:
     return table
 
 
-_KINDS_LINE = f"# {' | '.join(KINDS)}"
-_HINTS = {
-    "": f"""\
-kind = ""          {_KINDS_LINE}
+# Of a column whose kind neither name nor type tell.
+_OPEN_HINT = f"""\
+kind = ""          # {" | ".join(KINDS)}
 # bounds = []      # of a number: least and greatest
-# categories = []  # of a category; or buckets = 32""",
-    "number": """\
-kind = "number"    # as its type says; a code is a category
-bounds = []        # least and greatest""",
-    "date": """\
-kind = "date"      # as its type says
-bounds = []        # earliest and latest, such as 1990-01-01""",
-    "flag": """\
-kind = "flag"      # true or false""",
-    "ignore": """\
-kind = "ignore"    # named like an identifier; "unit" where it names the person""",
-    "text": """\
-kind = "text"      # its words are hashed""",
-}
+# categories = []  # of a category; or buckets = 32"""
 
 
 def template(
@@ -135,5 +121,5 @@ def template(
             text = f'kind = "category"  # {" ".join(names.split())}\ncategories = {codes}'
             lines += ["", head, f"{text}\nnumeric = true"]
             continue
-        lines += ["", head, _HINTS[hint]]
+        lines += ["", head, KINDS[hint].hint if hint else _OPEN_HINT]
     return "\n".join([*lines, sections]).rstrip() + "\n"

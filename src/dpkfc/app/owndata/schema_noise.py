@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from dpkfc.app.owndata.columns import Column
 from dpkfc.curvature.model_inputs import Sample
@@ -35,22 +34,10 @@ class SchemaNoise(Probe):
         return torch.cat(parts, dim=1), None
 
     def _draw(self, column: Column, n: int, generator: torch.Generator) -> Tensor:
+        draw = column.kind_value.draw
+        assert draw is not None
         rows = torch.zeros(n, column.width)
-        uniform = torch.rand(n, generator=generator)
-        if column.kind in ("number", "date"):
-            rows[:, 0] = 2 * uniform - 1
-        elif column.kind == "pair":
-            rows[:, 0] = 2 * uniform - 1
-            rows[:, 1] = 2 * torch.rand(n, generator=generator) - 1
-        elif column.kind == "flag":
-            rows[:, 0] = torch.where(uniform < 0.5, 1.0, -1.0)
-        elif column.kind == "category":
-            places = (uniform * (column.width - 1)).long()
-            rows[torch.arange(n), places] = 1.0
-        else:
-            shape = n, column.width - 1
-            signs = torch.randint(-1, 2, shape, generator=generator).float()
-            rows[:, :-1] = functional.normalize(signs, dim=1)
+        rows[:, :-1] = draw(column, torch.rand(n, generator=generator), generator)
         chance = torch.rand(n, generator=generator)
         is_missing = chance < self.missing
         rows[is_missing] = 0.0
