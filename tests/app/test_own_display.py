@@ -63,7 +63,8 @@ def test_every_kind_of_column_has_an_example_of_the_schema():
         "pressure": Column(kind="pair", bounds=(60.0, 260.0, 30.0, 160.0)),
         "born": Column(kind="date", bounds=("01.01.1900", "01.01.2026"), decimal=","),
         "lab": Column(kind="number"),
-        "sex": Column(kind="category", categories=("female", "male")),
+        # Bounds are for numbers, so these say nothing.
+        "sex": Column(kind="category", categories=("female", "male"), bounds=(0.0,)),
         "ward": Column(kind="category", buckets=8),
         "smoker": Column(kind="flag"),
         "note": Column(kind="text", buckets=256),

@@ -60,7 +60,7 @@ def _describe(column: Column) -> tuple[str, str, str]:
     """Return kind, bounds and an example of a column."""
     if column.is_open:
         return column.kind, "found by a private release", ""
-    if column.limits:
+    if column.bounds and column.kind_value.bounds:
         example = _middle(column.bounds)
         if column.reads_numbers:
             example = example.replace(".", column.decimal or ".")
