@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     # `dpkfc schema` starts without torch.
     from torch import Generator, Tensor
 
-    from dpkfc.app.owndata.columns import Column
-
+# A `Column` of `columns`, which imports this file.
+Column = Any
 # What a text means: numbers, or a name.
 Meaning = tuple[float, ...] | str
 # Features, and whether each value is outside of the bounds or of no known category.
@@ -44,7 +44,7 @@ class Kind:
     """One kind of column.
 
     Attributes:
-        width: features of a value; 0 where the column is no input of the model.
+        width: features of a value; 0 where the model has no input for it.
         name: what texts are compared by, with categories and with texts for a missing value.
         read: what a text means, None for a text without a meaning.
         encode: maps meanings to features `[N, width]` and whether each was unexpected.
