@@ -90,7 +90,7 @@ class Splitter:
         return columns, len(records), int((~has_form).sum())
 
     def _read_odd_lines(self, lines: _Lines, is_last: bool) -> dict[int, Row] | None:
-        """Return the records that begin in odd lines, by their first line, and drop the other lines.
+        """Return the records that begin in odd lines by their first line; drop the other lines.
 
         Returns:
             None where more lines are needed.
