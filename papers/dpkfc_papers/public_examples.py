@@ -106,7 +106,12 @@ def _examples(name: str, data_dir: str) -> tuple[Any, Any]:
     if name == "ag-news-sentences":
         texts = load_texts(AG_NEWS, home)
         return texts.tensors(lambda lines: minilm_tokens(lines, HEAD_LENGTH)).train
-    return find_recipe(name).data(run_config({"recipe": name, "data_dir": data_dir})).train
+    return recipe_data(name, data_dir).train
+
+
+def recipe_data(name: str, data_dir: str) -> Any:
+    """Return the data of a recipe, with splits `train` and `test`."""
+    return find_recipe(name).data(run_config({"recipe": name, "data_dir": data_dir}))
 
 
 # --------------------------------------------------------------------------------------------------

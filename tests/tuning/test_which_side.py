@@ -62,7 +62,7 @@ def test_a_step_is_that_of_dense_matrices(which_side, whitened: bool):
     seen = which_side.Measured(model, x, y)
     metric = _dense_metric() if whitened else None
     mapped = [
-        which_side.whitened({n: g[None] for n, g in one.items()}, metric)
+        which_side.apply_metric({n: g[None] for n, g in one.items()}, metric)
         for one in _gradients(model, x, y)
     ]
     z = torch.stack([_flat({name: g[0] for name, g in one.items()}) for one in mapped])

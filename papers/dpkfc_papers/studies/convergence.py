@@ -17,20 +17,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from dpkfc import KFAC, PrivacyConfig, Session, WhiteNoise
+from dpkfc.app.recipes.objective import cross_entropy
 from dpkfc_papers.studies.harness import (
     IMAGES,
     RESULTS,
+    figures,
+    figures_parser,
     finish,
     hardware,
-    make_parser,
     markdown,
     now,
     read_json,
     sheet,
-    write_json,
 )
 
 PATH = RESULTS / "convergence.json"
@@ -53,14 +53,9 @@ def load_data() -> tuple[Tensor, Tensor]:
     return torch.tensor(rows / 16, dtype=torch.float32), torch.tensor(labels)
 
 
-def losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the loss of each example."""
-    return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
-
-
 def square_norm(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
     """Return ‖∇L‖² over all data."""
-    gradients = torch.autograd.grad(losses(model, data).mean(), list(model.parameters()))
+    gradients = torch.autograd.grad(cross_entropy(model, data).mean(), list(model.parameters()))
     return sum(float(g.square().sum()) for g in gradients)
 
 
@@ -91,12 +86,12 @@ def measure_run(
         for step, batch in enumerate(session.batches()):
             if step % max(1, steps // LOOKS) == 0:
                 norms.append(square_norm(model, data))
-            session.step(batch, losses)
+            session.step(batch, cross_entropy)
     return norms
 
 
-def measure() -> None:
-    """Measure every cell and write the file."""
+def measure(_: str) -> dict[str, Any]:
+    """Measure every cell."""
     data = load_data()
     rows: list[dict[str, Any]] = []
     for noise, epsilon in NOISES.items():
@@ -107,7 +102,7 @@ def measure() -> None:
                 row = {"noise": noise, "method": method, "steps": steps, "least": round(least, 6)}
                 rows.append(row)
                 print(row, flush=True)
-    write_json(PATH, {"hardware": hardware(1), "date": now(), "seeds": SEEDS, "rows": rows})
+    return {"hardware": hardware(1), "date": now(), "seeds": SEEDS, "rows": rows}
 
 
 def fit_slope(cells: dict[int, float]) -> float:
@@ -150,15 +145,12 @@ def draw(results: dict[str, Any]) -> None:
     finish(figure, PICTURE, 3)
 
 
-def main() -> None:
-    """Measure, or print what has been measured."""
-    parser = make_parser(__doc__)
-    parser.add_argument("--table", action="store_true", help="print what has been run")
-    if not parser.parse_args().table:
-        measure()
-        draw(read_json(PATH))
-    print(table(read_json(PATH)))
+def main() -> int:
+    """Measure, or print what has been measured; draw both."""
+    status = figures(figures_parser(__doc__, PATH).parse_args(), measure, table)
+    draw(read_json(PATH))
+    return status
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

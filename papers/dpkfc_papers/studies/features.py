@@ -40,6 +40,7 @@ from dpkfc.app.models import mnist_cnn
 from dpkfc.app.pretrained import minilm_vectors
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.recipes.images import LinearHead
+from dpkfc.app.recipes.objective import cross_entropy
 from dpkfc.app.recipes.text import NORM, HashedZipf, english_weights, token_noise
 from dpkfc.curvature import Probe
 from dpkfc.features import (
@@ -335,11 +336,6 @@ def find_rates(arm: Arm) -> Sequence[float]:
     return CONTENT["rates"]
 
 
-def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the loss of each example."""
-    return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
-
-
 @torch.no_grad()
 def score(model: nn.Module, x: Tensor, y: Tensor) -> float:
     """Return the accuracy."""
@@ -400,7 +396,7 @@ def train(
     ).calibrate(epsilon=epsilon, delta=DELTA, dataset_size=len(y))
     with Session(plan, model, optimizer, data) as session:
         for step in session.batches():
-            session.step(step, loss_fn)
+            session.step(step, cross_entropy)
         with session.averaged_weights():
             return score(model, *held_out)
 
@@ -415,7 +411,7 @@ def _train_without_privacy(
     for _ in range(epochs):
         for rows in torch.randperm(len(data[1]), device=data[1].device).split(256):
             optimizer.zero_grad()
-            loss_fn(model, (data[0][rows], data[1][rows])).mean().backward()
+            cross_entropy(model, (data[0][rows], data[1][rows])).mean().backward()
             optimizer.step()
     return score(model, *held_out)
 

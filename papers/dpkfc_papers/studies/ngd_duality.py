@@ -14,17 +14,20 @@ from __future__ import annotations
 
 import statistics
 import sys
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call
 
 from dpkfc_papers.studies.harness import RESULTS, figures, figures_parser, hardware, markdown, now
+from dpkfc_papers.studies.layer_gradients import (
+    FrozenWeights,
+    Gradients,
+    apply_metric,
+    squared_norms,
+)
 
 PATH = RESULTS / "ngd_duality.json"
 RECIPE, PUBLIC_RECIPE = "fashion-mnist-cnn", "mnist-cnn"
@@ -33,57 +36,31 @@ STEPS, BATCH, SIGMA, LR, CLIP, FLOOR = 96, 256, 0.735, 0.02, 10.0, 0.0025
 STAGES, SINGLE, HELD, CHUNK = (0, 95), 32, 512, 32
 # Part of a step that is short enough for the quadratic formula.
 SHORT = 0.1
-Gradients = dict[str, Tensor]
 
 
 class Moved:
     """A network whose weights can be moved, with inputs on which predictions are compared."""
 
     def __init__(self, model: nn.Module, held: Mapping[str, Tensor]) -> None:
-        self.model, self.held = model, held
-        self.weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-        self.layers = list(dict.fromkeys(name.rsplit(".", 1)[0] for name in self.weights))
-        self.before = {name: self._log_probabilities(self.weights, x) for name, x in held.items()}
+        self.frozen, self.held = FrozenWeights(model), held
+        weights = self.frozen.weights
+        self.before = {name: self._log_probabilities(weights, x) for name, x in held.items()}
 
     def _log_probabilities(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
         with torch.no_grad():
-            return functional_call(self.model, dict(weights), x).log_softmax(1)
-
-    def gradients(self, x: Tensor, y: Tensor) -> Gradients:
-        """Return per-example gradients `[n, d_out, d_in + 1]` by layer."""
-
-        def loss(weights: Mapping[str, Tensor], one: Tensor, label: Tensor) -> Tensor:
-            logits = functional_call(self.model, dict(weights), one[None])
-            return F.cross_entropy(logits, label[None])
-
-        g = vmap(grad(loss), (None, 0, 0))(self.weights, x, y)
-        return {
-            name: torch.cat([g[f"{name}.weight"].flatten(2), g[f"{name}.bias"][:, :, None]], 2)
-            for name in self.layers
-        }
+            return functional_call(self.frozen.model, dict(weights), x).log_softmax(1)
 
     def divergences(self, step: Gradients) -> dict[str, float]:
         """Return the mean KL(p_θ ‖ p_(θ + step)) on each set of inputs."""
-        weights = dict(self.weights)
-        for name, part in step.items():
-            for role, moved in (("weight", part[:, :-1]), ("bias", part[:, -1])):
-                key = f"{name}.{role}"
-                weights[key] = weights[key] + moved.reshape(weights[key].shape)
+        weights = dict(self.frozen.weights)
+        for name, moved in self.frozen.split_step(step).items():
+            weights[name] = weights[name] + moved
         found = {}
         for name, x in self.held.items():
             after = self._log_probabilities(weights, x)
             ratio = self.before[name] - after
             found[name] = float((self.before[name].exp() * ratio).sum(1).mean())
         return found
-
-
-def squared(part: Gradients) -> Tensor:
-    """Return the squared norm of every example."""
-    return sum((g.flatten(1).square().sum(1) for g in part.values()), torch.zeros(()))
-
-
-def applied(part: Gradients, metric: Mapping[str, Any]) -> Gradients:
-    return {name: metric[name].apply(g.contiguous()) for name, g in part.items()}
 
 
 def look(model: nn.Module, ngd: Any, capture: Any, step: int, data: Any) -> dict[str, Any]:
@@ -113,9 +90,9 @@ def look(model: nn.Module, ngd: Any, capture: Any, step: int, data: Any) -> dict
     errors: list[float] = []
     single: list[dict[str, float]] = []
     for begin in range(0, BATCH, CHUNK):
-        g = moved.gradients(x[begin : begin + CHUNK], y[begin : begin + CHUNK])
-        whitened = applied(g, root)
-        norms = squared(whitened).sqrt()
+        g = moved.frozen.gradients(x[begin : begin + CHUNK], y[begin : begin + CHUNK])
+        whitened = apply_metric(g, root)
+        norms = squared_norms(whitened).sqrt()
         factors = (CLIP / norms).clamp(max=1)
         clipped = {name: z * factors[:, None, None] for name, z in whitened.items()}
         for name, z in clipped.items():
@@ -123,11 +100,11 @@ def look(model: nn.Module, ngd: Any, capture: Any, step: int, data: Any) -> dict
         if begin >= SINGLE:
             continue
         # Eq. 13, with the inverse made by itself.
-        natural = applied(g, inverse)
+        natural = apply_metric(g, inverse)
         products = sum((g[name] * natural[name]).flatten(1).sum(1) for name in g)
         errors += ((products - norms.square()).abs() / norms.square()).tolist()
-        steps = {name: -LR * z for name, z in applied(clipped, root).items()}
-        curved = applied(steps, fisher)
+        steps = {name: -LR * z for name, z in apply_metric(clipped, root).items()}
+        curved = apply_metric(steps, fisher)
         quadratic = sum((steps[name] * curved[name]).flatten(1).sum(1) for name in steps) / 2
         for number in range(len(norms)):
             one = {name: z[number] for name, z in steps.items()}
@@ -159,13 +136,12 @@ def look(model: nn.Module, ngd: Any, capture: Any, step: int, data: Any) -> dict
 
 def measure(data_dir: str) -> dict[str, Any]:
     from dpkfc import NGD, PrivacyConfig, PublicData, Session
-    from dpkfc.app.recipes.catalogue import find_recipe, run_config
-    from dpkfc.gradients.layer_contributions import capture
+    from dpkfc.app.recipes.catalogue import find_recipe
+    from dpkfc.app.recipes.objective import cross_entropy
+    from dpkfc.gradients.clipped_sum import capture
+    from dpkfc_papers.public_examples import recipe_data
 
-    def read(name: str) -> Any:
-        return find_recipe(name).data(run_config({"recipe": name, "data_dir": data_dir}))
-
-    private, public = read(RECIPE), read(PUBLIC_RECIPE)
+    private, public = recipe_data(RECIPE, data_dir), recipe_data(PUBLIC_RECIPE, data_dir)
     x, y = private.train
     held = {"public": public.train[0][-HELD:], "private": private.test[0][:HELD]}
     model = find_recipe(RECIPE).model(0)
@@ -185,12 +161,7 @@ def measure(data_dir: str) -> dict[str, Any]:
     ).with_noise(SIGMA, 1e-5, len(x))
     stages: dict[str, Any] = {}
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        Session(
-            plan, model, optimizer, (x, y), ledger_path=Path(folder) / "ledger.jsonl"
-        ) as session,
-    ):
+    with Session(plan, model, optimizer, (x, y)) as session:
 
         def look_now() -> None:
             step = session.steps_done
@@ -205,7 +176,7 @@ def measure(data_dir: str) -> dict[str, Any]:
 
         look_now()
         for batch in session.batches():
-            session.step(batch, lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none"))
+            session.step(batch, cross_entropy)
             look_now()
     return {
         "date": now(),

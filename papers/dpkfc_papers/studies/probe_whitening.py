@@ -44,13 +44,10 @@ def input_factors(model: nn.Sequential, x: Tensor) -> list[Tensor]:
     found = []
     with torch.no_grad():
         for module in model:
-            weight = getattr(module, "weight", None)
-            if weight is not None:
-                rows = (
-                    F.unfold(x, 3, padding=1).transpose(1, 2).flatten(0, 1)
-                    if weight.dim() == 4
-                    else x
-                )
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                rows = x
+                if isinstance(module, nn.Conv2d):
+                    rows = F.unfold(x, 3, padding=1).transpose(1, 2).flatten(0, 1)
                 rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1).double()
                 found.append(rows.T @ rows / len(rows))
             x = module(x)
@@ -70,7 +67,7 @@ def effective_rank(probe: Tensor, true: Tensor) -> float:
 
 def probes(data_dir: str, private: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     from dpkfc import DeadLeaves, PinkNoise, WhiteNoise
-    from dpkfc.app.recipes.catalogue import find_recipe, run_config
+    from dpkfc_papers.public_examples import recipe_data
 
     shape = (1, 28, 28)
     noise = {
@@ -79,11 +76,7 @@ def probes(data_dir: str, private: Tensor, generator: torch.Generator) -> dict[s
         "pink noise, exponent 2": PinkNoise(shape, 2.0),
         "dead leaves": DeadLeaves(shape),
     }
-    other = (
-        find_recipe("fashion-mnist-cnn")
-        .data(run_config({"recipe": "fashion-mnist-cnn", "data_dir": data_dir}))
-        .train[0]
-    )
+    other = recipe_data("fashion-mnist-cnn", data_dir).train[0]
     return {
         **{name: probe.sample(EXAMPLES, generator)[0] for name, probe in noise.items()},
         "Fashion-MNIST (public)": other[:EXAMPLES],
@@ -105,12 +98,12 @@ def refined(model: nn.Sequential, x: Tensor, generator: torch.Generator) -> Tens
 
 
 def measure(data_dir: str) -> dict[str, Any]:
-    from dpkfc.app.recipes.catalogue import find_recipe, run_config
+    from dpkfc.app.recipes.catalogue import find_recipe
+    from dpkfc_papers.public_examples import recipe_data
 
-    recipe = find_recipe("mnist-cnn")
-    x, y = recipe.data(run_config({"recipe": recipe.name, "data_dir": data_dir})).train
+    x, y = recipe_data("mnist-cnn", data_dir).train
     generator = torch.Generator().manual_seed(0)
-    seen, model = probes(data_dir, x, generator), recipe.model(0)
+    seen, model = probes(data_dir, x, generator), find_recipe("mnist-cnn").model(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     stages: dict[str, Any] = {}
     trained = 0
@@ -170,13 +163,10 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     if arguments.picture:
-        from dpkfc.app.recipes.catalogue import find_recipe, run_config
+        from dpkfc.app.recipes.catalogue import find_recipe
+        from dpkfc_papers.public_examples import recipe_data
 
-        private = (
-            find_recipe("mnist-cnn")
-            .data(run_config({"recipe": "mnist-cnn", "data_dir": arguments.data_dir}))
-            .train[0]
-        )
+        private = recipe_data("mnist-cnn", arguments.data_dir).train[0]
         seen = probes(arguments.data_dir, private, torch.Generator().manual_seed(0))
         if arguments.weights:
             model = find_recipe("mnist-cnn").model(0)

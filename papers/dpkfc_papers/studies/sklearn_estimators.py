@@ -31,20 +31,18 @@ from sklearn.preprocessing import FunctionTransformer
 from dpkfc.sklearn import DPLogisticRegression, DPMLPClassifier, DPMLPRegressor
 from dpkfc_papers.studies.harness import (
     RESULTS,
+    figures,
+    figures_parser,
+    half_interval,
     hardware,
     load_average,
-    make_parser,
     markdown,
     now,
-    read_json,
-    write_json,
 )
 
 PATH = RESULTS / "sklearn.json"
 SEEDS = range(5)
 EPSILONS = (1.0, 3.0)
-# Student's t of a 95 % interval with four degrees of freedom.
-T_QUANTILE = 2.776
 REFERENCES = ("majority", "not private")
 
 
@@ -115,11 +113,15 @@ def score(table: Table, make: Callable[[int], BaseEstimator]) -> dict[str, Any]:
             table.rows, table.targets, random_state=seed, stratify=stratify
         )
         values.append(make(seed).fit(train, y_train).score(test, y_test))
-    half = T_QUANTILE * statistics.stdev(values) / len(values) ** 0.5
-    return {"scores": values, "mean": statistics.mean(values), "half_width": half}
+    return {
+        "scores": values,
+        "mean": statistics.mean(values),
+        "half_width": half_interval(values),
+    }
 
 
-def measure() -> dict[str, Any]:
+def measure(_: str) -> dict[str, Any]:
+    warnings.simplefilter("ignore")
     results: dict[str, Any] = {"hardware": hardware(1), "date": now(), "load": load_average()}
     results["command"] = "python -m dpkfc_papers.studies.sklearn_estimators"
     results["tables"] = []
@@ -144,7 +146,6 @@ def measure() -> dict[str, Any]:
                     entry["private"].append(row)
                     print(table.name, epsilon, model, method, f"{found['mean']:.3f}", flush=True)
         results["tables"].append(entry)
-        write_json(PATH, results)
     return results
 
 
@@ -173,14 +174,5 @@ def table(results: dict[str, Any]) -> str:
     return markdown([*header, "linear, not private"], rows)
 
 
-def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--table", action="store_true", help="print what has been run")
-    if not parser.parse_args().table:
-        warnings.simplefilter("ignore")
-        measure()
-    print(table(read_json(PATH)))
-
-
 if __name__ == "__main__":
-    main()
+    raise SystemExit(figures(figures_parser(__doc__, PATH).parse_args(), measure, table))

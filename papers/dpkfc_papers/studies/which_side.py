@@ -19,107 +19,83 @@ PRIVATE and for the table alone.
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jvp, vmap
+from torch.func import functional_call, jvp
 
 from dpkfc_papers.studies.harness import RESULTS, figures, figures_parser, hardware, markdown, now
+from dpkfc_papers.studies.layer_gradients import (
+    FrozenWeights,
+    Gradients,
+    Metric,
+    apply_metric,
+    squared_norms,
+)
 
 PATH = RESULTS / "which_side.json"
-SIGMA, BATCH, LR, STAGES, HELD, PROBE, CHUNK = (
-    0.9227,
-    256,
-    0.03,
-    (0, 150, 600, 1100),
-    4096,
-    512,
-    256,
-)
+SIGMA, BATCH, LR = 0.9227, 256, 0.03
+STAGES = (0, 150, 600, 1100)
+HELD, PROBE, CHUNK = 4096, 512, 256
 BACK = ", natural gradient"
-Gradients = dict[str, Tensor]
 
 
 class Measured:
-    """Gradients of private images at the weights of one moment, layer by layer as matrices with the
-    bias as last column.
-    """
+    """Gradients of private images at the weights of one moment."""
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor) -> None:
-        self.model, self.x, self.y = model, x, y
-        self.weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-        self.layers = list(dict.fromkeys(name.rsplit(".", 1)[0] for name in self.weights))
+        self.frozen, self.x, self.y = FrozenWeights(model), x, y
         with torch.no_grad():
             self.probabilities = model(x).softmax(1)
         self.gradient = self._summed(lambda z: torch.ones_like(norms(z)))
-        self.drawn = torch.multinomial(
-            self.probabilities, 1, generator=torch.Generator().manual_seed(0)
-        )[:, 0]
+        generator = torch.Generator().manual_seed(0)
+        self.drawn = torch.multinomial(self.probabilities, 1, generator=generator)[:, 0]
         self.plain = self.trace(None)
 
     def _parts(self, labels: Tensor) -> Iterator[Gradients]:
-        """Per-example gradients `[n, d_out, d_in + 1]` by layer, a few hundred examples at a
-        time.
-        """
-
-        def loss(weights: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            return F.cross_entropy(functional_call(self.model, dict(weights), x[None]), y[None])
-
+        """Per-example gradients by layer, a few hundred examples at a time."""
         for x, y in zip(self.x.split(CHUNK), labels.split(CHUNK), strict=True):
-            g = vmap(grad(loss), (None, 0, 0))(self.weights, x, y)
-            yield {
-                name: torch.cat([g[f"{name}.weight"].flatten(2), g[f"{name}.bias"][:, :, None]], 2)
-                for name in self.layers
-            }
+            yield self.frozen.gradients(x, y)
 
     def _summed(
-        self, weigh: Callable[[Gradients], Tensor], metric: Mapping[str, Any] | None = None
+        self, weigh: Callable[[Gradients], Tensor], metric: Metric | None = None
     ) -> Gradients:
         """The mean of weighed whitened gradients."""
         total: Gradients = {}
         for part in self._parts(self.y):
-            z = whitened(part, metric)
+            z = apply_metric(part, metric)
             weights = weigh(z)
             for name, g in z.items():
-                total[name] = total.get(name, torch.zeros(())) + torch.tensordot(
-                    weights, g, 1
-                ) / len(self.x)
+                share = torch.tensordot(weights, g, 1) / len(self.x)
+                total[name] = total.get(name, torch.zeros(())) + share
         return total
 
     def curvature(self, step: Gradients) -> float:
         """zᵀ H z over the images."""
-        direction = {
-            f"{name}.{role}": part.reshape(self.weights[f"{name}.{role}"].shape)
-            for name, z in step.items()
-            for role, part in (("weight", z[:, :-1]), ("bias", z[:, -1]))
-        }
         _, turned = jvp(
-            lambda weights: functional_call(self.model, weights, self.x),
-            (self.weights,),
-            (direction,),
+            lambda weights: functional_call(self.frozen.model, weights, self.x),
+            (self.frozen.weights,),
+            (self.frozen.split_step(step),),
         )
         p = self.probabilities
         return float(((p * turned.square()).sum(1) - (p * turned).sum(1).square()).mean())
 
-    def trace(self, metric: Mapping[str, Any] | None) -> float:
+    def trace(self, metric: Metric | None) -> float:
         """tr U H U."""
-        parts = (whitened(part, metric) for part in self._parts(self.drawn))
+        parts = (apply_metric(part, metric) for part in self._parts(self.drawn))
         return sum(float(norms(part).square().sum()) for part in parts) / len(self.x)
 
-    def steps(self, metric: Mapping[str, Any] | None) -> Iterator[tuple[str, dict[str, float]]]:
+    def steps(self, metric: Metric | None) -> Iterator[tuple[str, dict[str, float]]]:
         """Yield signal, curvature and noise in one metric, and of the natural gradient."""
         clip = float(
-            torch.cat([norms(whitened(part, metric)) for part in self._parts(self.y)]).median()
+            torch.cat([norms(apply_metric(part, metric)) for part in self._parts(self.y)]).median()
         )
         mean = self._summed(lambda z: (clip / norms(z)).clamp(max=1) / clip, metric)
         taken = {"": (mean, self.plain)}
         if metric is not None:
-            taken[BACK] = whitened(mean, metric), self.trace(metric)
+            taken[BACK] = apply_metric(mean, metric), self.trace(metric)
         for suffix, (step, trace) in taken.items():
             signal = sum(float((step[name] * g).sum()) for name, g in self.gradient.items())
             curvature, noise = self.curvature(step), (SIGMA / BATCH) ** 2 * trace
@@ -133,21 +109,11 @@ def decrease(one: Mapping[str, float]) -> float | None:
     return one["signal"] ** 2 / 2 / (one["curvature"] + one["noise"])
 
 
-def whitened(part: Gradients, metric: Mapping[str, Any] | None) -> Gradients:
-    return (
-        part
-        if metric is None
-        else {name: metric[name].apply(g.contiguous()) for name, g in part.items()}
-    )
-
-
 def norms(part: Gradients) -> Tensor:
-    return sum(g.flatten(1).square().sum(1) for g in part.values()).sqrt()
+    return squared_norms(part).sqrt()
 
 
-def metrics(
-    session: Any, private: tuple[Tensor, Tensor]
-) -> Iterator[tuple[str, Mapping[str, Any] | None]]:
+def metrics(session: Any, private: tuple[Tensor, Tensor]) -> Iterator[tuple[str, Metric | None]]:
     from dpkfc import KFAC, DeadLeaves, PinkNoise
     from dpkfc.curvature import PrivateOracle
     from dpkfc.gradients.layer_contributions import capture
@@ -170,12 +136,13 @@ def metrics(
 
 def measure(data_dir: str) -> dict[str, Any]:
     from dpkfc import KFAC, PinkNoise, PrivacyConfig, Session
-    from dpkfc.app.recipes.catalogue import find_recipe, run_config
+    from dpkfc.app.recipes.catalogue import find_recipe
+    from dpkfc.app.recipes.objective import cross_entropy
+    from dpkfc_papers.public_examples import recipe_data
 
-    recipe = find_recipe("mnist-cnn")
-    x, y = recipe.data(run_config({"recipe": recipe.name, "data_dir": data_dir})).train
+    x, y = recipe_data("mnist-cnn", data_dir).train
     held, probe = (x[-HELD - PROBE : -PROBE], y[-HELD - PROBE : -PROBE]), (x[-PROBE:], y[-PROBE:])
-    model = recipe.model(0)
+    model = find_recipe("mnist-cnn").model(0)
     plan = PrivacyConfig(
         expected_batch_size=BATCH,
         steps=max(STAGES),
@@ -196,15 +163,10 @@ def measure(data_dir: str) -> dict[str, Any]:
             print(label, stages[label], flush=True)
 
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        Session(
-            plan, model, optimizer, (x, y), ledger_path=Path(folder) / "ledger.jsonl"
-        ) as session,
-    ):
+    with Session(plan, model, optimizer, (x, y)) as session:
         look(session)
         for batch in session.batches():
-            session.step(batch, lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none"))
+            session.step(batch, cross_entropy)
             look(session)
     return {"date": now(), "hardware": hardware(torch.get_num_threads()), "stages": stages}
 
