@@ -19,7 +19,7 @@ from dpkfc.app.tuning import tune
 from dpkfc.app.tuning.arms import arm_of
 from dpkfc.app.tuning.runs import Run
 from dpkfc.app.tuning.search import Search
-from dpkfc.app.tuning.tune import Tuned
+from dpkfc.app.tuning.tuned import Tuned
 from dpkfc_papers.store import Store
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows keeps rights in another form")

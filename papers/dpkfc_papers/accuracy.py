@@ -11,10 +11,12 @@ from typing import Any, Protocol
 from dpkfc.app.html.answer import interval
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
 from dpkfc.app.tuning.arms import Arm, Range, arm_of
-from dpkfc.app.tuning.pool import Fits, Source, Task
+from dpkfc.app.tuning.pool import Fits, Source
 from dpkfc.app.tuning.runs import Plain, Row, Run
 from dpkfc.app.tuning.search import Search
-from dpkfc.app.tuning.tune import SEED, Trials, percent, settings_text
+from dpkfc.app.tuning.study_progress import Task
+from dpkfc.app.tuning.trials import SEED, Trials
+from dpkfc.app.tuning.tuned import percent, settings_text
 from dpkfc_papers.store import Store, best_trials, winners_tests
 
 OTHER = {

@@ -48,7 +48,7 @@ from dpkfc.app.recipes.objective import cross_entropy
 from dpkfc.app.run_folder import write_atomically, write_text
 from dpkfc.app.tuning.arms import Choice, Range, Space
 from dpkfc.app.tuning.runs import Plain, StudyError, hardware
-from dpkfc.app.tuning.tune import percent, settings_text
+from dpkfc.app.tuning.tuned import percent, settings_text
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.data.augment import reflect_pad_crop_flip

@@ -12,8 +12,8 @@ from dpkfc.app.html.groups import collect
 from dpkfc.app.plots import save
 from dpkfc.app.run_folder import write_text
 from dpkfc.app.toml import nearest
-from dpkfc.app.tuning.pool import Task
 from dpkfc.app.tuning.runs import Plain, Run, StudyError
+from dpkfc.app.tuning.study_progress import Task
 from dpkfc_papers import draw, measurements
 from dpkfc_papers.public_examples import study_place
 from dpkfc_papers.store import Listed, Store

@@ -26,7 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from dpkfc.app.assembly import Prepared, make_kfac, read_public_data
 from dpkfc.app.html.groups import collect
 from dpkfc.app.tuning.runs import Ended, Judge, Place, Plain, Run, hardware
-from dpkfc.app.tuning.search import round_value
+from dpkfc.app.tuning.samples import round_value
 from dpkfc.curvature.eigen import Eigen
 from dpkfc.curvature.factors import DiagonalFactor, Factor, IsotropicFactor
 from dpkfc.curvature.kfac import KFAC, randomize_directions

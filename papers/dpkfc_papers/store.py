@@ -19,8 +19,9 @@ from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
 from dpkfc.app.run_folder import RunFolderError, write_text
 from dpkfc.app.tuning.members import take_study_lock
-from dpkfc.app.tuning.pool import Fits, Source, Task
+from dpkfc.app.tuning.pool import Fits, Source
 from dpkfc.app.tuning.runs import Row, Run, StudyError
+from dpkfc.app.tuning.study_progress import Task
 from dpkfc.report.text import ensure_mapping
 
 KIND, VERSION = "dpkfc study", 1

@@ -20,9 +20,11 @@ from rich.console import Console
 from dpkfc.app.recipes.catalogue import RECIPES
 from dpkfc.app.run_folder import write_text
 from dpkfc.app.toml import ConfigError, nearest, tomllib
-from dpkfc.app.tuning.pool import StudyProgress, Task, drive
+from dpkfc.app.tuning.pool import drive
 from dpkfc.app.tuning.runs import Place, Plain, Row, Run, StudyError
-from dpkfc.app.tuning.tune import expected_seconds, plain_text, reported, settings_text
+from dpkfc.app.tuning.study_progress import StudyProgress, Task
+from dpkfc.app.tuning.tune import expected_seconds, reported
+from dpkfc.app.tuning.tuned import plain_text, settings_text
 from dpkfc_papers.accuracy import table_line
 from dpkfc_papers.public_examples import study_place
 from dpkfc_papers.store import Listed, Store, best_trials

@@ -9,7 +9,7 @@ from typing import Any
 
 from dpkfc.app.html.contents import RunSummary
 from dpkfc.app.metrics import Metrics, Row
-from dpkfc.app.tuning.tune import ArmResult, Tuned
+from dpkfc.app.tuning.tuned import ArmResult, Tuned
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.report.card import CardFacts, build_card
 

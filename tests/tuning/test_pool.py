@@ -16,9 +16,11 @@ import pytest
 
 from dpkfc.app.run_folder import RunFolderError, write_atomically
 from dpkfc.app.toml import ConfigError
-from dpkfc.app.tuning import pool
-from dpkfc.app.tuning.pool import Outcome, StudyProgress, Task, drive, end_of, run_one, worker_count
+from dpkfc.app.tuning import pool, worker
+from dpkfc.app.tuning.pool import drive, end_of, worker_count
 from dpkfc.app.tuning.runs import Ended, Place, Run, StudyError
+from dpkfc.app.tuning.study_progress import StudyProgress, Task
+from dpkfc.app.tuning.worker import Outcome, run_one
 from dpkfc.checkpoint import CheckpointError
 
 RUNS = [Run.of("digits", "dp-sgd", seed=seed) for seed in range(4)]
@@ -81,7 +83,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     monkeypatch.setattr(Executor, "answers", [])
     monkeypatch.setattr(Executor, "hired", 0)
     monkeypatch.setattr(pool, "ProcessPoolExecutor", Executor)
-    monkeypatch.setattr(pool, "_PATIENCE", 0.1)
+    monkeypatch.setattr(pool, "PATIENCE", 0.1)
     return Executor.answers
 
 
@@ -235,8 +237,8 @@ def test_a_full_disk_is_seen_behind_the_error_that_was_made_of_it(tmp_path: Path
 
     with pytest.raises(RunFolderError) as told:
         write_atomically(tmp_path / "file", write)
-    assert pool._is_full(told.value)
-    assert not pool._is_full(CheckpointError("cannot write the checkpoint"))
+    assert worker._is_full(told.value)
+    assert not worker._is_full(CheckpointError("cannot write the checkpoint"))
 
 
 def test_cores_are_never_oversubscribed(monkeypatch: pytest.MonkeyPatch) -> None:

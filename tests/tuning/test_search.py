@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.app.tuning import search as module
+from dpkfc.app.tuning import journal
 from dpkfc.app.tuning.arms import arm_of
+from dpkfc.app.tuning.halving import is_in_best_third, is_rung
+from dpkfc.app.tuning.journal import repair_journal
 from dpkfc.app.tuning.runs import Run, StudyError
-from dpkfc.app.tuning.search import Search, is_in_best_third, is_rung, repair_journal
+from dpkfc.app.tuning.search import Search
 
 pytest.importorskip("optuna")
 pytest.importorskip("sklearn")
@@ -46,7 +48,7 @@ def row_of(run: Run, accuracy: float | None = None) -> dict:
 
 def opened(folder: Path, trials: int = 8, kind: str = "tpe", **common: object) -> Search:
     """Open a search as another process would."""
-    module.open_journal.cache_clear()
+    journal.open_journal.cache_clear()
     settings = {"steps": 4, "validation_size": 50, **common}
     arm = arm_of("digits", "dp-sgd")
     return Search(arm, settings, "digits", folder / "trials.log", trials=trials, kind=kind)

@@ -23,7 +23,8 @@ from dpkfc.app.tuning.arms import CONTROLS, Choice, arm_of, arms_for
 from dpkfc.app.tuning.cost import StudyLedgers, bound_selection, cost_of, draw, trial_law
 from dpkfc.app.tuning.members import Member
 from dpkfc.app.tuning.runs import Run, StudyError
-from dpkfc.app.tuning.tune import Tuned, TuneSettings, reported
+from dpkfc.app.tuning.tune import TuneSettings, reported
+from dpkfc.app.tuning.tuned import Tuned
 from dpkfc.report.text import rounded_up
 from dpkfc_papers import accuracy
 from dpkfc_papers.accuracy import AccuracyStudy

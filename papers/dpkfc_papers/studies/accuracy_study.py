@@ -75,7 +75,8 @@ def table(path: Path) -> str:
 def main() -> int:
     from rich.console import Console
 
-    from dpkfc.app.tuning.pool import StudyProgress, drive, end_of, worker_count
+    from dpkfc.app.tuning.pool import drive, end_of, worker_count
+    from dpkfc.app.tuning.study_progress import StudyProgress
     from dpkfc.app.tuning.tune import expected_seconds
     from dpkfc_papers.public_examples import study_place
     from dpkfc_papers.store import Store

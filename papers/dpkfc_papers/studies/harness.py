@@ -313,7 +313,8 @@ def run_cells(
         out: ledgers.
         given: of `cells_parser`.
     """
-    from dpkfc.app.tuning.pool import Task, drive, worker_count
+    from dpkfc.app.tuning.pool import drive, worker_count
+    from dpkfc.app.tuning.study_progress import Task
     from dpkfc_papers.public_examples import study_place
     from dpkfc_papers.store import Listed, Store
 

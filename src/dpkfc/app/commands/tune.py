@@ -86,7 +86,7 @@ def tune(
 
 
 def _tuned_table(tuned: Any) -> Table:
-    from dpkfc.app.tuning.tune import percent, settings_text
+    from dpkfc.app.tuning.tuned import percent, settings_text
 
     title = (
         f"{tuned.recipe}: each trial ε = {rounded_up(tuned.epsilon)}; accuracy on "

@@ -26,7 +26,7 @@ from dpkfc.app.run_figures import ColumnEffect, RunFigures, evenly_spaced
 from dpkfc.app.run_folder import RunFolder, RunFolderError, write_atomically
 from dpkfc.app.settings_file import MACHINE, known_settings
 from dpkfc.app.toml import ConfigError, ensure_text, tomllib
-from dpkfc.app.tuning.tune import Tuned
+from dpkfc.app.tuning.tuned import Tuned
 from dpkfc.report.card import failed_checks
 from dpkfc.report.text import ensure_mapping, number, plain
 

@@ -2,67 +2,27 @@
 
 from __future__ import annotations
 
-import errno
-import logging
 import math
 import multiprocessing
 import os
 import signal
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from dpkfc.app.tuning.runs import Place, Row, Run, StudyError
+from dpkfc.app.tuning.study_progress import StudyProgress, Task
+from dpkfc.app.tuning.worker import PATIENCE, Outcome, begin_work, run_one
 
-from dpkfc._errors import one_line
-from dpkfc.allocator import keep_freed_memory
-from dpkfc.app.run_folder import RunFolderError
-from dpkfc.app.tuning.runs import Ended, Judge, Place, Row, Run, StudyError
-from dpkfc.checkpoint import CheckpointError
-from dpkfc.privacy.ledger import LedgerError
-
-_LOG = logging.getLogger(__name__)
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-# Seconds that a stopped worker has to end.
-_PATIENCE = 10.0
 _TIME_IS_UP = "stopped when the time given was up; it begins anew"
 _KILLED = "its process ended (killed, or out of memory)"
-# Errors that no setting of a cell brings about.
-_MACHINE_ERRORS = (OSError, MemoryError, CheckpointError, LedgerError, RunFolderError)
-# Errors of a disk that takes nothing more.
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 # Whether a cell ends within the time left, as far as is known.
 Fits = Callable[[Run], bool]
-
-
-@dataclass(frozen=True)
-class Task:
-    """A cell that is to be run.
-
-    Attributes:
-        run: the cell.
-        tag: anything by which its source knows it again.
-        judge: sees the evaluations in the worker process and may end the cell; can be pickled.
-        label: what a person is shown; empty for the method.
-    """
-
-    run: Run
-    tag: Any = None
-    judge: Judge | None = None
-    label: str = ""
-
-    def describe(self) -> str:
-        """Return the cell in words."""
-        run = self.run
-        return f"{run.recipe} {self.label or run.method}, seed {run.seed}, {run.evaluate_on}"
 
 
 class Source(Protocol):
@@ -177,7 +137,7 @@ class _Crew:
 
     def _hire(self) -> ProcessPoolExecutor:
         context = multiprocessing.get_context("spawn")
-        return ProcessPoolExecutor(self.workers, context, initializer=_begin_work)
+        return ProcessPoolExecutor(self.workers, context, initializer=begin_work)
 
     @property
     def has_room(self) -> bool:
@@ -208,7 +168,7 @@ class _Crew:
             KeyboardInterrupt: a signal has ended a cell, and not because the time was up.
             StudyError: the disk is full.
         """
-        patience = None if math.isinf(self.end) else self.end + _PATIENCE - time.monotonic()
+        patience = None if math.isinf(self.end) else self.end + PATIENCE - time.monotonic()
         ended = wait(self.running, patience, FIRST_COMPLETED).done
         if not ended:
             # The time is up, and a worker did not hear it.
@@ -254,7 +214,7 @@ class _Crew:
         if self.running:
             for child in self._children():
                 child.terminate()
-            if wait(self.running, _PATIENCE).not_done:
+            if wait(self.running, PATIENCE).not_done:
                 for child in self._children():
                     child.kill()
         self._executor.shutdown(cancel_futures=True)
@@ -287,137 +247,3 @@ def _limit_threads() -> Iterator[None]:
         for name in _THREADS:
             del os.environ[name]
         os.environ.update(before)
-
-
-# --------------------------------------------------------------------------------------------------
-# In a worker process.
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a cell.
-
-    Attributes:
-        kind: done, ended by its judge, failed, lost to the machine, found the disk full, or
-            stopped by a signal.
-        row: of a cell that has finished.
-        reason: why there is no row.
-    """
-
-    kind: Literal["done", "ended", "failed", "lost", "full", "stopped"]
-    row: Row | None = None
-    reason: str = ""
-
-
-def _begin_work() -> None:
-    """Prepare a worker process. A signal ends a cell between two steps, while it trains."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_study, daemon=True).start()
-    torch.set_num_threads(1)
-    keep_freed_memory()
-    logging.getLogger("dpkfc").setLevel(logging.ERROR)
-    # The warnings of a plan stand in the row.
-    warnings.simplefilter("ignore")
-
-
-def _end_with_study() -> None:
-    """End this process when the study was killed, which an executor's workers do not notice."""
-    study = multiprocessing.parent_process()
-    if study is not None:
-        study.join()
-        # A cell that trains ends between two steps, and an idle worker at once.
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(_PATIENCE)
-        os._exit(1)
-
-
-def run_one(run: Run, place: Place, judge: Judge | None, end: float = math.inf) -> Outcome:
-    """Run a cell, and stop it at `end` as a signal would."""
-    seconds = min(max(0.0, end - time.monotonic()), threading.TIMEOUT_MAX)
-    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGTERM))
-    timer.daemon = True
-    timer.start()
-    try:
-        return Outcome("done", run.measuring()(run, place, judge))
-    except Ended as ended:
-        return Outcome("ended", ended.row) if ended.is_deliberate else Outcome("stopped")
-    except Exception as error:
-        text = one_line(error)
-        if not isinstance(error, (ValueError, CheckpointError, LedgerError)):
-            text = f"{type(error).__name__}: {text}"
-        if not isinstance(error, _MACHINE_ERRORS):
-            return Outcome("failed", reason=text)
-        return Outcome("full" if _is_full(error) else "lost", reason=text)
-    finally:
-        timer.cancel()
-
-
-def _is_full(error: BaseException | None) -> bool:
-    """Return whether a full disk is behind an error, whatever was made of it on the way."""
-    while error is not None:
-        is_named = any(os.strerror(number) in str(error) for number in _DISK_ERRORS)
-        if is_named or getattr(error, "errno", None) in _DISK_ERRORS:
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-# --------------------------------------------------------------------------------------------------
-# What a person sees meanwhile.
-
-
-class StudyProgress:
-    """A bar of finished cells, and a line for each that ends. Use it in a `with`.
-
-    A warning, which comes without a bar too, names the cells that were stopped when the time was
-    up.
-
-    Args:
-        total: cells there will be, those that are done included; None where not known.
-        done: cells that were done before.
-        console: where to draw; nothing is drawn when it is None.
-    """
-
-    def __init__(self, total: int | None, *, done: int = 0, console: Console | None = None) -> None:
-        self._progress = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[now]}"),
-            TimeElapsedColumn(),
-            console=console or Console(quiet=True),
-            disable=console is None,
-        )
-        self._bar = self._progress.add_task("cells", total=total, completed=done, now="")
-        self._running: dict[str, str] = {}
-        self._stopped: list[str] = []
-
-    def started(self, task: Task) -> None:
-        """Show that a cell has started."""
-        self._running[task.run.hash] = task.label or task.run.method
-        self._progress.update(self._bar, now=" · ".join(self._running.values()))
-
-    def finished(self, task: Task, outcome: str, *, count: bool = True) -> None:
-        """Show how a cell has ended; where it does not count, its place is still open."""
-        self._running.pop(task.run.hash, None)
-        self._progress.console.print(f"{task.describe()}: {outcome}", highlight=False)
-        now = " · ".join(self._running.values())
-        self._progress.update(self._bar, advance=int(count), now=now)
-
-    def out_of_time(self, task: Task) -> None:
-        """Show that a cell was stopped because the time was up."""
-        self.finished(task, "stopped, the time is up", count=False)
-        self._stopped.append(task.describe())
-
-    def __enter__(self) -> StudyProgress:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-        if self._stopped:
-            _LOG.warning(
-                "the time given was up: stopped %s; what had finished is kept, and the same command"
-                " goes on, which begins the stopped ones anew",
-                "; ".join(self._stopped),
-            )

@@ -7,23 +7,30 @@ is never stopped, and a trial that was stopped too early runs once more.
 
 from __future__ import annotations
 
-import functools
-import logging
-import math
-import os
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from dpkfc._errors import one_line
-from dpkfc.app.tuning.arms import Arm, Choice, Range, Space
+from dpkfc.app.tuning.arms import Arm, Choice
+from dpkfc.app.tuning.halving import Halving, first_number, is_in_best_third, other_values
+from dpkfc.app.tuning.journal import (
+    AGAIN,
+    HASH,
+    LOST,
+    PROCESS,
+    REASON,
+    ROW,
+    SETTINGS,
+    explain_errors,
+    load_optuna,
+    open_journal,
+)
 from dpkfc.app.tuning.members import Member
 from dpkfc.app.tuning.runs import Plain, Row, Run, StudyError
+from dpkfc.app.tuning.samples import make_sample, make_settings, name_sample, sample_defaults
 
 ADAPTIVE = "tpe"
 SEARCHES = (ADAPTIVE, "random")
@@ -33,169 +40,7 @@ _RANDOM = ", random"
 _RANDOM_TRIALS = 6
 # A trial that the machine loses once more after so many repetitions waits for the next call.
 _MOST_RETRIES = 2
-_DIGITS = 4
-_FIRST_RUNG = 1
-_REDUCTION = 3
-# What a trial carries in the journal: hash and settings of its run, the row that it came to, the
-# number of the stopped trial that it runs once more, and the process that runs it. Of a trial that
-# failed, _LOST says why it does not count and _REASON why it could not be run.
-_HASH = "hash"
-_SETTINGS = "settings"
-_ROW = "row"
-_AGAIN = "again"
-_PROCESS = "process"
-_LOST = "lost"
-_REASON = "why"
 _DUPLICATE = "the same trial is running"
-
-
-# --------------------------------------------------------------------------------------------------
-# Successive halving: after 1, 3, 9 … evaluations the best third of all trials so far goes on.
-#
-# A trial is compared with those that ran before it, so the order decides. A trial that was stopped
-# and is in the best third at the end is therefore run once more, to its end (Li et al. 2020, "A
-# System for Massively Parallel Hyperparameter Tuning", where it would only have waited).
-
-
-def is_rung(number: int) -> bool:
-    """Return whether a trial is compared with others at this evaluation, counted from 1."""
-    rung = _FIRST_RUNG
-    while rung < number:
-        rung *= _REDUCTION
-    return rung == number
-
-
-def is_in_best_third(value: float, others: Iterable[float]) -> bool:
-    """Return whether a trial is in the best third at its rung, itself included.
-
-    Of one or two trials the best goes on.
-    """
-    values = sorted([value, *others], reverse=True)
-    return value >= values[max(1, len(values) // _REDUCTION) - 1]
-
-
-@dataclass(frozen=True)
-class Halving:
-    """Store the evaluations of a running trial, and stop it where it is behind.
-
-    A worker process calls it.
-
-    Attributes:
-        journal: file of the trials.
-        search: name of the search in it.
-        number: of the trial.
-        may_stop: whether the trial is stopped at all.
-    """
-
-    journal: Path
-    search: str
-    number: int
-    may_stop: bool
-
-    def __call__(self, evaluation: int, accuracy: float) -> bool:
-        """Return whether the trial goes on after an evaluation, counted from 1."""
-        storage = open_journal(self.journal)
-        study = storage.get_study_id_from_name(self.search)
-        trial = storage.get_trial_id_from_study_id_trial_number(study, self.number)
-        storage.set_trial_intermediate_value(trial, evaluation, accuracy)
-        if not self.may_stop or not is_rung(evaluation):
-            return True
-        trials = storage.get_all_trials(study, deepcopy=False)
-        return is_in_best_third(accuracy, _other_values(trials, self.number, evaluation))
-
-
-def _other_values(trials: Iterable[Any], number: int, evaluation: int) -> list[float]:
-    """Return what trials other than this one came to at an evaluation.
-
-    A trial that runs once more also has the evaluations of its first run, and an attempt that
-    failed is compared with nothing.
-    """
-    values: dict[int, float] = {}
-    for trial in trials:
-        if trial.state.name != "FAIL" and evaluation in trial.intermediate_values:
-            values[_first_number(trial)] = trial.intermediate_values[evaluation]
-    values.pop(number, None)
-    return list(values.values())
-
-
-def _first_number(trial: Any) -> int:
-    """Return the number of a trial, or of the stopped one that it runs once more."""
-    return int(trial.user_attrs.get(_AGAIN, trial.number))
-
-
-# --------------------------------------------------------------------------------------------------
-# The journal.
-
-
-def load_optuna() -> ModuleType:
-    """Return Optuna with its messages turned off.
-
-    Raises:
-        StudyError: Optuna is not installed.
-    """
-    try:
-        import optuna
-    except ImportError:
-        raise StudyError(
-            "tuning needs Optuna, which is not installed: pip install '.[tune]'"
-        ) from None
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    logging.getLogger("optuna").setLevel(logging.ERROR)
-    return optuna
-
-
-@functools.lru_cache(maxsize=8)
-def open_journal(path: Path) -> Any:
-    """Return Optuna's storage of a file, which its owner alone may read.
-
-    Raises:
-        StudyError: the file is not a journal, or cannot be used.
-    """
-    load_optuna()
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # The file holds accuracies on private examples.
-        path.touch(0o600)
-        return JournalStorage(JournalFileBackend(str(path), JournalFileOpenLock(str(path))))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StudyError(
-            f"the trials in {path} cannot be used ({one_line(error)[:200]}); move the file away, or"
-            " choose another --out"
-        ) from None
-
-
-def repair_journal(path: Path) -> None:
-    """Remove a last line that a kill or a full disk cut short, as nothing has read it.
-
-    Call it where no other process has the file open.
-    """
-    if path.is_file():
-        content = path.read_bytes()
-        end = content.rfind(b"\n") + 1
-        if content[end:].startswith(b"{"):
-            os.truncate(path, end)
-
-
-@contextmanager
-def _explain_errors(path: Path) -> Iterator[None]:
-    """Turn errors of the journal into a message.
-
-    Raises:
-        StudyError: the disk cannot store a trial.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise StudyError(
-            f"the trials in {path} cannot be written ({error.strerror or error}); make room or"
-            " change its rights: earlier trials are kept, and the same command goes on from there"
-        ) from None
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
@@ -237,7 +82,7 @@ class Search:
         self._own_hash = ""
         if self.kind == ADAPTIVE:
             self._own_hash = self._validation_run(make_settings(self.arm.space, self._own())).hash
-        with _explain_errors(self.journal):
+        with explain_errors(self.journal):
             self._study = self._open()
             self._check_terms()
         self.repeat_lost_trials()
@@ -250,7 +95,7 @@ class Search:
     def constant(self, name: str, make: Callable[[], Any]) -> Any:
         """Return a value that is stored with the search; make it where there is none yet."""
         if name not in self._study.user_attrs:
-            with _explain_errors(self.journal):
+            with explain_errors(self.journal):
                 self._study.set_user_attr(name, make())
         return self._study.user_attrs[name]
 
@@ -259,7 +104,7 @@ class Search:
         """Trials that have ended, are running, or were given up in this process."""
         attempts = self._attempts().values()
         return len(attempts) + len(
-            self._find_given_up() - {t.user_attrs.get(_HASH) for t in attempts}
+            self._find_given_up() - {t.user_attrs.get(HASH) for t in attempts}
         )
 
     @property
@@ -280,16 +125,16 @@ class Search:
     def ask(self) -> tuple[int, Run]:
         """Return the next trial: its number, by which its results are told, and its run."""
         while True:
-            with _explain_errors(self.journal):
+            with explain_errors(self.journal):
                 trial = self._study.ask(self._distributions())
                 # A trial that was lost brings its settings.
-                settings = trial.user_attrs.get(_SETTINGS)
+                settings = trial.user_attrs.get(SETTINGS)
                 settings = settings or make_settings(self.arm.space, trial.params)
                 run = self._validation_run(settings)
                 others = [x for x in self._find_running() if x.number != trial.number]
-                if all(run.hash != other.user_attrs.get(_HASH) for other in others):
+                if all(run.hash != other.user_attrs.get(HASH) for other in others):
                     return self._begin(trial, settings), run
-                trial.set_user_attr(_LOST, _DUPLICATE)
+                trial.set_user_attr(LOST, _DUPLICATE)
                 self._study.tell(trial, state=self._states.FAIL)
 
     def ask_again(self) -> tuple[int, Run] | None:
@@ -298,16 +143,16 @@ class Search:
         Returns:
             None where there is no such trial, or other trials still run.
         """
-        again = [trial.user_attrs.get(_AGAIN) for trial in self._find_running()]
+        again = [trial.user_attrs.get(AGAIN) for trial in self._find_running()]
         if self.started < self.trials or None in again:
             return None
         for stopped in self._find_stopped_early():
-            if stopped.number in again or stopped.user_attrs[_HASH] in self._find_given_up():
+            if stopped.number in again or stopped.user_attrs[HASH] in self._find_given_up():
                 continue
-            settings = stopped.user_attrs[_SETTINGS]
-            with _explain_errors(self.journal):
+            settings = stopped.user_attrs[SETTINGS]
+            with explain_errors(self.journal):
                 point = make_sample(self.arm.space, settings)
-                self._study.enqueue_trial(point, user_attrs={_AGAIN: stopped.number})
+                self._study.enqueue_trial(point, user_attrs={AGAIN: stopped.number})
                 trial = self._study.ask(self._distributions())
                 return self._begin(trial, settings), self._validation_run(settings)
         return None
@@ -318,9 +163,9 @@ class Search:
 
     def _begin(self, trial: Any, settings: Mapping[str, Plain]) -> int:
         if self.member is not None:
-            trial.set_user_attr(_PROCESS, self.member.name)
-        trial.set_user_attr(_HASH, self._validation_run(settings).hash)
-        trial.set_user_attr(_SETTINGS, settings)
+            trial.set_user_attr(PROCESS, self.member.name)
+        trial.set_user_attr(HASH, self._validation_run(settings).hash)
+        trial.set_user_attr(SETTINGS, settings)
         self._running[trial.number] = trial
         return int(trial.number)
 
@@ -329,14 +174,14 @@ class Search:
         if self.kind != ADAPTIVE:
             return None
         attributes = self._running[number].user_attrs
-        may_stop = _AGAIN not in attributes and attributes[_HASH] != self._own_hash
+        may_stop = AGAIN not in attributes and attributes[HASH] != self._own_hash
         return Halving(self.journal, self.name, number, may_stop)
 
     def tell(self, number: int, row: Row, ended: bool = False) -> None:
         """Store the end of a trial: its row; `ended` where it was stopped."""
         trial = self._running[number]
-        with _explain_errors(self.journal):
-            trial.set_user_attr(_ROW, row)
+        with explain_errors(self.journal):
+            trial.set_user_attr(ROW, row)
             if ended:
                 self._study.tell(trial, state=self._states.PRUNED)
             else:
@@ -354,14 +199,14 @@ class Search:
             value=None if is_pruned else row["accuracy"],
             # The curve begins with the untrained model, which is not an evaluation.
             intermediate_values=dict(enumerate((y for _, y in row["curve"][1:]), 1)),
-            user_attrs={_HASH: row["hash"], _SETTINGS: row["tag"]["params"], _ROW: row},
+            user_attrs={HASH: row["hash"], SETTINGS: row["tag"]["params"], ROW: row},
         )
-        with _explain_errors(self.journal):
+        with explain_errors(self.journal):
             self._study.add_trial(trial)
 
     def fail(self, number: int, reason: str) -> None:
         """Store the end of a trial that cannot be run; the trial counts."""
-        self._tell_failure(number, _REASON, reason)
+        self._tell_failure(number, REASON, reason)
 
     def lose(self, number: int, reason: str) -> None:
         """Store a trial that the machine lost, so that it is tried again.
@@ -371,22 +216,22 @@ class Search:
         """
         trial = self._running[number]
         attributes = dict(trial.user_attrs)
-        self._tell_failure(number, _LOST, reason)
-        self._losses[attributes[_HASH]] += 1
-        if attributes[_HASH] not in self._find_given_up() and _AGAIN not in attributes:
+        self._tell_failure(number, LOST, reason)
+        self._losses[attributes[HASH]] += 1
+        if attributes[HASH] not in self._find_given_up() and AGAIN not in attributes:
             self._repeat(attributes)
 
     def _tell_failure(self, number: int, attribute: str, reason: str) -> None:
-        with _explain_errors(self.journal):
+        with explain_errors(self.journal):
             self._running[number].set_user_attr(attribute, reason)
             self._study.tell(self._running[number], state=self._states.FAIL)
         del self._running[number]
 
     def _repeat(self, attributes: Mapping[str, Any]) -> None:
         """Let the next `ask` return a trial with the same settings."""
-        settings = attributes[_SETTINGS]
-        known = {_HASH: attributes[_HASH], _SETTINGS: settings}
-        with _explain_errors(self.journal):
+        settings = attributes[SETTINGS]
+        known = {HASH: attributes[HASH], SETTINGS: settings}
+        with explain_errors(self.journal):
             self._study.enqueue_trial(make_sample(self.arm.space, settings), user_attrs=known)
 
     def _find_given_up(self) -> set[str]:
@@ -401,23 +246,23 @@ class Search:
         failures: dict[str, str] = {}
         for trial in self._all_trials():
             attributes = trial.user_attrs
-            key = attributes.get(_HASH)
+            key = attributes.get(HASH)
             if trial.state in (self._states.COMPLETE, self._states.PRUNED):
                 failures.pop(key, None)
-            elif _REASON in attributes:
-                failures[key] = attributes[_REASON]
-            elif key and attributes.get(_LOST, _DUPLICATE) != _DUPLICATE:
-                failures[key] = f"to be tried again: {attributes[_LOST]}"
+            elif REASON in attributes:
+                failures[key] = attributes[REASON]
+            elif key and attributes.get(LOST, _DUPLICATE) != _DUPLICATE:
+                failures[key] = f"to be tried again: {attributes[LOST]}"
         return failures
 
     def params_of(self, number: int) -> dict[str, Plain]:
         """Return the searched settings of a running trial."""
-        return dict(self._running[number].user_attrs[_SETTINGS])
+        return dict(self._running[number].user_attrs[SETTINGS])
 
     def rows(self) -> dict[str, Row]:
         """Return the rows of all trials that have ended, by the hash of their run."""
-        trials = [trial for trial in self._all_trials() if _ROW in trial.user_attrs]
-        return {trial.user_attrs[_HASH]: trial.user_attrs[_ROW] for trial in trials}
+        trials = [trial for trial in self._all_trials() if ROW in trial.user_attrs]
+        return {trial.user_attrs[HASH]: trial.user_attrs[ROW] for trial in trials}
 
     def best(self) -> tuple[dict[str, Plain], float] | None:
         """Return settings and validation accuracy of the best trial that was not stopped."""
@@ -425,7 +270,7 @@ class Search:
         if not complete:
             return None
         best = max(complete, key=lambda trial: trial.value)
-        return dict(best.user_attrs[_SETTINGS]), float(best.value)
+        return dict(best.user_attrs[SETTINGS]), float(best.value)
 
     def run(
         self, params: Mapping[str, Plain], *, seed: int, evaluate_on: str, **changed: Plain
@@ -452,8 +297,8 @@ class Search:
         """Return the last attempt of each trial that counts, by the number of the first."""
         attempts = {}
         for trial in self._all_trials():
-            if trial.state != self._states.WAITING and _LOST not in trial.user_attrs:
-                attempts[_first_number(trial)] = trial
+            if trial.state != self._states.WAITING and LOST not in trial.user_attrs:
+                attempts[first_number(trial)] = trial
         return attempts
 
     def _find_stopped_early(self) -> list[Any]:
@@ -465,13 +310,11 @@ class Search:
             if self.kind != ADAPTIVE or trial.state != self._states.PRUNED or not values:
                 continue
             last = max(values)
-            others = _other_values(trials, number, last)
-            is_own = trial.user_attrs[_HASH] == self._own_hash
+            others = other_values(trials, number, last)
+            is_own = trial.user_attrs[HASH] == self._own_hash
             if is_own or is_in_best_third(values[last], others):
                 stopped.append(trial)
         return stopped
-
-    # -- the journal -------------------------------------------------------------------------------
 
     def _open(self) -> Any:
         """Return the study of this search, made where there is none.
@@ -497,10 +340,13 @@ class Search:
         )
         count = len(study.get_trials(deepcopy=False))
         study.sampler = self._optuna.samplers.RandomSampler()
+        # Another process that has joined samples other points.
+        is_alone = self.member is None or self.member.is_alone
+        joined_as = "" if is_alone else f":{self.member.name}"
         if self.kind == ADAPTIVE:
             study.sampler = self._optuna.samplers.TPESampler(
                 # The number of trials makes a restarted search sample other points than before.
-                seed=zlib.crc32(f"{self.name}:{count}{self._joined_as()}".encode()),
+                seed=zlib.crc32(f"{self.name}:{count}{joined_as}".encode()),
                 n_startup_trials=_RANDOM_TRIALS,
                 constant_liar=True,
             )
@@ -524,117 +370,53 @@ class Search:
                     f" --out, or set {name} back"
                 )
 
-    def _joined_as(self) -> str:
-        """Return what makes a process sample other points than those it has joined."""
-        return "" if self.member is None or self.member.is_alone else f":{self.member.name}"
-
     def _is_alive(self, trial: Any) -> bool:
         """Return whether the process of a running trial has not ended."""
         if trial.number in self._running:
             return True
-        process = trial.user_attrs.get(_PROCESS)
+        process = trial.user_attrs.get(PROCESS)
         return self.member is not None and bool(process) and self.member.is_alive(process)
 
     def repeat_lost_trials(self) -> None:
         """Try trials again that were lost, or whose process has ended while they ran."""
-        with _explain_errors(self.journal):
-            self._repeat_lost_trials()
+        with explain_errors(self.journal):
+            self._fail_dead_trials()
+            lost = self._find_lost()
+        for attributes in lost:
+            self._repeat(attributes)
 
-    def _repeat_lost_trials(self) -> None:
+    def _fail_dead_trials(self) -> None:
         storage = open_journal(self.journal)
         for trial in self._find_running():
             if not self._is_alive(trial):
                 reason = "the study ended while it ran"
-                storage.set_trial_user_attr(trial._trial_id, _LOST, reason)
+                storage.set_trial_user_attr(trial._trial_id, LOST, reason)
                 self._study.tell(trial.number, state=self._states.FAIL)
-        known = {trial.user_attrs.get(_HASH) for trial in self._attempts().values()}
+
+    def _find_lost(self) -> list[Mapping[str, Any]]:
+        """Return what lost trials carry, of which no other attempt counts or waits."""
+        known = {trial.user_attrs.get(HASH) for trial in self._attempts().values()}
         lost = {}
         for trial in self._all_trials():
             attributes = trial.user_attrs
             if trial.state == self._states.WAITING:
-                known.add(attributes.get(_HASH))
-            elif attributes.get(_LOST, _DUPLICATE) != _DUPLICATE and _SETTINGS in attributes:
-                lost[attributes[_HASH]] = attributes
-        for key, attributes in lost.items():
-            if key not in known | self._find_given_up():
-                self._repeat(attributes)
+                known.add(attributes.get(HASH))
+            elif attributes.get(LOST, _DUPLICATE) != _DUPLICATE and SETTINGS in attributes:
+                lost[attributes[HASH]] = attributes
+        known |= self._find_given_up()
+        return [attributes for key, attributes in lost.items() if key not in known]
 
     def _distributions(self) -> dict[str, Any]:
+        of = self._optuna.distributions
         distributions = {}
         for name, values in self.arm.space.items():
-            distributions[name_sample(name, values)] = self._distribution(values)
+            if isinstance(values, Choice):
+                distribution = of.CategoricalDistribution(list(values.values))
+            else:
+                distribution = of.FloatDistribution(values.low, values.high, log=values.log)
+            distributions[name_sample(name, values)] = distribution
         return distributions
-
-    def _distribution(self, values: Range | Choice) -> Any:
-        distributions = self._optuna.distributions
-        if isinstance(values, Choice):
-            return distributions.CategoricalDistribution(list(values.values))
-        return distributions.FloatDistribution(values.low, values.high, log=values.log)
 
 
 def _describe(settings: Mapping[str, Plain], name: str) -> str:
     return repr(settings[name]) if name in settings else "the recipe's value"
-
-
-# --------------------------------------------------------------------------------------------------
-# Settings of a trial and the values that Optuna samples. Where good values of several settings lie
-# along a ridge, Optuna samples their product.
-
-
-def name_sample(name: str, values: Range | Choice) -> str:
-    """Return the name by which Optuna knows a setting."""
-    factors = [name]
-    if isinstance(values, Range):
-        factors += [f"{other}^{power:g}" for other, power in values.times]
-    return " * ".join(factors)
-
-
-def make_settings(space: Space, sampled: Mapping[str, Any]) -> dict[str, Plain]:
-    """Return the settings of a trial: a sampled product is divided by its other factors."""
-    settings = {}
-    for name, values in space.items():
-        settings[name] = round_value(sampled[name_sample(name, values)])
-    for name, values in space.items():
-        if isinstance(values, Range) and values.times:
-            product = sampled[name_sample(name, values)]
-            settings[name] = round_value(product / _other_factors(values, settings.__getitem__))
-    return settings
-
-
-def make_sample(space: Space, settings: Mapping[str, Any]) -> dict[str, Plain]:
-    """Reverse `make_settings`."""
-    sampled: dict[str, Plain] = {}
-    for name, values in space.items():
-        value = settings[name]
-        if isinstance(values, Range):
-            value *= _other_factors(values, settings.__getitem__)
-        sampled[name_sample(name, values)] = value
-    return sampled
-
-
-def sample_defaults(space: Space, default: Callable[[str], Any]) -> dict[str, Plain]:
-    """Return the settings of a run as Optuna would sample them, put into the ranges.
-
-    Args:
-        space: what is searched.
-        default: returns a setting of the run by its name.
-    """
-    sampled: dict[str, Plain] = {}
-    for name, values in space.items():
-        value = default(name)
-        if isinstance(values, Choice):
-            sampled[name] = value if value in values.values else values.values[0]
-            continue
-        product = max(float(value) * _other_factors(values, default), values.low)
-        sampled[name_sample(name, values)] = min(product, values.high)
-    return sampled
-
-
-def round_value(value: Any) -> Any:
-    """Round to few digits, so that a number in a table is the number that ran."""
-    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
-
-
-def _other_factors(values: Range, value_of: Callable[[str], Any]) -> float:
-    """Return what a setting is multiplied by where the product is searched."""
-    return math.prod(float(value_of(name)) ** power for name, power in values.times)

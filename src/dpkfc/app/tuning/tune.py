@@ -7,188 +7,29 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.run_folder import RunFolderError, write_text
 from dpkfc.app.tuning.arms import Arm, arms_for
-from dpkfc.app.tuning.cost import Cost, StudyLedgers, TrialLaw, cost_of, draw, trial_law
+from dpkfc.app.tuning.cost import StudyLedgers, TrialLaw, cost_of, draw, trial_law
+from dpkfc.app.tuning.journal import load_optuna, repair_journal
 from dpkfc.app.tuning.members import Member
-from dpkfc.app.tuning.pool import Fits, StudyProgress, Task, drive, end_of
+from dpkfc.app.tuning.pool import drive, end_of
 from dpkfc.app.tuning.runs import Place, Plain, Row, Run, StudyError
-from dpkfc.app.tuning.search import ADAPTIVE, SEARCHES, Search, load_optuna, repair_journal
-from dpkfc.report.text import ensure_mapping, plain
+from dpkfc.app.tuning.search import ADAPTIVE, SEARCHES, Search
+from dpkfc.app.tuning.study_progress import StudyProgress
+from dpkfc.app.tuning.trials import SEED, Trials
+from dpkfc.app.tuning.tuned import ArmResult, Tuned
 
-# Seed of tuning runs; tests have other seeds.
-SEED = 100
-# Trials of an arm before the next arm has its turn.
-BLOCK = 5
 _MOST_VALIDATION, _SHARE = 5000, 10
 JOURNAL = "trials.log"
-# Of `tune.json`.
-VERSION = 1
 RESULTS = "results.json"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ArmResult:
-    """One arm after its trials.
-
-    Attributes:
-        name: of the arm.
-        label: in tables.
-        control: whether it is a matched control.
-        trials: that have ended.
-        pruned: of them, ended early.
-        failed: of them, could not be run.
-        accuracy: of the best trial on the validation split; None without a full trial. NOT PRIVATE.
-        params: its settings.
-        command: that trains with them on the whole training set.
-    """
-
-    name: str
-    label: str
-    control: bool
-    trials: int
-    pruned: int
-    failed: int
-    accuracy: float | None
-    params: Mapping[str, Plain]
-    command: str
-
-    @property
-    def title(self) -> str:
-        """The label, with a mark of a control."""
-        return f"{self.label} (control)" if self.control else self.label
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tuned(Cost):
-    """A tuning study, and what ε says about it.
-
-    Attributes:
-        recipe: the task.
-        search: "tpe" or "random".
-        planned: trials of every arm; for a random search their mean.
-        validation: size of the validation split.
-        epsilon: of one trial.
-        delta: of one trial.
-        runs_begun: killed ones included, as each has spent its budget.
-        arms: best first.
-        complete: whether every arm has had its trials.
-        failures: trials that could not be run, and why.
-    """
-
-    recipe: str
-    search: str
-    planned: int
-    validation: int
-    epsilon: float
-    delta: float
-    runs_begun: int
-    arms: Sequence[ArmResult]
-    complete: bool
-    failures: Mapping[str, str]
-
-    def write(self, folder: Path) -> tuple[Path, Path]:
-        """Write `tune.json` and `tune.md` for their owner alone.
-
-        They hold accuracies on private examples.
-
-        Raises:
-            RunFolderError: the disk cannot take them.
-        """
-        content = {"version": VERSION, **asdict(self)}
-        text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-        data = write_text(folder / "tune.json", text + "\n", private=True)
-        page = write_text(folder / "tune.md", self.markdown(), private=True)
-        return data, page
-
-    @classmethod
-    def read(cls, content: Any) -> Tuned:
-        """Return the study of the parsed content of a `tune.json`.
-
-        Raises:
-            ValueError: another kind of file, another version, or a damaged file.
-        """
-        content = dict(ensure_mapping(content))
-        if not isinstance(content.get("arms"), list):
-            raise ValueError(
-                "is neither a run folder nor the tune.json of a tuning study; leave it out"
-            )
-        version = content.pop("version", None)
-        if version != VERSION:
-            raise ValueError(
-                f"is of version {plain(version, 20)}, this dpkfc reads {VERSION}; use the version"
-                " that wrote it"
-            )
-        try:
-            study = cls(**{**content, "arms": [ArmResult(**arm) for arm in content["arms"]]})
-            study.markdown()
-        except (TypeError, ValueError, AttributeError):
-            raise ValueError("is damaged; the same dpkfc tune writes it again") from None
-        return study
-
-    def markdown(self, *, for_owner: bool = True) -> str:
-        """Return the study for people.
-
-        Where the number of trials is secret, one line says so.
-
-        Args:
-            for_owner: with what has to stay secret, as far as it is marked.
-        """
-        is_secret = self.search != ADAPTIVE
-        lines = [
-            f"# Tuning of {self.recipe}",
-            "",
-            self.statement,
-            "",
-            "| method | validation % | trials | settings |",
-            "|---|---|---|---|",
-        ]
-        for arm in self.arms:
-            count = f"{arm.trials} ({arm.pruned} pruned, {arm.failed} failed)"
-            if is_secret:
-                count = "secret"
-            cells = [arm.title, percent(arm.accuracy), count, settings_text(arm.params)]
-            lines.append(f"| {' | '.join(cells)} |")
-        if not self.complete:
-            lines += [
-                "",
-                "Not finished: some trials are still to run, of some methods perhaps more. The"
-                " same command goes on.",
-            ]
-        shows_secrets = for_owner or not is_secret
-        if self.failures and shows_secrets:
-            publication = " (not to be published)" if is_secret else ""
-            lines += ["", f"Trials that could not be run{publication}:", ""]
-            lines += [f"- {name}: {why}" for name, why in self.failures.items()]
-        lines += ["", "Train with what won, on the whole training set:", ""]
-        lines += [f"    {arm.command}" for arm in self.arms if arm.accuracy is not None]
-        if self.unpublished and shows_secrets:
-            lines += ["", self.unpublished]
-        return "\n".join(lines) + "\n"
-
-
-def percent(accuracy: float | None) -> str:
-    """Return an accuracy as it stands in a table."""
-    return "–" if accuracy is None else f"{100 * accuracy:.2f}"
-
-
-def settings_text(params: Mapping[str, Plain]) -> str:
-    """Return settings as they stand in a table."""
-    return ", ".join(f"{name} = {plain_text(value)}" for name, value in params.items())
-
-
-def plain_text(value: Plain) -> str:
-    """Return a setting as a text, a number without zeros at its end."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -216,9 +57,6 @@ def reported(write: Callable[[], object]) -> Iterator[None]:
         write()
         raise
     write()
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,92 +135,6 @@ def validation_size(recipe: str, settings: Mapping[str, Plain]) -> int:
         return int(given)
     config = run_config({"recipe": recipe, **settings})
     return min(_MOST_VALIDATION, recipe_of(config).data(config).size // _SHARE)
-
-
-@dataclass(eq=False)
-class Trials:
-    """Gives the trials of several searches as cells: five of each, then five more of each.
-
-    Attributes:
-        searches: one an arm.
-        keep: is also given the row of every trial that ends.
-        turn: keeps other processes of the study from choosing a trial meanwhile.
-    """
-
-    searches: Sequence[Search]
-    keep: Callable[[Run, Row], None] | None = None
-    turn: Callable[[], AbstractContextManager[None]] = nullcontext
-
-    @property
-    def is_over(self) -> bool:
-        """Whether every trial has ended."""
-        return all(search.is_over for search in self.searches)
-
-    @property
-    def failures(self) -> dict[str, str]:
-        """Trials that could not be run, now or in an earlier call, and why."""
-        failures = {}
-        for search in self.searches:
-            for key, why in search.failures().items():
-                failures[f"{search.arm.label}, trial {key}"] = why
-        return failures
-
-    def rows(self) -> dict[str, Row]:
-        """Return the rows of all trials that have ended, by the hash of their run."""
-        rows: dict[str, Row] = {}
-        for search in self.searches:
-            rows |= search.rows()
-        return rows
-
-    def next(self, fits: Fits) -> Task | None:
-        """Return the next trial of the search that has started the fewest blocks.
-
-        After them come trials that were stopped against fewer others than there are now.
-        """
-        with self.turn():
-            return self._choose(fits)
-
-    def _choose(self, fits: Fits) -> Task | None:
-        for search in self.searches:
-            search.repeat_lost_trials()
-        waiting = [search for search in self.searches if search.started < search.trials]
-        if waiting:
-            search = min(waiting, key=lambda search: search.started // BLOCK)
-            return _make_task(search, *search.ask()) if _has_time(search, fits) else None
-        for search in self.searches:
-            if not search.is_over and _has_time(search, fits):
-                again = search.ask_again()
-                if again is not None:
-                    return _make_task(search, *again)
-        return None
-
-    def done(self, task: Task, row: Row, ended: bool) -> None:
-        """Store a trial."""
-        search, number = task.tag
-        tag = {
-            "search": search.name,
-            "arm": search.arm.name,
-            "params": search.params_of(number),
-            "pruned": ended,
-        }
-        row = {**row, "tag": tag}
-        search.tell(number, row, ended)
-        if self.keep is not None:
-            self.keep(task.run, row)
-
-    def failed(self, task: Task, reason: str, *, lost: bool) -> None:
-        """Count a trial that cannot be run, without a word on its arm; try a lost one again."""
-        search, number = task.tag
-        end = search.lose if lost else search.fail
-        end(number, reason)
-
-
-def _make_task(search: Search, number: int, run: Run) -> Task:
-    return Task(run, (search, number), search.halving(number), search.arm.name)
-
-
-def _has_time(search: Search, fits: Fits) -> bool:
-    return fits(search.run({}, seed=SEED, evaluate_on="validation"))
 
 
 def expected_seconds(rows: Callable[[], Iterable[Row]]) -> Callable[[Run], float | None]:
