@@ -69,7 +69,7 @@ PROMISES: dict[str, tuple[str, str]] = {
 }
 # The step from a batch to the weights.
 STEP = ("config.py", "session.py", "preconditioning.py", "release_pipeline.py")
-STEP += ("verification.py", "public_rows.py")
+STEP += ("verification", "public_rows.py")
 STEP += ("tracking", "rng_state.py", "distributed", "gradients", "graph", "linalg", "curvature")
 STEP += ("postprocess", "privacy", "data")
 RUN = tuple(f"app/{name}.py" for name in ("train", "processes", "metrics", "run_folder"))

@@ -100,7 +100,12 @@ FILES = (
     "tracking/products.py",
     "tracking/totals.py",
     "tracking/trailing.py",
-    "verification.py",
+    "verification/accepted_rows.py",
+    "verification/batch_comparison.py",
+    "verification/check.py",
+    "verification/differences.py",
+    "verification/row_functions.py",
+    "verification/tape_comparison.py",
     "weights.py",
 )
 TURNED = {

@@ -56,7 +56,7 @@ from dpkfc.privacy.mechanism import ClippedSum, Released, release_vector
 from dpkfc.public_rows import find_template
 from dpkfc.release_pipeline import ReleasePipeline, set_gradients
 from dpkfc.tensors import Groups, NamedTensors, Tensors, copy_tensors, unique_tensors
-from dpkfc.verification import check_on_public_rows, check_verify_setting
+from dpkfc.verification.check import check_on_public_rows, check_verify_setting
 from dpkfc.weights import ReleasedWeights, check_recorded_weights, record_weights
 
 # --------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from dpkfc.app.recipes.catalogue import find_recipe, run_config
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.session import Session
-from dpkfc.verification import Verdict
+from dpkfc.verification.check import Verdict
 from tests.app.accounting import remembered
 from tests.audit.sizes import FULL, size
 from tests.audit.walk import files_of, process_state, reached, tensors_alive

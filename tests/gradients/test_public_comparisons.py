@@ -17,7 +17,8 @@ from dpkfc.config import PrivacyConfig
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.rules import register_layer_rule
 from dpkfc.session import Session
-from dpkfc.verification import _Check
+from dpkfc.verification.batch_comparison import check_sizes
+from dpkfc.verification.public_passes import PublicPasses
 from tests.recording import Heard
 
 COUNT = 8
@@ -33,7 +34,7 @@ class Rows:
         return list(indices)
 
 
-class Sized(_Check):
+class Sized(PublicPasses):
     """A loss that is another one in batches of one size."""
 
     def losses(self, batch: Sequence[int], size: int) -> Tensor:
@@ -52,7 +53,7 @@ def check(odd: int, difference: float) -> None:
         COUNT,
         None,
     )
-    own._check_sizes(Rows(), None)
+    check_sizes(own, Rows(), None)
 
 
 @pytest.mark.parametrize("odd", [COUNT // 2, 3, 1])

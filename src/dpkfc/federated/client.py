@@ -46,7 +46,7 @@ from dpkfc.gradients.evaluation_points import swap_parameters
 from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.privacy.mechanism import ClippedSum
 from dpkfc.privacy.rng import SamplingStream
-from dpkfc.verification import check_verify_setting
+from dpkfc.verification.check import check_verify_setting
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from dpkfc.gradients.one_pass import move_batch
 from dpkfc.gradients.state import own_pass
 from dpkfc.public_rows import UNREADABLE, find_template
 from dpkfc.rng_state import randomize_generators
-from dpkfc.verification import check_on_public_rows
+from dpkfc.verification.check import check_on_public_rows
 
 Indices = NDArray[np.int64]
 # Relative error of a norm in float32 against a sum of squares in float64.

@@ -53,7 +53,8 @@ from dpkfc.public_rows import (
 )
 from dpkfc.tracking.states import BatchAxis, State, Total, Unknown, example_first, one_example_a_row
 from dpkfc.tracking.tracker import Tracker
-from dpkfc.verification import Verdict, check_on_public_rows, have_equal_gradients
+from dpkfc.verification.check import Verdict, check_on_public_rows
+from dpkfc.verification.differences import have_equal_gradients
 
 # --------------------------------------------------------------------------------------------------
 # Modes of torch that stay on from one line of a script to another, outside of any `with`.

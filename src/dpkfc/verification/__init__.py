@@ -1,0 +1,1 @@
+"""Checks on public rows, before the first private row is read."""

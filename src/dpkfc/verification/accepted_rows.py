@@ -1,0 +1,79 @@
+"""The first public rows that a loss accepts, and refusals of losses that depend on the batch."""
+
+from __future__ import annotations
+
+from dpkfc.gradients.state import ends_run
+from dpkfc.memory import is_out_of_memory
+from dpkfc.public_rows import Attempts, PublicRows
+from dpkfc.verification.public_passes import PublicPasses
+
+
+def accept_rows(passes: PublicPasses, attempts: Attempts) -> tuple[PublicRows | None, str]:
+    """Return the first public rows that the loss accepts, or why there are none.
+
+    What the loss raises on records that a user has given is raised.
+    """
+    reason = "no public rows were given"
+    for make_rows in attempts:
+        rows = None
+        try:
+            rows = make_rows(max(4, passes.max_rows))
+            # A number in any row may lie outside a table, so all rows are tried.
+            for size in (2, min(passes.max_rows, len(rows))):
+                _check_accepts(passes, rows, size)
+        except Exception as error:
+            are_given = rows is not None and rows.are_given
+            if are_given or is_permanent(error):
+                raise
+            reason = f"{type(error).__name__}: {error}"
+        else:
+            _check_batch_of_one(passes, rows)
+            return rows, ""
+    return None, reason
+
+
+def _check_accepts(passes: PublicPasses, rows: PublicRows, size: int) -> None:
+    """Check that the loss accepts a batch, unless it refuses one of its rows alone."""
+    batch = rows.batch(range(size))
+    try:
+        passes.losses(batch, size)
+        return
+    except Exception as error:
+        if is_permanent(error):
+            raise
+        batch_error = error
+    for i in range(size):
+        try:
+            passes.losses(rows.batch([i]), 1)
+        except Exception:
+            raise batch_error from None
+    raise ValueError(
+        f"loss_fn takes each of {size} rows alone and fails on their batch"
+        f" ({_first_line(batch_error)}): it depends on the batch"
+        " (docs/errors.md#gradient-mismatch)"
+    ) from batch_error
+
+
+def _check_batch_of_one(passes: PublicPasses, rows: PublicRows) -> None:
+    try:
+        passes.losses(rows.batch([0]), 1)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise ValueError(
+            f"loss_fn fails on a batch of one example ({_first_line(error)}); write"
+            " squeeze(-1) for squeeze(), and keep the batch axis"
+        ) from error
+
+
+def is_permanent(error: Exception) -> bool:
+    """Return whether an error would recur on any rows: memory, state, or the shape of losses."""
+    begins = ("loss_fn must return", "loss_fn returned", "loss_fn takes each")
+    is_of_losses = isinstance(error, ValueError) and str(error).startswith(begins)
+    return is_of_losses or ends_run(error)
+
+
+def _first_line(error: Exception) -> str:
+    """Return the beginning of the message of an error, or its type."""
+    text = str(error) or type(error).__name__
+    return text.splitlines()[0][:60]

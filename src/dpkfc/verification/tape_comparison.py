@@ -1,0 +1,105 @@
+"""The gradients of the tape, compared with plain autograd once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpkfc.gradients.full_precision import full_precision
+from dpkfc.gradients.layer_matrices import split_sum
+from dpkfc.gradients.layers import Call, Layer, tensors_of
+from dpkfc.gradients.rules import blocks_of
+from dpkfc.linalg.metric import NamedTensors
+from dpkfc.memory import is_out_of_memory
+from dpkfc.public_rows import PublicRows
+from dpkfc.rng_state import restarter
+from dpkfc.tracking.states import Unknown
+from dpkfc.verification.differences import all_gradients, difference_of, total_norm_of
+from dpkfc.verification.public_passes import PublicPasses
+
+
+def check_tape(passes: PublicPasses, rows: PublicRows, size: int, *, alone: bool) -> Unknown | None:
+    """Compare the tape with plain autograd once.
+
+    This is a guard against faults of this library, and against hooks that mix examples in the
+    backward pass, where no operation is followed.
+
+    Args:
+        passes: of the model.
+        rows: public rows.
+        size: of the batch on the tape.
+        alone: let plain autograd differentiate one row at a time.
+
+    Returns:
+        The first module that computes something else when it runs again, as one that fills a
+        cache does, or None.
+    """
+    restart = restarter(passes.device)
+    steps = torch.arange(1, size + 1, dtype=torch.float64, device=passes.device)
+    weights = 0.5 + torch.frac(0.618 * steps)
+    restart()
+    failure, tape, losses = passes.trace(rows.batch(range(size)), size)
+    if failure is not None:
+        return failure
+    calls = tape.backward(losses)
+    step = 1 if alone else size
+    total = torch.zeros((), dtype=torch.float64, device=passes.device)
+    for first in range(0, size, step):
+        part = range(first, first + step)
+        restart()
+        losses = passes.losses(rows.batch(part), step)
+        weighted = losses * weights[list(part)].to(losses)
+        total = total + weighted.sum()
+    expected = all_gradients(passes.model, total)
+    total_norm = total_norm_of(expected)
+    if not math.isfinite(total_norm):
+        return None
+    for layer in passes.layers:
+        try:
+            _check_sums(layer, calls.pop(layer.name, []), weights, expected, total_norm)
+        except Exception as error:
+            if layer.rule != "fallback" or is_out_of_memory(error):
+                raise
+            where = f"layer '{layer.display_name}'"
+            return Unknown(where, "run again for an example, it computes something else")
+    return None
+
+
+def _check_sums(
+    layer: Layer,
+    calls: Sequence[Any],
+    weights: Tensor,
+    expected: NamedTensors,
+    total_norm: float,
+) -> None:
+    """Check the weighted sums of the examples' gradients of a layer, against autograd's."""
+    sums: NamedTensors = {}
+    if calls:
+        with full_precision():
+            block = blocks_of(layer, calls, len(weights))
+            sums = split_sum(layer, block.weighted_sum(weights))
+    dtype = _coarsest_dtype(layer, calls)
+    for name in layer.parameters.values():
+        one = sums.get(name)
+        if one is None:
+            one = torch.zeros_like(expected[name])
+        difference = difference_of(expected[name], one, total_norm, dtype)
+        if difference:
+            raise ValueError(
+                f"the per-example gradients of '{name}' do not add up to the gradient of "
+                f"autograd (relative difference {difference:.2g}; see"
+                " docs/errors.md#gradient-mismatch)"
+            )
+
+
+def _coarsest_dtype(layer: Layer, calls: Sequence[Any]) -> torch.dtype:
+    """Return the floating-point type of a layer's parameters and outputs that rounds most."""
+    dtypes = [layer.tensor(role).dtype for role in layer.parameters]
+    for call in calls:
+        if isinstance(call, Call):
+            dtypes += [output.dtype for output in tensors_of(call.output_gradients)]
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
