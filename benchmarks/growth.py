@@ -68,7 +68,7 @@ def calibrate(repeats: int) -> dict[str, Any]:
     from dpkfc.privacy import accounting, calibration
 
     assert scipy.fft and scipy.special
-    theirs = accounting._epsilon_by_pld
+    theirs = accounting.epsilon_by_pld
     spent: list[float] = []
 
     def timed(*arguments: Any) -> float:
@@ -77,7 +77,7 @@ def calibrate(repeats: int) -> dict[str, Any]:
         spent.append(time.process_time() - begun)
         return found
 
-    vars(accounting)["_epsilon_by_pld"] = timed
+    vars(accounting)["epsilon_by_pld"] = timed
     rows = []
     for rate, steps, epsilon in SETTINGS:
         times = []

@@ -17,7 +17,7 @@ from unittest import mock
 
 from dp_accounting.rdp import rdp_privacy_accountant
 
-from dpkfc.privacy import accounting
+from dpkfc.privacy import accounting, dp_accountants
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.preloaded"])
@@ -36,7 +36,7 @@ def started(work: Callable[..., Any], *args: Any) -> Any:
     """A process that does this work, a function of a module; ε takes the effort that it takes here,
     and known values are known there.
     """
-    effort = (accounting._INTERVAL, rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
+    effort = (dp_accountants._INTERVAL, rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
     process = CONTEXT.Process(target=_work, args=(*effort, dict(accounting._values), work, args))
     with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path)):
         process.start()  # the first one starts the process that forks them all
@@ -50,7 +50,7 @@ def _work(
     work: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
-    accounting._INTERVAL = interval
+    dp_accountants._INTERVAL = interval
     rdp_privacy_accountant.DEFAULT_RDP_ORDERS = orders
     accounting._values.update(values)
     work(*args)

@@ -10,7 +10,7 @@ import pytest
 from dp_accounting.rdp import rdp_privacy_accountant
 from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 
-from dpkfc.privacy import accounting
+from dpkfc.privacy import accounting, dp_accountants
 
 # An ε of the coarse grid must not reach a test of the fine one.
 _COARSE = 1e-3
@@ -26,9 +26,9 @@ def make_accounting_quick(patched: pytest.MonkeyPatch) -> None:
     less than a hundredth where it is small, and by a tenth where it is large and says little. They
     take a tenth and a third of the time.
     """
-    patched.setattr(accounting, "_INTERVAL", _COARSE)
+    patched.setattr(dp_accountants, "_INTERVAL", _COARSE)
     patched.setattr(accounting, "_values", _values)
-    patched.setattr(accounting, "_divergences", _divergences)
+    patched.setattr(dp_accountants, "_divergences", _divergences)
     patched.setattr(rdp_privacy_accountant, "DEFAULT_RDP_ORDERS", _ORDERS)
 
 

@@ -16,7 +16,7 @@ import pytest
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import Preconditioner
 from dpkfc.data.sampling import FixedSize, Poisson
-from dpkfc.privacy.accounting import event_from_dict
+from dpkfc.privacy.events import event_from_dict
 
 DELTA = 1e-5
 

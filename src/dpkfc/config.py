@@ -29,8 +29,8 @@ from dpkfc.data.sampling import (
     Shuffle,
     TruncatedPoisson,
 )
-from dpkfc.privacy import accounting
-from dpkfc.privacy.accounting import ACCOUNTANTS, NEGLIGIBLE_NOISE, EpsilonCurve
+from dpkfc.privacy import cross_check
+from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.calibration import (
     PlanBase,
     calibrate_noise_multiplier,
@@ -38,6 +38,8 @@ from dpkfc.privacy.calibration import (
     estimate_noise_multiplier,
 )
 from dpkfc.privacy.correlated_noise import BandedNoise, choose_bands
+from dpkfc.privacy.dp_accountants import ACCOUNTANTS
+from dpkfc.privacy.events import NEGLIGIBLE_NOISE, event_to_dict
 from dpkfc.privacy.extra_releases import ExtraRelease
 from dpkfc.privacy.grid import AUTO, CORRELATED, GAUSSIAN, NOISES, ROUNDED, widen_sensitivity
 from dpkfc.privacy.ledger import Ledger
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
     from dpkfc.memory import RowLimit
     from dpkfc.postprocess.protocol import PostProcess
     from dpkfc.postprocess.weight_average import WeightEMA
-    from dpkfc.privacy.accounting import Charges
+    from dpkfc.privacy.events import Charges
 
 
 # --------------------------------------------------------------------------------------------------
@@ -296,7 +298,7 @@ class Plan(PlanBase):
         Raises:
             ValueError: the two contradict each other.
         """
-        return accounting.cross_check(
+        return cross_check.cross_check(
             self.event,
             self.count_events(self.steps if steps is None else steps),
             self.delta,
@@ -313,7 +315,7 @@ class Plan(PlanBase):
             ValueError: the accountants contradict each other.
         """
         if self.certified:
-            accounting.check_before_a_run(
+            cross_check.check_before_a_run(
                 self.event,
                 self.count_events(self.steps),
                 self.delta,
@@ -394,7 +396,7 @@ class Plan(PlanBase):
             "sensitivity": self.sensitivity,
             "stddev": self.stddev,
             "accountant": self.accountant,
-            "event": accounting.event_to_dict(self.event),
+            "event": event_to_dict(self.event),
             "preconditioner": self.config.describe_preconditioner(),
             "readout": self.config.readout,
             "postprocess": [step.describe() for step in self.config.postprocess],

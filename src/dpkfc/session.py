@@ -50,7 +50,7 @@ from dpkfc.postprocess.weight_average import WeightAverage
 from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.privacy.extra_releases import ExtraRelease, charge_extra
-from dpkfc.privacy.integration import Floats
+from dpkfc.privacy.gaussian_pairs import Floats
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
 from dpkfc.privacy.mechanism import ClippedSum, Released, release_vector
 from dpkfc.public_rows import find_template

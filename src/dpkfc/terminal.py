@@ -112,7 +112,7 @@ def quiet_libraries() -> None:
         logger.handlers = [handler]
         logger.propagate = False
     if os.environ.get("DPKFC_DEBUG") != "1":
-        logging.getLogger("dpkfc.privacy.accounting").setLevel(logging.ERROR)
+        logging.getLogger("dpkfc.privacy.dp_accountants").setLevel(logging.ERROR)
 
 
 def argument_text(owner: Any, key: str) -> str:

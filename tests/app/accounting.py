@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dpkfc.privacy import accounting, calibration
+from dpkfc.privacy import calibration, cross_check, dp_accountants
 
 
 def _answered_once(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -22,7 +22,7 @@ def _answered_once(function: Callable[..., Any]) -> Callable[..., Any]:
     def ask(*args: Any, **named: Any) -> Any:
         fixed = [_hashable(x) for x in args]
         by_name = {name: _hashable(x) for name, x in named.items()}
-        return answer(accounting._INTERVAL, *fixed, **by_name)
+        return answer(dp_accountants._INTERVAL, *fixed, **by_name)
 
     return ask
 
@@ -32,12 +32,12 @@ def _hashable(x: Any) -> Any:
 
 
 calibrated = _answered_once(calibration.calibrate_noise_multiplier)
-checked = _answered_once(accounting.cross_check)
+checked = _answered_once(cross_check.cross_check)
 
 
 @contextmanager
 def remembered() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("dpkfc.config.calibrate_noise_multiplier", calibrated)
-        patched.setattr("dpkfc.privacy.accounting.cross_check", checked)
+        patched.setattr("dpkfc.privacy.cross_check.cross_check", checked)
         yield

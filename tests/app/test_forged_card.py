@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dpkfc.checkpoint import file_digest
-from dpkfc.privacy.accounting import event_from_dict
+from dpkfc.privacy.events import event_from_dict
 from dpkfc.privacy.ledger import Ledger, verify
 from dpkfc.report.card import write_card_files
 from dpkfc.report.verify import agrees, verify_ledger

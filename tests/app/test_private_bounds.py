@@ -32,8 +32,9 @@ from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.run_folder import RunFolderError
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import RunFolder, prepare, read_settings, resume, run
-from dpkfc.privacy.accounting import event_from_dict, total_epsilon
+from dpkfc.privacy.accounting import total_epsilon
 from dpkfc.privacy.budget import Budget
+from dpkfc.privacy.events import event_from_dict
 from dpkfc.privacy.ledger import LedgerError, verify
 from dpkfc.report.verify import CardError, verify_ledger
 from tests.app.accounting import remembered

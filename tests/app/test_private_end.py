@@ -23,7 +23,8 @@ from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import prepare, read_settings, resume, run
 from dpkfc.callbacks import Loss, PrivateEarlyStopping, wrong_answers
-from dpkfc.privacy.accounting import event_from_dict, total_epsilon
+from dpkfc.privacy.accounting import total_epsilon
+from dpkfc.privacy.events import event_from_dict
 from dpkfc.privacy.extra_releases import ExtraRelease
 from dpkfc.privacy.ledger import BudgetExhausted, LedgerError, verify
 from dpkfc.privacy.mechanism import release_vector

@@ -26,15 +26,12 @@ from torch import nn
 
 from dpkfc import PrivacyConfig, Session
 from dpkfc.data.sampling import Poisson, TruncatedPoisson
-from dpkfc.privacy import accounting
-from dpkfc.privacy.accounting import (
-    EpsilonCurve,
-    cross_check,
-    deltas_of_epsilons,
-    epsilon,
-    pld_resolves,
-)
-from dpkfc.privacy.integration import gaussian_epsilon, integrated_epsilon
+from dpkfc.privacy import accounting, dp_accountants
+from dpkfc.privacy.accounting import EpsilonCurve, epsilon
+from dpkfc.privacy.cross_check import cross_check
+from dpkfc.privacy.dp_accountants import deltas_of_epsilons, pld_resolves
+from dpkfc.privacy.gaussian_pairs import gaussian_epsilon
+from tests.audit.integration import integrated_epsilon
 from tests.audit.sizes import FULL, size
 
 Point = tuple[float, float, int, float]  # q, noise multiplier, T, delta
@@ -106,7 +103,9 @@ def test_the_grid(group: tuple[float, int], evidence) -> None:
         assert by_rdp >= integral - 1e-3, point
         slack = 2e-3 + 1e-3 * integral
         # what PLD is asked for
-        resolved = integrated_epsilon(event, count, delta - accounting._rounding(event, count))
+        resolved = integrated_epsilon(
+            event, count, delta - dp_accountants.bound_pld_rounding(event, count)
+        )
         assert integral - slack <= by_pld <= resolved + slack + grid_slack(count, delta), point
         if q >= 0.01 and 1 <= by_pld <= 15:
             assert by_rdp <= (1.4 if count > 1 else 2.0) * by_pld, point
@@ -330,7 +329,7 @@ def test_a_divergence_that_rounds_to_nothing_is_not_free(monkeypatch: pytest.Mon
             return self
 
     monkeypatch.setattr(accounting, "_values", {})
-    monkeypatch.setattr(accounting, "_divergences", {})
+    monkeypatch.setattr(dp_accountants, "_divergences", {})
     monkeypatch.setattr(dp_accounting.rdp, "RdpAccountant", Rounded)
     assert EpsilonCurve(event, 1.1e-5, accountant="rdp").epsilon(7) >= honest > 0
     relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE

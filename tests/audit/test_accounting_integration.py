@@ -20,13 +20,8 @@ from dpkfc.curvature.gep import GEP
 from dpkfc.data.sampling import FixedSize, TruncatedPoisson
 from dpkfc.postprocess import DiSK
 from dpkfc.privacy import accounting
-from dpkfc.privacy.integration import (
-    _tilt,
-    epsilon_of,
-    integrated_epsilon,
-    sampled_losses,
-)
 from tests.audit import integration as by_hand
+from tests.audit.integration import _tilt, epsilon_of, integrated_epsilon, sampled_losses
 from tests.audit.sizes import FULL, size
 
 DELTA = 1e-5

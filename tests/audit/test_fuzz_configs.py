@@ -27,7 +27,7 @@ from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.settings import SETTINGS, RunConfig, make_config
 from dpkfc.app.settings_file import flatten, to_toml
 from dpkfc.app.toml import ConfigError, read_toml
-from dpkfc.privacy import accounting
+from dpkfc.privacy import accounting, cross_check
 from dpkfc.privacy.calibration import check_target
 from tests.audit.fuzzing import ODD, PICKLE, Mutator, Tally, no_pickle
 from tests.audit.sizes import size
@@ -50,7 +50,7 @@ def _light(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr("dpkfc.app.commands.train._show_audit", lambda *_: None)
     monkeypatch.setattr("dpkfc.app.commands.train.announce", lambda result: None)
     monkeypatch.setattr(
-        accounting, "cross_check", lambda event, count, *_: {"pld": 0.1, "rdp": 0.1}
+        cross_check, "cross_check", lambda event, count, *_: {"pld": 0.1, "rdp": 0.1}
     )
     monkeypatch.setattr(train, "prepare", _prepared)
     yield

@@ -54,10 +54,10 @@ import dpkfc.app.results, dpkfc.app.train
 from dpkfc.app.recipes.images import image_features
 from dpkfc.cli import main
 from dpkfc import features
-from dpkfc.privacy import accounting
+from dpkfc.privacy import dp_accountants
 
 print(dpkfc.__file__, flush=True)
-accounting._INTERVAL = 1e-3
+dp_accountants._INTERVAL = 1e-3
 measure = features.standardise
 features.standardise = lambda maps, probe, size, seed: measure(maps, probe, size=50, seed=seed)
 features.build_features(image_features((3, 8, 8)))

@@ -21,9 +21,9 @@ from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.data.sampling import CyclicPoisson, Poisson
 from dpkfc.postprocess import EMA, AdamBC, DiSK
 from dpkfc.privacy import rng
-from dpkfc.privacy.accounting import quick_epsilon
 from dpkfc.privacy.budget import Budget
 from dpkfc.privacy.correlated_noise import BandedNoise, choose_bands
+from dpkfc.privacy.quick_epsilon import quick_epsilon
 from dpkfc.privacy.rng import CHUNK, NoiseStream
 from dpkfc.report.total import total_of_ledgers
 from dpkfc.report.verify import verify_ledger

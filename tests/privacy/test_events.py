@@ -13,18 +13,13 @@ import numpy as np
 import pytest
 from dp_accounting import pld, rdp
 
-from dpkfc.privacy import accounting
-from dpkfc.privacy.accounting import (
-    EpsilonCurve,
-    cross_check,
-    deltas_of_epsilons,
-    epsilon,
-    event_from_dict,
-    event_to_dict,
-    pld_of_one,
-    total_epsilon,
-)
-from dpkfc.privacy.integration import integrated_epsilon
+from dpkfc.privacy import accounting, dp_accountants
+from dpkfc.privacy import cross_check as comparison
+from dpkfc.privacy.accounting import EpsilonCurve, epsilon, total_epsilon
+from dpkfc.privacy.cross_check import cross_check
+from dpkfc.privacy.dp_accountants import deltas_of_epsilons, pld_of_one
+from dpkfc.privacy.events import event_from_dict, event_to_dict
+from tests.audit.integration import integrated_epsilon
 
 DELTA = 1e-5
 ADD, REPLACE = (
@@ -149,7 +144,7 @@ def test_cross_check_of_fixed_size_batches_has_rdp_alone():
 
 def test_cross_check_refuses_a_contradiction(monkeypatch):
     monkeypatch.setattr(
-        accounting, "epsilon", lambda e, n, d, accountant, r: 2.0 if accountant == "pld" else 1.0
+        comparison, "epsilon", lambda e, n, d, accountant, r: 2.0 if accountant == "pld" else 1.0
     )
     with pytest.raises(
         ValueError, match=r"the accountants disagree .* PLD gives epsilon 2.0, above the 1.0 of RDP"
@@ -232,21 +227,21 @@ def test_the_upper_bound_is_exact_at_the_counts_that_are_computed_anyway_and_nev
 def test_an_epsilon_in_the_millions_is_bounded_without_a_composition_by_pld(more, monkeypatch):
     charges = [(poisson(0.1, 0.01), 1000), *more]
     bound = total_epsilon(charges, DELTA, "rdp")
-    assert bound > accounting.MOST_BY_PLD
+    assert bound > dp_accountants.MOST_BY_PLD
     monkeypatch.setattr(accounting, "_values", {})
-    monkeypatch.setattr(accounting, "_compose", None)
+    monkeypatch.setattr(dp_accountants, "_compose", None)
     assert total_epsilon(charges, DELTA, "pld") == bound
     checked = cross_check(*charges[0], DELTA, also=more)
     assert checked["pld"] == checked["rdp"]
 
 
 def test_warnings_of_dp_accounting_are_said_once_by_our_logger(caplog, monkeypatch):
-    monkeypatch.setattr(accounting, "_forwarded", set())
+    monkeypatch.setattr(dp_accountants, "_forwarded", set())
     monkeypatch.setattr(accounting, "_values", {})
     # a command line that ran before in this process has quietened them
     for name in (
         "dpkfc",
-        "dpkfc.privacy.accounting",
+        "dpkfc.privacy.dp_accountants",
     ):
         monkeypatch.setattr(logging.getLogger(name), "propagate", True)
         monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
@@ -255,7 +250,7 @@ def test_warnings_of_dp_accounting_are_said_once_by_our_logger(caplog, monkeypat
         for _ in range(2):
             epsilon(poisson(0.1, 0.6), 1, DELTA, "rdp")
     assert [(record.name, record.levelno) for record in caplog.records] == [
-        ("dpkfc.privacy.accounting", logging.INFO)
+        ("dpkfc.privacy.dp_accountants", logging.INFO)
     ]
     assert "failed to converge" in caplog.text
     assert "said once" in caplog.text

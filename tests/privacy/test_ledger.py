@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpkfc.privacy.accounting import event_from_dict
+from dpkfc.privacy.events import event_from_dict
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
 from tests import forked
 

@@ -9,19 +9,23 @@ import math
 import dp_accounting
 import numpy as np
 import pytest
+from scipy.stats import binom, norm
 
 from dpkfc import PrivacyConfig
 from dpkfc.data.sampling import Poisson, TruncatedPoisson
-from dpkfc.privacy import accounting, loss_distribution
-from dpkfc.privacy.accounting import (
-    EpsilonCurve,
-    check_before_a_run,
-    epsilon,
-    quick_epsilon,
-    total_epsilon,
+from dpkfc.privacy import accounting, cross_check, dp_accountants, loss_distribution
+from dpkfc.privacy import quick_epsilon as quick
+from dpkfc.privacy.accounting import EpsilonCurve, epsilon, total_epsilon
+from dpkfc.privacy.cross_check import check_before_a_run
+from dpkfc.privacy.gaussian_pairs import Pair, gaussian_epsilon
+from dpkfc.privacy.quick_epsilon import quick_epsilon
+from tests.audit.integration import (
+    _tilt,
+    contour_delta,
+    epsilon_of,
+    one_release_delta,
+    sampled_losses,
 )
-from dpkfc.privacy.integration import _tilt, gaussian_epsilon, sampled_losses
-from tests.audit.integration import contour_delta, one_release_delta
 
 DELTA = 1e-5
 CASES = 500
@@ -45,10 +49,10 @@ def draw(seed: int):
 def check_setting(seed: int) -> None:
     q, noise, event, count, delta, own = draw(seed)
     theirs = epsilon(event, count, delta)
-    slack = accounting._agreement(own, event, count, delta)
+    slack = cross_check._agreement(own, event, count, delta)
     assert abs(own.value - theirs) <= slack, (q, noise, count, delta)
     if own.value > 0.1:
-        assert slack <= 3e-3 * own.value + 1e-3 * (accounting._INTERVAL / 1e-4) ** 2 * count
+        assert slack <= 3e-3 * own.value + 1e-3 * (dp_accountants._INTERVAL / 1e-4) ** 2 * count
     if own.value > 1e-3:
         losses = sampled_losses(q, noise)
         try:
@@ -87,10 +91,44 @@ def test_one_release_is_not_below_its_closed_form(q: float, noise: float) -> Non
 @pytest.mark.parametrize("noise", [0.02, 0.4, 5.0, 300.0])
 def test_full_batches_on_a_grid_are_the_closed_form(noise: float) -> None:
     for count in (1, 30, 1000):
-        release = loss_distribution.Release(((1.0, 1.0, noise),))
+        release = (Pair(1.0, 1.0, noise),)
         exact = gaussian_epsilon(noise / math.sqrt(count), DELTA)
         found = loss_distribution.epsilon_of_releases([(release, count)], DELTA)
         assert exact <= found <= exact * (1 + 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("q", "noise", "count", "delta"),
+    [
+        (0.01, 8.0, 100_000, 1e-12),
+        (0.1, 2.0, 500, 1e-15),
+        (0.1, 2.0, 500, 1e-30),
+        (0.9, 1.0, 10, 1e-18),
+    ],
+)
+def test_a_delta_that_rounding_would_hide_is_resolved_by_a_tilt(q, noise, count, delta) -> None:
+    event = Poisson(q, 10).event(noise)
+    own = quick_epsilon([(event, count)], delta).value
+    losses = sampled_losses(q, noise)
+    assert contour_delta(losses, count, own, _tilt(losses, count, delta)) <= delta * (1 + 1e-6)
+    assert own <= epsilon_of(losses, count, delta) * (1 + 1e-4) + 1e-4
+    assert own <= epsilon(event, count, delta, "rdp")
+
+
+@pytest.mark.parametrize("units", [2, 7, 40])
+def test_losses_of_several_units_are_those_of_their_densities(units: int) -> None:
+    pair = Pair(1.0, 0.2, 3.0, units)
+    x = np.linspace(-20, units + 20, 500)
+    shifts = np.arange(units + 1)[:, None]
+    densities = binom.pmf(shifts, units, 0.2) * norm.pdf(x, shifts, 3.0)
+    losses = pair.losses(x)
+    assert losses == pytest.approx(np.log(densities.sum(0) / norm.pdf(x, 0, 3.0)), abs=1e-9)
+    rises = losses > losses[0] + 1e-6
+    assert pair.places(losses)[rises] == pytest.approx(x[rises], abs=1e-6)
+    present, absent = (np.exp(logs) for logs in pair.log_masses(x))
+    assert absent == pytest.approx(np.diff(norm.cdf(x, 0, 3.0), prepend=0, append=1), abs=1e-12)
+    cumulative = (binom.pmf(shifts, units, 0.2) * norm.cdf(x, shifts, 3.0)).sum(0)
+    assert present == pytest.approx(np.diff(cumulative, prepend=0, append=1), abs=1e-12)
 
 
 MORE = [
@@ -115,7 +153,6 @@ def test_what_it_does_not_know_it_leaves_to_others() -> None:
         100, 5, dp_accounting.GaussianDpEvent(2.0)
     )
     assert quick_epsilon([(fixed, 3)], DELTA) is None
-    assert quick_epsilon([(Poisson(0.1, 10).event(1.0), 10)], 1e-30) is None
     assert quick_epsilon([(Poisson(0.1, 10).event(0.0), 10)], DELTA).value == math.inf
     assert quick_epsilon([], DELTA).value == 0
 
@@ -149,7 +186,7 @@ def test_a_small_disagreement_of_two_programs_stops_a_run(factor: float, monkeyp
     event, count = Poisson(0.1, 100).event(1.1), 40
     check_before_a_run(event, count, DELTA, "add_or_remove_one")
     honest = loss_distribution.epsilon_of_releases
-    monkeypatch.setattr(accounting, "epsilon_of_releases", lambda *a: factor * honest(*a))
+    monkeypatch.setattr(quick, "epsilon_of_releases", lambda *a: factor * honest(*a))
     with pytest.raises(ValueError, match="disagree .* our own distribution .* do not train"):
         check_before_a_run(event, count, DELTA, "add_or_remove_one")
 
@@ -161,7 +198,7 @@ def test_a_search_asks_dp_accounting_once(monkeypatch) -> None:
     monkeypatch.setattr(
         EpsilonCurve, "_compute", lambda self, n: asked.append(n) or compute(self, n)
     )
-    monkeypatch.setattr(accounting, "_INTERVAL", 1e-4)
+    monkeypatch.setattr(dp_accountants, "_INTERVAL", 1e-4)
     plan = PrivacyConfig(expected_batch_size=32, steps=30).calibrate(3.0, DELTA, 100)
     assert plan.epsilon() <= 3.0
     assert asked == [30]

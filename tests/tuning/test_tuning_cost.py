@@ -10,13 +10,13 @@ import dp_accounting
 import pytest
 
 from dpkfc.app.tuning.cost import bound_selection, trial_law
-from dpkfc.privacy import accounting
+from dpkfc.privacy import dp_accountants
 
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch):
     """What reaches the handler of absl's logger, which writes to standard error."""
-    monkeypatch.setattr(accounting, "_forwarded", set())
+    monkeypatch.setattr(dp_accountants, "_forwarded", set())
     lines: list[str] = []
 
     class Ear(logging.Handler):
@@ -41,7 +41,7 @@ def test_orders_that_are_left_out_are_not_told_one_by_one(heard):
 
 
 def test_another_warning_passes(heard):
-    with accounting.quiet_accountants():
+    with dp_accountants.quiet_accountants():
         logging.getLogger("absl").warning("Negative Renyi divergence of %s", -1)
         logging.getLogger("absl").warning(
             "of %d. Excluding this order from the epsilon computation.", 3

@@ -41,7 +41,8 @@ from dpkfc.audit.findings import tabulate_findings
 from dpkfc.audit.one_run import RELEASED
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.config import Plan
-from dpkfc.privacy.accounting import describe_extra, event_to_dict
+from dpkfc.privacy.accounting import describe_extra
+from dpkfc.privacy.events import event_to_dict
 from dpkfc.privacy.extra_releases import ExtraRelease
 from dpkfc.privacy.ledger import LedgerError, Verified, verify
 from dpkfc.report.card import CardFacts, build_card, failed_checks, to_markdown, write_card_files

@@ -18,7 +18,7 @@ from dpkfc.app.methods import METHODS
 from dpkfc.app.toml import ConfigError, nearest
 from dpkfc.clipping import CLIPPINGS
 from dpkfc.config import SAMPLERS
-from dpkfc.privacy.accounting import ACCOUNTANTS
+from dpkfc.privacy.dp_accountants import ACCOUNTANTS
 from dpkfc.privacy.grid import AUTO, CORRELATED, NOISES
 from dpkfc.report.officer import Declared
 from dpkfc.terminal import argument_text

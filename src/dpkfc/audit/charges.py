@@ -12,7 +12,7 @@ from dpkfc.audit.findings import Finding
 from dpkfc.audit.harness import Subject, WatchedSession
 from dpkfc.audit.step_canaries import Canaries
 from dpkfc.config import Plan
-from dpkfc.privacy.accounting import event_to_dict
+from dpkfc.privacy.events import event_to_dict
 from dpkfc.privacy.ledger import LedgerError, verify
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from dpkfc.audit.noise_tests import autocorrelate, standardize
 from dpkfc.audit.replay import SEED, Units, first_units
 from dpkfc.audit.step_canaries import Canaries
 from dpkfc.data.sampling import REPLACE_ONE
-from dpkfc.privacy.integration import gaussian_epsilon
+from dpkfc.privacy.gaussian_pairs import gaussian_epsilon
 
 ALPHA, RUNS, BATCH = 1e-3, 1500, 4
 SCANNED = 24  # releases that are searched for repetition

@@ -38,9 +38,10 @@ from dpkfc.federated.privacy_models import Description, PrivacyModel, SecureAggr
 from dpkfc.federated.server_rules import FedGD, ServerRule
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.postprocess.protocol import PostProcess
-from dpkfc.privacy import accounting
+from dpkfc.privacy import accounting, cross_check
 from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.calibration import calibrate_noise_multiplier, check_target
+from dpkfc.privacy.events import event_to_dict
 from dpkfc.privacy.grid import GAUSSIAN, NOISES, ROUNDED, grid_of, widen_sensitivity
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.report.text import json_number
@@ -221,7 +222,7 @@ class FederatedPlan(PlanBase):
             ValueError: the accountants contradict each other.
         """
         if self.certified:
-            accounting.check_before_a_run(self.event, self.releases, self.delta, ADD_OR_REMOVE_ONE)
+            cross_check.check_before_a_run(self.event, self.releases, self.delta, ADD_OR_REMOVE_ONE)
 
     def open_ledger(self, path: StrPath | None, **header: Any) -> Ledger:
         """Return the ledger of one party, in memory where there is no path.
@@ -266,7 +267,7 @@ class FederatedPlan(PlanBase):
             "stddev": self.stddev,
             "share_of_a_client": self.client_stddev,
             "releases": self.releases,
-            "event": accounting.event_to_dict(self.event),
+            "event": event_to_dict(self.event),
             "epsilon_for_others": {who: json_number(x) for who, x in self.views().items()},
         }
 

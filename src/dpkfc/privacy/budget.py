@@ -26,16 +26,12 @@ import scipy
 import tomli_w
 
 from dpkfc._checks import check_in_range, check_positive
-from dpkfc.privacy.accounting import (
-    compose,
-    event_from_dict,
-    event_to_dict,
-    quick_epsilon,
-    total_epsilon,
-)
+from dpkfc.privacy.accounting import total_epsilon
 from dpkfc.privacy.calibration import PlanBase
+from dpkfc.privacy.events import compose, event_from_dict, event_to_dict
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, sync_folder, verify
 from dpkfc.privacy.locks import take_lock
+from dpkfc.privacy.quick_epsilon import quick_epsilon
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dpkfc._checks import check_not_negative, check_positive, is_number
-from dpkfc.privacy.accounting import NEGLIGIBLE_NOISE, EpsilonCurve, quick_epsilon
+from dpkfc.privacy.accounting import EpsilonCurve
+from dpkfc.privacy.events import NEGLIGIBLE_NOISE
+from dpkfc.privacy.quick_epsilon import quick_epsilon
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-    from dpkfc.privacy.accounting import Charges
+    from dpkfc.privacy.events import Charges
     from dpkfc.privacy.extra_releases import ExtraRelease
 
 SMALLEST = 0.1
@@ -167,8 +169,7 @@ def estimate_noise_multiplier(
     log_noise = _search(epsilon, delta, lambda noise: [(make_event(noise), count), *also])
     if log_noise is None:
         raise CalibrationError(
-            f"delta = {delta:g} is too small to compare noises in {count:,} releases; give the"
-            " noise by name instead of 'auto'"
+            "the noises of this sampler cannot be compared; give one by name instead of 'auto'"
         )
     return math.exp(log_noise)
 

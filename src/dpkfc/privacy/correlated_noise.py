@@ -24,7 +24,7 @@ from functools import cached_property
 import numpy as np
 
 from dpkfc._checks import check_integer
-from dpkfc.privacy.integration import Floats
+from dpkfc.privacy.gaussian_pairs import Floats
 
 # Part of the first weight below which float64 cannot add another one.
 _LEAST = 2.0**-53

@@ -24,7 +24,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpkfc.privacy.accounting import event_from_dict, event_to_dict
+from dpkfc.privacy.events import event_from_dict, event_to_dict
 from dpkfc.privacy.locks import take_lock
 from dpkfc.privacy.rng import count_forks
 

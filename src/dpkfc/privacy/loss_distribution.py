@@ -1,12 +1,16 @@
 """The privacy loss of many releases as masses on a grid, composed by powers of their spectra.
 
-The pair of distributions of one release is P = (1 - q) N(0, σ²) + q N(1, σ²), with the example,
-and Q = N(0, σ²), without it. Its loss L(x) = log P(x) / Q(x) rises with x, so an interval of losses
-is an interval of x. The masses of the interval under P and Q are moved to its ends so that both
-sums stay, which dominates the true pair ("connecting the dots", Doroshenko et al. 2022): δ is never
-too small. One Fourier transform a release then serves every number of releases: a power, and one
-inverse transform. What the window of the transform cannot hold, and what rounding may take, is
-added to δ.
+One release (`gaussian_pairs`) becomes masses at multiples of h. What lies between two multiples l
+and l + h, with masses p and q under the two distributions, moves to its ends so that both sums
+stay: up (p − e^l q) / (1 − e^(−h)), the rest down. That dominates the true pair ("connecting the
+dots", Doroshenko et al. 2022), so δ is never too small. Moving raises the cumulant of a release at
+t by t (t + 1) h² / 8, which sets h.
+
+One Fourier transform a release then serves every number of releases: a power, and one inverse
+transform. δ(ε) is the sum of (1 − e^(ε − loss)) over the losses above ε, and what is lost: what the
+window of the transform cannot hold, infinite losses, and an allowance for rounding. A δ that
+rounding would hide is found under a tilt: masses are weighted by exp(tilt · loss) before they are
+transformed, so that the digits lie where ε is.
 
 It does not use dp-accounting, whose value is on the card: two programs agree on every run. It is as
 accurate (`Grid.error`) and takes a fiftieth of the time.
@@ -23,63 +27,60 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from dpkfc.privacy.gaussian_pairs import Floats, Pair
+
 Complexes = NDArray[np.complex128]
+# The pairs among which public chance chooses; their weights add up to 1.
+Release = tuple[Pair, ...]
+Releases = Sequence[tuple[Release, int]]
 
 ACCURACY = 1e-5  # what the grid adds to ε, as a part of it
 MOST_POINTS = 1 << 22
 _MOST_REFINED = 1 << 18
+_TILTS: Floats = np.exp2(np.arange(-16.0, 25.0))
+_AROUND: Floats = np.exp2(np.linspace(-1, 1, 33))  # around the best of them
 # δ is larger by the probability of losses beyond the window.
 _LOG_TAIL = math.log(1e-20)
-_FAR = 10.0  # standard deviations; 1e-23 of a Gaussian lies beyond, and counts as infinite loss
-_TILTS: Floats = np.exp2(np.arange(-16.0, 25.0))
-_STEPS = 10  # of the coarse integration in a standard deviation
-_MOST_STEPS = 20_000
+# Standard deviations; 1e-23 of a Gaussian lies beyond, and counts as infinite loss.
+_FAR = 10.0
+# The largest part of δ that either of them may be.
+_LEAST_TAIL = 1e-9
 # Below so many standard deviations of the rounding to the grid, ε depends on the grid.
 _SMOOTH = 50.0
 _DECAYED = 40.0  # e⁻⁴⁰ counts as zero
-_EPS = 2.0**-52
-
-
-@dataclass(frozen=True)
-class Release:
-    """One release: public chance chooses one of its pairs of distributions.
-
-    Attributes:
-        pairs: weight, q and σ of each pair; the weights add up to 1.
-    """
-
-    pairs: tuple[tuple[float, float, float], ...]
-
-
-Releases = Sequence[tuple[Release, int]]
+_LARGEST_EXPONENT = 700.0  # e to the power of more than 709 is not a float
 
 
 @dataclass(frozen=True)
 class Grid:
     """The losses at which masses lie: multiples of `interval` in a window.
 
+    A pair of values is for the two directions: with the example present, and with it absent.
+
     Attributes:
         interval: h.
         points: length of the window.
-        first: the lowest multiple, with the example present and with it absent.
+        first: the lowest multiple.
         tails: the tilts that bound what lies above the window.
-        tilt: t, the derivative of -log δ by ε, about.
+        tilts: of the transforms; 0 where rounding does not hide δ.
+        slope: the derivative of -log δ by ε, about.
         count: number of releases.
+        far: standard deviations of the noise that are looked at.
     """
 
     interval: float
     points: int
     first: tuple[int, int]
     tails: tuple[float, float]
-    tilt: float
+    tilts: tuple[float, float]
+    slope: float
     count: int
+    far: float
 
     def error(self, epsilon: float, interval: float = 0.0) -> float:
         """Estimate the most that a grid, by default this one, adds to ε."""
         h = interval or self.interval
-        # Moving masses by up to h raises the cumulant of a release at t by t (t + 1) h² / 8.
-        error = self.count * (1 + self.tilt) * h**2 / 8
+        error = self.count * (1 + self.slope) * h**2 / 8
         walk = h * math.sqrt(self.count)
         return error if epsilon > _SMOOTH * walk else error + walk
 
@@ -101,10 +102,13 @@ def epsilon_of_releases(releases: Releases, delta: float, grid: Grid | None = No
         grid: of these releases or of more; chosen where it is None.
     """
     grid = grid or choose_grid(tuple(releases), delta)
-    return max(
-        _epsilon(_compose(releases, grid, is_present), delta, grid, is_present)
-        for is_present in (True, False)
-    )
+    directions = [_compose(releases, grid, direction) for direction in (0, 1)]
+    return max(losses.epsilon(delta) for losses in directions)
+
+
+def bound_rounding(count: int) -> float:
+    """Return a bound of what rounding takes from δ in a power of a Fourier transform."""
+    return 2.0**-52 * (count + 256)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -127,30 +131,44 @@ def choose_grid(
 
 
 def _first_grid(releases: tuple[tuple[Release, int], ...], delta: float, accuracy: float) -> Grid:
+    count = sum(number for _, number in releases)
+    far = max(_FAR, -float(scipy.special.ndtri(_LEAST_TAIL * delta / count)))
     above, below, away, towards = (
-        _cumulant(releases, powers) for powers in (1 + _TILTS, 1 - _TILTS, -_TILTS, _TILTS)
+        _cumulants(releases, powers, far) for powers in (1 + _TILTS, 1 - _TILTS, -_TILTS, _TILTS)
     )
     # Chernoff: the best bound of ε, and its tilt.
     bounds = (above - math.log(delta)) / _TILTS
     best = int(np.argmin(bounds))
-    tilt = float(_TILTS[best])
+    slope = float(_TILTS[best])
     epsilon = max(float(bounds[best]), 1e-6)
-    count = sum(number for _, number in releases)
-    wanted = math.sqrt(8 * accuracy * epsilon / (count * (1 + tilt)))
-    h = min(wanted, 0.3 / (1 + tilt))
+    wanted = math.sqrt(8 * accuracy * epsilon / (count * (1 + slope)))
+    h = min(wanted, 0.3 / (1 + slope))
+    log_tail = min(_LOG_TAIL, math.log(_LEAST_TAIL * delta))
     while True:
-        highest, lowest, tails = _window(h, count, (above, below, away, towards))
+        highest, lowest, tails = _window(h, count, (above, below, away, towards), log_tail)
         width = max(high - low for high, low in zip(highest, lowest, strict=True))
         if width <= h * MOST_POINTS:
             break
         h = 1.5 * max(h, width / MOST_POINTS)
     points = scipy.fft.next_fast_len(math.ceil(width / h) + 4, real=True)
     present, absent = (math.floor(low / h) - 1 for low in lowest)
-    return Grid(h, points, (present, absent), tails, tilt, count)
+    tilts = (0.0, 0.0)
+    if delta <= 2 * bound_rounding(count):
+        around = slope * _AROUND
+        tilt = _best_tilt(around, _cumulants(releases, 1 + around, far), delta)
+        around = _best_tilt(_TILTS, away, delta) * _AROUND
+        tilt_of_absence = _best_tilt(around, _cumulants(releases, -around, far), delta)
+        tilts = (min(tilt, 1 / h), min(tilt_of_absence, 1 / h))
+    return Grid(h, points, (present, absent), tails, tilts, slope, count, far)
+
+
+def _best_tilt(tilts: Floats, cumulants: Floats, delta: float) -> float:
+    """Return the tilt of the best of these Chernoff bounds of ε."""
+    return float(tilts[np.argmin((cumulants - math.log(delta)) / tilts)])
 
 
 def _window(
-    h: float, count: int, cumulants: Sequence[Floats]
+    h: float, count: int, cumulants: Sequence[Floats], log_tail: float
 ) -> tuple[list[float], list[float], tuple[float, float]]:
     """Return the highest and the lowest losses of both directions, and the tilts of the former.
 
@@ -162,7 +180,7 @@ def _window(
     places = []
     best = []
     for logs in cumulants:
-        bounds = (np.maximum(logs[: tilts.size], 0.0) + raised - _LOG_TAIL) / tilts
+        bounds = (np.maximum(logs[: tilts.size], 0.0) + raised - log_tail) / tilts
         place = int(np.argmin(bounds))
         places.append(float(bounds[place]))
         best.append(float(tilts[place]))
@@ -170,32 +188,13 @@ def _window(
     return [above, away], [-below, -towards], (best[0], best[2])
 
 
-def _cumulant(releases: Releases, powers: Floats) -> Floats:
-    """Return log E exp(power · L) without the example, of all releases, by a coarse integration."""
+def _cumulants(releases: Releases, powers: Floats, far: float) -> Floats:
+    """Return log E exp(power · L) without the example, of all releases."""
     total = np.zeros(powers.size)
     for release, count in releases:
-        logs = [math.log(w) + _cumulant_of_pair(q, s, powers) for w, q, s in release.pairs if w]
+        logs = [math.log(pair.weight) + pair.cumulants(powers, far) for pair in release]
         total += count * np.logaddexp.reduce(logs, axis=0)
     return total
-
-
-def _cumulant_of_pair(rate: float, stddev: float, powers: Floats) -> Floats:
-    far = _FAR * stddev
-    size = (1 + 2 * far) / min(stddev, stddev**2) * _STEPS
-    x = np.linspace(-far, 1 + far, math.ceil(min(size, _MOST_STEPS)))
-    losses = _loss(x, rate, stddev)
-    cell = (x[1] - x[0]) / stddev / math.sqrt(2 * math.pi)
-    exponents = np.multiply.outer(powers, losses) - 0.5 * (x / stddev) ** 2
-    largest = exponents.max(axis=1, keepdims=True)
-    sums = np.exp(exponents - largest).sum(axis=1)
-    return np.asarray(largest[:, 0] + np.log(sums * cell))
-
-
-def _loss(x: Floats, rate: float, stddev: float) -> Floats:
-    log_ratio = (x - 0.5) / stddev**2
-    if rate == 1:
-        return log_ratio
-    return np.logaddexp(math.log1p(-rate), math.log(rate) + log_ratio)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -211,37 +210,31 @@ class _Masses:
     infinite: float
 
 
-def _masses_of_pair(rate: float, stddev: float, grid: Grid, is_present: bool) -> _Masses:
+def _move_to_grid(pair: Pair, grid: Grid, direction: int) -> _Masses:
     """Return the losses of one pair; those above the window count as infinite."""
     h = grid.interval
-    floor = math.log1p(-rate) if rate < 1 else -math.inf
-    far = _FAR * stddev
-    highest = float(_loss(np.array([1 + far if is_present else far]), rate, stddev)[0])
-    lowest = float(_loss(np.array([-far]), rate, stddev)[0])
-    first, window = grid.first[not is_present], grid.points
-    last = first + window - 1
+    is_present = direction == 0
+    far = grid.far * pair.stddev
+    highest = float(pair.losses(np.array([pair.units + far if is_present else far]))[0])
+    lowest = float(pair.losses(np.array([-far]))[0])
+    last = grid.first[direction] + grid.points - 1
     if is_present:
         highest = min(highest, h * last)
     else:
         # The losses without the example are those with it, negated.
         lowest = max(lowest, -h * last)
-    start = math.floor(max(lowest, floor) / h)
+    start = math.floor(max(lowest, pair.log_weights[0]) / h)
     end = max(math.ceil(highest / h), start + 1)
     places = np.arange(start, end + 1, dtype=np.float64)
     edges: Floats = h * places
-    x = _x_of_losses(edges, floor, rate, stddev)
-    # Logarithms of the masses below the first edge, between the edges, and above the last one.
-    q_logs = _log_masses(x / stddev)
-    p_logs = math.log(rate) + _log_masses((x - 1) / stddev)
-    if rate < 1:
-        p_logs = np.logaddexp(p_logs, math.log1p(-rate) + q_logs)
+    p_logs, q_logs = pair.log_masses(pair.places(edges))
     low = edges[:-1]
     if not is_present:
         p_logs, q_logs = q_logs[::-1], p_logs[::-1]
         low = -edges[:0:-1]
         start = -int(places[-1])
     masses = np.exp(p_logs)
-    inner = masses[1:-1]
+    below, inner, above = masses[0], masses[1:-1], masses[-1]
     with np.errstate(invalid="ignore"):
         ratio = np.exp(low + q_logs[1:-1] - p_logs[1:-1])
     share = np.clip((1 - ratio) / -math.expm1(-h), 0.0, 1.0)
@@ -249,34 +242,8 @@ def _masses_of_pair(rate: float, stddev: float, grid: Grid, is_present: bool) ->
     mass = np.zeros(inner.size + 1)
     mass[:-1] = inner - upper
     mass[1:] += upper
-    mass[0] += masses[0]
-    return _Masses(start, mass, float(masses[-1]))
-
-
-def _x_of_losses(losses: Floats, floor: float, rate: float, stddev: float) -> Floats:
-    """Return the x of each loss, -∞ for losses at or below the least one."""
-    if rate == 1:
-        return losses * stddev**2 + 0.5
-    with np.errstate(divide="ignore", invalid="ignore"):
-        # log(exp(loss) - (1 - q)) without cancellation.
-        rest = np.log(-np.expm1(np.minimum(floor - losses, 0.0)))
-    return (losses + rest - math.log(rate)) * stddev**2 + 0.5
-
-
-def _log_masses(edges: Floats) -> Floats:
-    """Return log masses of a Gaussian below the first edge, between the edges, and above the last.
-
-    Differences of the smaller tails keep their digits.
-    """
-    tails = scipy.special.log_ndtr(-np.abs(edges))
-    left, right = tails[:-1], tails[1:]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        larger = np.maximum(left, right)
-        inner = larger + np.log(-np.expm1(np.minimum(left, right) - larger))
-        around = np.log1p(-np.exp(left) - np.exp(right))
-    is_around = (edges[:-1] <= 0) & (edges[1:] > 0)
-    ends = scipy.special.log_ndtr(np.array([edges[0], -edges[-1]]))
-    return np.concatenate([ends[:1], np.where(is_around, around, inner), ends[1:]])
+    mass[0] += below
+    return _Masses(start, mass, float(above))
 
 
 @dataclass(frozen=True)
@@ -284,45 +251,55 @@ class _Spectrum:
     """One release, transformed.
 
     Attributes:
-        logs: logarithm of the Fourier transform `[points // 2 + 1]`.
+        logs: logarithm of the Fourier transform `[points // 2 + 1]` of the tilted masses.
         centre: the multiple of h that the transform takes for 0; near the mean loss, so that the
             phases are small and their rounding is, too.
+        scale: logarithm by which the masses were divided after the tilt; 0 without one.
         infinite: mass of infinite loss.
         cumulant: log E exp(t · loss), at the tilt t that bounds what lies above the window.
     """
 
     logs: Complexes
     centre: int
+    scale: float
     infinite: float
     cumulant: float
 
 
 @functools.lru_cache(maxsize=8)
-def _spectrum(release: Release, grid: Grid, is_present: bool) -> _Spectrum:
-    parts = [
-        (weight, _masses_of_pair(rate, stddev, grid, is_present))
-        for weight, rate, stddev in release.pairs
-        if weight
-    ]
+def _transform(release: Release, grid: Grid, direction: int) -> _Spectrum:
+    parts = [(pair.weight, _move_to_grid(pair, grid, direction)) for pair in release]
+    tilt = grid.tilts[direction]
+    scale = _log_moment(parts, grid, tilt) if tilt else 0.0
+    tilted = []
     mean = infinite = 0.0
-    cumulant = -math.inf
-    tilt = grid.tails[not is_present]
     for weight, part in parts:
         places = part.first + np.arange(part.mass.size)
-        mean += weight * float(part.mass @ places)
+        mass = part.mass
+        if tilt:
+            mass = mass * np.exp(tilt * grid.interval * places - scale)
+        tilted.append((places, weight * mass))
+        mean += weight * float(mass @ places)
         infinite += weight * part.infinite
-        exponents = tilt * grid.interval * places
-        largest = exponents[-1]
-        moment = float(part.mass @ np.exp(exponents - largest))
-        cumulant = np.logaddexp(cumulant, math.log(weight * moment) + largest)
     centre = round(mean)
     circle = np.zeros(grid.points)
-    for weight, part in parts:
-        places = (part.first - centre + np.arange(part.mass.size)) % grid.points
-        circle += np.bincount(places, weight * part.mass, grid.points)
+    for places, mass in tilted:
+        circle += np.bincount((places - centre) % grid.points, mass, grid.points)
     with np.errstate(divide="ignore"):
         logs = np.log(scipy.fft.rfft(circle))
-    return _Spectrum(logs, centre, infinite, float(cumulant))
+    cumulant = _log_moment(parts, grid, grid.tails[direction])
+    return _Spectrum(logs, centre, scale, infinite, cumulant)
+
+
+def _log_moment(parts: Sequence[tuple[float, _Masses]], grid: Grid, tilt: float) -> float:
+    """Return log E exp(tilt · loss) of the finite losses of a release."""
+    logs = -math.inf
+    for weight, part in parts:
+        exponents = tilt * grid.interval * (part.first + np.arange(part.mass.size))
+        largest = exponents[-1]
+        moment = float(part.mass @ np.exp(exponents - largest))
+        logs = np.logaddexp(logs, math.log(weight * moment) + largest)
+    return float(logs)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -331,42 +308,63 @@ def _spectrum(release: Release, grid: Grid, is_present: bool) -> _Spectrum:
 
 @dataclass(frozen=True)
 class _Composed:
-    """Masses in the window, their sums from above, and what else δ holds."""
+    """The losses of many releases.
 
+    Attributes:
+        first: the lowest multiple of h in the window.
+        interval: h.
+        mass: of each multiple `[points]`.
+        above: sums of the masses from each multiple on `[points]`.
+        lost: what δ holds of infinite losses and of those beyond the window.
+        rounding: what rounding may have taken, before the tilt was undone.
+        tilt, scale: masses were multiplied by exp(scale - tilt · loss) to undo the tilt.
+    """
+
+    first: int
+    interval: float
     mass: Floats
     above: Floats
-    more: float
+    lost: float
+    rounding: float
+    tilt: float
+    scale: float
 
+    def epsilon(self, delta: float) -> float:
+        """Return ε at δ, by bisection of the places and a straight line between two of them."""
+        low = max(-self.first, 0)
+        high = self.mass.size - 1
+        if self._delta(low) <= delta:
+            return 0.0
+        if self._delta(high) > delta:
+            return math.inf
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._delta(middle) > delta:
+                low = middle
+            else:
+                high = middle
+        # Between two places δ is linear in exp(ε).
+        above, weighted = self._tails(low)
+        loss = self.interval * (self.first + low)
+        if weighted <= 0:
+            return loss + self.interval
+        return loss + min(math.log((above - delta) / weighted), self.interval)
 
-def _compose(releases: Releases, grid: Grid, is_present: bool) -> _Composed:
-    logs = np.zeros(grid.points // 2 + 1, np.complex128)
-    middle = count = 0
-    log_finite = 0.0
-    first = grid.first[not is_present]
-    # What the window cannot hold wraps around to its other end.
-    log_beyond = -grid.tails[not is_present] * grid.interval * (first + grid.points - 1)
-    for release, number in releases:
-        one = _spectrum(release, grid, is_present)
-        logs += number * one.logs
-        middle += number * one.centre
-        log_finite += number * math.log1p(-one.infinite)
-        log_beyond += number * one.cumulant
-        count += number
-    mass = np.roll(scipy.fft.irfft(np.exp(logs), grid.points), (middle - first) % grid.points)
-    rounding = _EPS * (count + 256)
-    more = rounding - math.expm1(log_finite) + math.exp(min(log_beyond, 0.0))
-    return _Composed(mass, np.cumsum(mass[::-1])[::-1], more)
+    def _delta(self, place: int) -> float:
+        above, weighted = self._tails(place)
+        return above - weighted
 
-
-def _tails(losses: _Composed, place: int, grid: Grid) -> tuple[float, float]:
-    """Return the mass above a place, and the same with the weights exp(loss there - loss)."""
-    following = losses.mass[place + 1 :]
-    if not following.size:
-        return losses.more, 0.0
-    weights = _decay(grid.interval)[: following.size]
-    # BLAS would wake threads, which costs milliseconds on a busy machine.
-    weighted = float(np.einsum("i,i", weights, following[: weights.size]))
-    return float(losses.above[place + 1]) + losses.more, weighted
+    def _tails(self, place: int) -> tuple[float, float]:
+        """Return the mass above a place, and the same with the weights exp(loss there - loss)."""
+        exponent = self.scale - self.tilt * self.interval * (self.first + place)
+        lost = self.lost + self.rounding * math.exp(min(exponent, _LARGEST_EXPONENT))
+        following = self.mass[place + 1 :]
+        if not following.size:
+            return lost, 0.0
+        weights = _decay(self.interval)[: following.size]
+        # BLAS would wake threads, which costs milliseconds on a busy machine.
+        weighted = float(np.einsum("i,i", weights, following[: weights.size]))
+        return float(self.above[place + 1]) + lost, weighted
 
 
 @functools.lru_cache(maxsize=4)
@@ -375,28 +373,25 @@ def _decay(interval: float) -> Floats:
     return np.exp(-interval * np.arange(1, size + 1))
 
 
-def _epsilon(losses: _Composed, delta: float, grid: Grid, is_present: bool) -> float:
-    first = grid.first[not is_present]
-    low = max(-first, 0)
-    high = grid.points - 1
-    if _delta_at(losses, low, grid) <= delta:
-        return 0.0
-    if _delta_at(losses, high, grid) > delta:
-        return math.inf
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _delta_at(losses, middle, grid) > delta:
-            low = middle
-        else:
-            high = middle
-    # Between two places δ is linear in exp(ε).
-    above, weighted = _tails(losses, low, grid)
-    place = grid.interval * (first + low)
-    if weighted <= 0:
-        return place + grid.interval
-    return place + min(math.log((above - delta) / weighted), grid.interval)
-
-
-def _delta_at(losses: _Composed, place: int, grid: Grid) -> float:
-    above, weighted = _tails(losses, place, grid)
-    return above - weighted
+def _compose(releases: Releases, grid: Grid, direction: int) -> _Composed:
+    h, tilt, first = grid.interval, grid.tilts[direction], grid.first[direction]
+    logs = np.zeros(grid.points // 2 + 1, np.complex128)
+    middle = count = 0
+    log_finite = scale = 0.0
+    # What the window cannot hold wraps around to its other end.
+    log_beyond = -grid.tails[direction] * h * (first + grid.points - 1)
+    for release, number in releases:
+        one = _transform(release, grid, direction)
+        logs += number * one.logs
+        middle += number * one.centre
+        scale += number * one.scale
+        log_finite += number * math.log1p(-one.infinite)
+        log_beyond += number * one.cumulant
+        count += number
+    mass = np.roll(scipy.fft.irfft(np.exp(logs), grid.points), (middle - first) % grid.points)
+    if tilt:
+        exponents = scale - tilt * h * (first + np.arange(grid.points))
+        mass = mass * np.exp(np.minimum(exponents, _LARGEST_EXPONENT))
+    above = np.cumsum(mass[::-1])[::-1]
+    lost = math.exp(min(log_beyond, 0.0)) - math.expm1(log_finite)
+    return _Composed(first, h, mass, above, lost, bound_rounding(count), tilt, scale)

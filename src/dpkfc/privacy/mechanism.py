@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpkfc.privacy.extra_releases import ExtraRelease, charge_extra
+from dpkfc.privacy.gaussian_pairs import Floats
 from dpkfc.privacy.grid import MOST_STEPS, ROUNDED, grid_of
-from dpkfc.privacy.integration import Floats
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.normal_numbers import serial_operations
 from dpkfc.privacy.rng import CHUNK, NoiseStream, draw_key

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dpkfc.privacy import accounting
-from dpkfc.privacy.accounting import is_gaussian
+from dpkfc.privacy.cross_check import cross_check
+from dpkfc.privacy.events import is_gaussian
 from dpkfc.report.card import (
     check_total,
     describe_guarantee,
@@ -97,7 +97,7 @@ def build_federated_card(
     check_total(total, [(plan.event, releases)])
     checked: Mapping[str, float | None] = {"pld": 0.0, "rdp": 0.0}
     if releases:
-        checked = accounting.cross_check(plan.event, releases, plan.delta)
+        checked = cross_check(plan.event, releases, plan.delta)
     promise = {
         "privacy_model": privacy.name,
         "against": plan.config.adversaries,

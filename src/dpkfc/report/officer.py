@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dpkfc.privacy.accounting import attack_rates, group_epsilon
+from dpkfc.privacy.attack_rates import attack_rates
+from dpkfc.privacy.group_epsilon import group_epsilon
 from dpkfc.report.text import is_visible, json_number, number, plain, rounded_up
 
 if TYPE_CHECKING:

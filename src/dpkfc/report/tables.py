@@ -10,8 +10,8 @@ from rich.table import Table
 
 from dpkfc.config import Plan, PrivacyConfig, count_steps
 from dpkfc.data.sampling import Poisson
-from dpkfc.privacy.accounting import cross_check
 from dpkfc.privacy.budget import Budget
+from dpkfc.privacy.cross_check import cross_check
 from dpkfc.report.text import rounded_up
 from dpkfc.report.total import TotalCost
 

@@ -19,14 +19,9 @@ from dpkfc.checkpoint import (
     file_digest,
     read_ledger_state,
 )
-from dpkfc.privacy.accounting import (
-    describe_extra,
-    event_from_dict,
-    is_gaussian,
-    relation_of,
-    total_epsilon,
-)
+from dpkfc.privacy.accounting import describe_extra, total_epsilon
 from dpkfc.privacy.calibration import hash_plan
+from dpkfc.privacy.events import event_from_dict, is_gaussian, relation_of
 from dpkfc.privacy.ledger import Verified, verify
 from dpkfc.report.card import (
     CARD,

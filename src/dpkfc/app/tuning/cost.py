@@ -18,7 +18,9 @@ from scipy.optimize import brentq
 from dpkfc._errors import one_line
 from dpkfc.app.tuning.runs import StudyError
 from dpkfc.privacy import ledger
-from dpkfc.privacy.accounting import EpsilonCurve, event_from_dict, quiet_accountants, total_epsilon
+from dpkfc.privacy.accounting import EpsilonCurve, total_epsilon
+from dpkfc.privacy.dp_accountants import quiet_accountants
+from dpkfc.privacy.events import event_from_dict
 from dpkfc.privacy.ledger import LedgerError, Verified
 from dpkfc.report.text import rounded_up
 
