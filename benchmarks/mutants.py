@@ -85,6 +85,8 @@ FILES = (
     "curvature/probe_pass.py",
     "curvature/refresh_group.py",
     "curvature/kfac.py",
+    "curvature/factor_metric.py",
+    "curvature/metric_scale.py",
     "curvature/probes.py",
     "curvature/model_inputs.py",
     "curvature/model_state.py",

@@ -27,9 +27,10 @@ from dpkfc.app.assembly import Prepared, make_kfac, read_public_data
 from dpkfc.app.html.groups import collect
 from dpkfc.app.tuning.runs import Ended, Judge, Place, Plain, Run, hardware
 from dpkfc.app.tuning.samples import round_value
+from dpkfc.curvature.changed_factors import randomize_directions
 from dpkfc.curvature.eigen import Eigen
 from dpkfc.curvature.factors import DiagonalFactor, Factor, IsotropicFactor
-from dpkfc.curvature.kfac import KFAC, randomize_directions
+from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.layer_factors import LayerFactors
 from dpkfc.curvature.model_inputs import examples
 from dpkfc.curvature.model_state import preserve_model

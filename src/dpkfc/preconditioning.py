@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.curvature.base import Preconditioner, PreconditionerState
+from dpkfc.curvature.metric_scale import SCALE_SIZE
 from dpkfc.curvature.model_state import preserve_model
 from dpkfc.curvature.probe_pass import digest_of_probes, run_probe
-from dpkfc.curvature.refresh import SCALE_SIZE
 from dpkfc.curvature.refresh_group import check_same_probe
 from dpkfc.distributed.consistency import check_in_step, fix_hint
 from dpkfc.distributed.context import SINGLE_PROCESS, DistributedContext

@@ -17,7 +17,7 @@ F64 = torch.float64
 
 
 def _eigen(d: int, n: int, scale: float = 1.0) -> Eigen:
-    return eigen_of_rows(scale * torch.randn(n, d, dtype=F64), n)
+    return eigen_of_rows(scale * torch.randn(n, d, dtype=F64)).scaled(1 / n)
 
 
 def _power(matrix: torch.Tensor, p: float) -> torch.Tensor:

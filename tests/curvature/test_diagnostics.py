@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpkfc.curvature import KFAC, FeatureNoise
-from dpkfc.curvature.layer_factors import probe_norms
+from dpkfc.curvature.metric_scale import probe_norms
 from dpkfc.curvature.probe_pass import run_probe
 from dpkfc.curvature.signal_to_noise import signal_to_noise
 from dpkfc.linalg.blocks import Lookup, Outer, PerExample, Tied

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpkfc.curvature.ngd import Moments, squared_gradients, summed_gradients
+from dpkfc.curvature.gradient_moments import Moments, squared_gradients, summed_gradients
 from dpkfc.linalg.blocks import Block, Lookup, Outer, PerExample, Tied
 
 

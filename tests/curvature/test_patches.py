@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.curvature import row_sampling
-from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, probe_norms
+from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator
+from dpkfc.curvature.metric_scale import probe_norms
 from dpkfc.curvature.row_sampling import RowSubsampler
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layer_contributions import capture

@@ -10,7 +10,7 @@ from dpkfc.curvature import (
     PinkNoise,
     PreconditionerState,
 )
-from dpkfc.curvature.layer_factors import probe_norms
+from dpkfc.curvature.metric_scale import probe_norms
 from dpkfc.curvature.model_state import preserve_model
 from dpkfc.curvature.probe_pass import public_generator, run_probe
 from dpkfc.linalg.blocks import Outer

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpkfc.curvature.ngd import clamp_eigenvalues
+from dpkfc.curvature.fisher import clamp_eigenvalues
 from dpkfc.gradients.clip import Clip
 from dpkfc.gradients.clipped_summer import ClippedSummer
 from dpkfc.gradients.discovery import find_layers

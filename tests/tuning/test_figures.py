@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from dpkfc.curvature import KFAC, FeatureNoise, Probe
+from dpkfc.curvature.changed_factors import randomize_directions
 from dpkfc.curvature.eigen import eigen_of_rows, eigh
 from dpkfc.curvature.factors import DiagonalFactor, IsotropicFactor
-from dpkfc.curvature.kfac import randomize_directions
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layer_contributions import capture
 from dpkfc_papers.measurements import (
@@ -189,7 +189,7 @@ def _factor(kind: str, d: int = 5):
     if kind == "diagonal":
         values = torch.rand(d, dtype=torch.float64)
         return DiagonalFactor(values), torch.diag(values)
-    eigen = eigen_of_rows(torch.randn(3, d, dtype=torch.float64), 3)
+    eigen = eigen_of_rows(torch.randn(3, d, dtype=torch.float64))
     return eigen, dense_matrix(eigen)
 
 

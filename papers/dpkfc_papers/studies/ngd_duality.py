@@ -73,7 +73,7 @@ def look(model: nn.Module, ngd: Any, capture: Any, step: int, data: Any) -> dict
         step: of the run, for the floor.
         data: private inputs and labels, then the inputs of `Moved`.
     """
-    from dpkfc.curvature.ngd import clamp_eigenvalues
+    from dpkfc.curvature.fisher import clamp_eigenvalues
 
     (x, y), held = data
     state, floor = ngd.build(model, capture, step), ngd.floor(step)

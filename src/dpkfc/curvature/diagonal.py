@@ -24,22 +24,20 @@ from torch import nn
 
 from dpkfc._checks import check_in_range, check_positive
 from dpkfc.curvature.base import PreconditionerState, ProbePreconditioner, choose_labels
-from dpkfc.curvature.layer_factors import Rules
-from dpkfc.curvature.likelihood import LABELS
-from dpkfc.curvature.model_state import preserve_model
-from dpkfc.curvature.ngd import (
+from dpkfc.curvature.fisher import condition, eigenvalues
+from dpkfc.curvature.gradient_moments import (
     PER,
     Moments,
     Sums,
-    condition,
-    eigenvalues,
-    make_fisher,
     squared_gradients,
     summed_gradients,
 )
+from dpkfc.curvature.layer_factors import Rules
+from dpkfc.curvature.likelihood import LABELS
+from dpkfc.curvature.metric_scale import probe_scale, scale_microbatch
+from dpkfc.curvature.model_state import preserve_model
 from dpkfc.curvature.probe_pass import Capture, ProbeLoss, ProbeMicrobatch, ProbeSpec, run_probe
 from dpkfc.curvature.probes import Probe
-from dpkfc.curvature.refresh import probe_scale, scale_microbatch
 from dpkfc.curvature.report import report_row
 from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import Metric, Tensors, scale_metric
@@ -165,9 +163,8 @@ class AdaDPS(ProbePreconditioner):
         spectra = {}
         report = []
         for name, layer in layers.items():
-            spectrum = make_fisher(layer).spectrum
-            spectra[name] = spectrum
-            report += _report(name, spectrum, shift)
+            spectra[name] = layer.spectrum
+            report += _report(name, layer.spectrum, shift)
         report += [report_row(name) for name in rules or {} if name not in metric]
         return PreconditionerState(
             metric=metric,

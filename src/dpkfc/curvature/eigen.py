@@ -123,11 +123,9 @@ def eigh(matrix: Tensor) -> Eigen:
         matrix.
 
     Raises:
-        ValueError: not a square matrix, or an entry that is NaN or infinite.
+        ValueError: an entry that is NaN or infinite.
         RuntimeError: no decomposition was found even with jitter.
     """
-    if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
-        raise ValueError(f"a factor must be a square matrix, got shape {tuple(matrix.shape)}")
     dim = matrix.shape[0]
     scale = largest_entry(matrix)
     if not math.isfinite(scale):
@@ -264,10 +262,8 @@ def gram(rows: Tensor) -> Tensor:
     return out
 
 
-def eigen_of_rows(
-    rows: Tensor, n_total: float, keep: int | None = None, start: Tensor | None = None
-) -> Eigen:
-    """Return eigenpairs of RᵀR / n_total for rows R, without a d×d matrix if n < d.
+def eigen_of_rows(rows: Tensor, keep: int | None = None, start: Tensor | None = None) -> Eigen:
+    """Return eigenpairs of RᵀR for finite rows R, without a d×d matrix if n < d.
 
     With n < d the n×n Gram matrix RRᵀ is decomposed in float64: its eigenvectors u give the
     factor's as Rᵀu / ‖Rᵀu‖. Pairs below 1e-10 of the largest eigenvalue are dropped (eigenvalue
@@ -275,29 +271,19 @@ def eigen_of_rows(
 
     Args:
         rows: `[n, d]`, float32 or float64.
-        n_total: positive divisor (often the number of examples, not n).
         keep: number of first pairs of a wide matrix, besides the trace of the rest; None for all.
         start: pairs of an earlier, similar matrix; see `_iterate`. With them not even the products
             of the rows are formed.
 
     Returns:
         k ≤ min(n, d) eigenpairs.
-
-    Raises:
-        ValueError: rows that are not a matrix, not finite, or a divisor that is not positive.
     """
-    if rows.dim() != 2:
-        raise ValueError(f"rows must be a matrix [n, d], got shape {tuple(rows.shape)}")
-    if not n_total > 0:
-        raise ValueError(f"the number of samples must be positive, got {n_total}")
     n, d = rows.shape
     scale = largest_entry(rows)
-    if not math.isfinite(scale):
-        raise ValueError(f"rows of width {d} contain NaN or infinity; {_CHECK}")
     if scale == 0.0:
         basis = rows.new_zeros(d, 0)
         return Eigen(basis, basis.new_zeros(0, dtype=torch.float64))
-    factor = scale * scale / n_total
+    factor = scale * scale
     if start is not None and _is_few(keep, d):
         own = rows / scale
         trace = float(own.double().square().sum())
@@ -307,9 +293,9 @@ def eigen_of_rows(
     if n >= d:
         covariance = gram(unit)
         covariance = covariance.to(rows.dtype)
-        return eigen_of_covariance(covariance, factor, keep, start)
+        return eigen_of_covariance(covariance, keep, start).scaled(factor)
     products = gram(unit.T)
-    pairs = eigen_of_covariance(products, 1.0, keep)
+    pairs = eigen_of_covariance(products, keep)
     least = _RELATIVE_RANK * pairs.values[0]
     kept = pairs.values > least
     vectors = unit.T @ pairs.vectors[:, kept]
@@ -320,24 +306,23 @@ def eigen_of_rows(
 
 
 def eigen_of_covariance(
-    covariance: Tensor, factor: float, keep: int | None = None, start: Tensor | None = None
+    covariance: Tensor, keep: int | None = None, start: Tensor | None = None
 ) -> Eigen:
-    """Return eigenpairs of `factor · covariance`; the eigenvalues are multiplied in float64.
+    """Return eigenpairs of a covariance.
 
     Args:
         covariance: symmetric positive semi-definite `[d, d]`.
-        factor: not negative.
         keep: number of first pairs of a wide matrix, besides the trace of the rest; None for all.
         start: see `decompose_leading`.
     """
     dim = covariance.shape[0]
     if not _is_few(keep, dim):
-        return eigh(covariance).scaled(factor)
+        return eigh(covariance)
     # Below a size all pairs cost no more than the first few, unless these are nearly known.
     if start is not None or dim >= _SMALL:
         if 0 < largest_entry(covariance) < math.inf:
-            return decompose_leading(covariance, keep, start).scaled(factor)
-    return eigh(covariance).first(keep).scaled(factor)
+            return decompose_leading(covariance, keep, start)
+    return eigh(covariance).first(keep)
 
 
 def _is_few(keep: int | None, dim: int) -> TypeGuard[int]:

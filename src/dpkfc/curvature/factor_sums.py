@@ -303,14 +303,14 @@ class FactorAccumulator:
         rest = self.rest / self.count
         if self.total is None:
             rows = torch.cat(self.rows)
-            pairs = self._recall("eigen", rows, keep, lambda: eigen_of_rows(rows, 1.0, keep, start))
+            pairs = self._recall("eigen", rows, keep, lambda: eigen_of_rows(rows, keep, start))
             pairs = pairs.scaled(1.0 / self.count)
             return replace(pairs, rest=pairs.rest + rest)
         total = self.total
         factor = self.scale**2 / self.count
         if self.shape == "full":
             pairs = self._recall(
-                "eigen", total, keep, lambda: eigen_of_covariance(total, 1.0, keep, start)
+                "eigen", total, keep, lambda: eigen_of_covariance(total, keep, start)
             )
             pairs = pairs.scaled(factor)
             return replace(pairs, rest=pairs.rest + rest)

@@ -11,8 +11,7 @@ Source: DP-KFC, Algorithms 1 and 2.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,10 +28,17 @@ from dpkfc.curvature.base import (
     check_probe,
     choose_labels,
 )
-from dpkfc.curvature.damping import Damping, condition_numbers, damp_side, elementwise_scale
-from dpkfc.curvature.eigen import Eigen
+from dpkfc.curvature.changed_factors import combine_factors, randomize_directions
+from dpkfc.curvature.damping import Damping
 from dpkfc.curvature.factor_history import History, measure_drift
-from dpkfc.curvature.factors import DiagonalFactor, Factor, is_empty
+from dpkfc.curvature.factor_metric import (
+    check_ranks,
+    check_sides,
+    form_metric,
+    layer_rows,
+    report_identity_layers,
+    side_name,
+)
 from dpkfc.curvature.layer_factors import (
     FactorOptions,
     Factors,
@@ -41,185 +47,21 @@ from dpkfc.curvature.layer_factors import (
     Rules,
     fill_empty_sides,
 )
+from dpkfc.curvature.metric_scale import probe_scale
 from dpkfc.curvature.model_state import preserve_model
-from dpkfc.curvature.probe_pass import Capture, ProbeLoss, ProbeSpec, public_generator
+from dpkfc.curvature.probe_pass import Capture, ProbeLoss, ProbeSpec
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.refresh import (
     ProbeStatistics,
     decompose_layers,
     gather_layers,
     measure,
-    probe_scale,
 )
 from dpkfc.curvature.refresh_group import RefreshGroup
-from dpkfc.curvature.report import FACTOR_LETTERS, factor_letter, report_row
+from dpkfc.curvature.report import factor_letter
 from dpkfc.linalg.metric import (
-    Elementwise,
-    Entry,
-    Kronecker,
-    Metric,
-    Side,
     scale_metric,
 )
-
-# --------------------------------------------------------------------------------------------------
-# Eigenpairs that single sides keep, whatever their width: `{"conv1.A": 32, "head.G": 0}`, 0 for
-# all.
-#
-# They change the metric, as `max_rank` does. The privacy guarantee holds for every metric.
-
-
-def side_name(layer: str, side: str) -> str:
-    """Return for example `conv1.A` for the input factor of conv1."""
-    return f"{layer}.{factor_letter(side)}"
-
-
-def check_ranks(ranks: Mapping[str, int]) -> dict[str, int]:
-    """Return a copy, after a check.
-
-    Raises:
-        ValueError: naming a key that is not a side, or a number that is negative or not whole.
-    """
-    checked = dict(ranks)
-    for side, rank in checked.items():
-        is_side = isinstance(side, str) and side.endswith((".A", ".G"))
-        if not is_side or type(rank) is not int or rank < 0:
-            raise ValueError(
-                "ranks maps sides, such as 'conv1.A', to the pairs they keep, 0 for all; "
-                f"got {side!r}: {rank!r}"
-            )
-    return checked
-
-
-def check_sides(ranks: Mapping[str, int], layers: Mapping[str, Iterable[str]]) -> None:
-    """Refuse ranks of sides that the model does not have.
-
-    Args:
-        ranks: by side.
-        layers: layer name to the sides of its factors.
-
-    Raises:
-        ValueError: naming the sides.
-    """
-    known: set[str] = set()
-    for layer, sides in layers.items():
-        known |= {side_name(layer, side) for side in sides if side in FACTOR_LETTERS}
-    unknown = sorted(set(ranks) - known)
-    if unknown:
-        raise ValueError(
-            f"ranks names sides that the model does not have: {', '.join(unknown)}; "
-            "`dpkfc doctor` lists its layers"
-        )
-
-
-# --------------------------------------------------------------------------------------------------
-# Rows of the report: what became of each side of each layer.
-
-
-def layer_rows(
-    name: str, factors: LayerFactors, used: LayerFactors, entry: Entry, damping: Damping
-) -> list[dict[str, Any]]:
-    """Return one row a side: its form, size, and condition number before and after damping.
-
-    Args:
-        name: the layer.
-        factors: its factors as measured.
-        used: its factors as they were damped.
-        entry: its map.
-        damping: the number that was added.
-    """
-    rows = []
-    for side, factor in factors.sides.items():
-        notes = [factors.notes.get(side, "")]
-        if is_empty(factor):
-            notes.append("no signal on the probe")
-        kind = "diagonal" if entry.is_elementwise else getattr(entry, side).kind
-        row = report_row(
-            name,
-            side=side,
-            kind=kind,
-            dim=factor.dim,
-            rank=factor.rank,
-            trace=factor.trace,
-            conditions=condition_numbers(used.sides[side], damping),
-            note="; ".join(filter(None, notes)),
-        )
-        rows.append(row)
-    return rows
-
-
-# --------------------------------------------------------------------------------------------------
-# The metric of a refresh from its factors.
-
-_log = logging.getLogger(__name__)
-
-
-def form_metric(
-    layers: Factors,
-    damping: Damping,
-    widest: int,
-    ranks: Mapping[str, int],
-) -> Metric:
-    """Return the damped roots of all layers; layers with the same eigenpairs share a side.
-
-    Args:
-        layers: factors.
-        damping: the number that is added, and the root.
-        widest: no matrix is formed for a wider side.
-        ranks: the `rank` of `damp_side` by `side_name`, for sides that have one of their own.
-    """
-    known: dict[Any, Side] = {}
-
-    def make_side(name: str, side: str, factors: LayerFactors) -> Side:
-        factor = factors.sides[side]
-        rank = ranks.get(side_name(name, side))
-        key: Any = id(factor)
-        if isinstance(factor, Eigen):
-            key = (id(factor.vectors), factor.trace, rank)
-        if key not in known:
-            known[key] = damp_side(factor, damping, factors.dtype, widest_dense=widest, rank=rank)
-        return known[key]
-
-    metric: dict[str, Kronecker | Elementwise] = {}
-    for name, factors in layers.items():
-        if factors.kind == "elementwise":
-            scales = {}
-            for role, factor in factors.sides.items():
-                scale = elementwise_scale(factor, damping, factors.shapes[role], factors.dtype)
-                scales[role] = scale.to(factors.device)
-            metric[name] = Elementwise(scales)
-        else:
-            first = make_side(name, "input", factors)
-            second = make_side(name, "output", factors)
-            metric[name] = Kronecker(first, second)
-    return metric
-
-
-def report_identity_layers(
-    metric: Metric, unknown: Mapping[str, str], rules: Rules
-) -> list[dict[str, Any]]:
-    """Return the rows of layers that keep the identity, and log a warning.
-
-    Args:
-        metric: of the other layers.
-        unknown: layer name to the kind of its block, for layers without factors.
-        rules: layer name to kind, for all layers.
-    """
-    unreached = [name for name in rules if name not in metric and name not in unknown]
-    reasons = {"the probe does not reach": unreached, "no factors are known for": [*unknown]}
-    for reason, names in reasons.items():
-        if names:
-            text = "%s these layers, which keep the identity: %s"
-            _log.warning(text, reason, ", ".join(names))
-    rows = [
-        report_row(name, note=f"no factors are known for a {kind}")
-        for name, kind in unknown.items()
-    ]
-    return rows + [report_row(name) for name in unreached]
-
-
-# --------------------------------------------------------------------------------------------------
-# The settings, and one refresh.
 
 # Of the examples of the first refresh, one in so many is in a later one.
 _LATER = 16
@@ -431,15 +273,9 @@ class KFAC(ProbePreconditioner):
         Raises:
             ValueError: as `build`.
         """
-
-        def keep_all_pairs(layer: str, side: str) -> None:
-            return None
-
         with preserve_model(model), torch.no_grad():
             statistics = self._measure(model, capture, self.probe_specs(step), rules)
-            sums = [each.layers for each in statistics]
-            no_history: list[History] = [{} for _ in sums]
-            factors, _ = self._decompose(sums, no_history, model, keep_all_pairs)
+            factors, _ = self._decompose([each.layers for each in statistics], model)
             return dict(factors)
 
     def _measure(
@@ -514,9 +350,8 @@ class KFAC(ProbePreconditioner):
                 drift = max(measure_drift(*pair, team) for pair in pairs)
                 if previous is not None and drift < self.drift:
                     return replace(previous, step=step, drift=drift)
-            past = past or ({},) * len(sums)
             factors, histories = self._decompose(
-                sums, past, model, self._max_pairs_to_compute, team
+                sums, model, past, self._max_pairs_to_compute, team
             )
             used = self._prepare(factors)
             damping = self._damping()
@@ -551,22 +386,27 @@ class KFAC(ProbePreconditioner):
     def _decompose(
         self,
         sums: Sequence[Mapping[str, LayerAccumulator]],
-        past: Sequence[History],
         model: nn.Module,
-        max_pairs: Callable[[str, str], int | None],
+        past: Sequence[History] = (),
+        max_pairs: Callable[[str, str], int | None] | None = None,
         team: RefreshGroup | None = None,
     ) -> tuple[Factors, tuple[History, ...]]:
         """Return the factors of all layers, and what the next refresh needs of each probe.
 
-        `max_pairs` maps layer and side to the eigenpairs to compute of a wide side, None for all.
+        Args:
+            sums: of each probe.
+            model: on whose device the factors are wanted.
+            past: the histories of each probe; empty without earlier refreshes.
+            max_pairs: as of `decompose_layers`.
+            team: the processes that share the refresh.
         """
         by_probe = []
         histories = []
-        for layers, history in zip(sums, past, strict=True):
+        for layers, history in zip(sums, past or [{}] * len(sums), strict=True):
             factors, kept = decompose_layers(
                 layers,
-                max_pairs,
                 model,
+                max_pairs,
                 team,
                 past=history,
                 share=self.decay,
@@ -601,56 +441,3 @@ class KFAC(ProbePreconditioner):
             max_rank=self.max_rank,
             tail_mass=self.tail_mass,
         )
-
-
-def combine_factors(inputs: Factors, outputs: Factors | None = None) -> Factors:
-    """Combine input factors A of one probe with output factors G of another, on the same model.
-
-    Layers without these two sides (norm layers, raw parameters, tied tables) take the factors of
-    the probe for outputs. A layer that only one probe reaches takes the factors of that probe.
-    """
-    if outputs is None:
-        return inputs
-    combined = {**outputs, **inputs}
-    for name, first in inputs.items():
-        second = outputs.get(name)
-        if second is None:
-            continue
-        combined[name] = second
-        if first.kind not in ("outer", "lookup"):
-            continue
-        sources = {"input": first, "output": second}
-        sides = {side: x.sides[side] for side, x in sources.items()}
-        notes = {side: x.notes[side] for side, x in sources.items() if side in x.notes}
-        combined[name] = replace(second, sides=sides, notes=notes)
-    return combined
-
-
-def randomize_directions(layers: Factors, seed: int) -> dict[str, LayerFactors]:
-    """Return the same spectra along random orthogonal directions, with diagonals in random order.
-
-    This control tells directions of curvature from a mere per-example normalisation by a metric of
-    the same spectrum. The seed gives the same directions at every refresh.
-    """
-    generator = public_generator(seed, 0, "control")
-    randomized = {}
-    for name, factors in layers.items():
-        sides = {side: _randomize_factor(x, generator) for side, x in factors.sides.items()}
-        randomized[name] = replace(factors, sides=sides)
-    return randomized
-
-
-def _randomize_factor(factor: Factor, generator: torch.Generator) -> Factor:
-    match factor:
-        case Eigen():
-            vectors = factor.vectors
-            normal = torch.randn(vectors.shape, generator=generator, dtype=torch.float64)
-            basis, _ = torch.linalg.qr(normal)
-            basis = basis.to(vectors)
-            return replace(factor, vectors=basis.contiguous())
-        case DiagonalFactor():
-            order = torch.randperm(factor.dim, generator=generator)
-            order = order.to(factor.values.device)
-            return DiagonalFactor(factor.values[order])
-        case _:
-            return factor

@@ -18,53 +18,16 @@ from dpkfc.curvature.factors import DiagonalFactor, Factor, IsotropicFactor, is_
 from dpkfc.curvature.row_sampling import RowSubsample, RowSubsampler
 from dpkfc.linalg.blocks import (
     Block,
-    Blocks,
     Lookup,
     Outer,
     Patched,
     Tied,
     raise_precision,
 )
-from dpkfc.linalg.metric import Metric, Shape
+from dpkfc.linalg.metric import Shape
 
 Rules = Mapping[str, str]
 """Layer name to kind: linear, conv, embedding and so on."""
-
-
-# --------------------------------------------------------------------------------------------------
-# Per-example gradient norms on the probe, for the scale of a metric and for figures.
-#
-# These norms choose a number and draw pictures; no sensitivity rests on them. The certified ones
-# are in `linalg.norms`.
-
-
-def probe_norms(blocks: Blocks, *metrics: Metric, last: int | None = None) -> list[Tensor]:
-    """Return ‖P g_n‖ over all layers for each metric, `[N]` in float64 on the CPU.
-
-    Layers without an entry in a metric count as they are. Every block is looked up once, so a
-    mapping that forms blocks on demand holds one at a time.
-
-    Args:
-        blocks: of one micro-batch.
-        metrics: one or more.
-        last: only this many of the last examples; None for all.
-    """
-    totals = [torch.zeros(1, dtype=torch.float64)] * len(metrics)
-    for name in blocks:
-        block = blocks[name]
-        # Other layers keep the identity in every metric, and their norms are unknown.
-        if block.kind is None:
-            continue
-        if last is not None and last < block.batch_size:
-            first = block.batch_size - last
-            block = block.select(slice(first, block.batch_size))
-        for i, metric in enumerate(metrics):
-            squares = block.squared_norms(metric.get(name))
-            totals[i] = totals[i] + squares.cpu()
-    return [total.sqrt() for total in totals]
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -400,17 +363,17 @@ class LayerAccumulator:
         costs = [side.cost(parts) for side in self.sides.values()]
         return 1.0 + sum(costs)
 
-    def result(self, keep: Callable[[str], int | None] = lambda side: None) -> LayerFactors:
+    def result(self, keep: Callable[[str], int | None] | None = None) -> LayerFactors:
         """Return the layer's factors.
 
         Args:
             keep: maps a side to the eigenpairs wanted of a wide one, besides the trace of the rest,
-                or to None for all.
+                or to None for all. By default all sides have all.
         """
         sides: dict[str, Factor] = {}
         notes: dict[str, str] = {}
         for name, side in self.sides.items():
-            sides[name] = side.result(keep(name))
+            sides[name] = side.result(keep(name) if keep else None)
             if side.note:
                 notes[name] = side.note
         if self.kind == "lookup":

@@ -1,4 +1,4 @@
-"""Run one refresh: a pass over a probe, its factors, and the one number that scales the metric.
+"""Run one refresh: a pass over a probe, and its factors.
 
 The model is left exactly as it was. `preconditioning.PreconditionerManager.refresh` decides that a
 refresh is due and calls `kfac.KFAC.build`, which calls the functions here.
@@ -6,19 +6,18 @@ refresh is due and calls `kfac.KFAC.build`, which calls the functions here.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc.curvature.factor_cache import FactorCache
 from dpkfc.curvature.factor_history import History, keep_history
 from dpkfc.curvature.factor_sums import FactorAccumulator
-from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, LayerFactors, probe_norms
+from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, LayerFactors
+from dpkfc.curvature.metric_scale import scale_from, scale_microbatch
 from dpkfc.curvature.model_inputs import device_of_model
 from dpkfc.curvature.probe_pass import (
     Capture,
@@ -38,10 +37,7 @@ from dpkfc.curvature.refresh_group import (
 )
 from dpkfc.curvature.row_sampling import RowSubsampler
 from dpkfc.linalg.blocks import Block
-from dpkfc.linalg.metric import Metric
 from dpkfc.tensors import copy_to_device
-
-SCALE_SIZE = 64  # last probe examples, for the two medians
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +134,7 @@ def _measure_own(
         capture,
         spec,
         rows,
-        gradients_from=_scale_from(spec) if options.sides == "input" else 0,
+        gradients_from=scale_from(spec) if options.sides == "input" else 0,
     )
     for part in microbatches:
         subsampler.start(part.rows, part.mask)
@@ -165,8 +161,8 @@ def gather_layers(
 
 def decompose_layers(
     layers: Mapping[str, LayerAccumulator],
-    max_pairs: Callable[[str, str], int | None],
     model: nn.Module,
+    max_pairs: Callable[[str, str], int | None] | None = None,
     team: RefreshGroup | None = None,
     *,
     past: History,
@@ -179,9 +175,9 @@ def decompose_layers(
 
     Args:
         layers: sums of the probe; of several processes, the layers that this one owns.
-        max_pairs: maps layer and side to the eigenpairs to compute of a wide side, None for all.
-            The trace of the others is kept.
         model: on whose device the factors are wanted.
+        max_pairs: maps layer and side to the eigenpairs to compute of a wide side, None for all.
+            The trace of the others is kept. By default all pairs of all sides are computed.
         team: the processes that share the refresh.
         past: sums of earlier refreshes, of all layers.
         share: weight of the past.
@@ -192,7 +188,7 @@ def decompose_layers(
         results = {}
         for name, layer in layers.items():
             total = layer.merge_history(past.get(name, {}), share)
-            own_factors = total.result(partial(max_pairs, name))
+            own_factors = total.result(max_pairs and partial(max_pairs, name))
             kept = keep_history(total, own_factors) if is_kept else {}
             results[name] = (own_factors, kept)
         return results
@@ -215,65 +211,3 @@ def sum_parts(parts: Mapping[str, list[Any]]) -> dict[str, Any]:
         for other in others:
             sums[name].merge(other)
     return sums
-
-
-def probe_scale(
-    model: nn.Module,
-    capture: Capture,
-    spec: ProbeSpec,
-    metric: Metric,
-    *,
-    last: ProbeMicrobatch | None,
-    team: RefreshGroup | None = None,
-) -> float:
-    """Return median ‖g‖ ÷ median ‖P g‖ over the last probe examples; 1 if a median is zero.
-
-    The last micro-batch gives these examples if it holds enough of them. Otherwise they run through
-    the model again, in parts if several processes share the refresh. To avoid that pass, inputs and
-    output gradients of all of them would have to stay in memory until the factors are known.
-    """
-    first = _scale_from(spec)
-    if last is not None and last.rows.start <= first:
-        plain, mapped = _norms([last], first, metric)
-    else:
-        rows = rows_of_process(team, spec.size, first)
-        microbatches = run_probe(model, capture, spec, rows)
-        parts = gather_from_all(team, lambda: _norms(microbatches, rows.start, metric))
-        plain, mapped = torch.cat(parts, 1)
-    if not plain.numel():
-        return 1.0
-    ratio = _median(plain) / max(_median(mapped), 1e-300)
-    return ratio if 0 < ratio < math.inf else 1.0
-
-
-def scale_microbatch(part: ProbeMicrobatch, spec: ProbeSpec) -> ProbeMicrobatch | None:
-    """Return the micro-batch if it holds all examples that the scale is measured on, else None.
-
-    Other micro-batches are not worth their memory.
-    """
-    if part.rows.start > _scale_from(spec) or part.rows.stop != spec.size:
-        return None
-    return part
-
-
-def _scale_from(spec: ProbeSpec) -> int:
-    """Return the first example that the scale is measured on."""
-    return max(0, spec.size - SCALE_SIZE)
-
-
-def _norms(parts: Iterable[ProbeMicrobatch], first: int, metric: Metric) -> Tensor:
-    """Return norms of the examples from `first` on, without the metric and with it, `[2, n]`."""
-    norms = [torch.zeros(2, 0, dtype=torch.float64)]
-    for part in parts:
-        # Without blocks every parameter is used outside of layers and keeps the identity.
-        if part.blocks:
-            start = max(first, part.rows.start)
-            last = part.rows.stop - start
-            plain, mapped = probe_norms(part.blocks, {}, metric, last=last)
-            norms.append(torch.stack([plain, mapped]))
-        del part
-    return torch.cat(norms, 1)
-
-
-def _median(norms: Tensor) -> float:
-    return float(torch.quantile(norms, 0.5))
