@@ -97,6 +97,7 @@ FILES = (
     "release_pipeline.py",
     "session.py",
     "config.py",
+    "step_record.py",
     "checkpoint.py",
     "tracking/tracker.py",
     "tracking/batch_rules.py",

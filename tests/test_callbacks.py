@@ -10,7 +10,7 @@ import torch
 from dpkfc import checkpoint
 from dpkfc.callbacks import _REASON, Callback, StepReport
 from dpkfc.privacy.ledger import verify
-from dpkfc.session import PRIVATE_FIGURES
+from dpkfc.step_record import PRIVATE_FIGURES
 from tests.test_session import kfac, loss_fn, net, plan, session, train, weights
 
 

@@ -34,6 +34,7 @@ LIBRARY |= {
     "convex",
 }
 LIBRARY |= {"graph", "callbacks", "weights", "weights_record"}
+LIBRARY |= {"early_stopping", "shared_ledger", "step_record"}
 EVERYWHERE = {"_checks", "_errors", "allocator", "clipping", "torchrun"}
 ALLOWED = {
     "_checks": set(),
@@ -64,6 +65,9 @@ ALLOWED = {
     "preconditioning": MACHINE | {"linalg", "privacy", "gradients", "curvature", "tensors"},
     "release_pipeline": {"distributed", "privacy", "gradients", "postprocess", "preconditioning"},
     "config": {"linalg", "data", "gradients", "curvature", "postprocess", "privacy", "memory"},
+    "shared_ledger": {"config", "checkpoint", "distributed", "privacy"},
+    "step_record": {"privacy"},
+    "early_stopping": {"gradients"},
     "convex": {"config", "curvature", "postprocess", "privacy"},
     "session": LIBRARY | {"report"},  # `write_card` imports it when it is called
     "": LIBRARY,  # dpkfc/__init__.py

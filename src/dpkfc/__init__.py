@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpkfc.allocator import keep_freed_memory
-    from dpkfc.callbacks import Callback, EarlyStopping, StepReport
+    from dpkfc.callbacks import Callback, StepReport
     from dpkfc.checkpoint import CheckpointError
     from dpkfc.config import Plan, PrivacyConfig
     from dpkfc.curvature import (
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         WhiteNoise,
         generated_text,
     )
+    from dpkfc.early_stopping import EarlyStopping
     from dpkfc.gradients.rules import register_layer_rule
     from dpkfc.postprocess import (
         EMA,
@@ -84,7 +85,8 @@ __all__ = [
 
 # Where the names are. A module is imported when a name of it is used: torch alone takes seconds.
 _NAMES = {
-    "dpkfc.callbacks": "Callback EarlyStopping StepReport",
+    "dpkfc.callbacks": "Callback StepReport",
+    "dpkfc.early_stopping": "EarlyStopping",
     "dpkfc.checkpoint": "CheckpointError",
     "dpkfc.config": "Plan PrivacyConfig",
     "dpkfc.curvature": "GEP KFAC NGD AdaDPS Preconditioner Probe DeadLeaves FeatureNoise"

@@ -12,16 +12,16 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 from dpkfc import checkpoint
 from dpkfc.callbacks import Callback, CallbackCalls, StepReport
@@ -51,197 +51,19 @@ from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.privacy.extra_releases import ExtraRelease, charge_extra
 from dpkfc.privacy.gaussian_pairs import Floats
-from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
+from dpkfc.privacy.ledger import BudgetExhausted, LedgerError
 from dpkfc.privacy.mechanism import ClippedSum, Released, release_vector
 from dpkfc.public_rows import find_template
 from dpkfc.release_pipeline import ReleasePipeline, set_gradients
+from dpkfc.shared_ledger import open_shared_ledger
+from dpkfc.step_record import PRIVATE_FIGURES, Batch, StepRecord, step_record
 from dpkfc.tensors import Groups, NamedTensors, Tensors, copy_tensors, unique_tensors
 from dpkfc.verification.check import check_on_public_rows, check_verify_setting
 from dpkfc.weights import ReleasedWeights, check_recorded_weights, record_weights
 
-# --------------------------------------------------------------------------------------------------
-# What a step takes and what it reports.
-
 _log = logging.getLogger(__name__)
 # Rows of a pass over all of them, where the plan sets no limit. It changes no result.
 _MOST_ROWS = 4096
-# The fields of a StepRecord that ε does not protect. The time of a step follows its batch size.
-PRIVATE_FIGURES = (
-    "batch_size",
-    "clipped_fraction",
-    "nonfinite_fraction",
-    "median_norm",
-    "seconds",
-)
-
-
-@dataclass(frozen=True)
-class StepRecord:
-    """What one step did.
-
-    Attributes:
-        step: the index of the step, from 0.
-        release: the number of releases so far, this one included.
-        seconds: the wall time of the step.
-        batch_size: the size of the logical batch, in examples or units. PRIVATE, for the operator's
-            eyes only.
-        clipped_fraction: the fraction of examples (units) that were clipped. PRIVATE.
-        nonfinite_fraction: the fraction of examples (units) with a non-finite gradient. PRIVATE.
-            These examples contribute zero.
-        median_norm: the median upper bound of the norms of examples (units). PRIVATE. Norms are
-            those in the preconditioned space.
-        notes: public numbers of post-processing, such as `adam_bc/floor_fraction`.
-    """
-
-    step: int
-    release: int
-    seconds: float
-    batch_size: int
-    clipped_fraction: float
-    nonfinite_fraction: float
-    median_norm: float
-    notes: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A sampled logical batch, to be passed to `Session.step` once.
-
-    Attributes:
-        step: the number of the step.
-        indices: the sampled examples, or units if the plan protects more than a record `[n]`.
-        records: for units, the records that count in this step `[n, k]`, -1 where a unit has fewer.
-            None for examples.
-
-    Arrays in `indices` and `records` become read-only.
-    """
-
-    step: int
-    indices: Any
-    records: Any = None
-
-    def __post_init__(self) -> None:
-        # The session must load what the sampler drew.
-        for rows in (self.indices, self.records):
-            if isinstance(rows, np.ndarray):
-                rows.flags.writeable = False
-
-    @property
-    def rows(self) -> Any:
-        """The records to load; one row for each unit if units are more than a record."""
-        return self.indices if self.records is None else self.records
-
-    def __iter__(self) -> NoReturn:
-        """Refuse by a TypeError to be read as data: the session loads it."""
-        raise TypeError(
-            "a batch of session.batches() holds indices, no data; call session.step(batch,"
-            " loss_fn), where loss_fn(model, data) gets the tensors"
-        )
-
-
-def step_record(
-    batch: Batch, update: Released, norms: Tensor, max_grad_norm: float, started: float
-) -> StepRecord:
-    """Return the report of a step.
-
-    Args:
-        batch: the logical batch.
-        update: what the optimizer was handed.
-        norms: the private norms of this process's examples.
-        max_grad_norm: C.
-        started: `time.perf_counter()` when the step began.
-    """
-    fractions = [0.0, 0.0, math.nan]
-    if norms.numel():
-        clipped = (norms > max_grad_norm).double().mean()
-        nonfinite = (~torch.isfinite(norms)).double().mean()
-        fractions = torch.stack([clipped, nonfinite, norms.median().double()]).tolist()
-    return StepRecord(
-        step=batch.step,
-        release=update.release,
-        seconds=time.perf_counter() - started,
-        batch_size=len(batch.indices),
-        clipped_fraction=fractions[0],
-        nonfinite_fraction=fractions[1],
-        median_norm=fractions[2],
-        notes=dict(update.notes),
-    )
-
-
-def check_dataset(dataset: Any) -> None:
-    """Refuse an object that holds data, but not record i under the index i.
-
-    Args:
-        dataset: what a session was given.
-
-    Raises:
-        ValueError: a loader, a data frame or a mapping of columns; naming what to pass.
-    """
-    kind = type(dataset).__name__
-    if isinstance(dataset, DataLoader):
-        raise ValueError(
-            "a Session samples its batches itself; pass loader.dataset instead of the DataLoader"
-            ", collate_fn= and num_workers= (docs/errors.md#sampler)"
-        )
-    if hasattr(dataset, "iloc"):
-        raise ValueError(
-            f"a {kind} is indexed by its columns, not by its records; pass a tuple of tensors, each"
-            " torch.as_tensor(frame[columns].to_numpy())"
-        )
-    if isinstance(dataset, Mapping) and not all(isinstance(key, int) for key in dataset):
-        raise ValueError(
-            f"a {kind} of columns is indexed by their names, not by records; pass a tuple of"
-            " tensors, tuple(columns.values()), or a list with a dict for each record"
-        )
-
-
-# --------------------------------------------------------------------------------------------------
-# One ledger for all processes of a run. Rank 0 writes it. If another process finds a file with
-# releases that the ledger lacks, the run is refused: the budget would be spent twice.
-
-
-def open_shared_ledger(plan: Plan, path: StrPath | None, ranks: DistributedContext) -> Ledger:
-    """Open the ledger on rank 0, and one in memory on the others.
-
-    After a restart another host may be rank 0, and find no file where its predecessor had written.
-    So every process looks for a file, and the ledger must hold all releases that any finds.
-
-    Raises:
-        LedgerError: another process finds releases under this path that rank 0 does not hold.
-            Nothing has been spent then.
-        ValueError: as `Plan.open_ledger`.
-    """
-    ledger = ranks.run_on_all(lambda: plan.open_ledger(path if ranks.is_rank0 else None))
-    if ranks.world_size == 1 or ranks.all_gather(path) == [None] * ranks.world_size:
-        return ledger
-
-    def read_own_file() -> tuple[int, str]:
-        if path is None or ranks.is_rank0:
-            return 0, ""
-        own_file = Path(path)
-        if not own_file.is_file() or not own_file.stat().st_size:
-            return 0, ""
-        found = verify(path)
-        return len(found.releases), found.heads[-1]
-
-    def check() -> None:
-        for rank, (count, head) in enumerate(known):
-            if count and not ledger.contains(count, head):
-                raise LedgerError(
-                    f"process {rank} finds {count} releases in {path} that the ledger of process 0 "
-                    "does not hold; put the ledger on a disk that all hosts share"
-                )
-
-    try:
-        known = ranks.all_gather(ranks.run_on_all(read_own_file))
-        ranks.broadcast_from_rank0(check, "ledger")
-    except BaseException:
-        ledger.close()
-        raise
-    return ledger
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 class Session:
@@ -324,7 +146,6 @@ class Session:
         self._ranks = DistributedContext.current()
         self._step = 0
         self._callbacks = CallbackCalls(callbacks, self._ranks)
-        check_dataset(dataset)
         self._loader = MicroBatches(dataset, collate_fn=collate_fn, num_workers=num_workers)
         check_alike(
             self._ranks,

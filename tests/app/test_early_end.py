@@ -19,7 +19,7 @@ from dpkfc.app.recipes.objective import cross_entropy, evaluate
 from dpkfc.app.settings import make_config
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import prepare, resume, run
-from dpkfc.callbacks import EarlyStopping, PrivateEarlyStopping
+from dpkfc.early_stopping import EarlyStopping, PrivateEarlyStopping
 from dpkfc.report.verify import verify_ledger
 
 BASE = {

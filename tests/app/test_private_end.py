@@ -22,7 +22,7 @@ from dpkfc.app.recipes.objective import cross_entropy
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import prepare, read_settings, resume, run
-from dpkfc.callbacks import Loss, PrivateEarlyStopping, wrong_answers
+from dpkfc.early_stopping import Loss, PrivateEarlyStopping, wrong_answers
 from dpkfc.privacy.accounting import total_epsilon
 from dpkfc.privacy.events import event_from_dict
 from dpkfc.privacy.extra_releases import ExtraRelease

@@ -25,7 +25,8 @@ from dpkfc.curvature import KFAC, NGD, AdaDPS, WhiteNoise
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.metric import Dense, Diagonal, Elementwise, Kronecker
 from dpkfc.privacy.mechanism import Released
-from dpkfc.session import Batch, Session
+from dpkfc.session import Session
+from dpkfc.step_record import Batch
 from tests.audit.sizes import FULL, size
 
 DELTA, EXAMPLES, CANARIES, STEPS, BATCH = 1e-5, 1000, 1000, size(100, 200), 200

@@ -260,7 +260,7 @@ def test_a_run_folder_differs_in_marked_columns_alone(
 
 
 def test_every_private_figure_is_marked_where_it_is_made() -> None:
-    from dpkfc.session import StepRecord
+    from dpkfc.step_record import StepRecord
 
     assert set(PRIVATE) <= set(not_private("test"))
     public = {"step", "release", "notes"}

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.integrations.opacus import PrivacyEngine
-from dpkfc.session import Session, StepRecord
+from dpkfc.session import Session
+from dpkfc.step_record import StepRecord
 from tests.gradients.whitened import clipped
 from tests.test_session import N, data, kfac, loss_fn, net, plan, session, weights
 

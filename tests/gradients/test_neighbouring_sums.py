@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import GEP, KFAC, NGD, FeatureNoise, PublicData
-from dpkfc.session import Batch, Session
+from dpkfc.session import Session
+from dpkfc.step_record import Batch
 
 N = 64
 Example = tuple[Tensor, Tensor]

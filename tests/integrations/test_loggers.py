@@ -21,7 +21,7 @@ from dpkfc.integrations.loggers import (
     describe_plan,
     make_logger,
 )
-from dpkfc.session import PRIVATE_FIGURES
+from dpkfc.step_record import PRIVATE_FIGURES
 from tests.app.finished import call
 from tests.test_session import kfac, net, plan, session, train
 

@@ -29,7 +29,7 @@ from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.integrations.huggingface import open_session
 from dpkfc.integrations.trl import PrivateDPOTrainer, PrivateSFTTrainer
 from dpkfc.privacy.ledger import verify
-from dpkfc.session import Batch
+from dpkfc.step_record import Batch
 
 N, CLIP, LONGEST = 12, 0.09, 10
 WORDS = ["<pad>", "<s>", "</s>", *"abcdefghijklm"]

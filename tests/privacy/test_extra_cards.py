@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from dpkfc import PrivacyConfig, Session
-from dpkfc.callbacks import PrivateEarlyStopping, wrong_answers
+from dpkfc.early_stopping import PrivateEarlyStopping, wrong_answers
 from dpkfc.privacy.accounting import total_epsilon
 from dpkfc.privacy.extra_releases import ExtraRelease
 from dpkfc.report.verify import CardError, charges_of, verify_ledger

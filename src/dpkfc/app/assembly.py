@@ -23,7 +23,6 @@ from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.settings import RECIPE_DEFAULTS, SECTION_OF, RunConfig, library_values
 from dpkfc.app.toml import ConfigError
-from dpkfc.callbacks import NORM, PURPOSE, EarlyStopping, PrivateEarlyStopping
 from dpkfc.config import Plan, PrivacyConfig, count_steps
 from dpkfc.convex import convex_clip, gaussian_noise, moments_release, whitened_clip
 from dpkfc.curvature.base import Preconditioner
@@ -37,6 +36,7 @@ from dpkfc.curvature.probes import Probe, PublicData
 from dpkfc.curvature.refined import Refined
 from dpkfc.curvature.second_moments import SecondMoments
 from dpkfc.data.augment import Augment, horizontal_flip, random_crop, reflect_pad_crop_flip
+from dpkfc.early_stopping import NORM, PURPOSE, EarlyStopping, PrivateEarlyStopping
 from dpkfc.features import AdditiveModel
 from dpkfc.postprocess import EMA, SOFIM, AdamBC, DiSK, LowPass
 from dpkfc.postprocess.protocol import PostProcess

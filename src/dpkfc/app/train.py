@@ -60,16 +60,17 @@ from dpkfc.app.settings_file import (
     to_toml,
 )
 from dpkfc.app.toml import ConfigError, nearest
-from dpkfc.callbacks import PURPOSE, EarlyStopping, PrivateEarlyStopping, wrong_answers
 from dpkfc.config import Plan
 from dpkfc.curvature.second_moments import split_head
 from dpkfc.distributed.context import DistributedContext
+from dpkfc.early_stopping import PURPOSE, EarlyStopping, PrivateEarlyStopping, wrong_answers
 from dpkfc.gradients.model_checks import check_finite
 from dpkfc.integrations.loggers import Logger, check_logger, make_logger
 from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.report.card import stamp
 from dpkfc.report.text import rounded_up
-from dpkfc.session import Batch, Session, StepRecord
+from dpkfc.session import Session
+from dpkfc.step_record import Batch, StepRecord
 
 if TYPE_CHECKING:
     from dpkfc.audit.one_run import OneRunResult

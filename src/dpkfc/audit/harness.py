@@ -33,7 +33,8 @@ from dpkfc.gradients.value_comparison import equal_or_nan
 from dpkfc.linalg.metric import Metric
 from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.mechanism import ClippedSum, Released
-from dpkfc.session import Batch, Session
+from dpkfc.session import Session
+from dpkfc.step_record import Batch
 
 if TYPE_CHECKING:
     import dp_accounting

@@ -40,7 +40,7 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.metric import Metric
 from dpkfc.privacy.mechanism import Released
-from dpkfc.session import Batch
+from dpkfc.step_record import Batch
 
 Shares = NDArray[np.uint8]
 

@@ -224,7 +224,32 @@ def tensors_of(source: Any, kinds: Any = Tensor | SparseRows) -> tuple[Any, ...]
     return None
 
 
+def _check_indexed_by_record(dataset: Any) -> None:
+    """Refuse an object that holds data, but not record i under the index i.
+
+    Raises:
+        ValueError: a loader, a data frame or a mapping of columns; naming what to pass.
+    """
+    kind = type(dataset).__name__
+    if isinstance(dataset, DataLoader):
+        raise ValueError(
+            "a Session samples its batches itself; pass loader.dataset instead of the DataLoader"
+            ", collate_fn= and num_workers= (docs/errors.md#sampler)"
+        )
+    if hasattr(dataset, "iloc"):
+        raise ValueError(
+            f"a {kind} is indexed by its columns, not by its records; pass a tuple of tensors, each"
+            " torch.as_tensor(frame[columns].to_numpy())"
+        )
+    if isinstance(dataset, Mapping) and not all(isinstance(key, int) for key in dataset):
+        raise ValueError(
+            f"a {kind} of columns is indexed by their names, not by records; pass a tuple of"
+            " tensors, tuple(columns.values()), or a list with a dict for each record"
+        )
+
+
 def _length(source: Any) -> int:
+    _check_indexed_by_record(source)
     tensors = tensors_of(source)
     if tensors is not None:
         lengths = {x.shape[0] if x.ndim else 0 for x in tensors}

@@ -30,7 +30,6 @@ from dpkfc._checks import (
     check_positive,
 )
 from dpkfc.checkpoint import StrPath
-from dpkfc.config import PlanBase
 from dpkfc.curvature.base import Preconditioner
 from dpkfc.data.sampling import ADD_OR_REMOVE_ONE, REPLACE_ONE, Poisson
 from dpkfc.federated.local_work import LocalGradient, LocalSteps, LocalWork
@@ -40,7 +39,7 @@ from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.postprocess.protocol import PostProcess
 from dpkfc.privacy import accounting, cross_check
 from dpkfc.privacy.accounting import EpsilonCurve
-from dpkfc.privacy.calibration import calibrate_noise_multiplier, check_target
+from dpkfc.privacy.calibration import PlanBase, calibrate_noise_multiplier, check_target
 from dpkfc.privacy.events import event_to_dict
 from dpkfc.privacy.grid import GAUSSIAN, NOISES, ROUNDED, grid_of, widen_sensitivity
 from dpkfc.privacy.ledger import Ledger
