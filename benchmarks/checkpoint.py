@@ -15,11 +15,12 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, hardware, make_parser, markdown, now, read_json, write_json
+from common import RESULTS, markdown, measure_once
 
 OUTPUT = RESULTS / "checkpoint.json"
 GOAL = 2.0  # seconds of a checkpoint beyond its weights
@@ -113,35 +114,13 @@ def table(results: dict[str, Any]) -> str:
     return markdown(head, rows)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = make_parser(__doc__)
-    parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument(
-        "--table", action="store_true", help="print the table of the results and measure nothing"
-    )
-    parser.add_argument(
-        "--output", type=Path, help=f"results file (default: {OUTPUT.name} in benchmarks/results)"
-    )
-    arguments = parser.parse_args(argv)
-    path = arguments.output or OUTPUT
-    if arguments.table:
-        results = read_json(path)
-        print(table(results) if results else f"nothing measured yet: {path.name} does not exist")
-        return 0
-    import torch
-
+def measure(options: Namespace) -> dict[str, Any]:
+    """Return a row without momentum and one with it."""
     from models import cases
 
-    torch.set_num_threads(arguments.threads)
-    case = cases(smoke=True)["smoke-mlp"] if arguments.smoke else cases()["bert-base"]
-    rows = [measured(case, momentum) for momentum in (0.0, 0.9)]
-    results = {"date": now(), "hardware": hardware(arguments.threads), "rows": rows}
-    if arguments.output or not arguments.smoke:
-        write_json(path, results)
-    print(table(results))
-    return 0
+    case = cases(smoke=True)["smoke-mlp"] if options.smoke else cases()["bert-base"]
+    return {"rows": [measured(case, momentum) for momentum in (0.0, 0.9)]}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(measure_once(__doc__, None, OUTPUT, measure, table))

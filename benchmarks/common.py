@@ -71,6 +71,47 @@ def measure_models(
     return results
 
 
+def measure_once(
+    description: str,
+    argv: Sequence[str] | None,
+    output: Path,
+    measure: Callable[[Namespace], dict[str, Any]],
+    table: Callable[[dict[str, Any]], str],
+    threads: int = 2,
+) -> int:
+    """Measure what has one file of results, write it with machine and day, and print its table.
+
+    Args:
+        description: of the command.
+        argv: the command line.
+        output: the file; a smoke run writes only to `--output`.
+        measure: maps options to figures.
+        table: of the results.
+        threads: of torch.
+    """
+    parser = make_parser(description)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=threads)
+    parser.add_argument("--smoke", action="store_true", help="small; writes only to --output")
+    parser.add_argument("--table", action="store_true", help="print the table, measure nothing")
+    parser.add_argument("--output", type=Path, help=f"results file (default: {output.name})")
+    options = parser.parse_args(argv)
+    path = options.output or output
+    if options.table:
+        results = read_json(path)
+        print(table(results) if results else f"nothing measured yet: {path.name} does not exist")
+        return 0
+    import torch
+
+    torch.set_num_threads(options.threads)
+    where = {"hardware": hardware(options.threads, options.device), "load_before": load_average()}
+    results = {"date": now(), **where, **measure(options)}
+    if options.output or not options.smoke:
+        write_json(path, results)
+    print(table(results))
+    return 0
+
+
 def summary(seconds: Sequence[float]) -> dict[str, Any]:
     """Median, quartiles, smallest and number of timings, in milliseconds."""
     ms = sorted(1e3 * s for s in seconds)

@@ -14,8 +14,6 @@ timed by themselves.
 
 from __future__ import annotations
 
-import gc
-import random
 import statistics
 import sys
 import tempfile
@@ -37,6 +35,7 @@ from common import (
     read_json,
     write_json,
 )
+from rounds import take_rounds
 
 OUTPUT = RESULTS / "method_speed.json"
 # method: (what it is compared with, goal or None); goals come from the issue that asked for the
@@ -138,28 +137,20 @@ def measured(
     from contenders import setting_for, timed
 
     live: dict[str, Any] = {}
-    seconds: dict[str, list[float]] = {}
     first: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, build in pick(setting_for(case, Path(folder), device)).items():
             live[name] = build()
             first[name] = timed(live[name].step, device)[0]
             live[name].step()
-            seconds[name] = []
-        gc.collect()
-        order = random.Random(0)
-        for _ in range(rounds):
-            for name in order.sample(list(live), len(live)):
-                seconds[name].append(timed(live[name].step, device)[0])
-            gc.collect()
-        for contender in live.values():
-            contender.close()
+        taken = take_rounds(live, rounds, lambda own: timed(own.step, device)[0])
+    seconds = {name: list(own.values()) for name, own in taken.items()}
     found: dict[str, Any] = {
         name: {
-            "median_ms": round(1e3 * statistics.median(taken), 2),
+            "median_ms": round(1e3 * statistics.median(own), 2),
             "first_ms": round(1e3 * first[name], 1),
         }
-        for name, taken in seconds.items()
+        for name, own in seconds.items()
     }
     for name, base in bases.items():
         found[name] |= {"base": base, **paired(seconds[name], seconds[base])}

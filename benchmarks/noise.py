@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from functools import partial
 from operator import truediv
-from pathlib import Path
 from typing import Any
 
-from common import RESULTS, hardware, load_average, markdown, now, write_json
+from common import RESULTS, markdown, measure_once
 
 OUTPUT = RESULTS / "noise.json"
 SIZES = (26_010, 1_863_690, 1 << 24)  # the MNIST CNN, the MLP of the speed benchmark, more
@@ -68,7 +68,7 @@ def contenders(size: int, device: str) -> dict[str, Any]:
     return found
 
 
-def measure(size: int, device: str) -> dict[str, dict[str, float]]:
+def measure_size(size: int, device: str) -> dict[str, dict[str, float]]:
     """Return the figures of each kind for a number of numbers."""
     import torch
 
@@ -95,32 +95,21 @@ def measure(size: int, device: str) -> dict[str, dict[str, float]]:
     }
 
 
-def main() -> None:
-    """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-    found: dict[str, Any] = {
-        "date": now(),
-        "hardware": hardware(1, options.device),
-        "load_before": load_average(),
-        "sizes": {},
-    }
-    for size in (1000,) if options.smoke else SIZES:
-        found["sizes"][f"{size:,}"] = measure(size, options.device)
-    head = ["numbers", "work", "ns a number", "ratio", "of processor time"]
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures by size."""
+    sizes = (1000,) if options.smoke else SIZES
+    return {"sizes": {f"{size:,}": measure_size(size, options.device) for size in sizes}}
+
+
+def table(results: dict[str, Any]) -> str:
+    """Return a row for each size and kind of work."""
     rows = [
         [size, kind, *map(str, figures.values())]
-        for size, kinds in found["sizes"].items()
+        for size, kinds in results["sizes"].items()
         for kind, figures in kinds.items()
     ]
-    print(markdown(head, rows))
-    output = options.output or (None if options.smoke else OUTPUT)
-    if output:
-        write_json(output, found)
+    return markdown(["numbers", "work", "ns a number", "ratio", "of processor time"], rows)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(measure_once(__doc__, None, OUTPUT, measure, table, threads=1))

@@ -10,8 +10,6 @@ rounds.
 
 from __future__ import annotations
 
-import gc
-import random
 import statistics
 import sys
 import tempfile
@@ -30,6 +28,7 @@ from common import (
     markdown,
     measure_models,
 )
+from rounds import take_rounds
 
 OUTPUT = RESULTS / "phases.json"
 MODELS = ("mnist-cnn", "mlp", "encoder-256", "wrn-16-4")
@@ -115,30 +114,30 @@ def measure(case: Any, rounds: int, warmup: int) -> dict[str, dict[str, float]]:
     """Contender to phase to milliseconds, and `step` for the whole."""
     from contenders import CONTENDERS, setting_for
 
-    clock, seen = Clock(), {name: list[dict[str, float]]() for name in NAMES}
+    clock = Clock()
+
+    def take(contender: Any) -> dict[str, float]:
+        clock.take()
+        with clock.phase("the rest"):
+            contender.step()
+        return clock.take()
+
     with tempfile.TemporaryDirectory() as folder, listening(clock):
         setting = setting_for(case, Path(folder))
         live = {name: CONTENDERS[name](setting) for name in NAMES}
-        order = random.Random(0)
-        for number in range(warmup + rounds):
-            for name in order.sample(NAMES, len(NAMES)):
-                built = live[name].built_at()
-                clock.take()
-                with clock.phase("the rest"):
-                    live[name].step()
-                spent = clock.take()
-                if number >= warmup and live[name].built_at() == built:
-                    seen[name].append(spent)
-            gc.collect()
-        for contender in live.values():
-            contender.close()
+        seen = take_rounds(live, rounds, take, warmup)
     found: dict[str, dict[str, float]] = {}
-    for name, steps in seen.items():
-        found[name] = {
-            p: round(1e3 * statistics.median(s.get(p, 0.0) for s in steps), 2) for p in PHASES
-        }
-        found[name]["step"] = round(1e3 * statistics.median(sum(s.values()) for s in steps), 2)
+    for name, by_round in seen.items():
+        steps = list(by_round.values())
+        whole = [sum(spent.values()) for spent in steps]
+        found[name] = {"step": _median_ms(whole)}
+        for phase in PHASES:
+            found[name][phase] = _median_ms([spent.get(phase, 0.0) for spent in steps])
     return found
+
+
+def _median_ms(seconds: Sequence[float]) -> float:
+    return round(1e3 * statistics.median(seconds), 2)
 
 
 def table(results: dict[str, Any]) -> str:

@@ -13,10 +13,8 @@ python benchmarks/speed.py --smoke             # tiny models; prints, writes not
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
-import random
 import statistics
 import sys
 import tempfile
@@ -39,6 +37,7 @@ from common import (
     write_json,
 )
 from memory import alone, peaks
+from rounds import take_rounds
 from speed_tables import EVERY, OURS, TIMES, every_model, table
 
 OUTPUT = RESULTS / "speed.json"
@@ -60,34 +59,20 @@ def measure_times(
             try:
                 live[name] = CONTENDERS[name](setting)
                 live[name].step()
-            except (
-                Exception
-            ) as error:  # a peer that refuses a model is a result, not a failure of the benchmark
+            # A peer that refuses a model is a result, not a failure of the benchmark.
+            except Exception as error:
                 if name in ("plain", "dp_sgd", *OURS):
                     raise
                 live.pop(name, None)
                 entries[name] = {"not_available": f"{type(error).__name__}: {str(error)[:300]}"}
-        gc.collect()
-        gc.freeze()
-        seconds: dict[str, dict[int, float]] = {name: {} for name in live}
-        processor: dict[str, list[float]] = {name: [] for name in live}
-        order = random.Random(0)
-        for number in range(warmup + rounds):
-            for name in order.sample(list(live), len(live)):
-                built = live[name].built_at()
-                taken = timed(live[name].step, device)
-                # a step that refreshed is not a plain step
-                if number >= warmup and live[name].built_at() == built:
-                    seconds[name][number] = taken[0]
-                    processor[name].append(taken[1])
-            gc.collect()
-        for contender in live.values():
-            contender.close()
-        gc.unfreeze()
+        taken = take_rounds(live, rounds, lambda own: timed(own.step, device), warmup)
+    seconds: dict[str, dict[int, float]] = {}
     for name, contender in live.items():
+        seconds[name] = {number: clock for number, (clock, _) in taken[name].items()}
+        processor = [busy for _, busy in taken[name].values()]
         entries[name] = {
             **summary(list(seconds[name].values())),
-            "processor_ms": _median_ms(processor[name]),
+            "processor_ms": _median_ms(processor),
         }
         entries[name] |= {"note": contender.note} if contender.note else {}
     return {"contenders": {name: entries[name] for name in names}, "paired": _ratios(seconds)}

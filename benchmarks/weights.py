@@ -14,12 +14,12 @@ from __future__ import annotations
 import argparse
 import functools
 import statistics
+import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from common import RESULTS, hardware, now, write_json
+from common import RESULTS, measure_once
 
 OUTPUT = RESULTS / "weights.json"
 WIDTH = 64
@@ -106,30 +106,19 @@ def compare_steps(rows: int, device: str, steps: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-    import torch
-
-    torch.set_num_threads(options.threads)
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the speed of digests, and what they cost a step."""
     rows, steps = (1000, 2) if options.smoke else (1_000_000, 5)
-    found = {
-        "date": now(),
-        "hardware": hardware(options.threads, options.device),
+    return {
         **compare_reads(rows, options.device),
         **compare_steps(rows, options.device, steps),
     }
-    for name, value in found.items():
-        print(f"{name}: {value}")
-    output = options.output or (None if options.smoke else OUTPUT)
-    if output:
-        write_json(output, found)
+
+
+def table(results: dict[str, Any]) -> str:
+    """Return a figure a line."""
+    return "\n".join(f"{name}: {value}" for name, value in results.items())
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(measure_once(__doc__, None, OUTPUT, measure, table))

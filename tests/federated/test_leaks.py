@@ -152,11 +152,9 @@ def test_dropout_without_a_top_up_is_found():
 class Unclipped(Client):
     """Sums gradients as they are."""
 
-    def _make_noisy_sum(self, number, extra, made):
-        n = len(self.records)
-        return self._released(
-            {name: n * x for name, x in self.local.mean_gradient(self.records).items()}, number
-        )
+    def _make_noisy_sum(self, number):
+        means = self.local.mean_gradient(self.records)
+        return self._released({name: len(self.records) * x for name, x in means.items()}, number)
 
 
 def neighbours(kind, scale: float = 100.0) -> Finding:
@@ -168,6 +166,7 @@ def neighbours(kind, scale: float = 100.0) -> Finding:
     for data in ((x, y), (x[:-1], y[:-1])):
         client = kind(0, plan, LocalModel(plan, head(), loss_fn), data, verify=False)
         answers.append(client.answer(round_message(client.local.contract, 0, theta)))
+        assert answers[-1]["kind"] == "sum"
     return check_record_bound(plan, *answers)
 
 
