@@ -1,4 +1,9 @@
-"""Compare the checkpoints of two sessions over different examples."""
+"""Compare the checkpoints of two sessions over different examples.
+
+A checkpoint says nothing about the data that the releases do not say. Two sessions walk along the
+same weights over different examples. Post-processing is off, because its state is made of releases.
+Then the checkpoints of both must be equal to the bit.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +17,18 @@ from dpkfc.audit.harness import Subject, first_difference
 from dpkfc.audit.replay import World, first_units
 from dpkfc.audit.step_canaries import Canaries
 
-#
-# A checkpoint says nothing about the data that the releases do not say. Two sessions walk along the
-# same weights over different examples. Post-processing is off, because its state is made of
-# releases. Then the checkpoints of both must be equal to the bit.
-
 STEPS = 3
 # The time at which a ledger began, and the state of the repeatable mode.
 IGNORED = ("ledger_head", "torch_rng")
 
 
 def check_checkpoints(subject: Subject) -> Finding:
-    """Compare the checkpoints of two sessions over different examples."""
+    """Compare the checkpoints of two sessions over different examples.
+
+A checkpoint says nothing about the data that the releases do not say. Two sessions walk along the
+same weights over different examples. Post-processing is off, because its state is made of releases.
+Then the checkpoints of both must be equal to the bit.
+"""
     canaries = Canaries()
     canaries.add("loss × 1e4", subject.example(-1), 1e4)
     rows = first_units(subject, 4)

@@ -36,6 +36,7 @@ from dpkfc.audit.planted_loss import NO_CANARY, LossFn, PlantedLoss, augment_wit
 from dpkfc.audit.run_canaries import PlantedCanaries, RunCanaries, Shares
 from dpkfc.config import Plan
 from dpkfc.distributed.context import DistributedContext
+from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.session import Session
 
@@ -308,8 +309,15 @@ def _epsilon_at(mu: float, plan: Plan) -> float:
     if mu in (0, math.inf):
         return mu
     noise = plan.noise_multiplier * _heard_mu(plan) / mu
-    other = plan.config.with_noise(noise, plan.delta, plan.dataset_size)
-    return other.curve.epsilon(plan.steps)
+    curve = EpsilonCurve(
+        plan.sampler.event(noise),
+        plan.delta,
+        plan.neighbouring_relation,
+        plan.accountant,
+        also=[(kind.event, kind.count) for kind in plan.extra_releases],
+    )
+    # dp-accounting would take longer for three noises than a short run for its steps.
+    return curve.running_epsilon(plan.steps)
 
 
 def is_harmless(plan: Plan, model: nn.Module, canaries: int) -> bool:

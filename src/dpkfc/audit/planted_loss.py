@@ -48,16 +48,19 @@ class PlantedLoss:
         loss_fn: of the user: maps model and batch to one loss an example.
         factors: of the losses of the canaries `[m]`.
         plants: chosen gradients; a canary is in at most one of them.
+
+    Attributes:
+        factors: the same, and 1 for a row without a canary, whose id -1 is the last entry
+            `[m + 1]`.
     """
 
     def __init__(self, loss_fn: LossFn, factors: Tensor, plants: Sequence[Plant] = ()) -> None:
         self._loss_fn = loss_fn
-        self._factors = factors
+        self.factors = torch.cat([factors, factors.new_ones(1)])
         self._plants = tuple(plants)
         self._plant_rows = []
         for plant in plants:
-            size = max(1, len(factors))
-            rows = torch.full((size,), NO_CANARY)
+            rows = torch.full((len(factors) + 1,), NO_CANARY)
             rows[plant.ids] = torch.arange(len(plant.ids))
             self._plant_rows.append(rows)
 
@@ -66,11 +69,7 @@ class PlantedLoss:
         *examples, ids = batch
         # Python reads no value of the batch. Otherwise the batch axis of the pass could not be
         # proved, and the audit would run another step than training does.
-        id_or_first = ids.clamp(min=0)
-        rows = []
-        for plant_rows in self._plant_rows:
-            planted = plant_rows.to(ids.device)[id_or_first]
-            rows.append(torch.where(ids >= 0, planted, NO_CANARY))
+        rows = [plant_rows.to(ids.device)[ids] for plant_rows in self._plant_rows]
         outputs: dict[int, Tensor] = {}
         with ExitStack() as hooks:
             for i, plant in enumerate(self._plants):
@@ -84,8 +83,7 @@ class PlantedLoss:
             products = output.to(directions.dtype) * directions
             planted_losses = products.flatten(1).sum(1)
             losses = torch.where(rows[i] >= 0, planted_losses.to(losses.dtype), losses)
-        factors = self._factors.to(losses)[id_or_first]
-        factors = factors.where(ids >= 0, 1.0)
+        factors = self.factors.to(losses)[ids]
         return torch.where(factors == 0, torch.zeros_like(losses), losses * factors)
 
 

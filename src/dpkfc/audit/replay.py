@@ -32,19 +32,6 @@ from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.privacy.grid import ROUNDED
 from dpkfc.privacy.mechanism import Released
 
-#
-# Neighbour replay runs the step that ships on two neighbouring batches with the same frozen noise.
-# The difference of the two releases is what one example can change. Times the divisor it may not
-# exceed the sensitivity of the plan. The noise stays on, so noise whose size or place follows the
-# data shows as well. Two sessions walk along the same weights. Step by step they take a batch S,
-# and S with one canary more. (If neighbours differ by replacement, the canary replaces an example.)
-# Replay also checks that
-#
-#     the metric is the same for both batches,
-#     weights and buffers are the same for both, because the optimizer follows its own path,
-#     what the optimizer gets follows from the release alone,
-#     each step makes exactly one release and one charge, also on an empty batch.
-
 SIZES = (0, 1, 3, 7, 16)  # of the batch that a canary joins
 SEED = 20_240_607
 # The units of a batch, and of the batches of a script.

@@ -141,8 +141,6 @@ class PlantedCanaries(RunCanaries):
         self._plan = plan
         self._rng = rng
         self._first_row = len(dataset[0])
-        # The signs of the factors change from step to step.
-        self._factors = torch.from_numpy(coins.astype(np.float64))
         self._signs: Floats = np.ones(m)
         self._is_taken = np.zeros(m, bool)
         self._earlier: tuple[Scores, Shares] | None = None
@@ -155,7 +153,7 @@ class PlantedCanaries(RunCanaries):
             inputs=None if is_first else inputs.to(device),
             outputs=outputs.to(device),
         )
-        self.loss = PlantedLoss(loss_fn, self._factors, [plant])
+        self.loss = PlantedLoss(loss_fn, torch.from_numpy(coins.astype(np.float64)), [plant])
         self.dataset = _append_rows(dataset, m, inputs if is_first else None)
 
     def start_step(self, batch: Batch) -> None:
@@ -164,7 +162,7 @@ class PlantedCanaries(RunCanaries):
             self._signs = self._rng.choice(np.array([-1.0, 1.0]), len(self.coins))
         else:
             self._signs = -self._signs
-        self._factors.copy_(torch.from_numpy(self.coins * self._signs))
+        self.loss.factors[:-1] = torch.from_numpy(self.coins * self._signs)
         rows = self._first_row + np.arange(len(self.coins))
         self._is_taken = np.isin(rows, np.asarray(batch.indices)) & self.coins
 
