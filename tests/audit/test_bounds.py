@@ -16,13 +16,15 @@ from dpkfc.audit.epsilon_bounds import (
     clopper_pearson_upper,
     epsilon_lower,
     gaussian_mu_lower,
+)
+from dpkfc.audit.membership import auc, tpr_at_fpr
+from dpkfc.audit.one_run import choose_quiet
+from dpkfc.audit.one_run_bounds import (
     gaussian_run_mu,
     most_run_mu,
     one_run_epsilon,
     one_run_p_value,
 )
-from dpkfc.audit.membership import auc, tpr_at_fpr
-from dpkfc.audit.one_run import choose_quiet
 from tests.audit.sizes import size
 
 ALPHA, DELTA = 0.05, 1e-5
@@ -36,11 +38,11 @@ GAUSSIAN_MU = {
 }
 
 
-def best_gaussian_mu(without, with_, alpha):
-    """A lower bound on μ: one half of the scores chooses the threshold, the other half gives the
+def best_epsilon(without, with_) -> float:
+    """A lower bound on ε: one half of the scores chooses the threshold, the other half gives the
     bound.
     """
-    return gaussian_mu_lower(*best_threshold(without, with_, alpha)[1], alpha)
+    return epsilon_lower(*best_threshold(without, with_, DELTA, ALPHA)[1], DELTA, ALPHA)
 
 
 def most_misses(runs: int, alpha: float) -> int:
@@ -112,17 +114,21 @@ def test_the_bound_on_mu_covers_and_is_close(mu: float, evidence):
     )
 
 
-def test_the_bound_on_mu_covers_when_the_threshold_is_chosen(evidence):
-    rng, mu, n, runs = np.random.default_rng(2), 1.0, 600, size(200, 1000)
-    bounds = np.array(
-        [best_gaussian_mu(rng.normal(size=n), rng.normal(mu, size=n), ALPHA) for _ in range(runs)]
-    )
-    misses = int((bounds > mu).sum())
+def test_the_bound_on_epsilon_covers_when_the_threshold_is_chosen(evidence):
+    """Randomised response, with noise that gives each score a place of its own."""
+    rng, epsilon, n, runs = np.random.default_rng(2), 2.0, 600, size(200, 1000)
+    truth = math.exp(epsilon) / (1 + math.exp(epsilon))
+
+    def respond(share: float) -> np.ndarray:
+        return (rng.random(n) < share) + 0.1 * rng.normal(size=n)
+
+    bounds = np.array([best_epsilon(respond(1 - truth), respond(truth)) for _ in range(runs)])
+    misses = int((bounds > epsilon).sum())
     assert misses <= most_misses(runs, ALPHA)
-    assert bounds.mean() > 0.55 * mu
+    assert bounds.mean() > 0.55 * epsilon
     evidence(
         "bounds",
-        "mu = 1, threshold chosen",
+        "epsilon = 2, threshold chosen",
         runs=runs,
         alpha=ALPHA,
         misses=misses,
@@ -154,16 +160,16 @@ def test_the_bound_on_epsilon_covers_the_worst_mechanism(epsilon: float, evidenc
 def test_the_threshold_is_chosen_on_one_half_and_judged_on_the_other():
     without, with_ = np.zeros(100), np.zeros(100)
     with_[::2] = 1.0  # the first half tells the worlds apart, the second does not
-    threshold, (fp, n0, fn, n1) = best_threshold(without, with_, ALPHA)
+    threshold, (fp, n0, fn, n1) = best_threshold(without, with_, DELTA, ALPHA)
     assert (threshold, fp, n0, fn, n1) == (0.0, 0, 50, 50, 50)
-    assert best_gaussian_mu(without, with_, ALPHA) == 0.0
-    assert best_threshold(without, np.ones(100), ALPHA, delta=DELTA)[1] == (0, 50, 0, 50)
+    assert best_epsilon(without, with_) == 0.0
+    assert best_threshold(without, np.ones(100), DELTA, ALPHA)[1] == (0, 50, 0, 50)
 
 
 @pytest.mark.parametrize("scores", [[1.0], [0.0, math.nan], [0.0, math.inf]])
 def test_scores_that_cannot_be_judged_are_refused(scores: list[float]):
     with pytest.raises(ValueError, match="scores"):
-        best_gaussian_mu([0.0, 1.0], scores, ALPHA)
+        best_epsilon([0.0, 1.0], scores)
 
 
 # -- one run ---------------------------------------------------------------------------------------

@@ -23,12 +23,7 @@ IGNORED = ("ledger_head", "torch_rng")
 
 
 def check_checkpoints(subject: Subject) -> Finding:
-    """Compare the checkpoints of two sessions over different examples.
-
-A checkpoint says nothing about the data that the releases do not say. Two sessions walk along the
-same weights over different examples. Post-processing is off, because its state is made of releases.
-Then the checkpoints of both must be equal to the bit.
-"""
+    """Compare the checkpoints of two sessions over different examples."""
     canaries = Canaries()
     canaries.add("loss × 1e4", subject.example(-1), 1e4)
     rows = first_units(subject, 4)

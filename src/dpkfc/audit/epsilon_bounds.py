@@ -1,4 +1,4 @@
-"""Lower bounds on ε that follow from the success of an attack.
+"""Lower bounds on μ and ε from the errors of a test that tells two worlds apart.
 
 Every bound holds with probability 1 − α over the audit's own randomness, for every distribution
 of the scores. All are one-sided from below: a value above the claimed ε contradicts the claim, a
@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
-from scipy.special import expit, logit
-from scipy.stats import beta, binom, norm
+from scipy.stats import beta, norm
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 _CANDIDATES = 400  # most thresholds to choose from
-_SCAN = 64  # values of ε before the crossing is refined
 
 
 def clopper_pearson_upper(successes: ArrayLike, trials: ArrayLike, alpha: float) -> Floats:
@@ -77,13 +74,9 @@ def gaussian_mu_lower(
     Source:
         Nasr et al. (2023), section 5; Dong, Roth and Su (2022).
     """
-    return float(_bound_mu(false_positives, n0, false_negatives, n1, alpha))
-
-
-def _bound_mu(fp: ArrayLike, n0: int, fn: ArrayLike, n1: int, alpha: float) -> Floats:
-    fpr = clopper_pearson_upper(fp, n0, alpha / 2)
-    fnr = clopper_pearson_upper(fn, n1, alpha / 2)
-    return np.maximum(norm.isf(fpr) - norm.ppf(fnr), 0.0)
+    fpr = clopper_pearson_upper(false_positives, n0, alpha / 2)
+    fnr = clopper_pearson_upper(false_negatives, n1, alpha / 2)
+    return max(float(norm.isf(fpr) - norm.ppf(fnr)), 0.0)
 
 
 def epsilon_lower(  # noqa: PLR0917 - four counts in the order of a confusion table
@@ -131,15 +124,15 @@ def _bound_epsilon(  # noqa: PLR0917
 
 
 def best_threshold(
-    scores_without: ArrayLike, scores_with: ArrayLike, alpha: float, delta: float | None = None
+    scores_without: ArrayLike, scores_with: ArrayLike, delta: float, alpha: float
 ) -> tuple[float, tuple[int, int, int, int]]:
     """Choose a threshold on every second score, and count its errors on the others.
 
     Args:
         scores_without: scores without the canary `[n0]`.
         scores_with: scores with the canary `[n1]`; larger ones speak for "with".
-        alpha: level of the bound that the choice maximises.
-        delta: None maximises the bound on μ, a number maximises that on ε at δ.
+        delta: δ of `epsilon_lower`, which the choice maximises.
+        alpha: level of that bound.
 
     Returns:
         The threshold, above which a score is called "with", and (false positives, n0, false
@@ -157,10 +150,7 @@ def best_threshold(
     candidates = values[np.unique(indices)]
     n0, n1 = len(chosen_without), len(chosen_with)
     fp, fn = _count_errors(chosen_without, chosen_with, candidates)
-    if delta is None:
-        bounds = _bound_mu(fp, n0, fn, n1, alpha)
-    else:
-        bounds = _bound_epsilon(fp, n0, fn, n1, delta, alpha)
+    bounds = _bound_epsilon(fp, n0, fn, n1, delta, alpha)
     threshold = float(candidates[int(np.argmax(bounds))])
     fp, fn = _count_errors(judged_without, judged_with, np.array([threshold]))
     return threshold, (int(fp[0]), len(judged_without), int(fn[0]), len(judged_with))
@@ -181,144 +171,3 @@ def _count_errors(without: Floats, with_: Floats, thresholds: Floats) -> tuple[I
     below_without = np.searchsorted(np.sort(without), thresholds, side="right")
     below_with = np.searchsorted(np.sort(with_), thresholds, side="right")
     return len(without) - below_without, below_with
-
-
-def one_run_p_value(
-    correct: int, guesses: int, canaries: int, epsilon: float, delta: float
-) -> float:
-    """Return the most probability that (ε, δ)-DP allows for so many correct guesses.
-
-    Each of m canaries was included by its own fair coin. An attack guessed r coins, v of them
-    correctly. With the tail f(v) = P[Binomial(r, e^ε / (1 + e^ε)) >= v] the p-value is
-    f(v) + 2mδ · max_i (f(v − i) − f(v)) / i.
-
-    Args:
-        correct: v.
-        guesses: r, chosen before the coins were seen.
-        canaries: m.
-        epsilon: ε >= 0 of the hypothesis.
-        delta: δ of the hypothesis.
-
-    Raises:
-        ValueError: inconsistent counts, or ε or δ outside their ranges.
-
-    Source:
-        Steinke et al. (2023), theorem 5.2.
-    """
-    if not 0 <= correct <= guesses <= canaries:
-        raise ValueError(
-            f"need 0 <= correct <= guesses <= canaries, got {correct}, {guesses}, {canaries}"
-        )
-    if not (epsilon >= 0 and 0 <= delta < 1):
-        raise ValueError(f"need epsilon >= 0 and delta in [0, 1), got {epsilon} and {delta}")
-    accuracy = float(expit(epsilon))
-    tail = float(binom.sf(correct - 1, guesses, accuracy))
-    if delta == 0 or correct == 0:
-        return tail
-    below = np.arange(correct - 1, -1, -1)
-    # P[v − i <= Binomial < v] for i = 1, 2, …
-    between = np.cumsum(binom.pmf(below, guesses, accuracy))
-    steepest = float(np.max(between / np.arange(1, correct + 1)))
-    return min(1.0, tail + 2 * canaries * delta * steepest)
-
-
-def one_run_epsilon(
-    correct: int,
-    guesses: int,
-    canaries: int,
-    delta: float,
-    alpha: float,
-) -> float:
-    """Return a lower bound on ε at δ from one training run.
-
-    The bound is the first ε that `one_run_p_value` does not reject at level α.
-
-    Args:
-        correct: v, right guesses.
-        guesses: r, fixed in advance; if several are tried, divide α by their number.
-        canaries: m, all that had a coin.
-        delta: δ.
-        alpha: probability that the bound is wrong.
-
-    Returns:
-        The bound, at least 0.
-
-    Raises:
-        ValueError: as `one_run_p_value`; α outside (0, 1).
-    """
-    if guesses < 1:
-        raise ValueError("at least one guess is needed")
-    if one_run_p_value(correct, guesses, canaries, 0.0, delta) > alpha:
-        return 0.0
-    # The bound for δ = 0 is never smaller.
-    most = float(logit(clopper_pearson_lower(correct, guesses, alpha)))
-    if delta == 0:
-        return max(most, 0.0)
-
-    def excess(epsilon: float) -> float:
-        return one_run_p_value(correct, guesses, canaries, epsilon, delta) - alpha
-
-    # The p-value grows with ε if 2mδ <= 1. Otherwise only the values below the first crossing are
-    # all rejected.
-    candidates = np.linspace(0.0, most, 2 if 2 * canaries * delta <= 1 else _SCAN)
-    for i, epsilon in enumerate(candidates):
-        if excess(float(epsilon)) > 0:
-            return float(brentq(excess, candidates[i - 1], epsilon, xtol=1e-9))
-    return most
-
-
-def gaussian_run_mu(scores: ArrayLike, shares: ArrayLike, alpha: float) -> float:
-    """Return a lower bound on μ of Gaussian privacy from one training run.
-
-    A score is its canary's share of what was released and Gaussian noise. The slope of the straight
-    line through the scores, in standard deviations, has the law of Student's t about μ.
-
-    Args:
-        scores: of the canaries `[n]`; larger ones speak for "in".
-        shares: how often each canary took part `[n]`: coins, or the numbers of a few steps.
-        alpha: probability that the bound is wrong.
-
-    Returns:
-        The bound, at least 0; infinite if scores do not vary.
-
-    Guarantee:
-        It holds if the scores are independent Gaussians given the shares, as they are where the
-        canaries' gradients are orthogonal and the releases have Gaussian noise. A mechanism whose
-        releases depend on each other may break it; `one_run_epsilon` holds for every mechanism.
-
-    Raises:
-        ValueError: shares that are all equal, a score that is not finite, α outside (0, 1).
-
-    Source:
-        The limits of a noncentral t by the normal approximation of Johnson and Welch (1940).
-    """
-    if not 0 < alpha < 1:
-        raise ValueError(f"alpha must be in (0, 1), got {alpha}")
-    values = check_scores(scores)
-    size, freedom = _measure_design(shares)
-    weights = np.asarray(shares, float)
-    weights = weights - weights.mean()
-    slope = float(weights @ values) / size**2
-    squares = ((values - values.mean() - slope * weights) ** 2).sum()
-    if squares == 0:
-        return float("inf") if slope > 0 else 0.0
-    t = size * slope / np.sqrt(squares / freedom)
-    spread = np.sqrt(1 + t * t / (2 * freedom))
-    bound = t * (1 - 1 / (4 * freedom)) + norm.ppf(alpha) * spread
-    return float(max(bound / size, 0.0))
-
-
-def most_run_mu(mu: float, shares: ArrayLike, alpha: float) -> float:
-    """Return what `gaussian_run_mu` gives on average where every canary is heard as μ allows."""
-    size, freedom = _measure_design(shares)
-    spread = np.sqrt(1 + (size * mu) ** 2 / (2 * freedom))
-    return float(max(mu + norm.ppf(alpha) * spread / size, 0.0))
-
-
-def _measure_design(shares: ArrayLike) -> tuple[float, int]:
-    """Return the root of the sum of squares of shares about their mean, and degrees of freedom."""
-    values = np.asarray(shares, float)
-    size = float(np.sqrt(((values - values.mean()) ** 2).sum())) if len(values) > 2 else 0.0
-    if size == 0:
-        raise ValueError("canaries must differ in how often they took part: use more of them")
-    return size, len(values) - 2

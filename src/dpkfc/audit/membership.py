@@ -215,7 +215,7 @@ def infer_membership_from_losses(
             f"got {len(member_scores)} and {len(other_scores)}"
         )
     alpha = 1 - confidence
-    _, errors = best_threshold(other_scores, member_scores, alpha, delta)
+    _, errors = best_threshold(other_scores, member_scores, delta, alpha)
     bound = epsilon_lower(*errors, delta, alpha)
     return MembershipResult(
         members=len(member_scores),

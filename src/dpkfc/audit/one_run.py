@@ -28,10 +28,11 @@ from numpy.typing import NDArray
 from scipy.stats import binom, chi2
 from torch import Tensor, nn
 
-from dpkfc.audit.epsilon_bounds import Floats, gaussian_run_mu, most_run_mu, one_run_epsilon
+from dpkfc.audit.epsilon_bounds import Floats
 from dpkfc.audit.findings import Finding
 from dpkfc.audit.harness import Progress
 from dpkfc.audit.membership import check_confidence, compute_losses
+from dpkfc.audit.one_run_bounds import gaussian_run_mu, most_run_mu, one_run_epsilon
 from dpkfc.audit.planted_loss import NO_CANARY, LossFn, PlantedLoss, augment_with_ids
 from dpkfc.audit.run_canaries import PlantedCanaries, RunCanaries, Shares
 from dpkfc.config import Plan
