@@ -16,6 +16,7 @@ import pytest
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import Preconditioner
 from dpkfc.data.sampling import FixedSize, Poisson
+from dpkfc.postprocess import EMA
 from dpkfc.privacy.events import event_from_dict
 
 DELTA = 1e-5
@@ -114,6 +115,8 @@ OTHER = [
     {"preconditioner": Described()},
     {"preconditioner": Described(0.2)},
     {"accountant": "rdp"},
+    {"postprocess": EMA(0.5)},
+    {"postprocess": EMA(0.6)},
 ]
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import copy
 import functools
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -258,38 +257,6 @@ def test_every_release_equals_a_loop_over_examples(
                 )
             assert metric
     assert built == [0, 2, 4]
-
-
-@pytest.mark.quick("ngd", "hybrid")
-@pytest.mark.parametrize("name", ["ngd", "adadps decay", "hybrid"])
-def test_a_resumed_run_is_the_same_bit_for_bit(name: str, tmp_path: Path) -> None:
-    """The checkpoint falls between two refreshes."""
-    kind = "tokens"
-
-    def run(net: nn.Module, stop: int | None = None, resume: bool = False) -> None:
-        with session(
-            plan_of(name, kind), net, kind, ledger_path=tmp_path / f"{stop or resume}.jsonl"
-        ) as s:
-            if resume:
-                s.restore(tmp_path / "checkpoint")
-            for done, batch in enumerate(s.batches(), 1):
-                s.step(batch, loss_fn)
-                if done == stop:
-                    s.save(tmp_path / "checkpoint")
-                    return
-
-    straight, resumed = model(kind), model(kind)
-    run(straight)
-    run(resumed, stop=3)
-    (tmp_path / "3.jsonl").rename(tmp_path / "True.jsonl")
-    again = model(kind)
-    run(again, resume=True)
-    assert all(
-        torch.equal(a, b) for a, b in zip(straight.parameters(), again.parameters(), strict=True)
-    )
-    assert any(
-        not torch.equal(a, b) for a, b in zip(resumed.parameters(), again.parameters(), strict=True)
-    )
 
 
 def test_schedules_and_readouts_that_do_not_go_with_the_plan_are_refused() -> None:

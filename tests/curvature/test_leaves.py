@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
 from dpkfc import DeadLeaves
-from dpkfc.curvature.probes import Probe
 
 
 def _stream(seed: int = 0) -> torch.Generator:
@@ -57,19 +54,6 @@ def test_a_pixel_has_the_level_of_the_last_leaf_that_lies_over_it():
         torch.testing.assert_close(
             found[i], ((image - image.mean()) / image.std(correction=0)).float()
         )
-
-
-def test_it_is_a_probe_of_its_stream_alone():
-    probe = DeadLeaves((1, 8, 8), leaves=5)
-    assert isinstance(probe, Probe)
-    assert torch.equal(probe.sample(4, _stream(3))[0], probe.sample(4, _stream(3))[0])
-    assert not torch.equal(probe.sample(4, _stream(3))[0], probe.sample(4, _stream(4))[0])
-    described = json.loads(json.dumps(probe.describe()))
-    assert (
-        described["kind"] == "DeadLeaves"
-        and described["source"] == "synthetic"
-        and described["leaves"] == 5
-    )
 
 
 @pytest.mark.parametrize(

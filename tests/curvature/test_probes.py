@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from dpkfc.curvature.model_inputs import call
-from dpkfc.curvature.noise_probes import FeatureNoise, PinkNoise, WhiteNoise
+from dpkfc.curvature.noise_probes import DeadLeaves, FeatureNoise, PinkNoise, WhiteNoise
 from dpkfc.curvature.probes import Probe, PublicData
+from dpkfc.curvature.token_noise import TokenNoise
 
 
 def _stream(seed: int = 0) -> torch.Generator:
@@ -66,26 +67,34 @@ def test_channels_are_correlated_as_asked(correlation):
     )
 
 
+def _rows(inputs) -> torch.Tensor:
+    return inputs if isinstance(inputs, torch.Tensor) else inputs["input_ids"]
+
+
 PROBES = [
     PinkNoise((1, 6, 4)),
     WhiteNoise((3, 2), std=0.5),
     FeatureNoise(7, density=0.3),
     PublicData(torch.arange(12.0).view(6, 2), torch.arange(6), provenance="a test"),
+    DeadLeaves((1, 8, 8), leaves=5),
+    TokenNoise(30, 9, cls_id=1, sep_id=2, pad_id=0, bare=True),
+    TokenNoise(30, 9, frequencies=torch.ones(30), provenance="here", pad_id=0),
 ]
 
 
-@pytest.mark.parametrize("probe", PROBES, ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize("probe", PROBES, ids=repr)
 def test_a_probe_is_repeatable_describable_and_leaves_the_global_stream_alone(probe):
     assert isinstance(probe, Probe)
     before = torch.random.get_rng_state()
-    first, second = probe.sample(5, _stream(3))[0], probe.sample(5, _stream(3))[0]
+    first, second, other = (_rows(probe.sample(5, _stream(seed))[0]) for seed in (3, 3, 4))
     assert torch.equal(first, second) and first.shape[0] == 5 and first.device.type == "cpu"
-    assert not torch.equal(first, probe.sample(5, _stream(4))[0])
+    assert not torch.equal(first, other)
     assert torch.equal(before, torch.random.get_rng_state())
     description = json.loads(json.dumps(probe.describe()))
     assert description["kind"] == type(probe).__name__
-    assert description["source"] == ("public" if isinstance(probe, PublicData) else "synthetic")
+    assert description["source"] == ("public" if "provenance" in description else "synthetic")
     assert probe == probe and hash(probe) == hash(probe)
+    assert probe not in [x for x in PROBES if x is not probe]
 
 
 def test_white_and_feature_noise_have_their_moments():

@@ -16,9 +16,7 @@ from dpkfc.curvature.eigen import Eigen
 from dpkfc.curvature.factor_history import measure_distance, measure_drift
 from dpkfc.curvature.factor_sums import FactorAccumulator
 from tests.curvature.toys import capture, dense_matrix, mlp
-from tests.test_session import kfac, loss_fn, net, plan, session, weights
 
-STEPS = 7
 SETTINGS = [{}, {"shape": "diagonal"}, {"shape": "isotropic"}]
 
 
@@ -257,38 +255,3 @@ def test_bad_values_are_named(field, value):
 def test_fewer_examples_later_need_an_average_and_are_fewer(fields):
     with pytest.raises(ValueError, match="later_probe_size"):
         _kfac(probe_size=32, **fields)
-
-
-# -- in a session
-
-
-def _run(folder, stops, fields) -> Tensor:
-    """Weights at the end of a run that is saved and taken up again after so many steps."""
-    for i, stop in enumerate([*stops, STEPS]):
-        model = net()
-        chosen = plan(1.0, steps=STEPS, preconditioner=kfac(**fields))
-        with session(chosen, model, ledger_path=folder / "ledger.jsonl") as s:
-            if i:
-                s.restore(folder / "checkpoint")
-            for batch in s.batches():
-                s.step(batch, loss_fn)
-                if s.steps_done == stop:
-                    break
-            s.save(folder / "checkpoint")
-    return weights(model)
-
-
-@pytest.mark.quick("fields1")
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"decay": 0.7},
-        {"decay": 0.7, "drift": 0.45},
-        {"drift": 0.45, "decay": 0.0},
-        {"decay": 0.7, "later_probe_size": 3},
-    ],
-)
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, fields):
-    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
-    whole, parts = _run(tmp_path / "a", [], fields), _run(tmp_path / "b", [3, 4], fields)
-    assert torch.equal(whole, parts)

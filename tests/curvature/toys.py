@@ -117,7 +117,7 @@ def token_ids(n: int = 30, rows: int = 11, length: int = 5) -> PublicData:
 
 
 def kronecker_factors(block: Outer, sharing: str = "expand") -> tuple[Tensor, Tensor]:
-    """Return the factors of a matrix-shaped layer as dense matrices, from all positions.
+    """Return the factors of a matrix-shaped layer as dense matrices, by a loop over positions.
 
     Args:
         block: inputs and output gradients of N examples.
@@ -127,10 +127,20 @@ def kronecker_factors(block: Outer, sharing: str = "expand") -> tuple[Tensor, Te
         (A `[d_in, d_in]`, G `[d_out, d_out]`), undamped.
     """
     a, b = block.explicit().a, block.b
-    if sharing == "reduce":
-        a, b = a.mean(1, keepdim=True), b.sum(1, keepdim=True)
-    rows, columns = a.flatten(0, 1), b.flatten(0, 1)
-    return rows.T @ rows / a.shape[0], columns.T @ columns / columns.shape[0]
+    d_in, d_out = a.shape[-1], b.shape[-1]
+    a_sum = torch.zeros(d_in, d_in, dtype=torch.float64)
+    g_sum = torch.zeros(d_out, d_out, dtype=torch.float64)
+    n, t = a.shape[:2]
+    for i in range(n):
+        if sharing == "expand":
+            for s in range(t):
+                a_sum += torch.outer(a[i, s], a[i, s]) / n
+                g_sum += torch.outer(b[i, s], b[i, s]) / (n * t)
+        else:
+            mean, total = a[i].mean(0), b[i].sum(0)
+            a_sum += torch.outer(mean, mean) / n
+            g_sum += torch.outer(total, total) / n
+    return a_sum, g_sum
 
 
 def dense_matrix(factor: Eigen) -> Tensor:

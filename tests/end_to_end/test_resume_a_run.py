@@ -20,7 +20,8 @@ from torch import nn
 from dpkfc import checkpoint
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.config import PrivacyConfig
-from dpkfc.curvature.kfac import KFAC
+from dpkfc.curvature import NGD, AdaDPS, PublicData
+from dpkfc.postprocess import EMA, SOFIM, AdamBC, DiSK, LowPass, WeightEMA
 from dpkfc.privacy.ledger import verify
 from dpkfc.session import Session
 from tests import forked
@@ -163,6 +164,10 @@ def tensor_rate(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.Adam(model.parameters(), torch.tensor(0.01), foreach=False)
 
 
+def plain(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.05)
+
+
 def milestones(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
     # its state has integers for keys
     return torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4, 5], gamma=0.5)
@@ -210,7 +215,63 @@ class Run:
             self.schedule.load_state_dict(extra["schedule"])
 
 
+ROWS = PublicData(
+    torch.randn(30, 6, generator=torch.Generator().manual_seed(3)),
+    torch.arange(30) % 3,
+    provenance="other rows",
+)
+PRECONDITIONERS = {
+    "averaged factors": kfac(decay=0.7),
+    "factors that have not moved": kfac(decay=0.7, drift=0.45),
+    "the last factors alone": kfac(drift=0.45, decay=0.0),
+    "later probes of three examples": kfac(decay=0.7, later_probe_size=3),
+    "factors of two probes": kfac(output_probe=ROWS, labels="given"),
+    "NGD": NGD(probe=ROWS, lambda_safe=0.05, lambda_base=1e-3, steps=6, every=2),
+    "AdaDPS": AdaDPS(probe=ROWS, batch_size=10, every=2, decay=0.9),
+}
+FILTERS = {
+    "DP-KFC, DiSK and AdamBC": (
+        plain,
+        {
+            "postprocess": (DiSK(0.5), AdamBC(floor=1e-4)),
+            "preconditioner": kfac(),
+            "readout": "natural",
+        },
+    ),
+    "DiSK and AdamW": (
+        adamw,
+        {"postprocess": DiSK(0.3, mode="storm", init="bias_corrected")},
+    ),
+    "low-pass, inverse": (
+        adamw,
+        {"postprocess": LowPass(), "preconditioner": kfac(), "readout": "inverse"},
+    ),
+    "EMA and SOFIM": (
+        plain,
+        {"postprocess": (EMA(0.5), SOFIM(direction="momentum", bias_correction=True, warmup=2))},
+    ),
+    "low-pass, DiSK and an average": (
+        plain,
+        {
+            "postprocess": (LowPass.first_order(0.5), DiSK(0.5)),
+            "weight_average": WeightEMA(0.9),
+        },
+    ),
+}
 CASES = [
+    *[
+        pytest.param(
+            plain,
+            None,
+            {"preconditioner": x, "readout": "natural" if name == "NGD" else "whitened"},
+            id=name,
+        )
+        for name, x in PRECONDITIONERS.items()
+    ],
+    *[
+        pytest.param(optimizer, None, settings, id=name)
+        for name, (optimizer, settings) in FILTERS.items()
+    ],
     pytest.param(sgd, milestones, {}, id="sgd, milestones"),
     pytest.param(adamw, cosine, {"sampler": "fixed"}, id="adamw in groups, cosine, fixed size"),
     pytest.param(
@@ -259,9 +320,13 @@ def test_a_resumed_run_is_the_run(
     second.train(6)
     assert second.session.steps_done == 6
     assert torch.equal(weights(reference.model), weights(second.model))
+    assert not torch.equal(weights(first.model), weights(second.model))
+    if "weight_average" in settings:
+        with reference.session.averaged_weights(), second.session.averaged_weights():
+            assert torch.equal(weights(reference.model), weights(second.model))
     if schedule is not None:
         assert reference.schedule.get_last_lr() == second.schedule.get_last_lr()
-    if isinstance(second.session.plan.config.preconditioner, KFAC):
+    if "preconditioner" in settings:
         assert second.session.preconditioner.digest == reference.session.preconditioner.digest
 
 

@@ -68,31 +68,6 @@ def test_with_the_average_in_the_model_nothing_can_be_lost(tmp_path: Path) -> No
         assert s.steps_done == 2
 
 
-def test_resume_continues_the_average_to_the_bit(tmp_path: Path) -> None:
-    p = plan(weight_average=WeightEMA(0.9), postprocess=[DiSK(0.4)])
-    results = []
-    whole = net()
-    with session(p, whole) as s:
-        for batch in s.batches():
-            s.step(batch, loss_fn)
-        with s.averaged_weights():
-            results.append(weights(whole).clone())
-    for steps in (3, None):
-        model = net()
-        with session(p, model, ledger_path=tmp_path / "ledger.jsonl") as s:
-            if steps is None:
-                s.restore(tmp_path / "checkpoint")
-            for done, batch in enumerate(s.batches(), 1):
-                s.step(batch, loss_fn)
-                if done == steps:
-                    s.save(tmp_path / "checkpoint")
-                    break
-            with s.averaged_weights():
-                results.append(weights(model).clone())
-    assert torch.equal(results[0], results[2])
-    assert not torch.equal(results[0], results[1])
-
-
 def test_half_precision_weights_are_averaged_in_single_precision() -> None:
     p = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     average = WeightAverage(WeightEMA(0.999, warmup=False), {"w": p})
