@@ -69,7 +69,7 @@ PROMISES: dict[str, tuple[str, str]] = {
 }
 # The step from a batch to the weights.
 STEP = ("config.py", "session.py", "preconditioning.py", "release_pipeline.py")
-STEP += ("verification", "public_rows.py")
+STEP += ("step_record.py", "shared_ledger.py", "verification", "public_rows.py")
 STEP += ("tracking", "rng_state.py", "distributed", "gradients", "graph", "linalg", "curvature")
 STEP += ("postprocess", "privacy", "data")
 RUN = tuple(f"app/{name}.py" for name in ("train", "processes", "metrics", "run_folder"))
@@ -81,12 +81,12 @@ COVERED: dict[str, tuple[str, ...]] = {
     "one-run": (*STEP, "audit"),
     "membership": (*STEP, "audit"),
     "accounting": ("config.py", "data/sampling.py", "privacy"),
-    "samplers": ("config.py", "data/sampling.py", "privacy", "distributed", "audit"),
+    "samplers": ("config.py", "data", "privacy", "distributed", "audit"),
     "noise": ("config.py", "session.py", "release_pipeline.py", "rng_state.py", "privacy"),
     "floating point": ("gradients", "linalg", "curvature", "privacy"),
     "crash": (*STEP, "checkpoint.py", *RUN),
     "fuzz": (*STEP, "checkpoint.py", "cli.py", "report", "app"),
-    "side doors": (*STEP, "checkpoint.py", "callbacks.py", *RUN),
+    "side doors": (*STEP, "checkpoint.py", "callbacks.py", "early_stopping.py", *RUN),
     "verifier": ("report", "privacy/ledger.py", "weights_record.py", "../../verifier/dpkfc_verify"),
 }
 _LONG = 24  # rows of a folded table

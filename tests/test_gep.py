@@ -17,7 +17,7 @@ from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.subspace_clip import spread
-from dpkfc.linalg.metric import EMBEDDING, Subspace
+from dpkfc.linalg.subspace import EMBEDDING, Subspace
 from dpkfc.postprocess.readout import read_out
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released, release

@@ -14,19 +14,10 @@ from torch import Tensor
 from dpkfc.gradients.clip import clip_factors
 from dpkfc.linalg.blocks import AnyBlock, ConvBlock, Lookup, Outer, PerExample, Tied
 from dpkfc.linalg.magnitudes import bound_magnitudes
-from dpkfc.linalg.metric import (
-    Dense,
-    Diagonal,
-    Eigenbasis,
-    Elementwise,
-    Entry,
-    Identity,
-    Kronecker,
-    LowRank,
-    Side,
-)
+from dpkfc.linalg.metric import Eigenbasis, Elementwise, Entry, Kronecker
 from dpkfc.linalg.norm_bounds import LayerNorms
 from dpkfc.linalg.norms import per_example_norms
+from dpkfc.linalg.sides import Dense, Diagonal, Identity, LowRank, Side
 
 N = 5
 

@@ -23,7 +23,8 @@ from dpkfc.audit.run_canaries import PlantedCanaries
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature import KFAC, NGD, AdaDPS, WhiteNoise
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.linalg.metric import Dense, Diagonal, Elementwise, Kronecker
+from dpkfc.linalg.metric import Elementwise, Kronecker
+from dpkfc.linalg.sides import Dense, Diagonal
 from dpkfc.privacy.mechanism import Released
 from dpkfc.session import Session
 from dpkfc.step_record import Batch

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dpkfc.curvature.damping import Damping, condition_numbers, damp_side, elementwise_scale
 from dpkfc.curvature.eigen import Eigen, eigen_of_rows
 from dpkfc.curvature.factors import DiagonalFactor, IsotropicFactor
-from dpkfc.linalg.metric import Dense, Diagonal, Identity, LowRank
+from dpkfc.linalg.sides import Dense, Diagonal, Identity, LowRank
 from tests.curvature.toys import dense_matrix
 
 F64 = torch.float64

@@ -10,7 +10,8 @@ from dpkfc.curvature.metric_scale import probe_norms
 from dpkfc.curvature.probe_pass import run_probe
 from dpkfc.curvature.signal_to_noise import signal_to_noise
 from dpkfc.linalg.blocks import Lookup, Outer, PerExample, Tied
-from dpkfc.linalg.metric import Dense, Diagonal, Elementwise, Identity, Kronecker
+from dpkfc.linalg.metric import Elementwise, Kronecker
+from dpkfc.linalg.sides import Dense, Diagonal, Identity
 from tests.curvature.toys import capture, mlp
 
 F64 = torch.float64

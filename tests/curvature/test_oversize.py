@@ -16,7 +16,7 @@ from dpkfc.curvature.factor_sums import FactorAccumulator
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator
 from dpkfc.curvature.row_sampling import RowSubsampler
 from dpkfc.linalg.blocks import Block, Lookup, Outer, Tied
-from dpkfc.linalg.metric import Diagonal, LowRank
+from dpkfc.linalg.sides import Diagonal, LowRank
 from tests.curvature.toys import capture, dense_matrix, mlp
 
 F64 = torch.float64

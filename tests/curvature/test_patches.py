@@ -16,7 +16,8 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layer_contributions import capture
 from dpkfc.linalg import blocks
 from dpkfc.linalg.blocks import Outer, Patched
-from dpkfc.linalg.metric import Dense, Eigenbasis, Kronecker
+from dpkfc.linalg.metric import Eigenbasis, Kronecker
+from dpkfc.linalg.sides import Dense
 from dpkfc.memory import peak_bytes
 from tests.curvature.toys import dense_matrix
 

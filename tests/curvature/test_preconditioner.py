@@ -14,7 +14,7 @@ from dpkfc.curvature.metric_scale import probe_norms
 from dpkfc.curvature.model_state import preserve_model
 from dpkfc.curvature.probe_pass import public_generator, run_probe
 from dpkfc.linalg.blocks import Outer
-from dpkfc.linalg.metric import Dense, Identity
+from dpkfc.linalg.sides import Dense, Identity
 from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, make_kfac, mlp, rules_of, token_ids
 
 

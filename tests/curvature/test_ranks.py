@@ -10,7 +10,7 @@ from torch import nn
 
 from dpkfc import KFAC, PrivacyConfig
 from dpkfc.curvature import PublicData
-from dpkfc.linalg.metric import Dense, LowRank
+from dpkfc.linalg.sides import Dense, LowRank
 from tests.curvature.toys import capture
 
 WIDTH = 24

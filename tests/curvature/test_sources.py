@@ -14,7 +14,8 @@ from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import KFAC, NGD, AdaDPS, FeatureNoise, PrivateOracle, PublicData
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.eigen import Eigen
-from dpkfc.linalg.metric import Dense, Kronecker, LowRank
+from dpkfc.linalg.metric import Kronecker
+from dpkfc.linalg.sides import Dense, LowRank
 from dpkfc.report.card import CardFacts, build_card, stamp, to_markdown
 from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, dense_matrix, mlp
 

@@ -15,16 +15,8 @@ from hypothesis import strategies as st
 
 from dpkfc.curvature import FeatureNoise, PreconditionerState
 from dpkfc.curvature.probe_pass import public_generator
-from dpkfc.linalg import metric
-from dpkfc.linalg.metric import (
-    Dense,
-    Diagonal,
-    Eigenbasis,
-    Elementwise,
-    Identity,
-    Kronecker,
-    LowRank,
-)
+from dpkfc.linalg.metric import Eigenbasis, Elementwise, Entry, Kronecker
+from dpkfc.linalg.sides import Dense, Diagonal, Identity, LowRank, Side
 from tests.curvature.toys import (
     Text,
     capture,
@@ -104,8 +96,8 @@ def test_every_field_of_every_kind_of_entry_survives_the_state(entries):
 
 
 def test_the_property_covers_every_kind_of_entry():
-    assert set(get_args(metric.Entry)) == {Kronecker, Eigenbasis, Elementwise}
-    assert set(get_args(metric.Side)) == {Identity, Diagonal, Dense, LowRank}
+    assert set(get_args(Entry)) == {Kronecker, Eigenbasis, Elementwise}
+    assert set(get_args(Side)) == {Identity, Diagonal, Dense, LowRank}
 
 
 def test_the_rest_of_an_eigenbasis_is_part_of_the_digest():

@@ -17,7 +17,8 @@ from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, Probe, PublicData, To
 from dpkfc.curvature.probe_pass import public_generator
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layer_contributions import capture
-from dpkfc.linalg.metric import Diagonal, Kronecker
+from dpkfc.linalg.metric import Kronecker
+from dpkfc.linalg.sides import Diagonal
 from dpkfc.session import Session
 from tests.models import VOCABULARY, add_lora, bert, gpt2
 

@@ -14,8 +14,9 @@ import torch
 from scipy import stats
 
 from dpkfc import PrivacyConfig, Session
-from dpkfc.data import sampling
-from dpkfc.data.sampling import FixedSize, Poisson, Shuffle, TruncatedPoisson, draw_by_gaps
+from dpkfc.data import poisson_gaps
+from dpkfc.data.poisson_gaps import draw_by_gaps
+from dpkfc.data.sampling import FixedSize, Poisson, Shuffle, TruncatedPoisson
 from dpkfc.privacy.rng import SamplingStream
 
 N, RATE, STEPS, ALPHA = 200, 0.05, 2000, 1e-4
@@ -102,7 +103,7 @@ def test_batches_by_gaps_are_poisson_batches(rate):
     ("off", "rate"), [("gaps", 0.02), ("gaps", 0.3), ("blocks", 0.3), ("ends", 0.02)]
 )
 def test_a_gap_that_is_off_by_one_is_seen(off, rate, monkeypatch):
-    honest = sampling._gaps
+    honest = poisson_gaps._gaps
 
     def plant(bits, decay, block):
         gaps, is_sampled = honest(bits, decay, block)
@@ -113,16 +114,16 @@ def test_a_gap_that_is_off_by_one_is_seen(off, rate, monkeypatch):
         # The end of a block is counted as an example.
         return gaps, is_sampled | (gaps == block)
 
-    monkeypatch.setattr(sampling, "_gaps", plant)
+    monkeypatch.setattr(poisson_gaps, "_gaps", plant)
     assert min(compute_p_values(rate).values()) < ALPHA
 
 
 def test_the_cost_of_a_batch_does_not_depend_on_the_examples(monkeypatch):
     """Of 10¹² examples it draws about as many numbers as of 10⁴, and holds no more."""
     made = []
-    honest = sampling._gaps
+    honest = poisson_gaps._gaps
     monkeypatch.setattr(
-        sampling, "_gaps", lambda bits, *a: made.append(bits.size) or honest(bits, *a)
+        poisson_gaps, "_gaps", lambda bits, *a: made.append(bits.size) or honest(bits, *a)
     )
     generator = np.random.default_rng(1)
     for n in (10**4, 10**9, 10**12):

@@ -13,7 +13,8 @@ from dpkfc import KFAC, PrivacyConfig, Session, TokenNoise
 from dpkfc.gradients import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.tape import Tape
-from dpkfc.linalg.metric import Identity, Kronecker
+from dpkfc.linalg.metric import Kronecker
+from dpkfc.linalg.sides import Identity
 from tests.gradients.whitened import clipped, metric_of
 from tests.models import VOCABULARY, add_lora, bert, classify, gpt2, predict_next
 

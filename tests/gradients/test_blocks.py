@@ -22,8 +22,8 @@ from dpkfc.linalg.blocks import (
     Tied,
     conv_block,
 )
-from dpkfc.linalg.metric import Span
 from dpkfc.linalg.norms import per_example_norms
+from dpkfc.linalg.subspace import Span
 from tests.patching import patch_linalg
 
 N, VIEWS, K = 6, 2, 3

@@ -13,9 +13,10 @@ from dpkfc.linalg.blocks import (
     MaterializedGradients,
     Outer,
 )
-from dpkfc.linalg.metric import Dense, Eigenbasis, Identity, Kronecker
+from dpkfc.linalg.metric import Eigenbasis, Kronecker
 from dpkfc.linalg.norms import per_example_norms
 from dpkfc.linalg.row_norms import exact_row_norms, row_norms
+from dpkfc.linalg.sides import Dense, Identity
 from tests.patching import patch_linalg
 
 

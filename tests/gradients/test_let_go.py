@@ -21,8 +21,9 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.tape import Tape
 from dpkfc.linalg import blocks
 from dpkfc.linalg.blocks import ConvBlock, Lookup, MaterializedGradients, Outer, Tied
-from dpkfc.linalg.metric import Dense, Eigenbasis, Identity, Kronecker
+from dpkfc.linalg.metric import Eigenbasis, Kronecker
 from dpkfc.linalg.norms import per_example_norms
+from dpkfc.linalg.sides import Dense, Identity
 from tests.gradients.whitened import metric_of
 
 N, T, WIDE, DEPTH = 4, 3, 40, 4

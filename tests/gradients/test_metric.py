@@ -12,17 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpkfc.linalg.metric import (
-    Dense,
-    Diagonal,
-    Eigenbasis,
-    Elementwise,
-    Entry,
-    Identity,
-    Kronecker,
-    LowRank,
-    Side,
-)
+from dpkfc.linalg.metric import Eigenbasis, Elementwise, Entry, Kronecker
+from dpkfc.linalg.sides import Dense, Diagonal, Identity, LowRank, Side
 
 D_OUT, D_IN = 4, 5
 F64 = torch.float64

@@ -9,8 +9,9 @@ import torch
 
 from dpkfc import PrivacyConfig
 from dpkfc.linalg.blocks import ConvBlock, MaterializedGradients, Outer
-from dpkfc.linalg.metric import Kronecker, LowRank
+from dpkfc.linalg.metric import Kronecker
 from dpkfc.linalg.norms import per_example_norms
+from dpkfc.linalg.sides import LowRank
 from tests.gradients.whitened import side
 
 

@@ -9,8 +9,9 @@ import torch
 
 from dpkfc.linalg.blocks import AnyBlock, Lookup, Outer, Tied
 from dpkfc.linalg.deferred_flags import defer_flags
-from dpkfc.linalg.metric import Diagonal, Kronecker
+from dpkfc.linalg.metric import Kronecker
 from dpkfc.linalg.norms import per_example_norms
+from dpkfc.linalg.sides import Diagonal
 from tests.patching import patch_linalg
 
 N, T, D, V = 3, 6, 160, 200

@@ -18,8 +18,9 @@ from dpkfc.gradients.rules import joined_calls
 from dpkfc.gradients.tape import Tape
 from dpkfc.linalg import linear_norms
 from dpkfc.linalg.input_cache import InputCache
-from dpkfc.linalg.metric import Diagonal, Eigenbasis, Identity, Kronecker, LowRank
+from dpkfc.linalg.metric import Eigenbasis, Kronecker
 from dpkfc.linalg.norms import per_example_norms
+from dpkfc.linalg.sides import Diagonal, Identity, LowRank
 
 N, T, D = 3, 5, 40
 

@@ -24,8 +24,8 @@ from dpkfc.gradients.subspace_clip import spread
 from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.blocks import AnyBlock, PerExample
 from dpkfc.linalg.magnitudes import product_error
-from dpkfc.linalg.metric import EMBEDDING, Span, Subspace
 from dpkfc.linalg.norms import per_example_norms
+from dpkfc.linalg.subspace import EMBEDDING, Span, Subspace
 from tests.gradients.cases import CASES, Case, build, looped, loss_fn
 
 CLOSE = {"rtol": 1e-7, "atol": 1e-11}

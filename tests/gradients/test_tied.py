@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.blocks import Lookup, Outer, Tied
-from dpkfc.linalg.metric import Dense, Diagonal, Elementwise, Identity, Kronecker
+from dpkfc.linalg.metric import Elementwise, Kronecker
 from dpkfc.linalg.norm_methods import choose_norm_method
 from dpkfc.linalg.norms import per_example_norms
+from dpkfc.linalg.sides import Dense, Diagonal, Identity
 from tests.gradients.whitened import check, side
 
 V, D, T = 11, 5, 6

@@ -15,16 +15,8 @@ from dpkfc.gradients.clipped_summer import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.tape import Tape
-from dpkfc.linalg.metric import (
-    Dense,
-    Diagonal,
-    Elementwise,
-    Identity,
-    Kronecker,
-    LowRank,
-    Metric,
-    Side,
-)
+from dpkfc.linalg.metric import Elementwise, Kronecker, Metric
+from dpkfc.linalg.sides import Dense, Diagonal, Identity, LowRank, Side
 
 Loss = Callable[[nn.Module, Any], Tensor]
 

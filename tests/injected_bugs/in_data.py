@@ -19,7 +19,7 @@ from dpkfc import checkpoint, release_pipeline, session
 from dpkfc.config import Plan
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.noise_probes import FeatureNoise
-from dpkfc.data import sampling
+from dpkfc.data import poisson_gaps
 from dpkfc.data.sampling import FixedSize, Poisson
 from dpkfc.gradients import clipped_sum
 from dpkfc.privacy import ledger
@@ -241,7 +241,7 @@ def one_too_far(m: pytest.MonkeyPatch) -> None:
 
         return gaps
 
-    swapped(m, sampling, "_gaps", make)
+    swapped(m, poisson_gaps, "_gaps", make)
 
 
 def from_a_seed(m: pytest.MonkeyPatch) -> None:

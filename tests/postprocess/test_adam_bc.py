@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpkfc.linalg.metric import Diagonal, Elementwise, Kronecker
+from dpkfc.linalg.metric import Elementwise, Kronecker
+from dpkfc.linalg.sides import Diagonal
 from dpkfc.postprocess import EMA, AdamBC, DiSK, LowPass
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.privacy.mechanism import Released

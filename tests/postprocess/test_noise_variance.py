@@ -10,16 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpkfc.linalg.metric import (
-    Dense,
-    Diagonal,
-    Eigenbasis,
-    Elementwise,
-    Identity,
-    Kronecker,
-    LowRank,
-    Metric,
-)
+from dpkfc.linalg.metric import Eigenbasis, Elementwise, Kronecker, Metric
+from dpkfc.linalg.sides import Dense, Diagonal, Identity, LowRank
 from dpkfc.postprocess import EMA, DiSK, LowPass
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.postprocess.protocol import PostProcess

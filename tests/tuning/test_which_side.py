@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkfc.linalg.metric import Dense, Kronecker
+from dpkfc.linalg.metric import Kronecker
+from dpkfc.linalg.sides import Dense
 
 
 @pytest.fixture

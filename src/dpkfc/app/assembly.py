@@ -259,7 +259,7 @@ def _check_refine(config: RunConfig) -> None:
         )
 
 
-_NOISE_PROBES = {"pink": PinkNoise, "dead-leaves": DeadLeaves, "white": WhiteNoise}
+NOISE_PROBES = {"pink": PinkNoise, "dead-leaves": DeadLeaves, "white": WhiteNoise}
 
 
 def _make_probe(
@@ -292,7 +292,7 @@ def _make_probe(
         )
     if len(input_shape) == 1:
         return FeatureNoise(input_shape[0])
-    kind = _NOISE_PROBES[source]
+    kind = NOISE_PROBES[source]
     return kind(input_shape, **library_values(config, kind))
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
-from dpkfc.app.assembly import Prepared, describe_choice, make_kfac
+from dpkfc.app.assembly import NOISE_PROBES, Prepared, describe_choice, make_kfac
 from dpkfc.app.effects import column_effects
 from dpkfc.app.methods import METHOD_LABELS
 from dpkfc.app.metrics import Metrics, Row, not_private
@@ -388,7 +388,7 @@ def _choose_factors(prepared: Prepared) -> tuple[KFAC, str]:
     used = prepared.plan.config.preconditioner
     if isinstance(used, KFAC):
         return used, "the probe"
-    sources = ("tokens",) if recipe.probe else ("pink", "dead-leaves", "white")
+    sources = ("tokens",) if recipe.probe else tuple(NOISE_PROBES)
     probe = "the probe"
     config = config.change(refine=0)
     curvature = config.preconditioner

@@ -21,20 +21,9 @@ from dpkfc.curvature.layer_factors import Rules
 from dpkfc.curvature.likelihood import LABELS, LIKELIHOODS
 from dpkfc.curvature.probe_pass import Capture, ProbeLoss, ProbeSpec
 from dpkfc.curvature.probes import Probe
-from dpkfc.linalg.metric import (
-    Dense,
-    Diagonal,
-    Eigenbasis,
-    Elementwise,
-    Identity,
-    Kronecker,
-    LowRank,
-    Metric,
-    NamedTensors,
-    Span,
-    Subspace,
-    Tensors,
-)
+from dpkfc.linalg.metric import Eigenbasis, Elementwise, Kronecker, Metric, NamedTensors, Tensors
+from dpkfc.linalg.sides import Dense, Diagonal, Identity, LowRank
+from dpkfc.linalg.subspace import Span, Subspace
 from dpkfc.tensors import copy_to_device, pack, separate, unpack
 
 _TEXT = "meta"

@@ -36,7 +36,7 @@ from dpkfc._checks import (
 )
 from dpkfc.curvature.eigen import Eigen
 from dpkfc.curvature.factors import DiagonalFactor, Factor, IsotropicFactor, is_empty
-from dpkfc.linalg.metric import Dense, Diagonal, Identity, LowRank, Side
+from dpkfc.linalg.sides import Dense, Diagonal, Identity, LowRank, Side
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,8 @@ from dpkfc.curvature.eigen import Eigen
 from dpkfc.curvature.factors import is_empty
 from dpkfc.curvature.layer_factors import Factors, LayerFactors, Rules
 from dpkfc.curvature.report import FACTOR_LETTERS, factor_letter, report_row
-from dpkfc.linalg.metric import Elementwise, Entry, Kronecker, Metric, Side
+from dpkfc.linalg.metric import Elementwise, Entry, Kronecker, Metric
+from dpkfc.linalg.sides import Side
 
 _log = logging.getLogger(__name__)
 

@@ -34,7 +34,8 @@ from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.refresh_group import assign_owners
 from dpkfc.curvature.report import UNREACHED, report_row
 from dpkfc.linalg.blocks import Block, Blocks
-from dpkfc.linalg.metric import Shape, Span, Subspace, clipping_of
+from dpkfc.linalg.metric import Shape
+from dpkfc.linalg.subspace import Span, Subspace, clipping_of
 
 Shapes = Mapping[str, Shape]
 """Role to shape; the role "" is weight and bias as one matrix."""

@@ -59,9 +59,7 @@ from dpkfc.curvature.refresh import (
 )
 from dpkfc.curvature.refresh_group import RefreshGroup
 from dpkfc.curvature.report import factor_letter
-from dpkfc.linalg.metric import (
-    scale_metric,
-)
+from dpkfc.linalg.metric import scale_metric
 
 # Of the examples of the first refresh, one in so many is in a later one.
 _LATER = 16

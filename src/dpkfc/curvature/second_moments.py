@@ -21,7 +21,8 @@ from dpkfc.curvature.base import Preconditioner, PreconditionerState
 from dpkfc.curvature.layer_factors import Rules
 from dpkfc.curvature.probe_pass import Capture
 from dpkfc.curvature.report import report_row
-from dpkfc.linalg.metric import Dense, Kronecker
+from dpkfc.linalg.metric import Kronecker
+from dpkfc.linalg.sides import Dense
 
 # Of the release that a plan needs, `ExtraRelease(purpose=MOMENTS, norm=1.0, …)`: inputs of the head
 # have norm 1 at most, or are clipped to it.

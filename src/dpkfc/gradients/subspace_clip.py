@@ -29,8 +29,9 @@ from dpkfc.gradients.clip import clip_factors
 from dpkfc.gradients.layer_matrices import split_sum
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.magnitudes import product_error
-from dpkfc.linalg.metric import EMBEDDING, Metric, NamedTensors, Span, Subspace
+from dpkfc.linalg.metric import Metric, NamedTensors
 from dpkfc.linalg.norm_bounds import LayerNorms
+from dpkfc.linalg.subspace import EMBEDDING, Span, Subspace
 
 
 def subspace_clipper_of(metric: Metric, clipping: str) -> SubspaceClipper | None:

@@ -19,7 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
-from dpkfc.linalg.metric import Eigenbasis, Entry, Identity, Kronecker, NamedTensors, Shape, Span
+from dpkfc.linalg.metric import Eigenbasis, Entry, Kronecker, NamedTensors, Shape
+from dpkfc.linalg.sides import Identity
+from dpkfc.linalg.subspace import Span
 
 # --------------------------------------------------------------------------------------------------
 # Rows and chunks.

@@ -12,7 +12,7 @@ from dpkfc.linalg.blocks import ConvBlock, MaterializedGradients, Outer, chunks,
 from dpkfc.linalg.deferred_flags import is_any_set
 from dpkfc.linalg.input_cache import InputCache
 from dpkfc.linalg.magnitudes import bound_input_norms, bound_magnitudes, bound_row_magnitudes
-from dpkfc.linalg.metric import Eigenbasis, Identity, Kronecker
+from dpkfc.linalg.metric import Eigenbasis, Kronecker
 from dpkfc.linalg.norm_bounds import (
     MAX_ROUNDING_FRACTION,
     LayerNorms,
@@ -26,6 +26,7 @@ from dpkfc.linalg.norm_bounds import (
 )
 from dpkfc.linalg.norm_methods import is_materialised
 from dpkfc.linalg.row_norms import exact_row_norms, limit_inputs, row_norms
+from dpkfc.linalg.sides import Identity
 
 # --------------------------------------------------------------------------------------------------
 # Linear layers and convolutions from whitened rows, without materialised gradients.

@@ -11,9 +11,10 @@ from torch.linalg import vector_norm
 
 from dpkfc.linalg.blocks import Lookup, roundoff
 from dpkfc.linalg.deferred_flags import is_any_set
-from dpkfc.linalg.metric import Eigenbasis, Identity
+from dpkfc.linalg.metric import Eigenbasis
 from dpkfc.linalg.norm_bounds import IDENTITY, MAX_ROUNDING_FRACTION, MatrixMap, root
 from dpkfc.linalg.row_norms import TINY, row_norms
+from dpkfc.linalg.sides import Identity
 
 
 def lookup_norms(block: Lookup, metric: MatrixMap) -> Tensor:

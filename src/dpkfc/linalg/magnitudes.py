@@ -19,9 +19,9 @@ from dpkfc.linalg.blocks import (
     rows_in_memory_order,
     sum_groups,
 )
-from dpkfc.linalg.metric import Span
 from dpkfc.linalg.norm_bounds import MatrixBlock
 from dpkfc.linalg.row_norms import dot_rounding, exact_row_norms, limit_inputs, row_norms
+from dpkfc.linalg.subspace import Span
 
 
 def bound_magnitudes(block: MatrixBlock) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,8 @@ from torch import Tensor
 from dpkfc.gradients.layer_matrices import map_groups, matrix_of, split_sum
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.subspace_clip import spread
-from dpkfc.linalg.metric import EMBEDDING, Entry, Metric, Subspace
+from dpkfc.linalg.metric import Entry, Metric
+from dpkfc.linalg.subspace import EMBEDDING, Subspace
 from dpkfc.privacy.mechanism import NamedTensors, Released, Tensors
 
 READOUTS = ("whitened", "natural", "inverse")

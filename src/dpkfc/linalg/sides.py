@@ -1,0 +1,243 @@
+"""Sides: the maps of inputs and of outputs that a Kronecker map is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+
+class _Side:
+    """What all sides share.
+
+    Attributes:
+        kind: name of the class, for reports.
+        is_diagonal: the side mixes no two coordinates.
+    """
+
+    kind: ClassVar[str]
+    is_diagonal: ClassVar[bool] = False
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Map the last axis of x `[..., d]`."""
+        raise NotImplementedError
+
+    def apply_left(self, x: Tensor) -> Tensor:
+        """Map the second-last axis of x `[..., d, n]`: U x without a transposed copy."""
+        return self.apply(x.mT).mT
+
+    def apply_homogeneous(self, x: Tensor) -> Tensor:
+        """Map (x, 1) for x `[..., d - 1]`."""
+        ones = x.new_ones(*x.shape[:-1], 1)
+        homogeneous = torch.cat([x, ones], -1)
+        return self.apply(homogeneous)
+
+    def apply_at(self, x: Tensor, index: Tensor) -> Tensor:
+        """Map rows x `[..., n]` that stand at the coordinates `index` `[...]` of this side.
+
+        Raises:
+            ValueError: a side that mixes coordinates.
+        """
+        raise ValueError("the input side of an embedding must be diagonal or the identity")
+
+    @property
+    def label(self) -> str:
+        """Return the kind of the side, with its rank where that is low."""
+        return self.kind
+
+
+@dataclass(frozen=True)
+class Identity(_Side):
+    """The side `U = factor · I`."""
+
+    factor: float = 1.0
+    kind: ClassVar[str] = "identity"
+    is_diagonal: ClassVar[bool] = True
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Map the last axis of x `[..., d]`."""
+        if self.factor == 1.0:
+            return x
+        return x * self.factor
+
+    def apply_at(self, x: Tensor, index: Tensor) -> Tensor:
+        """Map rows x `[..., n]` that stand at the coordinates `index` `[...]` of this side."""
+        return self.apply(x)
+
+    @property
+    def operator_norm(self) -> float:
+        """Return the operator norm of U."""
+        return abs(self.factor)
+
+    def scaled(self, factor: float) -> Identity:
+        """Return the side `factor · U`."""
+        return Identity(self.factor * factor)
+
+    def inverse(self) -> Identity:
+        """Return the side `U⁻¹`."""
+        return Identity(1 / self.factor)
+
+    def square_diagonal(self) -> Tensor:
+        """Return the diagonal of U², as something that broadcasts over `[d]`."""
+        return torch.tensor([self.factor**2], dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Diagonal(_Side):
+    """The side `U = diag(scale)`, scale `[d]`."""
+
+    scale: Tensor
+    kind: ClassVar[str] = "diagonal"
+    is_diagonal: ClassVar[bool] = True
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Map the last axis of x `[..., d]`."""
+        return x * self.scale
+
+    def apply_at(self, x: Tensor, index: Tensor) -> Tensor:
+        """Map rows x `[..., n]` that stand at the coordinates `index` `[...]` of this side."""
+        return x * self.scale[index].unsqueeze(-1)
+
+    # Cached: a GPU is read once a metric and not in every step.
+    @cached_property
+    def operator_norm(self) -> float:
+        """Return the operator norm of U."""
+        return float(self.scale.abs().max())
+
+    def scaled(self, factor: float) -> Diagonal:
+        """Return the side `factor · U`."""
+        return Diagonal(self.scale * factor)
+
+    def inverse(self) -> Diagonal:
+        """Return the side `U⁻¹`."""
+        return Diagonal(1 / self.scale)
+
+    def square_diagonal(self) -> Tensor:
+        """Return the diagonal of U² `[d]`."""
+        return self.scale.square()
+
+
+@dataclass(frozen=True)
+class Dense(_Side):
+    """The side `U = root`, a symmetric matrix `[d, d]` whose operator norm is `norm`."""
+
+    root: Tensor
+    norm: float
+    kind: ClassVar[str] = "dense"
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Map the last axis of x `[..., d]`, which costs d² per row."""
+        return x @ self.root
+
+    def apply_homogeneous(self, x: Tensor) -> Tensor:
+        """Map (x, 1) for x `[..., d - 1]` without writing the column of ones out first."""
+        rows = x.reshape(-1, x.shape[-1])
+        mapped = torch.addmm(self.root[-1], rows, self.root[:-1])
+        return mapped.view(*x.shape[:-1], -1)
+
+    def apply_left(self, x: Tensor) -> Tensor:
+        """Map the second-last axis of x `[..., d, n]`: U x without a transposed copy."""
+        return self.root @ x
+
+    @property
+    def operator_norm(self) -> float:
+        """Return the operator norm of U."""
+        return self.norm
+
+    def scaled(self, factor: float) -> Dense:
+        """Return the side `factor · U`."""
+        root = self.root * factor
+        return Dense(root, self.norm * abs(factor))
+
+    def inverse(self) -> Dense:
+        """Return the side `U⁻¹`."""
+        inverse = torch.linalg.inv(self.root.double())
+        norm = float(torch.linalg.matrix_norm(inverse, 2))
+        return Dense(inverse.to(self.root.dtype), norm)
+
+    def square_diagonal(self) -> Tensor:
+        """Return the diagonal of U² `[d]`."""
+        return self.root.square().sum(1)
+
+
+@dataclass(frozen=True)
+class LowRank(_Side):
+    """The side `U = tail · I + V diag(scale − tail) Vᵀ`, orthonormal V `[d, k]` and scale `[k]`.
+
+    It is the exact root of a factor that has only k eigenvalues besides its damping. It costs
+    2·k·d per row instead of d².
+    """
+
+    vectors: Tensor
+    scale: Tensor
+    tail: float
+    kind: ClassVar[str] = "lowrank"
+
+    @property
+    def label(self) -> str:
+        """Return the kind of the side with its rank."""
+        rank = self.vectors.shape[1]
+        return f"{self.kind}{rank}"
+
+    @property
+    def _excess(self) -> Tensor:
+        """Return what the scale has above the tail `[k]`."""
+        return self.scale - self.tail
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Map the last axis of x `[..., d]`."""
+        return self.apply_(x.clone(memory_format=torch.contiguous_format))
+
+    def apply_(self, x: Tensor) -> Tensor:
+        """Map the last axis of a contiguous x `[..., d]` in its own memory."""
+        rows = x.view(-1, x.shape[-1])
+        coordinates = rows @ self.vectors
+        coordinates *= self._excess
+        rows.addmm_(coordinates, self.vectors.T, beta=self.tail)
+        return x
+
+    def apply_homogeneous(self, x: Tensor) -> Tensor:
+        """Map (x, 1) for x `[..., d - 1]` without writing the column of ones out first."""
+        d = x.shape[-1]
+        rows = x.reshape(-1, d)
+        coordinates = torch.addmm(self.vectors[-1], rows, self.vectors[:-1])
+        coordinates *= self._excess
+        out = coordinates @ self.vectors.T
+        out[:, :d].add_(rows, alpha=self.tail)
+        out[:, d] += self.tail
+        return out.view(*x.shape[:-1], d + 1)
+
+    def apply_left(self, x: Tensor) -> Tensor:
+        """Map the second-last axis of x `[..., d, n]`: U x without a transposed copy."""
+        coordinates = self.vectors.T @ x
+        coordinates *= self._excess.unsqueeze(-1)
+        return self.tail * x + self.vectors @ coordinates
+
+    # Cached: a GPU is read once a metric and not in every step.
+    @cached_property
+    def operator_norm(self) -> float:
+        """Return the operator norm of U."""
+        if not self.scale.numel():
+            return abs(self.tail)
+        largest = float(self.scale.abs().max())
+        return max(largest, abs(self.tail))
+
+    def scaled(self, factor: float) -> LowRank:
+        """Return the side `factor · U`."""
+        return replace(self, scale=self.scale * factor, tail=self.tail * factor)
+
+    def inverse(self) -> LowRank:
+        """Return the side `U⁻¹`."""
+        return replace(self, scale=1 / self.scale, tail=1 / self.tail)
+
+    def square_diagonal(self) -> Tensor:
+        """Return the diagonal of U² `[d]`."""
+        tail = self.tail**2
+        excess = self.scale.square() - tail
+        return tail + self.vectors.square() @ excess
+
+
+Side = Identity | Diagonal | Dense | LowRank
