@@ -122,32 +122,38 @@ def weights(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().double().flatten() for p in model.parameters()])
 
 
+OF_TRAINER = {
+    "per_example_loss",
+    "log_private_loss",
+    "callbacks",
+    "compute_loss_func",
+    "compute_metrics",
+    "data_collator",
+    "eval_dataset",
+    "model_init",
+    "optimizers",
+    "train_dataset",
+    "units",
+}
+
+
 def trainer_of(
     folder: Path,
     task: str = "sequence",
     plan: Plan | None = None,
     model: Any = None,
+    kind: type[PrivateTrainer] = PrivateTrainer,
+    dropout: float = 0.0,
     **settings: Any,
 ) -> PrivateTrainer:
-    split = {
-        "per_example_loss",
-        "log_private_loss",
-        "callbacks",
-        "compute_metrics",
-        "data_collator",
-        "units",
-        "optimizers",
-    }
-    own = {name: settings.pop(name) for name in split & set(settings)}
+    """A trainer of a task; settings are its own keywords, or training arguments."""
+    own = {name: settings.pop(name) for name in OF_TRAINER & set(settings)}
     chosen = {
         "train_dataset": examples(task),
         "eval_dataset": examples(task, 12, seed=1),
         "data_collator": pad,
         **own,
     }
-    return PrivateTrainer(
-        model_of(task, settings.pop("dropout", 0.0)) if model is None else model,
-        arguments(folder, **settings),
-        plan=plan or plan_of(),
-        **chosen,
-    )
+    if model is None:
+        model = model_of(task, dropout)
+    return kind(model, arguments(folder, **settings), plan=plan or plan_of(), **chosen)

@@ -22,13 +22,12 @@ from transformers import (
 )
 
 from dpkfc.integrations._hf_checks import check_own_settings
-from dpkfc.integrations.huggingface import PrivateTrainer, per_example_cross_entropy
+from dpkfc.integrations.huggingface import per_example_cross_entropy
 from dpkfc.privacy.ledger import verify
 from dpkfc.session import Session
 from tests.integrations.hf_cases import (
     TASKS,
     VOCABULARY,
-    arguments,
     examples,
     model_of,
     pad,
@@ -341,13 +340,7 @@ def test_adapters_train_and_the_rest_stays(tmp_path) -> None:
 def test_unused_columns_are_removed(tmp_path) -> None:
     datasets = pytest.importorskip("datasets")
     rows = [{**row, "text": "x", "idx": i} for i, row in enumerate(examples("sequence"))]
-    trainer = PrivateTrainer(
-        model_of("sequence"),
-        arguments(tmp_path),
-        plan=plan_of(),
-        data_collator=pad,
-        train_dataset=datasets.Dataset.from_list(rows),
-    )
+    trainer = trainer_of(tmp_path, train_dataset=datasets.Dataset.from_list(rows))
     assert trainer.train().global_step == 3
 
 

@@ -86,23 +86,16 @@ def test_arguments_that_say_the_same_as_the_plan_are_taken(tmp_path) -> None:
 
 def test_keywords_and_subclasses_for_a_batch_loss_are_refused(tmp_path) -> None:
     with pytest.raises(ValueError, match="pass per_example_loss="):
-        PrivateTrainer(
-            model_of("sequence"), arguments(tmp_path), plan=plan_of(), compute_loss_func=len
-        )
+        trainer_of(tmp_path, compute_loss_func=len)
     with pytest.raises(ValueError, match="pass model="):
-        PrivateTrainer(None, arguments(tmp_path), plan=plan_of(), model_init=model_of)
+        trainer_of(tmp_path, model_init=model_of)
 
     class Own(PrivateTrainer):
         def compute_loss(self, model, inputs, **_):
             return model(**inputs).loss
 
     with pytest.raises(ValueError, match=r"compute_loss\(\) gives one loss for a batch"):
-        Own(
-            model_of("sequence"),
-            arguments(tmp_path),
-            plan=plan_of(),
-            train_dataset=examples("sequence"),
-        )
+        trainer_of(tmp_path, kind=Own)
     for name in (
         "training_step",
         "get_train_dataloader",
@@ -111,12 +104,7 @@ def test_keywords_and_subclasses_for_a_batch_loss_are_refused(tmp_path) -> None:
     ):
         kind = type("Other", (PrivateTrainer,), {name: lambda self, *_: None})
         with pytest.raises(ValueError, match=rf"Other.{name}\(\) would never be called"):
-            kind(
-                model_of("sequence"),
-                arguments(tmp_path),
-                plan=plan_of(),
-                train_dataset=examples("sequence"),
-            )
+            trainer_of(tmp_path, kind=kind)
 
 
 class Tokenizer(list):
@@ -147,13 +135,7 @@ def test_training_data_is_not_evaluated_on(tmp_path) -> None:
     other = examples("sequence", 4, seed=1)
     for held_out in (rows, rows[3:5], {"a": other, "b": rows[-1:]}):
         with pytest.raises(ValueError, match="holds records of the train_dataset"):
-            PrivateTrainer(
-                model_of("sequence"),
-                arguments(tmp_path),
-                plan=plan_of(),
-                train_dataset=rows,
-                eval_dataset=held_out,
-            )
+            trainer_of(tmp_path, train_dataset=rows, eval_dataset=held_out)
     trainer = trainer_of(tmp_path)
     with pytest.raises(ValueError, match="holds records of the train_dataset"):
         trainer.evaluate(trainer.train_dataset)
@@ -166,24 +148,23 @@ def test_models_and_datasets_that_no_session_can_take(tmp_path) -> None:
             yield from examples("sequence")
 
     with pytest.raises(ValueError, match="Stream, which cannot be sampled"):
-        PrivateTrainer(
-            model_of("sequence"), arguments(tmp_path), plan=plan_of(), train_dataset=Stream()
-        )
+        trainer_of(tmp_path, train_dataset=Stream())
     with pytest.raises(ValueError, match="the model is compiled"):
         trainer_of(tmp_path, model=torch.compile(model_of("sequence")))
     choices = [{"input_ids": [[3, 4, 5]] * 3, "labels": i % 3} for i in range(N)]
     model = BertForMultipleChoice(model_of("sequence").config)
-    trainer = PrivateTrainer(model, arguments(tmp_path), plan=plan_of(), train_dataset=choices)
+    trainer = trainer_of(tmp_path, model=model, train_dataset=choices, data_collator=None)
     with pytest.raises(ValueError, match="BertForMultipleChoice holds several sequences"):
         trainer.train()
     scores = [{"input_ids": [3, 4, 5], "labels": float(i % 3)} for i in range(N)]
     config = model_of("sequence").config
     config.num_labels = 1
-    trainer = PrivateTrainer(
-        BertForSequenceClassification(config),
-        arguments(tmp_path, label_smoothing_factor=0.1),
-        plan=plan_of(),
+    trainer = trainer_of(
+        tmp_path,
+        model=BertForSequenceClassification(config),
         train_dataset=scores,
+        data_collator=None,
+        label_smoothing_factor=0.1,
     )
     with pytest.raises(ValueError, match="labels that are classes"):
         trainer.train()

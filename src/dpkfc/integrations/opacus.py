@@ -8,7 +8,7 @@ removes them. Options of Opacus that this library does not have are refused by n
 
 How the lines of a script make a private step, and where to read it:
 
-    make_private(...)         here, `PrivacyEngine` and `attach`: plan, ledger, hooks and loader
+    make_private(...)         here, `PrivacyEngine`, and `_opacus_attach`: plan, ledger and hooks
     for x, y in loader:       `_opacus_loader`, `PrivateLoader`: draws and reports a batch
         out = model(x)        `_opacus_batch`, `BatchRecording`: a tracker follows the examples
         loss.backward()       the same: takes the gradient of every example, and writes no `p.grad`
@@ -34,47 +34,29 @@ Visible differences:
 
 from __future__ import annotations
 
-import contextlib
-import math
 import os
 import re
-import warnings
-from collections.abc import Mapping, Sized
-from contextlib import ExitStack
-from typing import Any, NoReturn, cast
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import (
-    DataLoader,
-)
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.utils.data import DataLoader
 
 from dpkfc import checkpoint
-from dpkfc._checks import check_positive
 from dpkfc.checkpoint import StrPath
-from dpkfc.config import Plan, PrivacyConfig
-from dpkfc.distributed.context import DistributedContext
+from dpkfc.config import Plan
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.integrations._opacus_accountant import Accountant
-from dpkfc.integrations._opacus_loader import (
-    BatchMemoryManager,
-    LogicalBatchSampler,
-    PrivateLoader,
-    check_loader,
-    find_source,
-)
+from dpkfc.integrations._opacus_attach import Parts, attach, make_config
+from dpkfc.integrations._opacus_loader import BatchMemoryManager, find_source
 from dpkfc.integrations._opacus_options import Options
 from dpkfc.integrations._opacus_step import LINE_BY_LINE, PrivateStep
 from dpkfc.integrations._opacus_validator import ModuleValidator
 from dpkfc.privacy.budget import Budget
-from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError
+from dpkfc.privacy.ledger import Ledger
 
 __all__ = ["Accountant", "BatchMemoryManager", "ModuleValidator", "Options", "PrivacyEngine"]
-
-# --------------------------------------------------------------------------------------------------
-# The engine of a script.
 
 
 class PrivacyEngine:
@@ -365,190 +347,6 @@ class PrivacyEngine:
     def __exit__(self, *error: object) -> None:
         """Close the engine."""
         self.close()
-
-
-# --------------------------------------------------------------------------------------------------
-# From the keywords of a script to a configuration, and from a plan to hooks on model and optimizer.
-# If a part is refused, nothing has been changed.
-
-Parts = tuple[nn.Module, Optimizer, DataLoader[Any]]
-"""Model, optimizer and loader of a script."""
-
-
-def make_config(
-    options: Options, accountant: str, parts: Parts, max_grad_norm: Any, epochs: float
-) -> tuple[PrivacyConfig, int]:
-    """Return the configuration behind a call and the number of examples.
-
-    Raises:
-        ValueError: a part cannot be made private, there is one bound per layer, or epochs <= 0.
-    """
-    module, optimizer, source = parts
-    _check_parts(module, optimizer)
-    check_loader(source)
-    find_layers(module)
-    size = len(cast(Sized, source.dataset))
-    check_positive("epochs", epochs)
-    if isinstance(max_grad_norm, (list, tuple)):
-        raise ValueError(
-            "max_grad_norm must be one number for all layers together; write"
-            f" max_grad_norm={math.hypot(*max_grad_norm):.4g}, the norm of the list"
-        )
-    check_positive("max_grad_norm", max_grad_norm)
-    config = PrivacyConfig(
-        expected_batch_size=cast(int, source.batch_size),
-        steps=math.ceil(epochs * _batches_per_pass(options, source, size)),
-        max_grad_norm=float(max_grad_norm),
-        clipping=options.clipping,
-        sampler="poisson" if options.poisson_sampling else "shuffle",
-        uncertified=options.uncertified,
-        accountant=accountant,
-        preconditioner=options.preconditioner,
-        readout=options.readout,
-        test_mode_seed=options.test_mode_seed,
-    )
-    return config, size
-
-
-def attach(
-    plan: Plan, parts: Parts, options: Options, max_releases: int | None, budget: Budget | None
-) -> tuple[PrivateStep, PrivateLoader]:
-    """Open the ledger, register the hooks and charge the budget.
-
-    Args:
-        plan: for the dataset of the loader.
-        parts: model, optimizer and the script's own loader.
-        options: keywords of `make_private`.
-        max_releases: most steps in the ledger, None for no limit.
-        budget: charged with the whole plan; None for no budget.
-
-    Returns:
-        The step behind `optimizer.step()`, and the private loader.
-
-    Raises:
-        ValueError: a part cannot be made private.
-        LedgerError: the ledger cannot be written or belongs to another run.
-        BudgetExhausted: the ledger has spent the plan, or the plan does not fit into the budget.
-    """
-    plan.check_accounting()
-    module, optimizer, source = parts
-    header = {**plan.ledger_header, "steps": max_releases}
-    with ExitStack() as undo:
-        ledger = Ledger.open(options.ledger_path, plan.hash, header, max_releases)
-        undo.callback(ledger.abandon)
-        _check_resumed(ledger, options.resume)
-        step = PrivateStep(
-            plan,
-            module,
-            optimizer,
-            ledger,
-            loss_reduction=options.loss_reduction,
-            verify=options.verify,
-            source=source,
-        )
-        undo.callback(step.close)
-        length = _batches_per_pass(options, source, plan.dataset_size)
-        loader = PrivateLoader(source, LogicalBatchSampler(plan, length), step)
-        # Every script gets this warning: one that depended on records would tell of them.
-        warnings.warn(_NAN_WARNING, UserWarning, stacklevel=4)
-        if budget is not None:
-            step.receipt = budget.charge(plan, ledger)
-        undo.pop_all()
-    _warn_of_earlier_run(source.dataset, ledger, has_budget=budget is not None)
-    return step, loader
-
-
-_NAN_WARNING = (
-    "a record whose gradient is not finite (NaN) adds nothing, and no message tells of it: look"
-    " for missing values in the data"
-)
-
-# The datasets of this process that are alive, each with the ledgers of runs on it.
-_runs = WeakIdKeyDictionary()
-
-
-def _warn_of_earlier_run(dataset: Any, ledger: Ledger, *, has_budget: bool) -> None:
-    """Warn that the ε of a second run is not the total, unless a file or a budget counts it."""
-    earlier = 0
-    with contextlib.suppress(TypeError):  # a list or a tuple has no weak reference
-        ledgers: list[Ledger] = _runs.setdefault(dataset, [])
-        earlier = sum(book.count for book in ledgers)
-        ledgers.append(ledger)
-    if earlier and ledger.path is None and not has_budget:
-        warnings.warn(
-            f"engines have made {earlier} releases of this dataset before: the ε of all runs add"
-            " up. Name one Budget for them, or keep their ledgers and run dpkfc total",
-            stacklevel=5,
-        )
-
-
-def _check_resumed(ledger: Ledger, resume: bool) -> None:
-    """Refuse the ledger of an earlier run, unless the script says that it goes on with it.
-
-    Raises:
-        BudgetExhausted: the ledger has no release left.
-        LedgerError: the ledger holds releases, and more may follow.
-    """
-    if resume or not ledger.count:
-        return
-    if ledger.remaining == 0:
-        raise BudgetExhausted(
-            f"all {ledger.count} releases of the plan are spent in {ledger.name}: take another"
-            " ledger_path, or resume=True to evaluate"
-        )
-    raise LedgerError(
-        f"{ledger.name} holds {ledger.count} releases of an earlier run: load its checkpoint and"
-        " pass resume=True, or take another ledger_path"
-    )
-
-
-def _check_parts(module: Any, optimizer: Any) -> None:
-    """Refuse a model or an optimizer that cannot be made private."""
-    processes = DistributedContext.current().world_size
-    if processes > 1:
-        raise ValueError(
-            f"this script runs in {processes} processes, which would spend {processes} times the"
-            " budget; run it in one, or use dpkfc.Session, which shares each batch"
-        )
-    kind = type(module).__name__
-    if not isinstance(module, nn.Module):
-        raise ValueError(f"module must be a torch module, got {kind}")
-    if "_module" in module._modules and hasattr(module, "to_standard_module"):
-        raise ValueError(
-            f"module is a {kind} of Opacus; pass the model inside: "
-            "module=model.to_standard_module()"
-        )
-    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    if isinstance(module, parallel) or hasattr(module, "_orig_mod") or kind.startswith("FSDP"):
-        raise ValueError(
-            f"module is wrapped in {kind}; pass the plain module on one device, uncompiled"
-        )
-    kind = type(optimizer).__name__
-    if getattr(optimizer, "original_optimizer", optimizer) is not optimizer:
-        raise ValueError(
-            f"optimizer is a {kind} of Opacus; pass the one inside:"
-            " optimizer=optimizer.original_optimizer"
-        )
-    if not isinstance(optimizer, Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError(
-            f"optimizer must be a torch optimizer that steps without a closure, got {kind}"
-        )
-    if isinstance(getattr(optimizer, "optimizer", None), Optimizer):
-        raise ValueError(
-            f"optimizer is wrapped in {kind}, whose steps cannot be seen; pass the plain torch"
-            " optimizer, and leave optimizer and loader out of accelerator.prepare"
-        )
-
-
-def _batches_per_pass(options: Options, data_loader: DataLoader[Any], size: int) -> int:
-    """Return the number of logical batches in one pass over the script's own loader.
-
-    Shuffled batches must be whole, so a smaller last batch does not count.
-    """
-    length = len(data_loader)
-    if not options.poisson_sampling:
-        length = size // cast(int, data_loader.batch_size)
-    return max(1, length)
 
 
 def _refuse_schedules(noise_scheduler: Any, grad_clip_scheduler: Any) -> None:
