@@ -63,6 +63,7 @@ def steps_of(case: Any, session: Any, count: int) -> list[float]:
 def tracking_seconds(case: Any, model: Any, rounds: int) -> float:
     """Return the median of what a tracker adds to one forward pass of a micro-batch."""
     from dpkfc.gradients.one_pass import batch_tracker
+    from dpkfc.tracking.modes import follow
 
     batch = case.data(case.micro_batch or case.batch_size)
     parameters = list(model.parameters())
@@ -74,7 +75,7 @@ def tracking_seconds(case: Any, model: Any, rounds: int) -> float:
         tracker = batch_tracker(model, batch, len(batch[0]))
         tracker.cover(parameters)
         begun = time.perf_counter()
-        with tracker.following():
+        with follow(tracker):
             case.losses(model, *batch)
         added.append(time.perf_counter() - begun - plain)
     return statistics.median(added[1:])

@@ -9,66 +9,15 @@ unknown as the noise. A seed (`set_seed(42)`) makes them known.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from dpkfc.privacy.rng import draw_key
-
-
-def random_states(device: torch.device) -> list[Tensor]:
-    """Return the states of torch's generators for the CPU and a device."""
-    states = [torch.get_rng_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
-    return states
-
-
-def restore_states(device: torch.device, states: Sequence[Tensor]) -> None:
-    """Restore the generators of torch from `random_states`."""
-    torch.set_rng_state(states[0])
-    if len(states) > 1:
-        torch.cuda.set_rng_state(states[1], device)
-
-
-def are_states_equal(states: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Return whether nothing was drawn between two calls of `random_states`."""
-    return all(torch.equal(a, b) for a, b in zip(states, others, strict=True))
-
-
-def host_states() -> tuple[Any, ...]:
-    """Return the states of the global generators of numpy and Python, which `==` compares."""
-    kind, keys, *rest = np.random.get_state()
-    return kind, np.asarray(keys).tobytes(), *rest, random.getstate()
-
-
-def restarter(device: torch.device) -> Callable[[], None]:
-    """Return a function that restores the present state of torch, numpy and Python."""
-    torch_states = random_states(device)
-    numpy_state = np.random.get_state()
-    python_state = random.getstate()
-
-    def restart() -> None:
-        restore_states(device, torch_states)
-        np.random.set_state(numpy_state)
-        random.setstate(python_state)
-
-    return restart
-
-
-@contextmanager
-def preserve_generators() -> Iterator[None]:
-    """Restore the global generators, on all devices too, after the body."""
-    states = all_states()
-    try:
-        yield
-    finally:
-        restore_all_states(states)
 
 
 def all_states() -> tuple[Any, ...]:
@@ -84,6 +33,38 @@ def restore_all_states(states: tuple[Any, ...]) -> None:
         torch.cuda.set_rng_state_all(states[1])
     np.random.set_state(states[2])
     random.setstate(states[3])
+
+
+def has_drawn(states: tuple[Any, ...], *, of_torch: bool = True) -> bool:
+    """Return whether numbers were drawn since `all_states` was called.
+
+    Args:
+        states: at that time.
+        of_torch: count draws of torch too, not of numpy and Python alone.
+    """
+    begin = 0 if of_torch else 1
+    return _comparable(states)[begin:] != _comparable(all_states())[begin:]
+
+
+def _comparable(states: tuple[Any, ...]) -> tuple[Any, ...]:
+    of_cpu, of_devices, (kind, keys, *rest), of_python = states
+    of_torch = [x.numpy().tobytes() for x in (of_cpu, *of_devices)]
+    return of_torch, kind, np.asarray(keys).tobytes(), rest, of_python
+
+
+def restarter() -> Callable[[], None]:
+    """Return a function that restores the present state of the global generators."""
+    return partial(restore_all_states, all_states())
+
+
+@contextmanager
+def preserve_generators() -> Iterator[None]:
+    """Restore the global generators, on all devices too, after the body."""
+    states = all_states()
+    try:
+        yield
+    finally:
+        restore_all_states(states)
 
 
 def renew() -> None:

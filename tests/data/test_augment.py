@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from dpkfc.data.augment import horizontal_flip, random_crop, reflect_pad_crop_flip
+from dpkfc.tracking.modes import follow
 from dpkfc.tracking.states import BatchAxis
 from dpkfc.tracking.tracker import Tracker
 
@@ -53,7 +54,7 @@ def test_every_row_is_one_of_the_possible_windows_and_all_occur(
 def test_every_row_is_proved_to_be_changed_on_its_own(augment) -> None:
     tracker, images = Tracker(2), IMAGES.clone()
     tracker.declare_batch(images)
-    with tracker.following():
+    with follow(tracker):
         changed = augment(images)
     assert tracker.failure is None and tracker.state(changed) == BatchAxis(0)
 

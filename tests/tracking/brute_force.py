@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dpkfc.tracking.batch_rules import Operation, tensors_in
+from dpkfc.tracking.modes import follow
 from dpkfc.tracking.states import BatchAxis, State, Total, Unknown
 from dpkfc.tracking.tracker import Tracker
 
@@ -139,7 +140,7 @@ def run(
     for x, operand in zip(copies, case.operands, strict=True):
         tracker.set_state(x, operand.axis)
     _seed(0)
-    with tracker.following():
+    with follow(tracker):
         output = case.call(*copies)
     outputs = list(tensors_in((output,)))
     if seen is not None:

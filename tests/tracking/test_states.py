@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from dpkfc.tracking import batch_rules as rule_table
-from dpkfc.tracking import tracker as tracker_module
+from dpkfc.tracking import rule_application
 from dpkfc.tracking.batch_rules import register_batch_rule
+from dpkfc.tracking.modes import follow
 from dpkfc.tracking.states import PARAMETRIC, BatchAxis, Total, Unknown, example_first
 from dpkfc.tracking.tracker import Tracker
 
@@ -21,7 +22,7 @@ N, T, D = 3, 4, 2
 def test_a_write_into_a_part_makes_the_buffer_and_its_views_batched():
     tracker, x = Tracker(N), torch.rand(N, D)
     tracker.set_state(x, BatchAxis(0))
-    with tracker.following():
+    with follow(tracker):
         buffer = torch.zeros(N, T, D)
         before = buffer.transpose(0, 1)
         buffer[:, 1] = x
@@ -72,7 +73,7 @@ def _follow_write(write, table):
     """Return the state of a public table behind a write of the examples into it."""
     tracker, x = Tracker(N), torch.rand(N, D)
     tracker.set_state(x, BatchAxis(0))
-    with tracker.following():
+    with follow(tracker):
         target = table.clone()
         write(target, x)
         result = target.mul(1.0)
@@ -99,7 +100,7 @@ def test_rows_of_places_that_are_written_over_are_gone(write):
 def test_unfilled_memory_takes_the_examples_part_by_part():
     tracker, x = Tracker(N), torch.rand(N, D)
     tracker.set_state(x, BatchAxis(0))
-    with tracker.following():
+    with follow(tracker):
         buffer = torch.empty(N, D)
         buffer[:, 0] = x[:, 0]
         buffer[:, 1] = x[:, 1]
@@ -110,7 +111,7 @@ def test_unfilled_memory_takes_the_examples_part_by_part():
 def test_outputs_given_in_a_list_depend_on_the_examples():
     tracker, x = Tracker(N), torch.rand(N, D)
     tracker.set_state(x, BatchAxis(0))
-    with tracker.following():
+    with follow(tracker):
         parts = [torch.empty(N, 1), torch.empty(N, 1)]
         torch.split_with_sizes_copy(x, [1, 1], 1, out=parts)
         mean = parts[0].mean(0)
@@ -121,7 +122,7 @@ def test_outputs_given_in_a_list_depend_on_the_examples():
 def test_a_view_of_a_view_sees_a_later_write_into_the_base():
     tracker, x = Tracker(N), torch.rand(N, T, D)
     tracker.set_state(x, BatchAxis(0))
-    with tracker.following():
+    with follow(tracker):
         buffer = torch.zeros(N, T, D)
         nested = buffer[:, 0][:, 1:]
         buffer.copy_(x)
@@ -131,7 +132,7 @@ def test_a_view_of_a_view_sees_a_later_write_into_the_base():
 def test_a_write_along_another_axis_makes_every_view_unknown():
     tracker, x = Tracker(N), torch.rand(N, N)
     tracker.set_state(x, BatchAxis(0))
-    with tracker.following():
+    with follow(tracker):
         buffer = torch.zeros(N, N)
         view = buffer[:, 1:]
         buffer.copy_(x)
@@ -145,7 +146,7 @@ def test_a_view_whose_base_mixes_examples_is_unknown_beside_other_examples():
     tracker, x, y = Tracker(N), torch.rand(N, N), torch.rand(N, N)
     tracker.set_state(x, BatchAxis(0))
     tracker.set_state(y, BatchAxis(1))
-    with tracker.following():
+    with follow(tracker):
         buffer = torch.zeros(N, N)
         buffer.copy_(x)
         view = buffer[:, :1]
@@ -158,7 +159,7 @@ def test_a_view_whose_base_mixes_examples_is_unknown_beside_other_examples():
 def test_a_write_beside_the_places_of_the_examples_is_unknown(start, state):
     tracker, x = Tracker(N), torch.rand(N, D)
     tracker.set_state(x, BatchAxis(0))
-    with tracker.following():
+    with follow(tracker):
         buffer = torch.zeros(2 * N, D)
         buffer[start : start + N] = x
     if state is None:
@@ -169,7 +170,7 @@ def test_a_write_beside_the_places_of_the_examples_is_unknown(start, state):
 
 def test_a_parameter_without_values_depends_on_no_example():
     tracker = Tracker(N)
-    with tracker.following():
+    with follow(tracker):
         weight = torch.nn.parameter.UninitializedParameter()
         assert weight.requires_grad
     assert tracker.state(weight) is None
@@ -214,7 +215,7 @@ def test_a_write_into_a_tensor_that_outlives_the_pass_is_a_failure(write):
     x, buffer = torch.rand(N, T), torch.zeros(N, T)
     tracker = Tracker(N, persistent=[buffer])
     tracker.set_state(x, BatchAxis(0))
-    with tracker.following():
+    with follow(tracker):
         write(buffer, x)
     assert tracker.failure is not None
 
@@ -223,7 +224,7 @@ def test_running_statistics_of_an_instance_norm_are_a_failure():
     mean, variance = torch.zeros(T), torch.ones(T)
     x, tracker = torch.rand(N, T, 5), Tracker(N, persistent=[mean, variance])
     tracker.set_state(x, BatchAxis(0))
-    with tracker.following():
+    with follow(tracker):
         y = F.instance_norm(x, mean, variance)
     assert tracker.state(y) == BatchAxis(0)
     assert tracker.failure is not None
@@ -233,7 +234,7 @@ def test_running_statistics_of_an_instance_norm_are_a_failure():
 def test_a_write_into_shared_memory_is_a_failure(share):
     tracker, x = Tracker(N), torch.rand(N, T)
     tracker.set_state(x, BatchAxis(0))
-    with tracker.following():
+    with follow(tracker):
         buffer = torch.zeros(N, T)
         shared = share(buffer)
         buffer.copy_(x)
@@ -244,7 +245,7 @@ def test_a_write_into_shared_memory_is_a_failure(share):
 def test_a_write_in_inference_mode_is_a_failure():
     tracker, x = Tracker(N), torch.rand(N, T)
     tracker.set_state(x, BatchAxis(0))
-    with tracker.following(), torch.inference_mode():
+    with follow(tracker), torch.inference_mode():
         torch.zeros(N, T)[:, 1:].copy_(x[:, 1:])
     assert tracker.failure is not None
 
@@ -282,7 +283,7 @@ def test_a_write_in_inference_mode_is_a_failure():
 def test_values_that_leave_torch_are_a_failure(read):
     tracker, x = Tracker(N), torch.rand(N, T)
     tracker.set_state(x, BatchAxis(0))
-    with tracker.following():
+    with follow(tracker):
         read(x)
     assert tracker.failure is not None
 
@@ -305,7 +306,7 @@ def test_values_that_an_operation_refuses_are_a_failure(call):
     """The program may catch the error and go on in another way, for all examples."""
     tracker, x = Tracker(N), torch.rand(N, T)
     tracker.set_state(x, BatchAxis(0))
-    with tracker.following():
+    with follow(tracker):
         with pytest.raises((RuntimeError, IndexError)):
             call(x)
     assert tracker.failure is not None
@@ -313,7 +314,7 @@ def test_values_that_an_operation_refuses_are_a_failure(call):
 
 def test_values_that_an_operation_refuses_may_be_public():
     tracker = Tracker(N)
-    with tracker.following(), pytest.raises(RuntimeError):
+    with follow(tracker), pytest.raises(RuntimeError):
         torch.bernoulli(torch.zeros(N, T) + 2)
     assert tracker.failure is None
 
@@ -334,7 +335,7 @@ def test_values_that_an_operation_refuses_may_be_public():
 def test_shapes_and_public_values_may_be_read(read):
     tracker, x = Tracker(N), torch.rand(N, T)
     tracker.set_state(x, BatchAxis(0))
-    with tracker.following():
+    with follow(tracker):
         read(x)
     assert tracker.failure is None
 
@@ -354,7 +355,7 @@ def test_shapes_and_public_values_may_be_read(read):
 def test_tensors_made_of_single_values_are_unknown(make):
     tracker, x = Tracker(N), torch.rand(N, T)
     tracker.set_state(x, BatchAxis(0))
-    with tracker.following():
+    with follow(tracker):
         made = make(x)
     assert isinstance(tracker.state(made), Unknown)
 
@@ -372,7 +373,7 @@ def test_tensors_made_of_single_values_are_unknown(make):
 def test_numbers_of_a_generator_of_the_program_belong_to_places(draw):
     tracker, x = Tracker(N), torch.rand(N, T)
     tracker.set_state(x, BatchAxis(0))
-    with tracker.following():
+    with follow(tracker):
         known = draw(x, torch.Generator().manual_seed(0))
         unknown = draw(x, None)
     assert isinstance(tracker.state(known), Unknown)
@@ -382,7 +383,7 @@ def test_numbers_of_a_generator_of_the_program_belong_to_places(draw):
 def test_tensors_made_of_public_values_are_public():
     tracker, x = Tracker(N), torch.rand(N, T)
     tracker.declare_batch(x)
-    with tracker.following():
+    with follow(tracker):
         made = torch.tensor([1.0, 2.0])
     assert tracker.state(made) is None
 
@@ -390,7 +391,7 @@ def test_tensors_made_of_public_values_are_public():
 def test_tensors_made_of_values_of_an_opaque_batch_are_unknown():
     tracker = Tracker(N)
     tracker.declare_batch({"x": torch.rand(N, T), "names": ["a", "b", "c"], "nothing": None})
-    with tracker.following():
+    with follow(tracker):
         made = torch.tensor([1.0, 2.0])
     assert isinstance(tracker.state(made), Unknown)
 
@@ -406,7 +407,7 @@ def test_what_a_covered_layer_computes_inside_is_unknown_outside():
     tracker, x, weight = Tracker(N), torch.rand(N, T), torch.rand(D, T, requires_grad=True)
     tracker.set_state(x, BatchAxis(0))
     tracker.declare_parameters([weight])
-    with tracker.following():
+    with follow(tracker):
         tracker.cover([weight])
         inside = weight * 2
         hidden = F.linear(x, inside)
@@ -422,7 +423,7 @@ def test_a_parameter_outside_its_layer_makes_the_result_unknown():
     tracker, x, weight = Tracker(N), torch.rand(N, T), torch.rand(T, requires_grad=True)
     tracker.set_state(x, BatchAxis(0))
     tracker.declare_parameters([weight])
-    with tracker.following():
+    with follow(tracker):
         y = x * weight
         z = weight * 2
     assert isinstance(tracker.state(y), Unknown)
@@ -432,7 +433,7 @@ def test_a_parameter_outside_its_layer_makes_the_result_unknown():
 def test_a_paused_tracker_follows_nothing():
     tracker, x = Tracker(N), torch.rand(N, T)
     tracker.set_state(x, BatchAxis(0))
-    with tracker.following():
+    with follow(tracker):
         tracker.pause()
         y = x * 2
         tracker.resume()
@@ -452,7 +453,7 @@ def test_a_paused_tracker_follows_nothing():
 def test_numbers_of_another_generator_belong_to_no_example(draw):
     tracker, x = Tracker(N), torch.rand(N, T)
     tracker.set_state(x, BatchAxis(0))
-    with tracker.following():
+    with follow(tracker):
         y = x * draw(x, torch.Generator())
     assert isinstance(tracker.state(y), Unknown)
 
@@ -460,7 +461,7 @@ def test_numbers_of_another_generator_belong_to_no_example(draw):
 def test_a_freed_tensor_leaves_no_state_behind():
     tracker = Tracker(N)
     tracker.set_state(torch.rand(N), BatchAxis(0))
-    with tracker.following():
+    with follow(tracker):
         torch.zeros(N).detach()
     assert not tracker._states
     assert not tracker._references
@@ -485,7 +486,7 @@ def test_a_read_is_harmless_only_inside_the_listed_function(is_own):
     )
     tracker, x = Tracker(N), torch.rand(N, D)
     tracker.set_state(x, BatchAxis(0))
-    with tracker.following():
+    with follow(tracker):
         space["_ignore_causal_mask_sdpa"](lambda y: bool(y.any()), x)
     assert (tracker.failure is not None) == is_own
 
@@ -501,7 +502,7 @@ def test_a_read_is_harmless_only_inside_the_listed_function(is_own):
 def test_a_total_in_place_is_that_of_the_plain_operation(in_place, plain):
     tracker, x = Tracker(N), torch.rand(N)
     tracker.set_state(x, BatchAxis(0))
-    with tracker.following():
+    with follow(tracker):
         first = in_place(x.sum())
         second = plain(x.sum())
     assert isinstance(tracker.state(first), Total)
@@ -513,7 +514,7 @@ def test_a_rule_of_the_user_decides_and_must_name_every_output(monkeypatch):
         library.define("halves(Tensor x) -> (Tensor, Tensor)")
         library.impl("halves", lambda x: (x / 2, x / 2), "CompositeExplicitAutograd")
         copied = dict(rule_table.RULES)
-        for module in (rule_table, tracker_module):
+        for module in (rule_table, rule_application):
             monkeypatch.setattr(module, "RULES", copied)
         rules = {
             "none": None,
@@ -527,7 +528,7 @@ def test_a_rule_of_the_user_decides_and_must_name_every_output(monkeypatch):
                 register_batch_rule("dpkfc_test::halves", rule)
             tracker, x = Tracker(N), torch.rand(N, D)
             tracker.set_state(x, BatchAxis(0))
-            with tracker.following():
+            with follow(tracker):
                 states[name] = list(map(tracker.state, torch.ops.dpkfc_test.halves(x)))
     assert states["full"] == [BatchAxis(0)] * 2
     for name in ("none", "short", "broken"):

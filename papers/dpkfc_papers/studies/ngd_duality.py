@@ -138,7 +138,7 @@ def measure(data_dir: str) -> dict[str, Any]:
     from dpkfc import NGD, PrivacyConfig, PublicData, Session
     from dpkfc.app.recipes.catalogue import find_recipe
     from dpkfc.app.recipes.objective import cross_entropy
-    from dpkfc.gradients.clipped_sum import capture
+    from dpkfc.gradients.layer_contributions import capture
     from dpkfc_papers.public_examples import recipe_data
 
     private, public = recipe_data(RECIPE, data_dir), recipe_data(PUBLIC_RECIPE, data_dir)

@@ -28,7 +28,7 @@ from dpkfc.gradients.layers import (
     class_forward,
     name_arguments,
 )
-from dpkfc.rng_state import random_states, restore_states
+from dpkfc.rng_state import all_states, preserve_generators, restore_all_states
 from dpkfc.tracking.states import BatchAxis
 
 ARGUMENTS = (
@@ -78,7 +78,7 @@ class AttentionCall:
         self,
         module: nn.MultiheadAttention,
         arguments: Keywords,
-        states: Sequence[Tensor] | None,
+        states: tuple[Any, ...] | None,
     ) -> None:
         self.module = module
         self.arguments = arguments
@@ -101,7 +101,7 @@ class AttentionCall:
         arguments = tree_map_only(Tensor, Tensor.detach, given)
         states = None
         if module.training and module.dropout > 0:
-            states = random_states(module.in_proj_weight.device)
+            states = all_states()
         return cls(module, arguments, states)
 
     def linear(self, layer: Layer) -> tuple[Tensor, Tensor]:
@@ -207,12 +207,7 @@ class AttentionCall:
     @contextmanager
     def _restore_call_conditions(self) -> Iterator[None]:
         """Run the body with the precision and the random numbers of the call."""
-        device = self.module.in_proj_weight.device
-        now = random_states(device)
-        try:
+        with preserve_generators(), self._autocast:
             if self._states is not None:
-                restore_states(device, self._states)
-            with self._autocast:
-                yield
-        finally:
-            restore_states(device, now)
+                restore_all_states(self._states)
+            yield

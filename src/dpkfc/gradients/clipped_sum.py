@@ -34,6 +34,7 @@ from dpkfc.gradients.rules import settled
 from dpkfc.gradients.state import ends_run, own_pass
 from dpkfc.linalg.metric import Metric, NamedTensors
 from dpkfc.rng_state import randomize_generators, restarter
+from dpkfc.tracking.modes import follow
 from dpkfc.tracking.states import Unknown
 from dpkfc.tracking.tracker import Tracker
 
@@ -203,23 +204,23 @@ class _Passes:
             return calls
         batch, tracker = follow_augmentation(self.augment, self.model, batch, len(rows.records))
         differentiate = partial(self._differentiate, rows, tracker)
-        return self._join_points(differentiate, batch, tracker.following)
+        return self._join_points(differentiate, batch, partial(follow, tracker))
 
     def _join_points(
         self,
         differentiate: Callable[[Any, float], Calls | None],
         batch: Any,
-        follow: Callable[[], AbstractContextManager[None]] = nullcontext,
+        surround: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Calls | None:
         """Return the calls at all points, joined: an example is clipped once.
 
         Args:
             differentiate: maps a batch and the weight of a point to calls, or to None.
             batch: of which each point gets a copy.
-            follow: surrounds the copying.
+            surround: around the copying.
         """
         joined: Calls = {}
-        for point, own_batch in self._points_and_batches(batch, follow):
+        for point, own_batch in self._points_and_batches(batch, surround):
             with swap_parameters(self.layers, point.parameters):
                 calls = differentiate(own_batch, point.weight)
             if calls is None:
@@ -325,18 +326,18 @@ class _Passes:
         return self.mode.is_checked and not ends_run(error)
 
     def _points_and_batches(
-        self, batch: Any, follow: Callable[[], AbstractContextManager[None]] = nullcontext
+        self, batch: Any, surround: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> Iterator[tuple[EvaluationPoint, Any]]:
         """Yield each point with a batch of its own, into which its pass may write.
 
         All points see the same random numbers.
         """
-        restart = restarter(device_of_layers(self.layers))
+        restart = restarter()
         for point in self.points:
             restart()
             own_batch = batch
             if point is not self.points[-1]:
-                with follow():
+                with surround():
                     own_batch = tree_map(_copy_value, batch)
             yield point, own_batch
 

@@ -22,6 +22,7 @@ from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.loss_function import LossFn, check_losses, losses_of
 from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.metric import NamedTensors
+from dpkfc.tracking.modes import follow
 from dpkfc.tracking.tracker import Tracker
 
 
@@ -49,7 +50,7 @@ def follow_augmentation(
     if tracker.is_opaque:
         why = "it holds values that are not tensors, which no operation shows to be read"
         tracker.fail("batch", why, is_read=True)
-    with tracker.following():
+    with follow(tracker):
         batch = augment_batch(augment, model, batch, size)
     return batch, tracker
 
@@ -74,7 +75,7 @@ def follow_pass(
     """
     tracker.declare_persistent(model.buffers())
     tape = Tape(model, layers, tracker.size, tracker=tracker)
-    with torch.enable_grad(), tape, tracker.following():
+    with torch.enable_grad(), tape, follow(tracker):
         losses = losses_of(loss_fn, model, batch)
     check_losses(losses, tracker.size)
     return tape, losses

@@ -22,7 +22,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from dpkfc.gradients.fallback import map_examples
 from dpkfc.linalg.blocks import ConvBlock, Outer, PerExample, chunks
 from dpkfc.linalg.metric import NamedTensors
-from dpkfc.rng_state import are_states_equal, random_states
+from dpkfc.rng_state import all_states, has_drawn
 
 _PULLED_ELEMENTS = 1 << 23  # gradients pulled back at once
 _TENSORS = ("weight", "bias")
@@ -140,14 +140,13 @@ def _make_pull(module: nn.Module, name: str, paths: list[str]) -> Pull:
     path = f"parametrizations.{name}"
     parametrization = module.get_submodule(path)
     parameters = {x: parametrization.get_parameter(x).detach().clone() for x in paths}
-    device = parameters[paths[0]].device
-    before = random_states(device)
+    before = all_states()
 
     def effective(values: NamedTensors) -> Tensor:
         return functional_call(parametrization, values, ())
 
     value, pull = vjp(effective, parameters)[:2]
-    if not are_states_equal(before, random_states(device)):
+    if has_drawn(before):
         raise ValueError(
             f"the parametrization of '{name}' of a {type(module).__name__} draws random numbers, "
             "so its weight cannot be recomputed; put it in eval mode"

@@ -189,7 +189,6 @@ def check_memory(
     check: PublicCheck,
     losses: Callable[[Any], Tensor],
     batches: Iterable[Any],
-    device: torch.device,
 ) -> None:
     """Refuse an attribute that depends on the examples and changes what is computed later.
 
@@ -200,14 +199,13 @@ def check_memory(
         check: of the model.
         losses: of a batch `[n]`.
         batches: two or more of equal shapes, with different examples.
-        device: of the model.
 
     Raises:
         ValueError: naming module and attribute.
     """
     if not check.replica.changed_attributes():
         return
-    restart = restarter(device)
+    restart = restarter()
 
     def run(*sequence: Any, mode: Callable[[], Any] = nullcontext) -> tuple[Tensor, Replica]:
         """Return the losses of the last of several batches, in a mode, and what they changed."""

@@ -44,8 +44,9 @@ from dpkfc.gradients.loss_function import check_losses
 from dpkfc.gradients.recurrence import expected_places
 from dpkfc.gradients.shared_uses import SharedTensorUse, SharedUses, WeightUse, pulled_back
 from dpkfc.linalg.metric import NamedTensors
-from dpkfc.rng_state import are_states_equal, host_states, random_states
+from dpkfc.rng_state import all_states, has_drawn
 from dpkfc.tracking.batch_rules import are_places_equal
+from dpkfc.tracking.modes import follow
 from dpkfc.tracking.states import PARAMETRIC, BatchAxis, Parametric, State, Unknown
 from dpkfc.tracking.tracker import Tracker
 
@@ -216,7 +217,7 @@ class Tape:
         parameters = trainable_tensors(self.model)
         self.tracker.declare_parameters(parameters.values())
         self._share_parameters()
-        self._stack.enter_context(self.tracker.following())
+        self._stack.enter_context(follow(self.tracker))
 
     @property
     def _is_followed(self) -> bool:
@@ -278,8 +279,7 @@ class Tape:
             why = "its offsets count from the beginning of the batch"
             self.tracker.fail("EmbeddingBag", why)
         if layers[0].rule in ("fallback", "custom"):
-            call.states = random_states(parameters[0].device)
-            call.host_states = host_states()
+            call.states = all_states()
             # A call may fill a list, a dictionary or a cache that it is given.
             call.given = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
         self._calls.append((module, call))
@@ -357,9 +357,7 @@ class Tape:
         call: _OpenCall,
     ) -> None:
         output_axes = self._declare_outputs(layers[0], call, outputs)
-        if call.states is not None and (
-            _has_drawn(call.states, call.parameters[0].device) or call.host_states != host_states()
-        ):
+        if call.states is not None and has_drawn(call.states):
             why = "it holds parameters and draws random numbers"
             self.tracker.fail(type(module).__name__, why)
         if call.attention is not None and not self._check_attention(module, given):
@@ -610,8 +608,7 @@ class _OpenCall:
         axes: batch axis of each.
         kinds: of states that the inputs have.
         paused: whether the tracker is.
-        states: of the random generators of torch when it began, of a module that runs again.
-        host_states: of the random generators of numpy and Python.
+        states: of the random generators when it began, of a module that runs again.
         given: its detached inputs before it began, of a module that runs again.
     """
 
@@ -620,8 +617,7 @@ class _OpenCall:
     axes: Axes
     kinds: set[type]
     paused: bool = False
-    states: Sequence[Tensor] | None = None
-    host_states: tuple[Any, ...] = ()
+    states: tuple[Any, ...] | None = None
     given: tuple[Arguments, Keywords] | None = None
     attention: AttentionCall | None = None
 
@@ -651,12 +647,6 @@ def _add_call(calls: Calls, record: _Record, call: Call) -> None:
 
 def _view_of_output(x: Tensor) -> Tensor:
     return x.view_as(x) if x.requires_grad else x
-
-
-def _has_drawn(before: Sequence[Tensor], device: torch.device) -> bool:
-    """Return whether random numbers were drawn since the generators had some states."""
-    now = random_states(device)
-    return len(now) != len(before) or not are_states_equal(before, now)
 
 
 def _edge(x: Tensor, module: nn.Module) -> GradientEdge | None:

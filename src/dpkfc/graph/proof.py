@@ -23,24 +23,22 @@ from torch.utils._pytree import tree_leaves
 
 from dpkfc.graph.capture import Capture, NotCapturedError
 from dpkfc.tracking.batch_rules import (
-    RULES,
-    LostExamples,
+    DRAWS,
+    UNFILLED,
     Operation,
     arguments_of,
     rule_name,
     split_names,
 )
-from dpkfc.tracking.elementwise import pointwise
+from dpkfc.tracking.rule_application import apply_rule
 from dpkfc.tracking.states import PARAMETRIC, BatchAxis, Parametric, State, Total, Unknown
 
 P = 1_000_003
 """Stands for the number of examples in a proof."""
 
-_EMPTY = split_names("empty empty_like empty_permuted empty_strided new_empty new_empty_strided")
-_FILLS = _EMPTY | split_names(
+_FILLS = UNFILLED | split_names(
     "zeros ones full scalar_tensor zeros_like ones_like full_like new_zeros new_ones new_full"
 )
-_DRAWS = split_names("rand randn randint normal bernoulli rand_like randn_like randint_like")
 _VIEWS = split_names(
     "view _unsafe_view reshape expand permute transpose t unsqueeze squeeze slice select alias "
     "clone contiguous _to_copy lift_fresh_copy detach repeat"
@@ -88,7 +86,7 @@ class Proof:
 def fill_memory(graph: fx.Graph) -> None:
     """Fill new memory of a graph with zeros: what was there before is not part of the program."""
     for node in list(graph.nodes):
-        if isinstance(node.target, torch._ops.OpOverload) and rule_name(node.target) in _EMPTY:
+        if isinstance(node.target, torch._ops.OpOverload) and rule_name(node.target) in UNFILLED:
             with graph.inserting_after(node):
                 filled = graph.call_function(torch.ops.aten.zeros_like.default, (node,))
             node.replace_all_uses_with(filled, lambda user, filled=filled: user is not filled)
@@ -238,7 +236,7 @@ class _Prover:
         elif self._has_batch_as_number(operation):
             answer = Unknown(str(operation.function), "it computes with the number of examples")
         elif any(isinstance(x, (BatchAxis, Total)) for x in found):
-            answer = self._apply(operation)
+            answer = apply_rule(operation, has_total=any(isinstance(x, Total) for x in found))
             if PARAMETRIC in found:
                 self._note_site(node, operation, answer)
             if operation.name in _FILLS:
@@ -253,26 +251,6 @@ class _Prover:
         for x, state in zip(outputs, answer, strict=False):
             if state is not None:
                 self._states[id(x)] = state
-
-    def _apply(self, operation: Operation) -> Any:
-        rule = RULES.get(operation.name)
-        if torch.Tag.pointwise in operation.function.tags:
-            rule = pointwise
-        if operation.kwargs.get("generator") is not None:
-            return operation.lost("it draws from a generator of the program")
-        if rule is None:
-            return operation.lost("no batch rule is registered for it")
-        if any(isinstance(self._state(x), Total) for x in operation.tensors):
-            return operation.lost("a sum over the examples is used here")
-        try:
-            answer = rule(operation)
-        except LostExamples as error:
-            return error.state
-        except Exception as error:  # a rule that asks for values has none
-            return operation.lost(f"its batch rule failed: {error!r:.60}")
-        if isinstance(answer, (list, tuple)) and len(answer) < len(operation.outputs):
-            return operation.lost("its batch rule gives too few states")
-        return answer
 
     def _has_batch_as_number(self, operation: Operation) -> bool:
         """Return whether an operation computes with the number of examples as with any number."""
@@ -296,7 +274,7 @@ class _Prover:
         name = operation.name
         if name in _FILLS:
             return self._fill(operation)
-        if name in _DRAWS and operation.kwargs.get("generator") is None:
+        if name in DRAWS and operation.kwargs.get("generator") is None:
             if not operation.tensors or name.endswith("_like"):
                 return self._rows_of(operation.result)
         if name == "arange" and operation.result.shape == (P,):

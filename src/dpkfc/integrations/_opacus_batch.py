@@ -51,6 +51,7 @@ from dpkfc.public_rows import (
     unwrap_containers,
     warn_of_padding,
 )
+from dpkfc.tracking.modes import follow, modes_of
 from dpkfc.tracking.states import BatchAxis, State, Total, Unknown, example_first, one_example_a_row
 from dpkfc.tracking.tracker import Tracker
 from dpkfc.verification.check import Verdict, check_on_public_rows
@@ -301,7 +302,7 @@ class BatchRecording:
             if exact is None:
                 self.tape = Tape(model, layers, self.size, tracker=self.tracker)
                 self.tape.__enter__()
-            modes += self.tracker.modes()
+            modes += modes_of(self.tracker)
         self.thread = threading.get_ident()
         self.modes = ScriptModes(self, [*modes, _PublicDivisors(self)])
         weakref.finalize(self, _replace_backward)  # called after the set has lost the recording
@@ -826,7 +827,7 @@ def _output_axes(model: nn.Module, call: _Call) -> list[BatchAxis | None]:
             tracker = batch_tracker(model, None, 3)
             for x, axis in zip(three, call.batch_axes, strict=True):
                 tracker.set_state(x, axis)
-            with torch.no_grad(), _replicate_all(model), tracker.following():
+            with torch.no_grad(), _replicate_all(model), follow(tracker):
                 outputs_of_three = call.outputs(model, three)
             with torch.no_grad(), _replicate_all(model):
                 outputs_of_two = call.outputs(model, two)

@@ -27,6 +27,7 @@ from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.blocks import AnyBlock
 from dpkfc.linalg.norm_methods import choose_norm_method
+from dpkfc.tracking.modes import follow
 from dpkfc.tracking.states import Unknown
 
 _EXAMPLES = 4
@@ -218,7 +219,7 @@ def _capture_blocks(
     """
     tracker = batch_tracker(model, inputs, _EXAMPLES)
     tape = Tape(model, layers, _EXAMPLES, tracker=tracker, lenient=True)
-    with torch.enable_grad(), tape, tracker.following():
+    with torch.enable_grad(), tape, follow(tracker):
         # A smooth number an example, whose gradient has the shapes of any other.
         losses = logits_of(call(model, inputs)).flatten(1).float().logsumexp(1)
     failure = tape.failure(losses)

@@ -182,6 +182,14 @@ def split_names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+UNFILLED = split_names("empty empty_like empty_permuted empty_strided new_empty new_empty_strided")
+"""Memory that these return holds what was there before, which is not part of the program."""
+DRAWS = split_names(
+    "rand randn randint bernoulli uniform normal exponential random log_normal rand_like"
+    " randn_like randint_like"
+)
+
+
 @cache
 def rule_name(function: Any) -> str:
     """Return the name under which an operation is in the table."""

@@ -1,34 +1,26 @@
 """Follow the batch axis through every operation of a forward pass.
 
-So every gradient is proved to belong to one example. Two modes of torch apply the rules. The
-dispatch mode sees every ATen operation and keeps the state of every tensor: this is the proof. The
-function mode sees what Python code calls. It notes reads that leave torch, and it gives parameters
-that meet the examples a row for each of them (`gradients.tape`), which is not part of the proof.
+So every gradient is proved to belong to one example. The tracker keeps the state of every tensor.
+`modes.py` shows it the operations.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
-from traceback import walk_stack
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dpkfc.tracking.batch_rules import (
-    RULES,
-    TOTAL_RULES,
-    LostExamples,
+    DRAWS,
     Operation,
     are_places_equal,
     counts_up,
@@ -37,8 +29,9 @@ from dpkfc.tracking.batch_rules import (
     split_names,
     tensors_in,
 )
-from dpkfc.tracking.elementwise import pointwise
+from dpkfc.tracking.harmless_reads import is_harmless
 from dpkfc.tracking.lookups import is_mask
+from dpkfc.tracking.rule_application import apply_rule
 from dpkfc.tracking.states import (
     OF_EARLIER_BATCH,
     OUTSIDE_OF_LAYER,
@@ -54,51 +47,14 @@ from dpkfc.tracking.states import (
 )
 
 _READS = split_names("_local_scalar_dense is_nonzero equal item allclose")
-_LEAVES_TORCH = split_names(
-    "numpy tolist __array__ __dlpack__ untyped_storage storage data_ptr __reduce_ex__ "
-    "__deepcopy__ __repr__ __format__ apply_ map_ map2_ _typed_storage"
-)
-_WRITES_VALUES = split_names("apply_ map_ map2_")
-_CREATES = split_names("tensor as_tensor from_numpy asarray frombuffer from_dlpack new_tensor")
 # Operations in place whose result does not depend on the old values.
 _OVERWRITES = split_names(
     "copy fill zero normal uniform random exponential bernoulli cauchy geometric "
     "log_normal _foreach_copy _foreach_zero"
 )
-# Memory that these return holds what was there before, which is not part of the program.
-_UNFILLED = frozenset(
-    (
-        torch.ops.aten.empty.memory_format,
-        torch.ops.aten.empty_like.default,
-        torch.ops.aten.empty_permuted.default,
-        torch.ops.aten.empty_strided.default,
-        torch.ops.aten.new_empty.default,
-        torch.ops.aten.new_empty_strided.default,
-    )
-)
 # Finds names of operations whose results have private shapes, beside those that torch marks.
 _HAVE_OTHER_SHAPES = re.compile("to_sparse|_pack_padded|_pad_packed")
-# Python modules between a use of `grad_fn` and the code that asked for it.
-_PASS_ON_GRADIENTS = (__name__, "torch.autograd.graph", "torch.overrides", "torch.utils._device")
 _MEETS_RUNNING_STATISTICS = split_names("native_batch_norm cudnn_batch_norm miopen_batch_norm")
-_DRAWS = split_names(
-    "rand randn randint bernoulli uniform normal exponential random log_normal rand_like"
-    " randn_like randint_like"
-)
-# Functions whose branches on values only choose between forms with equal results, or only check
-# values.
-_HARMLESS_READS = frozenset(
-    {
-        ("transformers.masking_utils", "_ignore_causal_mask_sdpa"),
-        ("transformers.masking_utils", "_ignore_bidirectional_mask_sdpa"),
-        ("transformers.masking_utils", "find_packed_sequence_indices"),
-        ("transformers.modeling_attn_mask_utils", "_ignore_causal_mask_sdpa"),
-        ("transformers.modeling_attn_mask_utils", "_prepare_4d_attention_mask_for_sdpa"),
-        ("transformers.modeling_utils", "warn_if_padding_and_no_attention_mask"),
-        ("torch.nn.functional", "multi_head_attention_forward"),
-        (__name__, "_call_one_hot"),
-    }
-)
 
 
 class UnknownOperation(ValueError):
@@ -137,6 +93,8 @@ class Tracker:
         failure: the first reason why the pass is not proved, or None.
         altered: the first of them that does more than read values, or None.
         is_opaque: the batch holds values that are not tensors.
+        pauses: how often following was stopped and not taken up again.
+        open_calls: calls of functions of torch that run now.
         call: calls a function of torch in the place of the function mode; None calls it as it is.
         read: ids of the declared parameters that were read outside of a layer that covers them.
     """
@@ -162,8 +120,8 @@ class Tracker:
         self._interiors: list[list[int]] = []
         self._rewritten: dict[int, Unknown] = {}
         self._aliases: dict[int, int] = {}
-        self._paused = 0
-        self._calls = 0
+        self.pauses = 0
+        self.open_calls = 0
 
     # -- states ------------------------------------------------------------------------------------
 
@@ -231,7 +189,7 @@ class Tracker:
         for table in (self._states, self._references, self._rewritten, self._aliases):
             table.pop(reference.key, None)
 
-    def _note_alias(self, x: Tensor) -> None:
+    def note_alias(self, x: Tensor) -> None:
         """Record a tensor that aliases another without being a view of it."""
         self._remember(x)
         self._aliases[id(x)] = _memory(x)
@@ -315,23 +273,11 @@ class Tracker:
 
     def pause(self) -> None:
         """Stop following operations, inside a module whose outputs the caller declares."""
-        self._paused += 1
+        self.pauses += 1
 
     def resume(self) -> None:
         """Follow operations again."""
-        self._paused -= 1
-
-    # -- modes -------------------------------------------------------------------------------------
-
-    def modes(self) -> tuple[Any, Any]:
-        """Return the two modes that follow operations, for a caller who enters and leaves them."""
-        return _Dispatch(self), _Functions(self)
-
-    @contextmanager
-    def following(self) -> Iterator[None]:
-        """Follow all operations of the body."""
-        with _Dispatch(self), _Functions(self):
-            yield
+        self.pauses -= 1
 
     def values_before(
         self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -341,11 +287,11 @@ class Tracker:
         Old values can be part of the result: `table[:N].clone().add_(x)` adds the row of the place
         that an example has in the batch.
         """
-        if self._paused or not _written_arguments(function):
+        if self.pauses or not _written_arguments(function):
             return {}
         read = [*tensors_in(args)]
         operands = [*read, *tensors_in((*kwargs.values(),))]
-        if not self._is_any_private(operands):
+        if not self.is_any_private(operands):
             return {}
         targets = [*tensors_in((kwargs.get("out"),))]
         if str(function.overloadpacket.__name__).endswith("_"):
@@ -370,11 +316,11 @@ class Tracker:
         before: Mapping[int, Tensor],
     ) -> None:
         """Take note of one ATen operation that was made, and of what it has changed in place."""
-        if self._paused:
+        if self.pauses:
             return
         if function is torch.ops.aten.detach.default:
-            self._note_alias(output)
-        if function is torch.ops.aten.lift_fresh.default and not self._calls:
+            self.note_alias(output)
+        if function is torch.ops.aten.lift_fresh.default and not self.open_calls:
             why = "a tensor was made of values where no function of torch was called"
             self.set_state(output, Unknown(str(function), why))
             return
@@ -395,7 +341,7 @@ class Tracker:
                 counts_up,
             )
             self._note(operation, states)
-        elif rule_name(function) in _DRAWS and kwargs.get("generator") is None:
+        elif rule_name(function) in DRAWS and kwargs.get("generator") is None:
             self._note_draw(function, _operands(args, kwargs), output)
 
     def _states_of_operands(
@@ -468,13 +414,9 @@ class Tracker:
             why = f"a trainable parameter is used outside its layer (shapes {shapes})"
             answer = Unknown(str(function), why)
         else:
-            answer = self._apply(operation, Total in states)
+            answer = apply_rule(operation, has_total=Total in states)
         count = len(operation.outputs)
-        if not isinstance(answer, (list, tuple)):
-            return [answer] * count
-        if len(answer) < count:
-            return [Unknown(str(function), "its batch rule gives too few states")] * count
-        return answer
+        return list(answer) if isinstance(answer, (list, tuple)) else [answer] * count
 
     def _note_reads(self, operation: Operation) -> None:
         """Note an operation on the examples that shows values of them to the program."""
@@ -482,21 +424,21 @@ class Tracker:
         is_dynamic = torch.Tag.dynamic_output_shape in function.tags
         has_private_shape = is_dynamic or _HAVE_OTHER_SHAPES.search(name) is not None
         if name == "index":
-            has_private_shape = self._is_any_private(filter(is_mask, tensors_in(operation.args[1])))
+            has_private_shape = self.is_any_private(filter(is_mask, tensors_in(operation.args[1])))
         if has_private_shape:
             self.fail(function, "the shape of a tensor depends on the examples", is_read=True)
-        if name in _READS and not _is_harmless():
+        if name in _READS and not is_harmless():
             why = "the program reads a value that depends on the examples"
             self.fail(function, why, is_read=True)
 
-    def _is_any_private(self, values: Iterable[Any]) -> bool:
+    def is_any_private(self, values: Iterable[Any]) -> bool:
         """Return whether a tensor among some values depends on the examples."""
         states = map(self.state, tensors_in(values))
         return any(isinstance(state, PRIVATE) for state in states)
 
-    def _has_numbers(self, values: Sequence[Any]) -> bool:
+    def has_numbers(self, values: Sequence[Any]) -> bool:
         """Return whether tensors of the examples lie inside lists from which a tensor is made."""
-        return self._is_any_private(x for x in values if not isinstance(x, Tensor))
+        return self.is_any_private(x for x in values if not isinstance(x, Tensor))
 
     def _write_into_operands(self, operation: Operation) -> None:
         """Take note of operands that an operation writes into without returning them."""
@@ -510,29 +452,6 @@ class Tracker:
         for x in tensors_in(map(operation.argument, names)):
             if id(x) not in returned:
                 self._write(operation, x, written)
-
-    def _apply(self, operation: Operation, has_total: bool) -> Any:
-        name = operation.name
-        rule = TOTAL_RULES.get(name)
-        why = "a sum over the examples is used here"
-        if not has_total:
-            rule = RULES.get(name)
-            why = "no batch rule is registered for it"
-            if torch.Tag.pointwise in operation.function.tags:
-                rule = pointwise
-        if operation.kwargs.get("generator") is not None:
-            # Numbers of a known seed belong to places. The system seeds the generators of torch.
-            rule = None
-            why = "it draws from a generator of the program, whose numbers may be known"
-        if rule is None:
-            return operation.lost(why)
-        try:
-            return rule(operation)
-        except LostExamples as error:
-            return error.state
-        # A run must not stop where a rule meets operands that it does not expect.
-        except Exception as error:
-            return operation.lost(f"its batch rule failed: {error!r:.60}")
 
     def _write(self, operation: Operation, x: Tensor, state: State) -> None:
         """Set the state of a tensor that was written into, and of the tensor that it views."""
@@ -625,190 +544,11 @@ def _written_arguments(function: Any) -> list[str]:
     return [x.name for x in arguments if getattr(x.alias_info, "is_write", False)]
 
 
-class _Mode:
-    """What the two modes of a tracker hold; one that is off shows nothing."""
-
-    is_on = True
-
-    def __init__(self, tracker: Tracker) -> None:
-        super().__init__()
-        self._tracker = tracker
-
-    def _note_error(self, function: Any, args: Any, kwargs: Any) -> None:
-        """Note an error: the program may catch it, and go on in another way for all examples."""
-        tracker = self._tracker
-        if self.is_on and tracker._is_any_private((*args, *kwargs.values())):
-            name = getattr(function, "__name__", function)
-            why = "it raises an error, which the values of an example may decide"
-            tracker.fail(name, why, is_read=True)
-
-
-class _Dispatch(_Mode, TorchDispatchMode):
-    """Show every ATen operation to a tracker."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Return False: passes run uncompiled, and the mark would import the compiler."""
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run one operation and follow it."""
-        kwargs = kwargs or {}
-        if not self.is_on:
-            return func(*args, **kwargs)
-        with torch._C.DisableTorchFunction():
-            before = self._tracker.values_before(func, args, kwargs)
-        try:
-            output = func(*args, **kwargs)
-        except Exception:
-            self._note_error(func, args, kwargs)
-            raise
-        if func in _UNFILLED:
-            torch.ops.aten.zero_.default(output)
-        with torch._C.DisableTorchFunction():
-            self._tracker.follow(func, args, kwargs, output, before)
-        return output
-
-
-class _Functions(_Mode, TorchFunctionMode):
-    """Show what Python code calls to a tracker."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run one function of torch."""
-        kwargs = kwargs or {}
-        self._tracker._calls += 1
-        try:
-            return self._call(func, args, kwargs)
-        except Exception:
-            self._note_error(func, args, kwargs)
-            raise
-        finally:
-            self._tracker._calls -= 1
-
-    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        tracker = self._tracker
-        if tracker._paused or not self.is_on:
-            return func(*args, **kwargs)
-        name = getattr(func, "__name__", "")
-        if name in ("__get__", "__set__"):
-            attribute = getattr(getattr(func, "__self__", None), "__name__", "")
-            name = f"{attribute}.{name}"
-        self._check(name, args, kwargs)
-        if name == "one_hot" and _number_of_classes(args, kwargs) > 0:
-            return _call_one_hot(func, args, kwargs)
-        call = tracker.call
-        if call is None or not torch.is_grad_enabled():
-            result = func(*args, **kwargs)
-        else:
-            result = call(func, args, kwargs)
-        note = _NOTES_OF_RESULTS.get(name)
-        if note is not None:
-            note(tracker, name, [*args, *kwargs.values()], result)
-        return result
-
-    def _check(self, name: str, args: Any, kwargs: Any) -> None:
-        """Note a call that moves values, or changes gradients, where no operation is seen."""
-        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        if hooks is not None and not _is_of_torch(getattr(hooks[0], "__module__", "")):
-            why = "a hook may change what the backward pass reads"
-            self._tracker.fail("saved_tensors_hooks", why)
-        check = _CHECKS_OF_CALLS.get(name)
-        if check is not None:
-            check(self._tracker, name, [*args, *kwargs.values()])
-
-
-def _check_values(tracker: Tracker, name: str, values: Sequence[Any]) -> None:
-    if tracker._is_any_private(values) and not _is_harmless():
-        why = "values that depend on the examples leave torch"
-        tracker.fail(f"Tensor.{name}", why, is_read=name not in _WRITES_VALUES)
-
-
-def _check_lists(tracker: Tracker, name: str, values: Sequence[Any]) -> None:
-    given = values[1:]
-    # A tuple of indices holds tensors, which are followed; a tuple of numbers becomes a tensor.
-    if name != "new" and type(values[1]) is tuple:
-        given = values[1]
-    if tracker._has_numbers(given):
-        why = "a list of values that depend on the examples becomes a tensor"
-        tracker.fail(f"Tensor.{name}", why)
-
-
-def _check_hook(tracker: Tracker, name: str, values: Sequence[Any]) -> None:
-    # The hooks of FSDP2 gather parameters and return the gradient as it is.
-    if tracker._is_any_private(values):
-        if not str(values[1].__module__).startswith("torch.distributed.fsdp."):
-            why = "a hook may change the gradients of the examples"
-            tracker.fail("Tensor.register_hook", why)
-
-
-def _check_graph(tracker: Tracker, name: str, values: Sequence[Any]) -> None:
-    if tracker._is_any_private(values):
-        frames = walk_stack(sys._getframe(1))
-        callers = (frame.f_globals.get("__name__", "") for frame, _ in frames)
-        if not _is_of_torch(next(x for x in callers if x not in _PASS_ON_GRADIENTS)):
-            why = "a hook may change the gradients of the examples"
-            tracker.fail("Tensor.grad_fn", why)
-
-
-def _check_data(tracker: Tracker, name: str, values: Sequence[Any]) -> None:
-    if tracker._is_any_private(values[1:]):
-        tracker.fail("Tensor.data", "the examples are written into a tensor by .data")
-
-
-def _note_data(tracker: Tracker, name: str, values: Sequence[Any], result: Tensor) -> None:
-    tracker.set_state(result, tracker.state(values[0]))
-    tracker._note_alias(result)
-
-
-def _note_created(tracker: Tracker, name: str, values: Sequence[Any], result: Tensor) -> None:
-    if tracker.is_opaque or tracker._has_numbers(values):
-        tracker.set_state(result, Unknown(f"torch.{name}", "a tensor was made of single values"))
-
-
-_NOTES_OF_RESULTS = {"data.__get__": _note_data, **dict.fromkeys(_CREATES, _note_created)}
-# By name, a call that is checked before it is made.
-_CHECKS_OF_CALLS: dict[str, Callable[[Tracker, str, Sequence[Any]], None]] = {
-    **dict.fromkeys(_LEAVES_TORCH, _check_values),
-    **dict.fromkeys(("__getitem__", "__setitem__", "new"), _check_lists),
-    "register_hook": _check_hook,
-    "grad_fn.__get__": _check_graph,
-    "data.__set__": _check_data,
-}
-
-
-def _is_of_torch(module: str) -> bool:
-    """Return whether a Python module belongs to torch, or to this library."""
-    return module.partition(".")[0] in ("torch", "dpkfc")
-
-
-def _call_one_hot(func: Any, args: Any, kwargs: Any) -> Any:
-    """Call `one_hot` with a number of classes; it reads values only to check them."""
-    return func(*args, **kwargs)
-
-
-def _number_of_classes(args: Any, kwargs: Any) -> int:
-    if len(args) > 1:
-        return int(args[1])
-    return int(kwargs.get("num_classes", -1))
-
-
 def _memory(x: Tensor) -> int:
     """Return a number that is the same for all tensors that share their memory."""
     if x.layout is torch.strided:
         return int(x.untyped_storage()._cdata)
     return id(x)
-
-
-def _is_harmless() -> bool:
-    """Return whether a listed function reads the value; its branches give one result."""
-    for frame, _ in walk_stack(sys._getframe(1)):
-        module = frame.f_globals.get("__name__", "")
-        if (module, frame.f_code.co_name) in _HARMLESS_READS:
-            return True
-        # a user's function reads what it wants
-        if not (_is_of_torch(module) or module.startswith("transformers.")):
-            return False
-    return False
 
 
 def _operands(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:

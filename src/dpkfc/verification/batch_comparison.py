@@ -85,7 +85,7 @@ def check_neighbours(
             after them get.
     """
     size = size_apart(rows.records, size)
-    restart = restarter(passes.device)
+    restart = restarter()
 
     def run_pass(indices: list[int], kept: list[int], scale: float = 1.0) -> tuple[Tensor, Tensor]:
         restart()

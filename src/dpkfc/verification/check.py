@@ -30,7 +30,7 @@ from dpkfc.gradients.model_checks import check_finite
 from dpkfc.gradients.state_check import check_memory, checked_state
 from dpkfc.memory import is_out_of_memory
 from dpkfc.public_rows import Attempts, PublicRows
-from dpkfc.rng_state import host_states, preserve_generators, seed_generators
+from dpkfc.rng_state import all_states, has_drawn, preserve_generators, seed_generators
 from dpkfc.tracking.states import Unknown
 from dpkfc.tracking.tracker import UnknownOperation, forget_batches
 from dpkfc.verification.accepted_rows import accept_rows
@@ -199,9 +199,9 @@ def _compare(
     """
     with ConstantNumbers():
         # numpy and random draw different numbers for a batch of another size.
-        before = host_states()
+        before = all_states()
         is_repeatable = passes.is_repeatable(make_batch, restarted=False)
-        is_drawn = host_states() != before
+        is_drawn = has_drawn(before, of_torch=False)
         are_constant = is_repeatable and not is_drawn
         if are_constant:
             check_sizes(passes, rows, failure)
@@ -246,7 +246,7 @@ def _check_memory(passes: PublicPasses, rows: PublicRows) -> None:
     pairs = [(0, 1), *((i, i) for i in few)]
     batches = [rows.batch(pair) for pair in pairs]
     losses = partial(passes.losses, size=2)
-    check_memory(passes.model, passes.state, losses, batches, passes.device)
+    check_memory(passes.model, passes.state, losses, batches)
 
 
 def _unknown_operation(failure: Unknown) -> UnknownOperation:

@@ -80,7 +80,7 @@ class PublicPasses:
             make_batch: makes the batch of each pass.
             restarted: begin both with the same state of the global generators.
         """
-        restart = restarter(self.device)
+        restart = restarter()
         passes = []
         with ConstantNumbers():
             for _ in range(2):

@@ -51,7 +51,7 @@ def _check_rows(
     Returns:
         Whether two batches of the same records agree, so that batches can be compared.
     """
-    restart = restarter(passes.device)
+    restart = restarter()
     every = list(range(size))
 
     def make_tensors(indices: Sequence[int]) -> list[Tensor]:

@@ -38,7 +38,7 @@ def check_tape(passes: PublicPasses, rows: PublicRows, size: int, *, alone: bool
         The first module that computes something else when it runs again, as one that fills a
         cache does, or None.
     """
-    restart = restarter(passes.device)
+    restart = restarter()
     steps = torch.arange(1, size + 1, dtype=torch.float64, device=passes.device)
     weights = 0.5 + torch.frac(0.618 * steps)
     restart()

@@ -1,0 +1,42 @@
+"""What the rule of an operation says of its outputs, whoever follows the operation."""
+
+from __future__ import annotations
+
+import torch
+
+from dpkfc.tracking.batch_rules import RULES, TOTAL_RULES, Answer, LostExamples, Operation
+from dpkfc.tracking.elementwise import pointwise
+from dpkfc.tracking.states import Unknown
+
+
+def apply_rule(operation: Operation, *, has_total: bool) -> Answer:
+    """Return the states of the outputs, unknown where no rule can follow the examples.
+
+    Args:
+        operation: with operands that have a batch axis or are totals.
+        has_total: whether one is a total.
+    """
+    rule = TOTAL_RULES.get(operation.name)
+    why = "a sum over the examples is used here"
+    if not has_total:
+        rule = RULES.get(operation.name)
+        why = "no batch rule is registered for it"
+        if torch.Tag.pointwise in operation.function.tags:
+            rule = pointwise
+    if operation.kwargs.get("generator") is not None:
+        # Numbers of a known seed belong to places. The system seeds the generators of torch.
+        return operation.lost(
+            "it draws from a generator of the program, whose numbers may be known"
+        )
+    if rule is None:
+        return operation.lost(why)
+    try:
+        answer = rule(operation)
+    except LostExamples as error:
+        return error.state
+    # A run must not stop where a rule meets operands that it does not expect.
+    except Exception as error:
+        return operation.lost(f"its batch rule failed: {error!r:.60}")
+    if isinstance(answer, (list, tuple)) and len(answer) < len(operation.outputs):
+        return Unknown(str(operation.function), "its batch rule gives too few states")
+    return answer
