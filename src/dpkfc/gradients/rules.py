@@ -250,27 +250,29 @@ def _embedding(layer: Layer, call: Call, batch_size: int) -> Lookup:
 
 
 def _tied(layer: Layer, calls: Sequence[Call], batch_size: int) -> Tied:
-    """Return the uses of one weight `[V, d]` as an embedding and as a linear layer.
-
-    Either use may be missing in a forward pass.
-    """
-    lookups: list[Lookup] = []
-    outers: list[Outer] = []
+    lookups: list[Any] = []
+    outers: list[Any] = []
     for call in calls:
         if isinstance(call.module, nn.Embedding):
             lookups.append(_embedding(layer, call, batch_size))
         else:
             outers.append(_linear(layer, call, batch_size))
+    return tie_uses(layer, lookups, outers, batch_size)
+
+
+def tie_uses(layer: Layer, lookups: list[Any], outers: list[Any], batch_size: int) -> Tied:
+    """Return the uses of one weight `[V, d]` as an embedding and as a linear layer.
+
+    Either use may be missing in a forward pass.
+    """
     rows, d = layer.tensor("weight").shape
-    like = calls[0].gradient
+    like = [*lookups, *outers][0].b
     no_features = like.new_zeros(batch_size, 0, d)
-    if not lookups:
-        no_ids = like.new_zeros(batch_size, 0, dtype=torch.long)
-        lookups.append(Lookup(no_ids, no_features, rows))
-    if not outers:
-        no_outputs = like.new_zeros(batch_size, 0, rows)
-        outers.append(Outer(no_features, no_outputs))
-    return Tied(_join(lookups), _join(outers))
+    no_ids = like.new_zeros(batch_size, 0, dtype=torch.long)
+    no_outputs = like.new_zeros(batch_size, 0, rows)
+    lookup: Any = join_uses(lookups or [Lookup(no_ids, no_features, rows)])
+    outer: Any = join_uses(outers or [Outer(no_features, no_outputs)])
+    return Tied(lookup, outer)
 
 
 def _norm(layer: Layer, call: Call, batch_size: int) -> PerExample:

@@ -40,6 +40,15 @@ _TRAILING = {**dict.fromkeys(_ELEMENTWISE, 0), **dict.fromkeys(_BATCHED_PRODUCTS
 _TRANSPOSING = split_names("t T mT transpose swapaxes permute")
 
 
+def sum_copies(gradient: Tensor, axis: BatchAxis, size: int, shape: Sequence[int]) -> Tensor:
+    """Return gradients `[N, *shape]` of a tensor from those of a view with a copy a place."""
+    rows = example_first(gradient, axis, size)
+    if axis.extra_dims:
+        first = axis.dim + 1
+        rows = rows.sum([*range(first, first + axis.extra_dims)])
+    return rows.reshape(size, *shape)
+
+
 @dataclass(frozen=True)
 class SharedTensorUse:
     """A place where a shared tensor got a row for each example.
@@ -58,13 +67,7 @@ class SharedTensorUse:
 
     def gradients(self, gradient: Tensor, size: int) -> Tensor:
         """Return gradients `[N, *source.shape]` from the gradient of the view."""
-        axis = self.axis
-        rows = example_first(gradient, axis, size)
-        if axis.extra_dims:
-            first = axis.dim + 1
-            copies = list(range(first, first + axis.extra_dims))
-            rows = rows.sum(copies)
-        return rows.reshape(size, *self.source.shape)
+        return sum_copies(gradient, self.axis, size, self.source.shape)
 
 
 @dataclass(frozen=True)

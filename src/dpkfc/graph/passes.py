@@ -19,10 +19,12 @@ from dpkfc.distributed.fsdp import trainable_tensors
 from dpkfc.gradients.autograd_graph import pull_rows
 from dpkfc.gradients.layer_matrices import add_blocks
 from dpkfc.gradients.layers import Calls, Layer
+from dpkfc.gradients.rules import tie_uses
 from dpkfc.graph.capture import Capture, FrontEnd, NotCapturedError
+from dpkfc.graph.planner import Planner
 from dpkfc.graph.proof import fill_memory, prove
-from dpkfc.graph.sites import AnySite, Convolution, Embedding, Operand, Pass, Planner, Product
-from dpkfc.linalg.blocks import Lookup, Outer, Tied, join_uses
+from dpkfc.graph.sites import AnySite, Convolution, Embedding, Operand, Pass, Product
+from dpkfc.linalg.blocks import join_uses
 from dpkfc.linalg.metric import NamedTensors
 from dpkfc.tracking.states import Unknown
 
@@ -222,7 +224,9 @@ class GraphPasses:
 def _block(layer: Layer, sites: Sequence[Any], run: Pass) -> Any:
     """Return the block of a layer, all its uses joined."""
     if layer.rule == "tied":
-        return _tied(layer, sites, run)
+        lookups = [x.lookup(run) for x in sites if isinstance(x, Embedding)]
+        outers = [x.outer(run, has_bias=False) for x in sites if isinstance(x, Product)]
+        return tie_uses(layer, lookups, outers, run.size)
     has_weight, has_bias = (role in layer.parameters for role in ("weight", "bias"))
     blocks: list[Any] = []
     for site in sites:
@@ -233,21 +237,6 @@ def _block(layer: Layer, sites: Sequence[Any], run: Pass) -> Any:
         else:
             blocks.append(site.lookup(run))
     return join_uses(blocks)
-
-
-def _tied(layer: Layer, sites: Sequence[Any], run: Pass) -> Tied:
-    lookups: list[Any] = [x.lookup(run) for x in sites if isinstance(x, Embedding)]
-    outers: list[Any] = [x.outer(run, has_bias=False) for x in sites if isinstance(x, Product)]
-    rows, d = layer.tensor("weight").shape
-    like = (lookups + outers)[0].b
-    empty = like.new_zeros(run.size, 0, d)
-    if not lookups:
-        lookups = [Lookup(like.new_zeros(run.size, 0, dtype=torch.long), empty, rows)]
-    if not outers:
-        outers = [Outer(empty, like.new_zeros(run.size, 0, rows))]
-    lookup: Any = join_uses(lookups)
-    outer: Any = join_uses(outers)
-    return Tied(lookup, outer)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -363,9 +352,7 @@ def _makes_block(layer: Layer, uses: dict[str, list[tuple[AnySite, Operand]]]) -
             return False
         if "weight" not in roles:
             return all(x.weight is None for x in sites)
-        if layer.transposed:
-            return all(x.is_transposed for x in sites)
-        return all(x.is_plain for x in sites)
+        return all(x.reads_parameter(transposed=layer.transposed) for x in sites)
     if layer.rule == "conv":
         return all(isinstance(x, Convolution) for x in sites)
     if layer.rule == "embedding":
@@ -373,7 +360,7 @@ def _makes_block(layer: Layer, uses: dict[str, list[tuple[AnySite, Operand]]]) -
     if layer.rule == "tied":
         return roles == ["weight"] and all(
             (isinstance(x, Embedding) and not x.weight.crosswise)
-            or (isinstance(x, Product) and x.is_plain)
+            or (isinstance(x, Product) and x.reads_parameter(transposed=False))
             for x in sites
         )
     return False

@@ -1,0 +1,271 @@
+"""From the sites of a proof to their kinds, and what the graph has to keep for them."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves, tree_map
+
+from dpkfc.graph.capture import Capture, NotCapturedError
+from dpkfc.graph.proof import P, Proof, Site
+from dpkfc.graph.sites import (
+    AnySite,
+    Convolution,
+    Embedding,
+    GroupNorm,
+    LayerNorm,
+    Operand,
+    Other,
+    Product,
+    Rows,
+)
+from dpkfc.tracking.batch_rules import arguments_of
+from dpkfc.tracking.states import BatchAxis
+
+
+class Planner:
+    """Makes the sites of one proof, and notes what the graph has to keep for them.
+
+    Args:
+        capture: the graph.
+        proof: of it.
+    """
+
+    def __init__(self, capture: Capture, proof: Proof) -> None:
+        self._proof = proof
+        self._names: dict[fx.Node, str] = {}
+        placeholders = capture.module.graph.find_nodes(op="placeholder")
+        for node, given in zip(placeholders, capture.inputs, strict=True):
+            if given.kind == "parameter":
+                self._names[node] = given.name
+                node.meta["parameter"] = given.name
+
+    def sites(self) -> list[AnySite]:
+        """Return the sites."""
+        found: list[AnySite] = []
+        for site in self._proof.sites:
+            found += self._site(site)
+        return found
+
+    def _operand(self, node: Any) -> Operand | None:
+        """Return an operand, None for a value that depends on no parameter."""
+        if node is None or node not in self._trained:
+            return None
+        shape = tuple(self._proof.values[node].shape)
+        source, crosswise = node, False
+        while source not in self._names:
+            target = str(source.target)
+            first = source.args[0] if source.args else None
+            same = {"aten._to_copy.default", "aten.alias.default", "aten.clone.default"}
+            crosses = {"aten.t.default", "aten.transpose.int", "aten.permute.default"}
+            if target in crosses and len(shape) == 2 and self._is_crossed(source):
+                crosswise = not crosswise
+            elif target not in same:
+                return Operand(node, None, False, shape)
+            source = first
+        return Operand(node, self._names[source], crosswise, shape)
+
+    def _is_crossed(self, node: fx.Node) -> bool:
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        x = self._proof.values[source]
+        y = self._proof.values[node]
+        return (
+            x.dim() == 2
+            and y.stride() == (x.stride(1), x.stride(0))
+            and (y.shape == (x.shape[1], x.shape[0]))
+        )
+
+    def _site(self, site: Site) -> list[AnySite]:
+        self._trained = set(site.operands)
+        results = tree_leaves([self._proof.values[x] for x in (site.node, *site.axes)])
+        if any(isinstance(x, Tensor) and x.is_complex() for x in results):
+            raise NotCapturedError(str(site.function), "it meets parameters with complex numbers")
+        name = site.function.overloadpacket.__name__
+        if "batch_norm" in name:
+            raise NotCapturedError(str(site.function), "its weights have no rule")
+        made: AnySite | None = None
+        if name in ("mm", "addmm"):
+            made = self._product(site, name)
+        elif name == "convolution":
+            made = self._convolution(site)
+        elif name == "embedding":
+            made = self._embedding(site)
+        elif name == "native_layer_norm":
+            made = self._layer_norm(site)
+        elif name == "native_group_norm":
+            made = self._group_norm(site)
+        elif name == "expand":
+            made = self._expanded(site)
+        elif site.is_pointwise:
+            return self._rows(site)
+        return [made or self._other(site)]
+
+    def _product(self, site: Site, name: str) -> Product | None:
+        arguments = _named(site)
+        addend = arguments.get("input", arguments.get("self")) if name == "addmm" else None
+        one, two = site.args[1:3] if name == "addmm" else site.args[:2]
+        scales = (arguments.get("alpha", 1), arguments.get("beta", 1))
+        both = [one in self._trained, two in self._trained]
+        axis = _first(site.outputs)
+        if scales != (1, 1) or all(both):
+            return None
+        is_left = one in site.axes
+        x = one if is_left else two
+        if x not in site.axes or (one in site.axes) == (two in site.axes):
+            return None
+        if axis.dim != (0 if is_left else 1) or site.axes[x].dim != axis.dim:
+            return None
+        bias = self._operand(addend)
+        if bias is not None and (not is_left or not _is_row(bias.shape)):
+            return None
+        weight = self._operand(two if is_left else one)
+        return Product(site.node, x, site.axes[x], axis, is_left, weight, bias)
+
+    def _convolution(self, site: Site) -> Convolution | None:
+        x, weight, bias, stride, padding, dilation, transposed, _, groups = site.args
+        if transposed or x not in site.axes:
+            return None
+        kernel = tuple(self._proof.values[weight].shape[2:])
+        settings = {"kernel": kernel, "groups": groups}
+        for key, value in (("stride", stride), ("padding", padding), ("dilation", dilation)):
+            lengths = tuple(value)
+            settings[key] = lengths * len(kernel) if len(lengths) == 1 else lengths
+        return Convolution(
+            site.node,
+            x,
+            site.axes[x],
+            _first(site.outputs),
+            self._operand(weight),
+            self._operand(bias),
+            settings,
+        )
+
+    def _embedding(self, site: Site) -> Embedding | None:
+        arguments = _named(site)
+        weight = self._operand(arguments["weight"])
+        ids = arguments["indices"]
+        padding = arguments.get("padding_idx", -1)
+        if arguments.get("scale_grad_by_freq", False):
+            raise NotCapturedError("aten.embedding.default", "scale_grad_by_freq mixes examples")
+        if weight is None or ids not in site.axes:
+            return None
+        # An index below zero means that no row is padding.
+        row = padding if padding >= 0 else None
+        axes = site.axes[ids], _first(site.outputs)
+        return Embedding(site.node, ids, *axes, weight, row)
+
+    def _layer_norm(self, site: Site) -> LayerNorm | None:
+        x, shape, weight, bias, eps = site.args
+        if x not in site.axes:
+            return None
+        output = _output(site.node, 0)
+        axis = _first(site.outputs)
+        operands = self._operand(weight), self._operand(bias)
+        return LayerNorm(output, x, axis, *operands, tuple(shape), eps)
+
+    def _group_norm(self, site: Site) -> GroupNorm | None:
+        x, weight, bias, *_ = site.args
+        if x not in site.axes or site.axes[x].dim != 0:
+            return None
+        outputs = [_output(site.node, place) for place in range(3)]
+        operands = self._operand(weight), self._operand(bias)
+        return GroupNorm(outputs[0], x, site.axes[x], outputs[1], outputs[2], *operands)
+
+    def _expanded(self, site: Site) -> Rows | None:
+        operand = self._operand(site.operands[0])
+        assert operand is not None
+        axis = _first(site.outputs)
+        shape = list(self._proof.values[site.node].shape)
+        entries = math.prod(shape) // shape[axis.dim]
+        # A repetition of other dimensions too, or of several entries, is differentiated again.
+        is_alone = entries == math.prod(operand.shape)
+        return Rows(site.node, axis, operand) if is_alone else None
+
+    def _rows(self, site: Site) -> list[AnySite]:
+        """Give every operand of an elementwise operation a row for each example."""
+        graph = site.node.graph
+        axis = _first(site.outputs)
+        found: list[AnySite] = []
+        batched, own = next(iter(site.axes.items()))
+        for node in site.operands:
+            operand = self._operand(node)
+            assert operand is not None
+            with graph.inserting_before(site.node):
+                length = graph.call_function(torch.ops.aten.sym_size.int, (batched, own.dim))
+                rows = graph.call_function(expand_rows, (node, site.rank, axis.dim, length))
+            site.node.replace_input_with(node, rows)
+            found.append(Rows(rows, axis, operand))
+        return found
+
+    def _other(self, site: Site) -> Other:
+        values = self._proof.values
+        arguments = (list(site.args), dict(site.kwargs))
+        inputs = [x for x in site.node.all_input_nodes if isinstance(values[x], Tensor)]
+        public = [x for x in inputs if x not in site.axes and x not in site.operands]
+
+        def of_one(x: Any) -> Any:
+            if isinstance(x, fx.Node):
+                if isinstance(values[x], Tensor):
+                    return x
+                x = values[x]
+            if isinstance(x, int) and not isinstance(x, bool) and x and x % P == 0:
+                return x // P
+            return x
+
+        args = tree_map(of_one, arguments, is_leaf=lambda x: isinstance(x, fx.Node))
+        has_several = isinstance(values[site.node], (list, tuple))
+        outputs = {}
+        axes = {}
+        results = values[site.node] if has_several else [values[site.node]]
+        for place, (axis, y) in enumerate(zip(site.outputs, results, strict=False)):
+            if axis is not None and y.is_floating_point():
+                outputs[place] = _output(site.node, place) if has_several else site.node
+                axes[place] = axis
+        trained = [x for x in map(self._operand, site.operands) if x is not None]
+        return Other(outputs, site.function, args, site.axes, axes, trained, public)
+
+
+def expand_rows(x: Tensor, rank: int, dim: int, length: int) -> Tensor:
+    """Return a tensor with a row for each example, as broadcasting would show it.
+
+    Args:
+        x: the tensor, of length 1 along the dimension or without it.
+        rank: dimensions of the result.
+        dim: where the examples lie.
+        length: of that dimension.
+    """
+    shape = [1] * (rank - x.dim()) + list(x.shape)
+    wide = list(shape)
+    wide[dim] = length
+    return x.reshape(shape).expand(wide)
+
+
+def _named(site: Site) -> dict[str, Any]:
+    names = list(arguments_of(site.function))
+    return {**dict(zip(names, site.args, strict=False)), **site.kwargs}
+
+
+def _first(axes: Sequence[BatchAxis | None]) -> BatchAxis:
+    axis = axes[0]
+    assert axis is not None
+    return axis
+
+
+def _is_row(shape: tuple[int, ...]) -> bool:
+    """Return whether an addend of a product has no rows of its own."""
+    return len(shape) < 2 or shape[0] == 1
+
+
+def _output(node: fx.Node, place: int) -> fx.Node:
+    """Return the node of one of several outputs."""
+    for user in node.users:
+        if user.target is operator.getitem and user.args[1] == place:
+            return user
+    with node.graph.inserting_after(node):
+        return node.graph.call_function(operator.getitem, (node, place))
