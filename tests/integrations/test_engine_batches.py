@@ -27,6 +27,7 @@ from tests.integrations.opacus_cases import (
     with_epsilon,
 )
 from tests.models import Words
+from tests.recording import Heard
 
 
 @pytest.mark.parametrize("kind", [dict, UserDict])
@@ -55,6 +56,40 @@ def test_padding_is_looked_for_in_any_mapping_and_behind_many_records_of_one_len
     with pytest.raises(ValueError, match="padded to the length of a longer one"):
         model(next(iter(batches))["ids"])
     assert engine.ledger.count == 0
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("sequence_first", [False, True])
+def test_the_check_of_a_model_takes_no_length_from_a_private_batch(
+    first: int, sequence_first: bool
+) -> None:
+    """Its passes are the same whatever the longest text of the first batch is."""
+
+    class Noted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Embedding(30, 4, padding_idx=0), nn.Linear(4, 3)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            shapes.append(tuple(ids.shape))
+            return self.head(self.table(ids).sum(0 if sequence_first else 1))
+
+    def collate(batch):
+        return pad_sequence([x for x, _ in batch], batch_first=True), torch.tensor([0] * len(batch))
+
+    noted = []
+    for longest in (21, 33):
+        shapes = Heard()
+        lengths = (4, 7, longest) * 14
+        rows = [(torch.ones(length, dtype=torch.long), 0) for length in lengths]
+        _, model, _, batches = private(
+            Noted(), data_loader=DataLoader(rows, batch_size=16, collate_fn=collate)
+        )
+        ids = next(iter(batches))[0][:, first:]
+        ids = ids.T if sequence_first else ids
+        model(ids)
+        noted.append(list(shapes)[: shapes.index(tuple(ids.shape))])
+    assert noted[0] and noted[0] == noted[1]
 
 
 # -- rows that change on their way -----------------------------------------------------------------

@@ -16,7 +16,7 @@ import math
 import textwrap
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial, wraps
@@ -30,7 +30,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
-from torch.utils.data import DataLoader
 
 from dpkfc.distributed.fsdp import trainable_tensors
 from dpkfc.gradients.autograd_graph import custom_function, depends_on, is_differentiable
@@ -46,8 +45,8 @@ from dpkfc.gradients.tape import Tape
 from dpkfc.memory import is_out_of_memory
 from dpkfc.public_rows import (
     PublicRows,
+    Template,
     draw_public_rows,
-    find_template,
     unwrap_containers,
     warn_of_padding,
 )
@@ -709,25 +708,33 @@ class _Call:
         spec: how the arguments are put together.
         axes: the batch axis of each argument, None for one without.
         size: the number of examples in the arguments.
+        lengths: of the arguments to lengths of public rows; others stay.
     """
 
     leaves: list[Any]
     spec: Any
     axes: list[BatchAxis | None]
     size: int
+    lengths: Mapping[int, int]
 
     @property
     def batch_axes(self) -> list[BatchAxis]:
-        """Return the batch axes of the arguments that have one."""
-        return [axis for axis in self.axes if axis is not None]
-
-    def record(self) -> list[Tensor]:
-        """Return what belongs to the first example. Only its types and shapes are used."""
+        """Return the batch axes of public arguments."""
         return [
-            one_example_a_row(x, axis, self.size)[0]
-            for x, axis in zip(self.leaves, self.axes, strict=True)
+            replace(axis, post=self.lengths.get(axis.post, axis.post))
+            for axis in self.axes
             if axis is not None
         ]
+
+    def record(self) -> list[Tensor]:
+        """Return zeros of the types and shapes of one public example."""
+        batched = [x for x, axis in zip(self.leaves, self.axes, strict=True) if axis is not None]
+        rows = []
+        for x, axis in zip(batched, self.batch_axes, strict=True):
+            shape = [self.lengths.get(length, length) for length in x.shape]
+            shape[axis.dim] = axis.length(1)
+            rows.append(x.new_zeros(shape))
+        return rows
 
     def collate(self, records: Sequence[list[Tensor]]) -> list[Tensor]:
         """Return the batched arguments of some examples."""
@@ -776,6 +783,7 @@ def check_model(
     args: Any,
     kwargs: Any,
     tracker: Tracker,
+    lengths: Sequence[Mapping[int, int]],
     *,
     expected: int,
     strict: bool,
@@ -788,6 +796,7 @@ def check_model(
         args: the arguments of a call by the script. Only types and shapes are read.
         kwargs: the keyword arguments of that call.
         tracker: knows where the arguments have the batch.
+        lengths: from `find_public_lengths`. The first with which the model runs are used.
         expected: the rows of a logical batch.
         strict: raise where an operation has no batch rule.
 
@@ -800,18 +809,58 @@ def check_model(
     leaves, spec = tree_flatten((args, kwargs))
     for state in map(tracker.state, tensors_of(leaves)):
         if isinstance(state, Unknown):
-            return Verdict(operation=state)
+            # The shapes are those of a private batch.
+            return Verdict(replace(state, reason=state.reason.partition(" (shapes")[0]))
     axes = [tracker.axis(x) if isinstance(x, Tensor) else None for x in leaves]
     if not any(axes):
         raise ValueError(_NO_BATCH)
-    call = _Call(leaves, spec, axes, tracker.size)
-    output_axes = _output_axes(model, call)
+    for own_lengths in lengths:
+        call = _Call(leaves, spec, axes, tracker.size, own_lengths)
+        output_axes = _output_axes(model, call)
+        if output_axes:
+            break
 
     def losses(net: nn.Module, rows: list[Tensor]) -> Tensor:
         return _project(call.outputs(net, rows), output_axes, call.count(rows))
 
     attempts = [partial(call.public_rows, integers) for integers in ("tokens", "bits", "ones")]
     return check_on_public_rows(model, layers, losses, attempts, expected=expected, strict=strict)
+
+
+def find_public_lengths(
+    batch: Any, template: Template, collate: Callable[[Any], Any]
+) -> list[Mapping[int, int]]:
+    """Return maps from lengths of a batch that follow its records to public lengths.
+
+    The longest record of a batch is private. A script may call its model with one position less or
+    more than the batch has.
+
+    Args:
+        batch: what the loader has yielded; only its shapes are read.
+        template: of the data set.
+        collate: of the loader.
+
+    Returns:
+        One map for each public length to try; an empty one where no length follows the records.
+    """
+    shapes = []
+    for prototype in template.prototypes:
+        # A collate function may refuse records of some length.
+        with suppress(Exception):
+            rows = draw_public_rows(prototype, 2, collate, "tokens").batch(range(2))
+            shapes.append([x.shape for x in tensors_of(unwrap_containers(rows))])
+    own = [x.shape for x in tensors_of(unwrap_containers(batch))]
+    ranks = list(map(len, own))
+    shapes = [x for x in shapes if list(map(len, x)) == ranks]
+    places = [(i, dim) for i, rank in enumerate(ranks) for dim in range(1, rank)]
+    varied = [(i, dim) for i, dim in places if len({x[i][dim] for x in shapes}) > 1]
+    maps: list[Mapping[int, int]] = []
+    for public in shapes:
+        lengths = {}
+        for step in (-1, 1, 0):
+            lengths |= {own[i][dim] + step: public[i][dim] + step for i, dim in varied}
+        maps.append(lengths)
+    return maps or [{}]
 
 
 def _output_axes(model: nn.Module, call: _Call) -> list[BatchAxis | None]:
@@ -878,7 +927,12 @@ def _project(outputs: Sequence[Tensor], axes: Sequence[BatchAxis | None], size: 
 
 
 def check_padding(
-    model: nn.Module, args: Any, kwargs: Any, batch: Any, source: DataLoader[Any]
+    model: nn.Module,
+    args: Any,
+    kwargs: Any,
+    batch: Any,
+    template: Template,
+    collate: Callable[[Any], Any],
 ) -> None:
     """Check on public records that outputs for a short record do not depend on its padding.
 
@@ -887,7 +941,8 @@ def check_padding(
         args: the arguments of a call by the script.
         kwargs: the keyword arguments of that call.
         batch: what the loader has yielded.
-        source: the script's own loader. A longer record in a batch makes it pad shorter ones.
+        template: of the data set.
+        collate: of the loader. A longer record in a batch makes it pad shorter ones.
 
     Raises:
         ValueError: the outputs depend on the padding.
@@ -895,9 +950,7 @@ def check_padding(
     leaves, spec = tree_flatten((args, kwargs))
     matches = _match_leaves(leaves, tree_leaves(unwrap_containers(batch)))
     padded = _PaddedCall(model, leaves, spec, matches)
-    template = find_template(source.dataset)
-    template.warn(stacklevel=5)
-    for make_rows in template.attempts(source.collate_fn, torch.device("cpu")):
+    for make_rows in template.attempts(collate, torch.device("cpu")):
         is_different = make_rows(0).depends_on_padding(padded.agree)
         if is_different:
             raise ValueError(

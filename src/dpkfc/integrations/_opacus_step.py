@@ -47,12 +47,14 @@ from dpkfc.integrations._opacus_batch import (
     PhysicalBatch,
     check_model,
     check_padding,
+    find_public_lengths,
 )
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.budget import Receipt
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum
+from dpkfc.public_rows import find_template
 from dpkfc.release_pipeline import ReleasePipeline, set_gradients
 from dpkfc.rng_state import preserve_generators, renew
 from dpkfc.tensors import copy_tensors
@@ -323,16 +325,20 @@ class PrivateStep:
                 preserve_generators(),
                 forget_batches(),
             ):
+                batch, collate = recording.batch, self._source.collate_fn
+                template = find_template(self._source.dataset)
+                template.warn(stacklevel=4)
                 verdict = check_model(
                     self.model,
                     self.layers,
                     args,
                     kwargs,
                     recording.tracker,
+                    find_public_lengths(batch, template, collate),
                     expected=self.plan.config.expected_rows,
                     strict=self._verify == "strict",
                 )
-                check_padding(self.model, args, kwargs, recording.batch, self._source)
+                check_padding(self.model, args, kwargs, batch, template, collate)
         finally:
             self._is_running_model = False
         self._verify = False
