@@ -41,7 +41,7 @@ _TRANSPOSING = split_names("t T mT transpose swapaxes permute")
 
 
 def sum_copies(gradient: Tensor, axis: BatchAxis, size: int, shape: Sequence[int]) -> Tensor:
-    """Return gradients `[N, *shape]` of a tensor from those of a view with a copy a place."""
+    """Return gradients `[N, *shape]` of a tensor from the gradient of a view with its copies."""
     rows = example_first(gradient, axis, size)
     if axis.extra_dims:
         first = axis.dim + 1

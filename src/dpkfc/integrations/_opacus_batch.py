@@ -809,7 +809,7 @@ def check_model(
     leaves, spec = tree_flatten((args, kwargs))
     for state in map(tracker.state, tensors_of(leaves)):
         if isinstance(state, Unknown):
-            # The shapes are those of a private batch.
+            # A private batch has these shapes.
             return Verdict(replace(state, reason=state.reason.partition(" (shapes")[0]))
     axes = [tracker.axis(x) if isinstance(x, Tensor) else None for x in leaves]
     if not any(axes):

@@ -1,6 +1,6 @@
 """What Python code calls that no ATen operation shows: reads, hooks, tensors made of values.
 
-Each check or note is of one kind of call. None of them changes what is computed.
+Each check or note is of one kind of call, and changes nothing that is computed.
 """
 
 from __future__ import annotations
