@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from dpkfc.audit import contributions, noise_tests, replay, sampler_tests, step
+from dpkfc.audit import changes, noise_tests, replay, sampler_tests, step
 from tests.injected_bugs.subjects import select
 
 CANARIES = ("as it is", "loss × 1e4", "loss × -1e4", "NaN", "stretched")
@@ -16,7 +16,7 @@ def make_audit_quick(patched: pytest.MonkeyPatch) -> None:
     """Leave every check in place, with a few canaries, batches and releases each."""
     make_statistics_quick(patched)
     prepare = step.prepare_canaries
-    for module in (contributions, replay):
+    for module in (changes, replay):
         patched.setattr(module, "SIZES", (0, 2))
     patched.setattr(step, "prepare_canaries", lambda subject: select(prepare(subject), *CANARIES))
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from dpkfc.audit.contributions import check_batch_sizes, random_sizes
+from dpkfc.audit.batch_sizes import check_batch_sizes, random_sizes
 from dpkfc.audit.findings import select_failed
 from dpkfc.audit.low_bits import check_low_bits
 from dpkfc.audit.replay import World, _neighbouring_pairs

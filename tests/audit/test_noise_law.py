@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from dpkfc.audit import noise_tests as law
 from dpkfc.audit.findings import select_failed
-from dpkfc.audit.noise_tests import LOST_STEPS, check_noise, judge_noise, standardize
+from dpkfc.audit.noise_samples import judge_noise
+from dpkfc.audit.noise_tests import LOST_STEPS, check_noise, standardize
 from dpkfc.privacy.mechanism import Released
 from tests.audit.sizes import size
 from tests.injected_bugs.subjects import vectors
@@ -102,7 +103,7 @@ def test_releases_are_drawn_across_a_crash_and_its_resume(monkeypatch: pytest.Mo
     them.
     """
     seen: list[int] = []
-    real = law.judge_noise
+    real = judge_noise
 
     def judged(releases: list[Releases], parts: dict[str, int], rate: float) -> object:
         seen.extend([len(releases), releases[0].size, sum(parts.values())])

@@ -11,14 +11,14 @@ import pytest
 from numpy.typing import NDArray
 
 from dpkfc.audit.findings import Finding, select_failed
-from dpkfc.audit.noise_tests import (
+from dpkfc.audit.noise_samples import (
     check_granularity,
     check_repeats,
-    check_run_noise,
     check_tails,
     check_windows,
     collision_rate,
 )
+from dpkfc.audit.noise_tests import check_run_noise
 from dpkfc.privacy.rng import NoiseStream
 from tests.audit.sizes import size
 from tests.injected_bugs.subjects import STEPS, vectors

@@ -17,7 +17,7 @@ import torch.multiprocessing as mp
 
 from dpkfc.audit.findings import Finding, select_failed
 from dpkfc.audit.harness import Subject, open_session, script_plan
-from dpkfc.audit.noise_tests import judge_noise
+from dpkfc.audit.noise_samples import judge_noise
 from dpkfc.audit.replay import SEED, distance
 from dpkfc.distributed.context import DistributedContext
 from dpkfc.privacy.mechanism import release

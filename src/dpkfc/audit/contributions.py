@@ -1,118 +1,24 @@
-"""Measure under frozen noise what single examples add to a sum."""
+"""Measure what single examples add to a sum.
+
+What an example adds to a sum does not depend on the other examples of the batch. The sum is one
+over examples, each clipped by itself. So a canary must add the same to a batch of others as to a
+batch of examples without a loss, up to the rounding of the sum. This is sharper than the bound on
+the distance. A neighbour that moves the norms of others by a hundredth stays inside that bound
+for most pairs, and shows here for each. (Examples are a slack that follows the longest example of
+a batch, or a precision that follows the largest number.)
+
+All four batches of a comparison have as many rows, so the forward pass takes the same kernels.
+"""
 
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
-import torch
-
+from dpkfc.audit.changes import release_changes
 from dpkfc.audit.findings import Finding
-from dpkfc.audit.harness import Progress, Subject, coarsest_spacing, ignore_progress
-from dpkfc.audit.replay import (
-    SIZES,
-    Batches,
-    Replay,
-    Sums,
-    World,
-    Worst,
-    distance,
-    first_units,
-    insert_unit,
-    resolution,
-    subtract,
-    three_places,
-)
+from dpkfc.audit.harness import Progress, Subject, ignore_progress
+from dpkfc.audit.replay import Replay, Worst, distance, first_units, insert_unit, three_places
 from dpkfc.audit.step_canaries import Canaries
-from dpkfc.federated.sums import total_norm
-
-# Units of rounding by which a contribution may follow the order of summation.
-ROUNDING = 2.0**13
-
-
-@dataclass(frozen=True)
-class _Change:
-    """The difference of two releases under frozen noise, in units of the sensitivity.
-
-    Attributes:
-        sums: the difference, by parameter.
-        rounding: relative spacing of the coarsest type of the release.
-        resolution: how far rounding may move a release.
-    """
-
-    sums: Sums
-    rounding: float
-    resolution: float
-
-    def tolerance_of_shares(self) -> float:
-        """Return the tolerance of one contribution among others."""
-        return ROUNDING * self.rounding + 2 * self.resolution
-
-    def tolerance_of_equal_sizes(self, rows: int) -> float:
-        """Return the tolerance of batches that have the same number of rows."""
-        return 1e-5 + 4 * rows * self.rounding + 3 * self.resolution
-
-    def tolerance_of_sizes(self, rows: int) -> float:
-        """Return the tolerance of batches of different sizes.
-
-        Their passes may take different kernels, which round each contribution differently.
-        """
-        factor = max(1.0, rows / max(SIZES))
-        return factor * (ROUNDING * self.rounding + 3 * self.resolution)
-
-
-def _release_changes(
-    subject: Subject,
-    canaries: Canaries,
-    script: Batches,
-    other_script: Batches,
-    departures: Replay,
-) -> Iterator[_Change | None]:
-    """Yield by how much each batch of the second script differs from the first script's batch.
-
-    Weights and metric are constant. Every batch has the same random numbers (augmentation).
-
-    Args:
-        subject: what is audited.
-        canaries: among its examples.
-        script: units of every batch.
-        other_script: units of as many other batches.
-        departures: takes the steps that made no release, for which None is yielded.
-    """
-    state = torch.get_rng_state()
-    with (
-        World(subject, canaries, script, still=True) as one,
-        World(subject, canaries, other_script, still=True) as other,
-    ):
-        plan = one.session.plan
-        unit = plan.expected_batch_size / plan.sensitivity
-        for _ in script:
-            torch.set_rng_state(state)
-            release = one.step("", departures)
-            torch.set_rng_state(state)
-            other_release = other.step("", departures)
-            if release is None or other_release is None:
-                yield None
-                continue
-            before = release.gradients
-            changes = subtract(other_release.gradients, before)
-            sums = {name: unit * x for name, x in changes.items()}
-            rounding = coarsest_spacing(before.values())
-            yield _Change(sums, rounding, resolution(plan, before))
-
-
-# -- contributions ---------------------------------------------------------------------------------
-#
-# What an example adds to a sum does not depend on the other examples of the batch. The sum is one
-# over examples, each clipped by itself. So a canary must add the same to a batch of others as to a
-# batch of examples without a loss, up to the rounding of the sum. This is sharper than the bound on
-# the distance. A neighbour that moves the norms of others by a hundredth stays inside that bound
-# for most pairs, and shows here for each. (Examples are a slack that follows the longest example of
-# a batch, or a precision that follows the largest number.)
-#
-# All four batches of a comparison have as many rows, so the forward pass takes the same kernels.
 
 OTHERS = 16  # in a batch
 
@@ -144,7 +50,7 @@ def check_contributions(
             without.append(insert_unit(company, place, silent))
             with_it.append(insert_unit(company, place, subject.size + number))
     result = Worst()
-    changes = _release_changes(subject, canaries, without, with_it, Replay())
+    changes = release_changes(subject, canaries, without, with_it, Replay())
     for k, number in enumerate(numbers):
         alone = next(changes)
         among_others = next(changes)
@@ -163,166 +69,3 @@ def check_contributions(
         detail=f"what each of {len(numbers)} canaries adds next to {len(others)} others, "
         f"against what it adds next to nobody; worst: {result.where}",
     )
-
-
-# -- batch sizes -----------------------------------------------------------------------------------
-#
-# Batches have random sizes up to twice the expected one, and one of more than 127 rows. A release
-# is (sum of clipped contributions + noise) / expected batch size. Under frozen noise three
-# properties follow for every size of a batch:
-#
-#     a batch whose examples have no loss is released as the empty batch is, to the last bit
-#     the contributions of the two halves of a batch add up to the contribution of the batch
-#     an example moves the release by the sensitivity at most, in any row
-#
-# The first property shows a divisor, a noise scale, or bits of the release that follow the realised
-# size. The second shows a divisor of the sum alone, rows that are not clipped, and rows that are
-# mixed.
-
-SMALLEST, MANY, MOST = 4, 160, 256  # rows of a batch
-RANDOM = 2  # sizes that are sampled
-
-
-@dataclass
-class _Departures:
-    """Departures over all sizes: of zero sums, of halves, and of single examples."""
-
-    unequal: int = 0
-    additive: Worst = field(default_factory=Worst)
-    moved: Worst = field(default_factory=Worst)
-
-
-def random_sizes(expected: float) -> tuple[int, ...]:
-    """Sample batch sizes from the expected one to twice of it, and add one of over 127 rows.
-
-    Args:
-        expected: batch size of the plan. No size exceeds 256.
-    """
-    once = math.ceil(expected)
-    twice = math.ceil(2 * expected)
-    largest = min(MOST, max(SMALLEST, twice))
-    smallest = max(SMALLEST, min(once, largest - 1))
-    source = random.SystemRandom()
-    sizes = {source.randint(smallest, largest) for _ in range(RANDOM)}
-    return (*sorted(sizes), max(MANY, largest))
-
-
-def check_batch_sizes(
-    subject: Subject, *, sizes: Sequence[int] | None = None, progress: Progress = ignore_progress
-) -> list[Finding]:
-    """Check properties of sums on batches of several sizes under frozen noise.
-
-    Args:
-        subject: what is audited.
-        sizes: rows of the batches, each at least 4; by default `random_sizes`.
-        progress: called with (batches done, of all).
-    """
-    if sizes is None:
-        sizes = random_sizes(subject.plan.expected_batch_size)
-    most = max(sizes)
-    canaries = _make_canaries(subject, most)
-    script = []
-    for size in sizes:
-        script += _batches_of_size(subject, size, most)
-    departures = _Departures()
-    changes = _changes_from_empty(subject, canaries, script, progress)
-    for size in sizes:
-        _judge(size, changes, departures)
-    rows = ", ".join(map(str, sizes))
-    additive = departures.additive
-    moved = departures.moved
-    return [
-        Finding(
-            check="release of a zero sum",
-            measured=f"{departures.unequal} sizes differ",
-            bound="none",
-            passed=not departures.unequal,
-            detail=f"batches of {rows} rows without a loss against the empty batch, "
-            "to the last bit",
-        ),
-        Finding(
-            check="sum of two halves",
-            measured=f"{additive.worst:.2e} × sensitivity",
-            bound=f"at most {additive.tolerance:.1e}",
-            passed=additive.worst <= additive.tolerance,
-            detail=f"a batch against its halves, for {rows} rows; worst: {additive.where}",
-        ),
-        Finding(
-            check="sensitivity of large batches",
-            measured=f"{moved.worst:.6f} × sensitivity",
-            bound=f"at most 1 + {moved.tolerance:.1e}",
-            passed=moved.worst <= 1 + moved.tolerance,
-            detail=f"an example in the first, middle and last of {rows} rows; worst: {moved.where}",
-        ),
-    ]
-
-
-def _make_canaries(subject: Subject, most: int) -> Canaries:
-    """Make `most` examples without a loss, `most` unchanged ones, and one far above the clip."""
-    canaries = Canaries()
-    count = len(subject.dataset[-1])
-    for number in range(most):
-        canaries.add("no loss", subject.example(number % count), 0.0)
-    for number in range(most):
-        canaries.add("as it is", subject.example((number + 1) % count))
-    loud = list(subject.example(count - 1))
-    for i, x in enumerate(loud):
-        if x.is_floating_point():
-            loud[i] = -3 * x
-    canaries.add("loss × 1e4", tuple(loud), 1e4)
-    return canaries
-
-
-def _places(size: int) -> tuple[int, int, int]:
-    """Return the rows in which an example is tried."""
-    return 0, size // 2, size - 1
-
-
-def _batches_of_size(subject: Subject, size: int, most: int) -> Batches:
-    """Return the batches of one size, in the order in which `_judge` reads them.
-
-    They are units without a loss, a company of units, its two halves, and the company with a unit
-    whose gradient is far above the clip in one row. In these rows the company has no loss.
-    """
-    first = subject.size
-    silent = list(range(first, first + size))
-    company = list(range(first + most, first + most + size))
-    loud = first + 2 * most
-    places = _places(size)
-    for place in places:
-        company[place] = silent[place]
-    half = size // 2
-    halves = [company[:half], company[half:]]
-    if subject.augment is not None:
-        # All rows keep their random numbers of augmentation.
-        halves = [halves[0] + silent[half:], silent[:half] + halves[1]]
-    with_loud = [[*company[:place], loud, *company[place + 1 :]] for place in places]
-    return [silent, company, *halves, *with_loud]
-
-
-def _changes_from_empty(
-    subject: Subject, canaries: Canaries, script: Batches, progress: Progress
-) -> Iterator[_Change]:
-    """Yield what each batch adds to the empty one."""
-    empty: Batches = [[]] * len(script)
-    departures = Replay()
-    changes = _release_changes(subject, canaries, empty, script, departures)
-    for number, change in enumerate(changes):
-        if change is None:
-            raise RuntimeError(f"a step made no release: {'; '.join(departures.uncounted)}"[:160])
-        progress(number + 1, len(script))
-        yield change
-
-
-def _judge(size: int, changes: Iterator[_Change], departures: _Departures) -> None:
-    """Read the sums of one size and record the largest departures."""
-    departures.unequal += total_norm(next(changes).sums) != 0
-    whole = next(changes)
-    rest = whole.sums
-    for _ in range(2):
-        rest = subtract(rest, next(changes).sums)
-    departures.additive.note(total_norm(rest), f"{size} rows", whole.tolerance_of_sizes(size))
-    tolerance = whole.tolerance_of_equal_sizes(size)
-    for place in _places(size):
-        added = subtract(next(changes).sums, whole.sums)
-        departures.moved.note(total_norm(added), f"row {place} of {size}", tolerance)

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from dpkfc.audit.epsilon_bounds import gaussian_mu_lower
 from dpkfc.audit.findings import Finding
 from dpkfc.audit.harness import Progress, Subject, ignore_progress
-from dpkfc.audit.noise_tests import autocorrelate, standardize
+from dpkfc.audit.noise_samples import autocorrelate
+from dpkfc.audit.noise_tests import standardize
 from dpkfc.audit.replay import SEED, Units, first_units
 from dpkfc.audit.step_canaries import Canaries
 from dpkfc.data.sampling import REPLACE_ONE

@@ -13,9 +13,10 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
+from dpkfc.audit.batch_sizes import check_batch_sizes
 from dpkfc.audit.charges import check_accounting, check_charges
 from dpkfc.audit.checkpoints import check_checkpoints
-from dpkfc.audit.contributions import check_batch_sizes, check_contributions
+from dpkfc.audit.contributions import check_contributions
 from dpkfc.audit.distinguishing import RUNS, distinguish_neighbors
 from dpkfc.audit.findings import Finding, select_failed
 from dpkfc.audit.harness import Progress, Subject, ignore_progress
