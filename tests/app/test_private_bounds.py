@@ -36,7 +36,8 @@ from dpkfc.privacy.accounting import total_epsilon
 from dpkfc.privacy.budget import Budget
 from dpkfc.privacy.events import event_from_dict
 from dpkfc.privacy.ledger import LedgerError, verify
-from dpkfc.report.verify import CardError, verify_ledger
+from dpkfc.report.verify import verify_ledger
+from dpkfc.report.written_card import CardError
 from tests.app.accounting import remembered
 from tests.app.own_files import QUICK, write_rows
 from tests.command_line import call

@@ -26,7 +26,8 @@ from dpkfc.postprocess.weight_average import WeightEMA
 from dpkfc.privacy.ledger import verify
 from dpkfc.report.card import session_card, to_markdown, write_card_files
 from dpkfc.report.officer import Declared
-from dpkfc.report.verify import CardError, verify_ledger
+from dpkfc.report.verify import verify_ledger
+from dpkfc.report.written_card import CardError
 from dpkfc.weights import ReleasedWeights
 from tests.app.finished import call
 from tests.app.hosts import HOSTS, SAID, open_session, train, train_engine, train_server

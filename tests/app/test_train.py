@@ -33,7 +33,8 @@ from dpkfc.app.toml import ConfigError, read_toml
 from dpkfc.app.train import prepare, resume, run, stop_on_signals
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.privacy.ledger import verify
-from dpkfc.report.verify import CardError, verify_ledger
+from dpkfc.report.verify import verify_ledger
+from dpkfc.report.written_card import CardError
 from tests.app.accounting import remembered
 
 QUICK = {

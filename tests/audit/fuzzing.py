@@ -29,7 +29,7 @@ from dpkfc.checkpoint import CheckpointError
 from dpkfc.privacy.budget import BudgetError
 from dpkfc.privacy.calibration import CalibrationError
 from dpkfc.privacy.ledger import LedgerError
-from dpkfc.report.verify import CardError
+from dpkfc.report.written_card import CardError
 
 OWN = (
     BudgetError,

@@ -21,7 +21,8 @@ from dpkfc.federated import (
 )
 from dpkfc.report.card import to_markdown
 from dpkfc.report.federated_card import build_federated_card
-from dpkfc.report.verify import CardError, verify_ledger
+from dpkfc.report.verify import verify_ledger
+from dpkfc.report.written_card import CardError
 from tests.documents import blocks
 from tests.federated.worlds import (
     CLIENTS,

@@ -15,7 +15,9 @@ from dpkfc import PrivacyConfig, Session
 from dpkfc.early_stopping import PrivateEarlyStopping, wrong_answers
 from dpkfc.privacy.accounting import total_epsilon
 from dpkfc.privacy.extra_releases import ExtraRelease
-from dpkfc.report.verify import CardError, charges_of, verify_ledger
+from dpkfc.report.spent import charges_of
+from dpkfc.report.verify import verify_ledger
+from dpkfc.report.written_card import CardError
 
 X = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()

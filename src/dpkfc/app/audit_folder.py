@@ -46,17 +46,15 @@ from dpkfc.privacy.events import event_to_dict
 from dpkfc.privacy.extra_releases import ExtraRelease
 from dpkfc.privacy.ledger import LedgerError, Verified, verify
 from dpkfc.report.card import CardFacts, build_card, failed_checks, to_markdown, write_card_files
+from dpkfc.report.promise import agrees
 from dpkfc.report.verify import (
-    Card,
-    CardError,
-    agrees,
     check_recorded,
     check_texts,
     check_weights,
-    read_card,
     verify_history,
     verify_ledger,
 )
+from dpkfc.report.written_card import Card, CardError, read_card
 from dpkfc.terminal import make_table
 
 # --------------------------------------------------------------------------------------------------

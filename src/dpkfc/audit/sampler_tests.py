@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import sparse, stats
+from scipy import sparse, special, stats
 
 from dpkfc.audit.findings import Finding
 from dpkfc.audit.p_values import Floats, Integers, p_value_finding, two_sided
@@ -26,7 +26,6 @@ from dpkfc.privacy.rng import SamplingStream
 
 if TYPE_CHECKING:
     import dp_accounting
-from scipy import special
 
 MOST_STEPS, LEAST_STEPS = 4000, 400  # of an audit
 INCLUSIONS = 2e8  # that an audit decides in all

@@ -19,7 +19,8 @@ from dpkfc.privacy.ledger import verify
 from dpkfc.report.card import CARD, LEDGER, audit_rows, failed_checks, to_json
 from dpkfc.report.officer import check_line, describe_noun, is_promised, meaning_lines
 from dpkfc.report.text import number, rounded_up
-from dpkfc.report.verify import CardError, require_card, verify_ledger
+from dpkfc.report.verify import verify_ledger
+from dpkfc.report.written_card import CardError, require_card
 
 FORMAT = 1
 # A part of a page, of reportlab, which is optional.

@@ -15,7 +15,8 @@ from typing import Any
 from dpkfc.checkpoint import place_file
 from dpkfc.report.card import LEDGER
 from dpkfc.report.officer import MISSING, check_line, is_promised, registry_record
-from dpkfc.report.verify import CardError, require_card, verify_ledger
+from dpkfc.report.verify import verify_ledger
+from dpkfc.report.written_card import CardError, require_card
 
 _NAME = re.compile(r"[a-z0-9_]+\.yaml")
 SECTORS = ("Technology", "Healthcare", "Education", "Government", "Energy", "Finance")

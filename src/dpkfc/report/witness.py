@@ -6,7 +6,8 @@ from pathlib import Path
 
 from dpkfc.checkpoint import place_file
 from dpkfc.report.card import LEDGER
-from dpkfc.report.verify import CardError, verify_history
+from dpkfc.report.verify import verify_history
+from dpkfc.report.written_card import CardError
 
 # Tags of DER.
 _CONSTRUCTED, _CERTIFICATES = 0x20, 0xA0

@@ -9,7 +9,8 @@ from typing import Any
 
 from dpkfc.report.card import CARD, LAYOUT, LEDGER, to_markdown, write_card_files
 from dpkfc.report.officer import Declared
-from dpkfc.report.verify import Card, CardError, require_card, verify_ledger
+from dpkfc.report.verify import verify_ledger
+from dpkfc.report.written_card import Card, CardError, require_card
 from dpkfc.terminal import print_line
 
 
