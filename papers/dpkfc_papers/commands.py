@@ -69,6 +69,7 @@ def reproduce(
     """
     from dpkfc.app.tuning.pool import end_of, worker_count
     from dpkfc_papers import federated_study as federated
+    from dpkfc_papers.federated_command import run_study
     from dpkfc_papers.figures import reproduce_figures
 
     console = open_console()
@@ -105,7 +106,7 @@ def reproduce(
             made = reproduce_figures(figures, out, results=results, small=smoke, end=end, **common)
             _show_figures(made, console)
         if with_federated:
-            report = federated.run_study(
+            report = run_study(
                 federated.SMOKE if smoke else federated.STUDY,
                 out,
                 results=results,

@@ -27,17 +27,9 @@ from dpkfc.app.plots import (
     WHITENED,
     evenly_spaced,
 )
-from dpkfc_papers.measurements import (
-    LANDSCAPE_METHODS,
-    NAMES,
-    Point,
-    best,
-    importance,
-    maps,
-    plateau,
-    points,
-)
+from dpkfc_papers.noise_sweep import Point, best, points
 from dpkfc_papers.recipes.regression import REGRESSION_ERROR
+from dpkfc_papers.sensitivity import LANDSCAPE_METHODS, NAMES, importance, maps, plateau
 
 OTHER_EXAMPLES = "oracle, other examples"
 # Offset and lengths of dashes and gaps.

@@ -14,7 +14,7 @@ from dpkfc.app.run_folder import write_text
 from dpkfc.app.toml import nearest
 from dpkfc.app.tuning.runs import Plain, Run, StudyError
 from dpkfc.app.tuning.study_progress import Task
-from dpkfc_papers import draw, measurements
+from dpkfc_papers import draw, measurements, noise_sweep, sensitivity
 from dpkfc_papers.public_examples import study_place
 from dpkfc_papers.store import Listed, Store
 from dpkfc_papers.tables import run_cells
@@ -77,9 +77,9 @@ def _courses(small: bool) -> list[Run]:
 
 def _grid(small: bool) -> list[Run]:
     if small:
-        return measurements.landscape_cells("digits", _SMOKE, small=True)
-    digits = measurements.landscape_cells("digits", {"epsilon": 2.0, "accountant": "rdp"})
-    mnist = measurements.landscape_cells("mnist-cnn", {"epsilon": 2.0, "epochs": 1.0})
+        return sensitivity.landscape_cells("digits", _SMOKE, small=True)
+    digits = sensitivity.landscape_cells("digits", {"epsilon": 2.0, "accountant": "rdp"})
+    mnist = sensitivity.landscape_cells("mnist-cnn", {"epsilon": 2.0, "epochs": 1.0})
     return [*digits, *mnist]
 
 
@@ -151,7 +151,7 @@ FIGURES: dict[str, Figure] = {
             also=("kfc-fig11",),
             title="DP-KFC, Figs 10 and 11: accuracy over settings, and their importance",
             runs=_grid,
-            privacy=measurements.LANDSCAPE_NOT_PRIVATE,
+            privacy=sensitivity.LANDSCAPE_NOT_PRIVATE,
             drawn=draw.landscape,
             together=True,
             kept=lambda row: {
@@ -179,7 +179,7 @@ FIGURES: dict[str, Figure] = {
             name="disk-fig6a",
             also=("disk-fig6",),
             title="DiSK, Fig. 6a: linear regression under more and more noise",
-            runs=measurements.sweep_cells,
+            runs=noise_sweep.sweep_cells,
             privacy="nothing here is of private examples beyond what ε covers",
             drawn=draw.noise_sweep,
             together=True,

@@ -19,17 +19,11 @@ from dpkfc.app.tuning.runs import StudyError
 from dpkfc.data.sampling import REPLACE_ONE
 from dpkfc.federated import FederatedConfig, FedGD, TrustedServer, federate
 from dpkfc.federated.partition import dirichlet, iid, parts
-from dpkfc_papers import federated_study
-from dpkfc_papers.federated_study import (
-    METHODS,
-    SMOKE,
-    STUDY,
-    FederatedRun,
-    execute_run,
-    run_remaining,
-    run_study,
-    small_features,
-)
+from dpkfc_papers import federated_tables
+from dpkfc_papers.federated_command import run_study
+from dpkfc_papers.federated_features import small_features
+from dpkfc_papers.federated_runs import FederatedRun, execute_run
+from dpkfc_papers.federated_study import METHODS, SMOKE, STUDY, run_remaining
 from dpkfc_papers.store import Store
 
 SHIPPED = Path(__file__).resolve().parents[2] / "papers" / "results" / "federated_accuracy.json"
@@ -101,7 +95,7 @@ def test_a_finished_study_runs_nothing_and_its_report_names_every_arm(tmp_path):
     run_remaining(TINY, store, small_features, lambda *what: None)
     assert {row["hash"] for row in store} == hashes(TINY, store) and len(store) <= TINY.max_runs
     assert not list(TINY.remaining_runs(Store(path)))
-    text = federated_study.tables(TINY, Store(path))
+    text = federated_tables.tables(TINY, Store(path))
     assert (
         all(arm.label in text for arm in METHODS.values())
         and "reproduced" in text
@@ -112,7 +106,7 @@ def test_a_finished_study_runs_nothing_and_its_report_names_every_arm(tmp_path):
         row["epsilon"] <= row["target_epsilon"] and row["hardware"]["torch"]
         for row in held.values()
     )
-    assert federated_study.figure(TINY, store, tmp_path / "picture.png").stat().st_size > 1000
+    assert federated_tables.figure(TINY, store, tmp_path / "picture.png").stat().st_size > 1000
 
 
 def test_the_results_file_that_is_shipped_is_of_this_study():

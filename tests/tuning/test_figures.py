@@ -16,16 +16,13 @@ from dpkfc.curvature.eigen import eigen_of_rows, eigh
 from dpkfc.curvature.factors import DiagonalFactor, IsotropicFactor
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layer_contributions import capture
-from dpkfc_papers.measurements import (
-    ACTIVATIONS,
+from dpkfc_papers.mean_field import ACTIVATIONS, Network, observed, predicted
+from dpkfc_papers.sensitivity import importance
+from dpkfc_papers.similarity import (
     AUTHORS,
     UNDAMPED,
-    Network,
     _products,
-    importance,
     inner_product,
-    observed,
-    predicted,
     realised,
     tracked,
 )

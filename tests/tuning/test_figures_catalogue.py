@@ -10,7 +10,7 @@ import pytest
 
 from dpkfc.app.tuning.runs import Place, StudyError
 from dpkfc.cli import main
-from dpkfc_papers import measurements, tables
+from dpkfc_papers import measurements, sensitivity, tables
 from dpkfc_papers.figures import FIGURE_OF, FIGURES, find, reproduce_figures
 from dpkfc_papers.store import Store
 
@@ -101,7 +101,7 @@ def test_accuracy_over_settings_is_written_as_maps_that_the_report_draws(tmp_pat
         "NOT PRIVATE: accuracies on examples cut from the private training set"
     )
     rows = [{**row["values"], "run": row["run"]} for row in content["rows"]]
-    first, last = measurements.maps(rows)
+    first, last = sensitivity.maps(rows)
     assert (
         (first.method, last.method) == ("dp-sgd", "dp-kfc")
         and first.x_values == [0.01, 0.03]

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from dpkfc_papers.measurements import density, fisher_product, lanczos
 from dpkfc_papers.recipes.networks import VisionTransformer
+from dpkfc_papers.spectral_density import density, fisher_product, lanczos
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ import pytest
 from dpkfc.app.tuning.runs import StudyError
 from dpkfc_papers import commands, tables
 from dpkfc_papers.figures import FIGURES, find, reproduce_figures
-from dpkfc_papers.measurements import RATES, SWEEP_METHODS, best, points, sweep_cells
+from dpkfc_papers.noise_sweep import RATES, SWEEP_METHODS, best, points, sweep_cells
 from dpkfc_papers.store import Store
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from dpkfc.app.datasets.text import Texts
-from dpkfc_papers import federated_study
+from dpkfc_papers import federated_features, federated_runs
 
 
 def test_products_with_a_hessian_equal_the_whole_matrix(study_module) -> None:
@@ -67,7 +67,7 @@ def test_a_network_trains_from_scratch_on_images(study_module) -> None:
     study = study_module("federated_variations")
     x = torch.randn(60, 1, 14, 14)
     y = torch.arange(60) % 10
-    data = federated_study.Features(
+    data = federated_features.Features(
         train=(x[:30], y[:30]),
         validation=(x[30:40], y[30:40]),
         test=(x[40:], y[40:]),
@@ -78,7 +78,7 @@ def test_a_network_trains_from_scratch_on_images(study_module) -> None:
     run = replace(study.network_grid("sofim", 1.0)[0], rounds=2)
     for evaluate_on, size in (("validation", 30), ("test", 40)):
         now = replace(run, evaluate_on=evaluate_on)
-        record = federated_study.execute_run(now, data, study.network)
+        record = federated_runs.execute_run(now, data, study.network)
         assert (record["dataset_size"], record["steps"]) == (size, 2)
         assert record["epsilon"] <= study.EPSILON
 

@@ -26,7 +26,7 @@ TASK, EPSILON, ETA, CLIP, SEEDS = "mnist", 2.0, 0.1, 10.0, (0, 1, 2)
 
 def run_of(rho: float, beta: float | None, seed: int) -> Any:
     """Return a run of DP-FedSOFIM, or without β of DP-FedGD at its η/ρ."""
-    from dpkfc_papers.federated_study import FederatedRun
+    from dpkfc_papers.federated_runs import FederatedRun
 
     # A rate is η/ρ, the length of a step where the momentum is small.
     settings = {"rate": ETA / rho, "clip": CLIP}
@@ -51,7 +51,8 @@ def execute(folder: Path, data_dir: str) -> None:
     """Make the runs that are missing; each is on the disk before the next starts."""
     import torch
 
-    from dpkfc_papers.federated_study import execute_run, load_features
+    from dpkfc_papers.federated_features import load_features
+    from dpkfc_papers.federated_runs import execute_run
     from dpkfc_papers.store import make_missing
 
     torch.set_num_threads(1)

@@ -73,7 +73,7 @@ class Variation(StudyRun):
 
 def sweep_run(rule: str, eta: float, seed: int, clip: float = 10.0, **changes: Any) -> Any:
     """Return a run of the sweep over learning rates, or one with changes."""
-    from dpkfc_papers.federated_study import FederatedRun
+    from dpkfc_papers.federated_runs import FederatedRun
 
     settings = {"rate": eta / RHO, "clip": clip}
     if rule == "sofim":
@@ -184,7 +184,7 @@ def execute_variation(run: Variation, features: Any) -> dict[str, Any]:
     from dpkfc.app.recipes.objective import cross_entropy
     from dpkfc.federated.partition import iid, parts
     from dpkfc.federated.simulation import federate
-    from dpkfc_papers.federated_study import measure_accuracy
+    from dpkfc_papers.federated_runs import measure_accuracy
 
     (x, y), evaluation = features.choose_rows(run.evaluate_on)
     plan = _plan(run, len(y))
@@ -225,7 +225,7 @@ def load_images(data_dir: str) -> Any:
 
     from dpkfc.app.datasets.examples import split
     from dpkfc.app.datasets.sources import MNIST, load_pixels
-    from dpkfc_papers.federated_study import GREY, Features
+    from dpkfc_papers.federated_features import GREY, Features
 
     pixels = load_pixels(MNIST, data_dir or None).tensors(GREY.normalisation)
     x, y = pixels.train
@@ -244,7 +244,8 @@ def execute(folder: Path, data_dir: str) -> None:
     """Make the runs that are missing; each is on the disk before the next starts."""
     import torch
 
-    from dpkfc_papers.federated_study import execute_run, load_features
+    from dpkfc_papers.federated_features import load_features
+    from dpkfc_papers.federated_runs import execute_run
 
     torch.set_num_threads(1)
     features = functools.cache(functools.partial(load_features, "mnist", folder, data_dir))

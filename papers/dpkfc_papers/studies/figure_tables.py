@@ -101,7 +101,7 @@ def noise() -> str:
     """Mean squared errors of a regression under noise: no filter, DOPPLER and DiSK at every
     rate.
     """
-    from dpkfc_papers.measurements import SWEEP_METHODS, best, points
+    from dpkfc_papers.noise_sweep import SWEEP_METHODS, best, points
 
     rows = read_json(RESULTS / "figures" / "disk-fig6a.json")["rows"]
     found = points({"run": row["run"], **row["values"]} for row in rows)

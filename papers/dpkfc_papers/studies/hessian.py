@@ -66,7 +66,7 @@ def hessian_product(
 
 def _spectrum(model: nn.Module, inputs: Tensor, labels: Tensor | None) -> dict[str, Any]:
     """Return nodes of Lanczos quadrature, largest first, with the share that each stands for."""
-    from dpkfc_papers.measurements import lanczos
+    from dpkfc_papers.spectral_density import lanczos
 
     generator = torch.Generator().manual_seed(0)
     inputs = inputs.double()

@@ -226,20 +226,20 @@ def federated_accuracy(part: str) -> str:
     """The federated study: `arms-TASK`, accuracies, `gains-TASK`, differences between arms, or
     `noise`, ε seen from two sides.
     """
-    from dpkfc_papers import federated_study
+    from dpkfc_papers import federated_tables
     from dpkfc_papers.federated_study import STUDY
 
     if part == "noise":
-        return federated_study.noise(STUDY)
+        return federated_tables.noise(STUDY)
     store = Store(ROOT / FEDERATED)
     rows = list(store)
     if not rows:
         return missing(f"dpkfc reproduce dp-fedsofim --results {FEDERATED}")
     kind, _, task = part.partition("-")
     if kind == "gains":
-        return federated_study.second_order(STUDY, store, task)
+        return federated_tables.second_order(STUDY, store, task)
     origin = next((row["features"] for row in rows if row["run"]["task"] == task), "")
-    accuracies = federated_study.accuracies(STUDY, store, task)
+    accuracies = federated_tables.accuracies(STUDY, store, task)
     return f"{accuracies} Features: {origin}.\n\n{machine_of_rows(rows)}"
 
 
@@ -302,7 +302,8 @@ PARTS: dict[str, Callable[[str], str]] = {
 
 def main() -> int:
     """Draw the pictures of what has been measured."""
-    from dpkfc_papers.federated_study import STUDY, figure
+    from dpkfc_papers.federated_study import STUDY
+    from dpkfc_papers.federated_tables import figure
     from dpkfc_papers.studies import federated_variations, hessian
 
     # The others set a style of their own.
