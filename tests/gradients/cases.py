@@ -196,21 +196,3 @@ def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Cross-entropy of each example, twice weighted so that losses differ."""
     x, y = batch
     return F.cross_entropy(model(x), y, reduction="none") * 2
-
-
-def looped(model: nn.Module, batch: tuple[Tensor, Tensor]) -> list[dict[str, Tensor]]:
-    """Brute force: the gradient of every single example by plain autograd."""
-    result = []
-    for i in range(batch[0].shape[0]):
-        one = (batch[0][i : i + 1], batch[1][i : i + 1])
-        parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        grads = torch.autograd.grad(
-            loss_fn(model, one).sum(), list(parameters.values()), allow_unused=True
-        )
-        result.append(
-            {
-                n: torch.zeros_like(p) if g is None else g
-                for (n, p), g in zip(parameters.items(), grads, strict=True)
-            }
-        )
-    return result

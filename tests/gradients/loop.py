@@ -16,6 +16,7 @@ from dpkfc.gradients.clip import Clip
 from dpkfc.gradients.clipped_sum import clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layer_matrices import split_sum
+from dpkfc.gradients.layers import Calls, Layer
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
 
@@ -30,13 +31,18 @@ def loss_fn(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
     return model(*batch).flatten(1).sin().sum(1)
 
 
+def record(model: nn.Module, layers: Sequence[Layer], run: Callable[[], Tensor]) -> Calls:
+    """The calls of a pass, whose losses `run` returns, with their output gradients."""
+    tape = Tape(model, layers)
+    with tape:
+        losses = run()
+    return tape.backward(losses)
+
+
 def taped(model: nn.Module, loss: Loss, batch: Any, n: int) -> list[dict[str, Tensor]]:
     """Name to gradient of every example of one batch, from one backward pass."""
     layers = find_layers(model)
-    tape = Tape(model, layers)
-    with tape:
-        losses = loss(model, batch)
-    calls = tape.backward(losses)
+    calls = record(model, layers, lambda: loss(model, batch))
     rows: list[dict[str, Tensor]] = [{} for _ in range(n)]
     for layer in layers:
         if layer.name in calls:

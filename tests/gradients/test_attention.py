@@ -12,9 +12,8 @@ from torch.nn.utils.parametrize import register_parametrization
 from dpkfc.gradients import rules
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layer_contributions import capture
-from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.blocks import Outer
-from tests.gradients.loop import assert_equals_a_loop, examples, loss_fn, randn
+from tests.gradients.loop import assert_equals_a_loop, examples, loss_fn, randn, record
 
 N, T, D = 4, 5, 6
 
@@ -91,10 +90,7 @@ def test_dropout_of_attention_weights_is_that_of_the_call(weights: bool) -> None
     loss_fn(model, batch)
     expected = torch.rand(3)
     torch.manual_seed(3)
-    tape = Tape(model, layers)
-    with tape:
-        losses = loss_fn(model, batch)
-    calls = tape.backward(losses)
+    calls = record(model, layers, lambda: loss_fn(model, batch))
     for layer in layers:
         rules.blocks_of(layer, calls[layer.name], N)
     assert torch.equal(torch.rand(3), expected)

@@ -20,11 +20,10 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.evaluation_points import EvaluationPoint
 from dpkfc.gradients.layer_contributions import capture
 from dpkfc.gradients.parametrized import ParametrizedBlock
-from dpkfc.gradients.rules import blocks_of, joined_calls
-from dpkfc.gradients.tape import Tape
+from dpkfc.gradients.rules import blocks_of, join_calls
 from dpkfc_papers.recipes.networks import WeightStandardisation, standardised_conv
 from tests.gradients.cases import loss_fn, reader
-from tests.gradients.loop import assert_equals_a_loop, examples
+from tests.gradients.loop import assert_equals_a_loop, examples, record
 
 
 class Exponential(nn.Module):
@@ -158,12 +157,9 @@ def test_rows_of_a_group_are_added_before_they_are_pulled_back(
 def test_one_pull_serves_both_uses_and_curvature_sees_single_examples() -> None:
     model, batch = build("conv", 2)
     layers = find_layers(model)
-    tape = Tape(model, layers)
-    with tape:
-        losses = loss_fn(model, batch)
-    calls = tape.backward(losses)
+    calls = record(model, layers, lambda: loss_fn(model, batch))
     (layer,) = [layer for layer in layers if layer.name == "inner"]
-    found = joined_calls(layer, calls["inner"], X[0])
+    found = join_calls(layer, calls["inner"], X[0])
     assert (
         isinstance(found, ParametrizedBlock) and len(found.parts) == 1 and found.batch_size == X[0]
     )

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.tape import Tape
+from tests.gradients.loop import record
 
 DEPTH = 6
 
@@ -84,11 +85,8 @@ def test_an_input_that_requires_a_gradient_is_not_differentiated() -> None:
 def test_no_weight_gradient_is_ever_computed() -> None:
     """Of a linear layer one backward pass computes the product with the weight alone."""
     model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(3, 4)
-    tape = Tape(model, find_layers(model))
-    with tape:
-        losses = model(x).square().sum(1)
     with torch.profiler.profile() as profile:
-        tape.backward(losses)
+        record(model, find_layers(model), lambda: model(x).square().sum(1))
     assert sum(event.count for event in profile.key_averages() if event.key == "aten::mm") == 1
 
 
@@ -99,7 +97,4 @@ def test_a_matrix_without_entries_is_refused_until_it_is_frozen() -> None:
         with pytest.raises(ValueError, match=f"parameter '{name}' has no entries"):
             find_layers(model)
         model.get_parameter(name).requires_grad_(False)
-    tape = Tape(model, find_layers(model))
-    with tape:
-        losses = model(torch.randn(3, 6)).sum(1)
-    assert set(tape.backward(losses)) == {"1"}
+    assert set(record(model, find_layers(model), lambda: model(torch.randn(3, 6)).sum(1))) == {"1"}

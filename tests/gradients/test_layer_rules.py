@@ -13,7 +13,7 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Call
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
-from tests.gradients.loop import assert_equals_a_loop, examples
+from tests.gradients.loop import assert_equals_a_loop, examples, record
 
 N, T, D = 5, 3, 4
 
@@ -94,10 +94,7 @@ def test_the_rule_and_not_the_fallback_is_called(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("dpkfc.gradients.rules.fallback_gradients", None)
     model = Net()
     layers, x = find_layers(model), torch.randn(N, 3)
-    tape = Tape(model, layers)
-    with tape:
-        losses = loss_fn(model, (x,))
-    calls = tape.backward(losses)
+    calls = record(model, layers, lambda: loss_fn(model, (x,)))
     (layer,) = [layer for layer in layers if layer.name == "scale"]
     assert set(blocks_of(layer, calls["scale"], N).grads) == {"gain", "offset"}
 

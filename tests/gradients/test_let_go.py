@@ -24,6 +24,7 @@ from dpkfc.linalg.blocks import ConvBlock, Lookup, MaterializedGradients, Outer,
 from dpkfc.linalg.metric import Eigenbasis, Kronecker
 from dpkfc.linalg.norms import per_example_norms
 from dpkfc.linalg.sides import Dense, Identity
+from tests.gradients.loop import record
 from tests.gradients.whitened import metric_of
 
 N, T, WIDE, DEPTH = 4, 3, 40, 4
@@ -38,10 +39,11 @@ def network() -> nn.Module:
 
 def taped(model: nn.Module) -> Any:
     """The calls of one pass, of which nothing else refers to the inputs and the gradients."""
-    tape = Tape(model, find_layers(model))
-    with tape:
-        losses = model(torch.randn(N, T, WIDE, dtype=torch.float64)).square().sum((1, 2))
-    return tape.backward(losses)
+    return record(
+        model,
+        find_layers(model),
+        lambda: model(torch.randn(N, T, WIDE, dtype=torch.float64)).square().sum((1, 2)),
+    )
 
 
 class Held:

@@ -12,10 +12,10 @@ from dpkfc.curvature.fisher import clamp_eigenvalues
 from dpkfc.gradients.clip import Clip
 from dpkfc.gradients.clipped_summer import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.blocks import Outer
 from dpkfc.linalg.metric import Eigenbasis, Kronecker
 from dpkfc.linalg.norms import per_example_norms
+from tests.gradients.loop import record
 from tests.patching import patch_linalg
 
 
@@ -107,11 +107,13 @@ def test_norms_and_clipped_sums_are_those_of_the_whole_basis(
     whole = entry(layer.weight.shape[0] // groups, d_in, 3)
     results = []
     for metric in (whole, whole.compact()):
-        tape = Tape(model, [found])
-        with tape:
-            losses = model(x).square().flatten(1).sum(1)
         summer = ClippedSummer([found], {"0": metric}, Clip(0.7))
-        results.append((summer.add(tape.backward(losses), 5), summer.result()))
+        results.append(
+            (
+                summer.add(record(model, [found], lambda: model(x).square().flatten(1).sum(1)), 5),
+                summer.result(),
+            )
+        )
     (norms, sums), (few_norms, few_sums) = results
     torch.testing.assert_close(few_norms, norms, rtol=1e-8, atol=0)
     for name, value in sums.items():

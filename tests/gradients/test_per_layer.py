@@ -13,10 +13,8 @@ from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.gradients.clip import Clip
-from dpkfc.gradients.clipped_summer import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.layers import Layer
-from dpkfc.gradients.tape import Tape
+from tests.gradients.whitened import clipped
 
 F64 = torch.float64
 
@@ -41,15 +39,12 @@ def data(n: int = 6) -> tuple[Tensor, Tensor]:
     )
 
 
-def clipped(
-    net: nn.Module, layers: list[Layer], x: Tensor, y: Tensor, c: float
-) -> dict[str, Tensor]:
-    summer = ClippedSummer(layers, {}, Clip(c, "per_layer"))
-    tape = Tape(net, layers, batch_size=len(x))
-    with tape:
-        losses = F.cross_entropy(net(x), y, reduction="none")
-    summer.add(tape.backward(losses), len(x))
-    return summer.result()
+def loss_fn(net: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(net(batch[0]), batch[1], reduction="none")
+
+
+def sum_by_layers(net: nn.Module, x: Tensor, y: Tensor, c: float) -> dict[str, Tensor]:
+    return clipped(net, find_layers(net), (x, y), loss_fn, Clip(c, "per_layer"))[1]
 
 
 @pytest.mark.parametrize("c", [1e-3, 0.3, 1e3])
@@ -64,7 +59,7 @@ def test_each_layer_is_clipped_to_its_share(c: float) -> None:
             norm = torch.cat([own[name].flatten() for name in layer.parameters.values()]).norm()
             for name in layer.parameters.values():
                 expected[name] += own[name] * min(1.0, c / math.sqrt(len(layers)) / float(norm))
-    found = clipped(net, layers, x, y, c)
+    found = sum_by_layers(net, x, y, c)
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-9, atol=1e-12)
 
@@ -73,11 +68,10 @@ def test_each_layer_is_clipped_to_its_share(c: float) -> None:
 def test_one_example_moves_the_sum_by_at_most_c(value: float) -> None:
     """Whatever it is; one whose gradient is not finite in any layer contributes to none."""
     net, (x, y) = model(), data()
-    layers = find_layers(net)
     x[2, 0, 3, 3] = value
-    whole = clipped(net, layers, x, y, 0.3)
+    whole = sum_by_layers(net, x, y, 0.3)
     kept = [i for i in range(len(x)) if i != 2]
-    rest = clipped(net, layers, x[kept], y[kept], 0.3)
+    rest = sum_by_layers(net, x[kept], y[kept], 0.3)
     moved = torch.cat([(whole[name] - rest[name]).flatten() for name in whole]).norm()
     assert float(moved) <= 0.3 * (1 + 1e-9)
     if not math.isfinite(value):

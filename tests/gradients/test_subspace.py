@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
+from functools import partial
 
 import pytest
 import torch
@@ -19,14 +20,16 @@ from dpkfc.gradients.clipped_summer import ClippedSummer, Groups
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layer_contributions import capture
 from dpkfc.gradients.layers import Layer
-from dpkfc.gradients.rules import joined_calls
+from dpkfc.gradients.rules import join_calls
 from dpkfc.gradients.subspace_clip import spread
 from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.blocks import AnyBlock, PerExample
 from dpkfc.linalg.magnitudes import product_error
 from dpkfc.linalg.norms import per_example_norms
 from dpkfc.linalg.subspace import EMBEDDING, Span, Subspace
-from tests.gradients.cases import CASES, Case, build, looped, loss_fn
+from tests.gradients.cases import CASES, Case, build, loss_fn
+from tests.gradients.loop import record
+from tests.gradients.whitened import looped
 
 CLOSE = {"rtol": 1e-7, "atol": 1e-11}
 
@@ -93,10 +96,9 @@ def summed(
     layers, start, norms = find_layers(model), 0, []
     summer = ClippedSummer(layers, basis, Clip(1.0, basis.clipping))
     for size in sizes:
-        tape = Tape(model, layers)
-        with tape:
-            losses = loss(model, tuple(x[start : start + size] for x in batch))
-        norms.append(summer.add(tape.backward(losses), size))
+        part = tuple(x[start : start + size] for x in batch)
+        calls = record(model, layers, partial(loss, model, part))
+        norms.append(summer.add(calls, size))
         start += size
     return summer.result(), torch.cat(norms) if norms else torch.zeros(0)
 
@@ -116,7 +118,7 @@ def assert_sum_is(
 def test_sums_and_norms_equal_a_loop(case: Case) -> None:
     model, batch = build(case, n=6)
     basis = basis_of(model, batch[0])
-    matrix, rows = dense(model, basis), [flat(g) for g in looped(model, batch)]
+    matrix, rows = dense(model, basis), [flat(g) for g in looped(model, batch, loss_fn)]
     torch.testing.assert_close(
         matrix.T @ matrix, torch.eye(basis.width, dtype=torch.float64), rtol=0, atol=1e-12
     )
@@ -131,18 +133,15 @@ def test_sums_and_norms_equal_a_loop(case: Case) -> None:
 def taped(
     model: nn.Module, layers: list[Layer], batch: tuple[Tensor, Tensor]
 ) -> list[tuple[Layer, AnyBlock]]:
-    tape = Tape(model, layers)
-    with tape:
-        losses = loss_fn(model, batch)
-    calls = tape.backward(losses)
-    return [(layer, joined_calls(layer, calls[layer.name], len(batch[0]))) for layer in layers]
+    calls = record(model, layers, lambda: loss_fn(model, batch))
+    return [(layer, join_calls(layer, calls[layer.name], len(batch[0]))) for layer in layers]
 
 
 @pytest.mark.parametrize("name", ["linear", "conv2d", "embedding", "layer norm"])
 def test_a_unit_of_two_rows_has_the_parts_of_their_sum(name: str) -> None:
     model, batch = build(next(case for case in CASES if case.name == name), n=7)
     basis, layers = basis_of(model, batch[0]), find_layers(model)
-    matrix, rows = dense(model, basis), [flat(g) for g in looped(model, batch)]
+    matrix, rows = dense(model, basis), [flat(g) for g in looped(model, batch, loss_fn)]
     summer, tape = ClippedSummer(layers, basis, Clip(1.0, basis.clipping)), Tape(model, layers)
     with tape:
         losses = loss_fn(model, batch)

@@ -14,9 +14,10 @@ from dpkfc.gradients.clip import Clip
 from dpkfc.gradients.clipped_summer import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
-from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.metric import Elementwise, Kronecker, Metric
 from dpkfc.linalg.sides import Dense, Diagonal, Identity, LowRank, Side
+from tests.gradients.loop import looped as differentiate_each
+from tests.gradients.loop import record
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -111,18 +112,8 @@ def size_of(batch: Any) -> int:
 
 def looped(model: nn.Module, batch: Any, loss_fn: Loss) -> list[dict[str, Tensor]]:
     """The gradient of every single example by plain autograd."""
-    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    result = []
-    for i in range(size_of(batch)):
-        losses = loss_fn(model, example_rows(batch, [i]))
-        grads = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
-        result.append(
-            {
-                n: torch.zeros_like(p) if g is None else g
-                for (n, p), g in zip(parameters.items(), grads, strict=True)
-            }
-        )
-    return result
+    singles = [example_rows(batch, [i]) for i in range(size_of(batch))]
+    return differentiate_each(model, loss_fn, singles)
 
 
 def clipped(
@@ -130,18 +121,14 @@ def clipped(
     layers: Sequence[Layer],
     batch: Any,
     loss_fn: Loss,
-    clip: float,
+    clip: float | Clip,
     metric: Metric | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """(norms, clipped sum) by the library."""
-    n = size_of(batch)
-    tape, summer = (
-        Tape(model, layers, batch_size=n),
-        ClippedSummer(layers, metric or {}, Clip(clip)),
-    )
-    with tape:
-        losses = loss_fn(model, batch)
-    return summer.add(tape.backward(losses), n), summer.result()
+    clip = clip if isinstance(clip, Clip) else Clip(clip)
+    summer = ClippedSummer(layers, metric or {}, clip)
+    calls = record(model, layers, lambda: loss_fn(model, batch))
+    return summer.add(calls, size_of(batch)), summer.result()
 
 
 def check(
@@ -162,6 +149,7 @@ def check(
     c = float(exact.median())
     norms, total = clipped(model, layers, batch, loss_fn, c, metric)
     torch.testing.assert_close(norms, exact, rtol=tolerance, atol=1e-12)
+    assert bool((norms >= exact * (1 - 1e-14)).all())
     assert set(total) == {name for name, p in model.named_parameters() if p.requires_grad}
     size = float(torch.sqrt(sum(g.square().sum() for g in total.values())))
     parts = [

@@ -20,8 +20,8 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.evaluation_points import EvaluationPoint
 from dpkfc.linalg.metric import Metric
 from dpkfc.postprocess import DiSK
-from tests.gradients.cases import CASES, Case, build, looped, loss_fn
-from tests.gradients.whitened import metric_of, whiten
+from tests.gradients.cases import CASES, Case, build, loss_fn
+from tests.gradients.whitened import looped, metric_of, whiten
 
 
 class LastState(nn.Module):
@@ -131,7 +131,9 @@ def combined(
         with torch.no_grad():
             for name, p in model.named_parameters():
                 p.copy_((point.parameters or own).get(name, own[name]))
-        rows = [{n: point.weight * g for n, g in row.items()} for row in looped(model, batch)]
+        rows = [
+            {n: point.weight * g for n, g in row.items()} for row in looped(model, batch, loss_fn)
+        ]
         total = (
             [{n: a[n] + b[n] for n in a} for a, b in zip(total, rows, strict=True)]
             if total

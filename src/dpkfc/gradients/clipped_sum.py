@@ -30,7 +30,7 @@ from dpkfc.gradients.layers import Call, Calls, Layer, device_of_layers, named_t
 from dpkfc.gradients.loss_function import LossFn
 from dpkfc.gradients.model_checks import check_finite
 from dpkfc.gradients.one_pass import example_gradient, follow_augmentation, follow_pass, move_batch
-from dpkfc.gradients.rules import settled
+from dpkfc.gradients.rules import form_blocks
 from dpkfc.gradients.state import ends_run, own_pass
 from dpkfc.linalg.metric import Metric, NamedTensors
 from dpkfc.rng_state import randomize_generators, restarter
@@ -277,7 +277,7 @@ class _Passes:
                 calls = tape.gradients(total)
             if self._moves_parameters:
                 # Whatever depends on the parameters is computed at this point.
-                calls = copy_inputs(self.layers, settled(self.layers, calls, len(losses)))
+                calls = copy_inputs(self.layers, form_blocks(self.layers, calls, len(losses)))
             return calls
 
     # -- one row at a time -------------------------------------------------------------------------

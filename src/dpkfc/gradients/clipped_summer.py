@@ -19,7 +19,7 @@ from dpkfc.gradients.clip import Clip, clip_factors
 from dpkfc.gradients.full_precision import full_precision
 from dpkfc.gradients.layer_matrices import add_gradients, map_groups, split_sum
 from dpkfc.gradients.layers import Calls, Layer
-from dpkfc.gradients.rules import joined_calls
+from dpkfc.gradients.rules import join_calls
 from dpkfc.gradients.subspace_clip import subspace_clipper_of
 from dpkfc.linalg.blocks import raise_precision
 from dpkfc.linalg.deferred_flags import defer_flags
@@ -112,7 +112,7 @@ class ClippedSummer:
                 name = layer.name
                 if name not in calls:
                     continue
-                block = joined_calls(layer, calls.pop(name), batch_size)
+                block = join_calls(layer, calls.pop(name), batch_size)
                 block = block.merge_rows(groups.count, groups.size)
                 method = self._clip.methods.get(name)
                 entry = self._metric.get(name)

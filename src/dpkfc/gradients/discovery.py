@@ -201,10 +201,8 @@ def _owners(model: nn.Module) -> Iterator[_Owner]:
 
 def _attention_owners(name: str, module: nn.Module, parameters: NamedTensors) -> Iterator[_Owner]:
     for paths, own_name in ((IN, name), (OUT, join_names(name, "out_proj"))):
-        own = {}
-        for role, path in paths.items():
-            if path in parameters:
-                own[role] = parameters[path]
+        present = paths.items()
+        own = {role: parameters[path] for role, path in present if path in parameters}
         yield _Owner(own_name, module, "linear", own, paths)
 
 
@@ -215,11 +213,11 @@ def _sharers(users: list[_Owner]) -> tuple[_Owner, ...]:
     does not use it.
     """
     ruled = {owner.module for owner in users if owner.rule not in _ALONE}
-    using = []
-    for owner in users:
-        if owner.rule not in _ALONE or ruled.isdisjoint(owner.module.modules()):
-            using.append(owner)
-    return tuple(using)
+    return tuple(
+        owner
+        for owner in users
+        if owner.rule not in _ALONE or ruled.isdisjoint(owner.module.modules())
+    )
 
 
 def _shared_rule(sharers: Sequence[_Owner], roles: Sequence[str]) -> str:
@@ -381,9 +379,7 @@ def _check_partition(model: nn.Module, layers: Iterable[Layer]) -> None:
             "the model has no trainable parameter: every requires_grad is False; set it where the"
             " model trains, or load an adapter with is_trainable=True"
         )
-    covered: list[str] = []
-    for layer in layers:
-        covered += layer.parameters.values()
+    covered = [name for layer in layers for name in layer.parameters.values()]
     if sorted(covered) != sorted(expected):
         differing = sorted(expected.keys() ^ set(covered))
         names = ", ".join(differing) or "a parameter counted twice"

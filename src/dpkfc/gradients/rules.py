@@ -83,12 +83,12 @@ def has_layer_rule(module: nn.Module) -> bool:
     return type(module) in _layer_rules
 
 
-def settled(layers: Sequence[Layer], calls: Calls, batch_size: int) -> Calls:
+def form_blocks(layers: Sequence[Layer], calls: Calls, batch_size: int) -> Calls:
     """Return the calls, with blocks in place of those that depend on the present parameters."""
     result: Calls = dict(calls)
     for layer in layers:
         if layer.runs_again and layer.name in calls:
-            joined = joined_calls(layer, calls[layer.name], batch_size)
+            joined = join_calls(layer, calls[layer.name], batch_size)
             result[layer.name] = [joined]
     return result
 
@@ -96,15 +96,13 @@ def settled(layers: Sequence[Layer], calls: Calls, batch_size: int) -> Calls:
 def blocks_of(layer: Layer, calls: Sequence[Any], batch_size: int) -> AnyBlock:
     """Return the contribution of a layer for a batch, all its calls joined.
 
-    The gradient is the SUM over calls. Arguments and errors are as in `joined_calls`.
+    The gradient is the SUM over calls. Arguments and errors are as in `join_calls`.
     """
-    joined = joined_calls(layer, calls, batch_size)
+    joined = join_calls(layer, calls, batch_size)
     return _pull_back(joined)
 
 
-def joined_calls(
-    layer: Layer, calls: Sequence[Any], batch_size: int
-) -> AnyBlock | ParametrizedBlock:
+def join_calls(layer: Layer, calls: Sequence[Any], batch_size: int) -> AnyBlock | ParametrizedBlock:
     """Return the block of some calls, with parametrized weights not pulled back yet.
 
     Rows of one group may be added before they are pulled back.
@@ -112,19 +110,14 @@ def joined_calls(
     Args:
         layer: the layer.
         calls: its calls in one forward pass, or in several whose gradients are to be added; or
-            blocks of `settled`.
+            blocks of `form_blocks`.
         batch_size: examples N.
 
     Raises:
         ValueError: an input or output without the batch, naming the layer.
     """
-    blocks: list[Any] = []
-    recorded: list[Call] = []
-    for call in calls:
-        if isinstance(call, Call):
-            recorded.append(call)
-        else:
-            blocks.append(call)
+    blocks = [call for call in calls if not isinstance(call, Call)]
+    recorded = [call for call in calls if isinstance(call, Call)]
     if recorded:
         with gathered(layer):
             inputs = [(call.args, call.kwargs) for call in recorded]
@@ -139,10 +132,7 @@ def _join(blocks: Sequence[Any]) -> Any:
     if len(blocks) == 1:
         return blocks[0]
     if all(isinstance(block, ParametrizedBlock) for block in blocks):
-        parts: list[Any] = []
-        for block in blocks:
-            parts += block.parts
-        return ParametrizedBlock(tuple(parts))
+        return ParametrizedBlock(tuple(part for block in blocks for part in block.parts))
     return join_uses([_pull_back(block) for block in blocks])
 
 
@@ -152,7 +142,7 @@ def _pull_back(block: AnyBlock | ParametrizedBlock) -> AnyBlock:
     return block
 
 
-def _join_calls(
+def _join_each(
     rule: Callable[[Layer, Call, int], AnyBlock],
     layer: Layer,
     calls: Sequence[Call],
@@ -194,9 +184,7 @@ _WITHOUT_CHANNELS = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
 
 def _plain_call(call: Call, x: Tensor, b: Tensor) -> Call:
     """Return a call with one input and the gradient at its one output."""
-    arguments = (x,)
-    gradients = [raise_precision(b)]
-    return replace(call, args=arguments, kwargs={}, output_gradients=gradients)
+    return replace(call, args=(x,), kwargs={}, output_gradients=[raise_precision(b)])
 
 
 def _linear(layer: Layer, call: Call, batch_size: int) -> Outer:
@@ -208,17 +196,14 @@ def _linear(layer: Layer, call: Call, batch_size: int) -> Outer:
         return Outer(ones, b)
     x = call.input.to(b.dtype)
     a = x.reshape(batch_size, -1, x.shape[-1])
-    has_bias = "bias" in layer.parameters
-    return Outer(a, b, homogeneous=has_bias)
+    return Outer(a, b, homogeneous="bias" in layer.parameters)
 
 
 def _conv(layer: Layer, call: Call, batch_size: int) -> ConvBlock:
     module: Any = call.module
     b = call.gradient
-    x = call.input.to(b.dtype)
-    views = len(b) // batch_size
-    block = conv_block(module, x, b)
-    return replace(block, views=views)
+    block = conv_block(module, call.input.to(b.dtype), b)
+    return replace(block, views=len(b) // batch_size)
 
 
 def _parametrized(layer: Layer, calls: Sequence[Call], batch_size: int) -> ParametrizedBlock:
@@ -233,11 +218,8 @@ def _parametrized(layer: Layer, calls: Sequence[Call], batch_size: int) -> Param
             blocks.append(_linear(plain, call, batch_size))
             continue
         block = _conv(plain, call, batch_size)
-        has_weight = "weight" in pulls
-        has_bias = "bias" in pulls
-        blocks.append(replace(block, weight=has_weight, bias=has_bias))
-    part = (_join(blocks), pulls)
-    return ParametrizedBlock((part,))
+        blocks.append(replace(block, weight="weight" in pulls, bias="bias" in pulls))
+    return ParametrizedBlock(((_join(blocks), pulls),))
 
 
 def _embedding(layer: Layer, call: Call, batch_size: int) -> Lookup:
@@ -369,12 +351,12 @@ def _recurrent(layer: Layer, calls: Sequence[Call], batch_size: int) -> PerExamp
 
 
 _RULES: dict[str, Callable[[Layer, Sequence[Call], int], Any]] = {
-    "linear": partial(_join_calls, _linear),
-    "conv": partial(_join_calls, _conv),
-    "embedding": partial(_join_calls, _embedding),
-    "norm": partial(_join_calls, _norm),
-    "custom": partial(_join_calls, _custom),
-    "fallback": partial(_join_calls, _fallback),
+    "linear": partial(_join_each, _linear),
+    "conv": partial(_join_each, _conv),
+    "embedding": partial(_join_each, _embedding),
+    "norm": partial(_join_each, _norm),
+    "custom": partial(_join_each, _custom),
+    "fallback": partial(_join_each, _fallback),
     "recurrent": _recurrent,
     "tied": _tied,
     "computed": _parametrized,

@@ -220,12 +220,8 @@ class SharedUses:
         """
         tensors = tensors_of((args, kwargs))
         rank = max(x.dim() for x in tensors)
-        axes = set()
-        for x in tensors:
-            own = self.tracker.axis(x)
-            if own is not None:
-                missing = rank - x.dim()
-                axes.add(own.shifted(missing))
+        own_axes = [(self.tracker.axis(x), rank - x.dim()) for x in tensors]
+        axes = {axis.shifted(missing) for axis, missing in own_axes if axis is not None}
         if len(axes) != 1:
             return args, kwargs
         axis = axes.pop()
@@ -326,11 +322,8 @@ def pulled_back(
     Returns:
         For each target `[N, ...]` of its shape, None where no meeting depends on it.
     """
-    sources = []
-    rows = []
-    for meeting in meetings:
-        gradient = arrived[meeting.edge]
-        if gradient is not None:
-            sources.append(meeting.source)
-            rows.append(meeting.gradients(gradient, size).to(meeting.source.dtype))
+    found = [(x, arrived[x.edge]) for x in meetings]
+    used = [(meeting, gradient) for meeting, gradient in found if gradient is not None]
+    sources = [meeting.source for meeting, _ in used]
+    rows = [x.gradients(gradient, size).to(x.source.dtype) for x, gradient in used]
     return pull_rows(sources, rows, targets, size)

@@ -7,7 +7,7 @@ examples share meet the examples. Nothing stays on the model once the tape is cl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +29,7 @@ from dpkfc.gradients.autograd_graph import (
     is_differentiable,
 )
 from dpkfc.gradients.eager_mode import is_in_backward, run_eagerly
+from dpkfc.gradients.hook import Hook
 from dpkfc.gradients.layer_matrices import add_blocks, blocks_of_one
 from dpkfc.gradients.layers import (
     Arguments,
@@ -74,36 +75,6 @@ class _Record:
     edges: list[GradientEdge | None]
     versions: list[tuple[Tensor, int]]
     is_public: bool
-
-
-class Hook:
-    """A hook of the model. Copies and pickles of the model hold an inactive one."""
-
-    def __init__(self, function: Callable[..., Any] | None = None) -> None:
-        self._function = function
-        self.__name__ = "dpkfc_hook"
-
-    def __call__(self, *arguments: Any) -> Any:
-        """Call the function, if there is one."""
-        if self._function is not None:
-            return self._function(*arguments)
-        return None
-
-    @property
-    def __globals__(self) -> dict[str, Any]:
-        """Refuse torch.jit.script, which alone reads this attribute to compile a hook."""
-        raise RuntimeError(
-            "torch.jit.script would compile the hooks of the privacy engine with the model; call "
-            "engine.close() first"
-        )
-
-    @property
-    def is_active(self) -> bool:
-        """Whether the hook still calls a function."""
-        return self._function is not None
-
-    def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
-        return Hook, ()
 
 
 class Tape:
@@ -480,10 +451,8 @@ class Tape:
         """Return the ids of the parameters whose layers were called."""
         covered = set()
         for record in self._records:
-            for layer in record.layers:
-                for role in layer.parameters:
-                    p = layer.tensor(role, record.call.module)
-                    covered.add(id(find_graph_tensor(p)))
+            parameters = _parameters_of(record.call.module, record.layers) or ()
+            covered.update(id(find_graph_tensor(p)) for p in parameters)
         return covered
 
     def backward(self, losses: Tensor) -> Calls:
@@ -514,12 +483,11 @@ class Tape:
         if self.size == 1 and not self.lenient:
             return blocks_of_one(self.layers, gradient_of(self.model, total))
         batched = [record for record in records if not record.is_public]
-        all_edges = [edge for record in batched for edge in record.edges]
         uses: list[Any] = [*self._meetings, *self._weights]
+        all_edges = [edge for record in batched for edge in record.edges]
         all_edges += [use.edge for use in uses]
-        gradients: dict[Any, Tensor | None] = dict.fromkeys(all_edges)
-        gradients.pop(None, None)
-        edges = list(gradients)
+        edges = [edge for edge in dict.fromkeys(all_edges) if edge is not None]
+        gradients: dict[Any, Tensor | None] = {}
         if edges:
             keeps_graph = bool(self._meetings)
             arrived = torch.autograd.grad(total, edges, allow_unused=True, retain_graph=keeps_graph)

@@ -35,13 +35,13 @@ from dpkfc.config import Plan
 from dpkfc.distributed.fsdp import list_group_members, trainable_tensors
 from dpkfc.gradients.clipped_summer import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.hook import Hook
 from dpkfc.gradients.layers import Arguments, Keywords
 from dpkfc.gradients.model_checks import check_finite, refuse_gradient_hooks
 from dpkfc.gradients.optimizer_step import check_optimizer, is_nested_step, register_first_post_hook
 from dpkfc.gradients.replica import Replica, replicate_variables
 from dpkfc.gradients.state import StateChangedError, erase_written
 from dpkfc.gradients.state_check import checked_state
-from dpkfc.gradients.tape import Hook
 from dpkfc.integrations._opacus_batch import (
     BatchRecording,
     PhysicalBatch,
