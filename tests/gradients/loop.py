@@ -19,6 +19,8 @@ from dpkfc.gradients.layer_matrices import split_sum
 from dpkfc.gradients.layers import Calls, Layer
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
+from tests.zoo.brute_force import clipped_sum as sum_clipped
+from tests.zoo.brute_force import gradients_of_each, norm_of
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -52,28 +54,11 @@ def taped(model: nn.Module, loss: Loss, batch: Any, n: int) -> list[dict[str, Te
     return rows
 
 
-def looped(model: nn.Module, loss: Loss, singles: Sequence[Any]) -> list[dict[str, Tensor]]:
-    """The same by plain autograd, one example after the other."""
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    rows = []
-    for single in singles:
-        grads = torch.autograd.grad(
-            loss(model, single).sum(), list(parameters.values()), allow_unused=True
-        )
-        rows.append(
-            {
-                n: torch.zeros_like(p) if g is None else g.to_dense()
-                for (n, p), g in zip(parameters.items(), grads, strict=True)
-            }
-        )
-    return rows
-
-
 def assert_equals_a_loop(model: nn.Module, loss: Loss, batch: Any, singles: Sequence[Any]) -> None:
     """Every parameter's gradient of every example, their norms and their clipped sum, to the last
     bits of float64.
     """
-    expected = looped(model, loss, singles)
+    expected = gradients_of_each(model, singles, loss)
     _assert_clipped(model, loss, batch, singles, expected)
     try:
         found = taped(model, loss, batch, len(singles))
@@ -114,9 +99,7 @@ def _assert_clipped(
     proved.
     """
     n = len(expected)
-    norms = torch.stack(
-        [torch.stack([g.square().sum() for g in row.values()]).sum().sqrt() for row in expected]
-    )
+    norms = torch.tensor([norm_of(row) for row in expected], dtype=torch.float64)
     bound = float(norms.median()) + 1e-9
     own = [i for i, x in enumerate(batch) if isinstance(x, Tensor) and x.dim() and x.shape[0] == n]
 
@@ -136,10 +119,7 @@ def _assert_clipped(
         one_record=lambda i: tuple(singles[i][place] for place in own),
     )
     torch.testing.assert_close(found, norms, rtol=1e-9, atol=1e-10)
-    for name in expected[0]:
-        clipped = sum(
-            min(1.0, bound / float(n)) * row[name] for n, row in zip(norms, expected, strict=True)
-        )
+    for name, clipped in sum_clipped(expected, bound).items():
         torch.testing.assert_close(
             total[name], clipped, rtol=1e-8, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
         )

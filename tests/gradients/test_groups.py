@@ -11,6 +11,9 @@ from dpkfc.gradients.clip import Clip
 from dpkfc.gradients.clipped_sum import clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from tests.gradients.cases import CASES, Case, build, loss_fn, reader
+from tests.gradients.whitened import looped
+from tests.zoo.brute_force import clipped_sum as clipped_sum_of
+from tests.zoo.brute_force import norm_of
 
 SIZES = (3, 1, 2, 3)
 
@@ -29,25 +32,13 @@ def brute_force(
     model: nn.Module, batch: tuple[Tensor, Tensor], reduction: str, bound: float
 ) -> tuple[dict[str, Tensor], Tensor]:
     """One unit at a time: the gradient of the mean (sum) of its losses, clipped."""
-    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    total, norms = {n: torch.zeros_like(p) for n, p in parameters.items()}, []
+    rows = looped(model, batch, loss_fn)
+    units = []
     for row in table():
-        own = row[row >= 0]
-        losses = torch.stack(
-            [loss_fn(model, (batch[0][i : i + 1], batch[1][i : i + 1]))[0] for i in own]
-        )
-        grads = torch.autograd.grad(
-            getattr(losses, reduction)(), list(parameters.values()), allow_unused=True
-        )
-        found = {
-            n: torch.zeros_like(p) if g is None else g
-            for (n, p), g in zip(parameters.items(), grads, strict=True)
-        }
-        norm = torch.sqrt(sum(g.square().sum() for g in found.values()))
-        norms.append(norm)
-        for name, g in found.items():
-            total[name] += g * min(1.0, bound / float(norm))
-    return total, torch.stack(norms)
+        own = [rows[i] for i in row[row >= 0]]
+        weight = 1 / len(own) if reduction == "mean" else 1.0
+        units.append({name: weight * sum(g[name] for g in own) for name in own[0]})
+    return clipped_sum_of(units, bound), torch.tensor([norm_of(g) for g in units]).double()
 
 
 def summed(model, layers, clip, data, batches) -> tuple[dict[str, Tensor], Tensor]:

@@ -16,8 +16,8 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.metric import Elementwise, Kronecker, Metric
 from dpkfc.linalg.sides import Dense, Diagonal, Identity, LowRank, Side
-from tests.gradients.loop import looped as differentiate_each
 from tests.gradients.loop import record
+from tests.zoo.brute_force import clipped_sum, gradients_of_each, norm_of
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -113,7 +113,7 @@ def size_of(batch: Any) -> int:
 def looped(model: nn.Module, batch: Any, loss_fn: Loss) -> list[dict[str, Tensor]]:
     """The gradient of every single example by plain autograd."""
     singles = [example_rows(batch, [i]) for i in range(size_of(batch))]
-    return differentiate_each(model, loss_fn, singles)
+    return gradients_of_each(model, singles, loss_fn)
 
 
 def clipped(
@@ -145,27 +145,23 @@ def check(
         for layer in layers:
             row.update(whiten(layer, metric.get(layer.name), grads))
         rows.append(row)
-    exact = torch.stack([torch.sqrt(sum(g.square().sum() for g in row.values())) for row in rows])
+    exact = torch.tensor([norm_of(row) for row in rows], dtype=torch.float64)
     c = float(exact.median())
     norms, total = clipped(model, layers, batch, loss_fn, c, metric)
     torch.testing.assert_close(norms, exact, rtol=tolerance, atol=1e-12)
     assert bool((norms >= exact * (1 - 1e-14)).all())
     assert set(total) == {name for name, p in model.named_parameters() if p.requires_grad}
-    size = float(torch.sqrt(sum(g.square().sum() for g in total.values())))
     parts = [
         clipped(model, layers, example_rows(batch, [i]), loss_fn, c, metric)[1]
         for i in range(len(rows))
     ]
-    for name in total:
-        expected = sum(
-            min(1.0, c / float(n)) * row[name] for n, row in zip(exact, rows, strict=True)
-        )
+    for name, expected in clipped_sum(rows, c).items():
         for found in (total[name], sum(part[name] for part in parts)):
             assert found.shape == expected.shape
             torch.testing.assert_close(
                 found,
                 expected,
                 rtol=tolerance,
-                atol=tolerance * size,
+                atol=tolerance * norm_of(total),
                 msg=lambda m, name=name: f"{name}: {m}",
             )

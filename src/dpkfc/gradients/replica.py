@@ -444,9 +444,10 @@ class Replica:
         for module, (before, own) in self.modules.items():
             old, new = before["_parameters"], own["_parameters"]
             for name in {**old, **new}:
-                pair = [None if x is NOTHING else x for x in (read(old, name), read(new, name))]
-                if pair[0] is not pair[1]:
-                    yield join_names(self.paths[module], name), *pair
+                pair = (read(old, name), read(new, name))
+                one, other = (None if x is NOTHING else x for x in pair)
+                if one is not other:
+                    yield join_names(self.paths[module], name), one, other
 
     def find_lost(self) -> tuple[str, Any] | None:
         """Return a value that has changed and has no copy, and the variable that reaches it."""

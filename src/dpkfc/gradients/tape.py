@@ -449,7 +449,7 @@ class Tape:
 
     def _covered_parameters(self) -> set[int]:
         """Return the ids of the parameters whose layers were called."""
-        covered = set()
+        covered: set[int] = set()
         for record in self._records:
             parameters = _parameters_of(record.call.module, record.layers) or ()
             covered.update(id(find_graph_tensor(p)) for p in parameters)

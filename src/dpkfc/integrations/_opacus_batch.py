@@ -856,7 +856,7 @@ def find_public_lengths(
     varied = [(i, dim) for i, dim in places if len({x[i][dim] for x in shapes}) > 1]
     maps: list[Mapping[int, int]] = []
     for public in shapes:
-        lengths = {}
+        lengths: dict[int, int] = {}
         for step in (-1, 1, 0):
             lengths |= {own[i][dim] + step: public[i][dim] + step for i, dim in varied}
         maps.append(lengths)
