@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dpkfc.tracking.batch_rules import Operation, tensors_in
 from dpkfc.tracking.modes import follow
-from dpkfc.tracking.states import BatchAxis, State, Total, Unknown
+from dpkfc.tracking.states import BatchAxis, Parametric, State, Total, Unknown
 from dpkfc.tracking.tracker import Tracker
 
 Draw = Callable[[Sequence[int]], Tensor]
@@ -126,9 +126,10 @@ class Watched(Tracker):
         super().__init__(size)
         self.names: set[str] = set()
 
-    def _apply(self, operation: Operation, has_total: bool) -> Any:
-        self.names.add(operation.name)
-        return super()._apply(operation, has_total)
+    def _states_of_outputs(self, operation: Operation, states: Mapping[type, State]) -> Any:
+        if states.keys() & {BatchAxis, Total} and not states.keys() & {Unknown, Parametric}:
+            self.names.add(operation.name)
+        return super()._states_of_outputs(operation, states)
 
 
 def run(

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from dpkfc.tracking import batch_rules as rule_table
@@ -19,9 +20,15 @@ from dpkfc.tracking.tracker import Tracker
 N, T, D = 3, 4, 2
 
 
-def test_a_write_into_a_part_makes_the_buffer_and_its_views_batched():
-    tracker, x = Tracker(N), torch.rand(N, D)
+def follow_rows(*shape: int) -> tuple[Tracker, Tensor]:
+    """A tracker, and random rows of examples that it knows."""
+    tracker, x = Tracker(shape[0]), torch.rand(*shape)
     tracker.set_state(x, BatchAxis(0))
+    return tracker, x
+
+
+def test_a_write_into_a_part_makes_the_buffer_and_its_views_batched():
+    tracker, x = follow_rows(N, D)
     with follow(tracker):
         buffer = torch.zeros(N, T, D)
         before = buffer.transpose(0, 1)
@@ -71,8 +78,7 @@ PARTIAL_WRITES = [
 
 def _follow_write(write, table):
     """Return the state of a public table behind a write of the examples into it."""
-    tracker, x = Tracker(N), torch.rand(N, D)
-    tracker.set_state(x, BatchAxis(0))
+    tracker, x = follow_rows(N, D)
     with follow(tracker):
         target = table.clone()
         write(target, x)
@@ -98,8 +104,7 @@ def test_rows_of_places_that_are_written_over_are_gone(write):
 
 
 def test_unfilled_memory_takes_the_examples_part_by_part():
-    tracker, x = Tracker(N), torch.rand(N, D)
-    tracker.set_state(x, BatchAxis(0))
+    tracker, x = follow_rows(N, D)
     with follow(tracker):
         buffer = torch.empty(N, D)
         buffer[:, 0] = x[:, 0]
@@ -109,8 +114,7 @@ def test_unfilled_memory_takes_the_examples_part_by_part():
 
 
 def test_outputs_given_in_a_list_depend_on_the_examples():
-    tracker, x = Tracker(N), torch.rand(N, D)
-    tracker.set_state(x, BatchAxis(0))
+    tracker, x = follow_rows(N, D)
     with follow(tracker):
         parts = [torch.empty(N, 1), torch.empty(N, 1)]
         torch.split_with_sizes_copy(x, [1, 1], 1, out=parts)
@@ -120,8 +124,7 @@ def test_outputs_given_in_a_list_depend_on_the_examples():
 
 
 def test_a_view_of_a_view_sees_a_later_write_into_the_base():
-    tracker, x = Tracker(N), torch.rand(N, T, D)
-    tracker.set_state(x, BatchAxis(0))
+    tracker, x = follow_rows(N, T, D)
     with follow(tracker):
         buffer = torch.zeros(N, T, D)
         nested = buffer[:, 0][:, 1:]
@@ -130,8 +133,7 @@ def test_a_view_of_a_view_sees_a_later_write_into_the_base():
 
 
 def test_a_write_along_another_axis_makes_every_view_unknown():
-    tracker, x = Tracker(N), torch.rand(N, N)
-    tracker.set_state(x, BatchAxis(0))
+    tracker, x = follow_rows(N, N)
     with follow(tracker):
         buffer = torch.zeros(N, N)
         view = buffer[:, 1:]
@@ -157,8 +159,7 @@ def test_a_view_whose_base_mixes_examples_is_unknown_beside_other_examples():
 
 @pytest.mark.parametrize(("start", "state"), [(N, BatchAxis(0, pre=2)), (1, None)])
 def test_a_write_beside_the_places_of_the_examples_is_unknown(start, state):
-    tracker, x = Tracker(N), torch.rand(N, D)
-    tracker.set_state(x, BatchAxis(0))
+    tracker, x = follow_rows(N, D)
     with follow(tracker):
         buffer = torch.zeros(2 * N, D)
         buffer[start : start + N] = x
@@ -232,8 +233,7 @@ def test_running_statistics_of_an_instance_norm_are_a_failure():
 
 @pytest.mark.parametrize("share", [torch.Tensor.detach, lambda x: x.data])
 def test_a_write_into_shared_memory_is_a_failure(share):
-    tracker, x = Tracker(N), torch.rand(N, T)
-    tracker.set_state(x, BatchAxis(0))
+    tracker, x = follow_rows(N, T)
     with follow(tracker):
         buffer = torch.zeros(N, T)
         shared = share(buffer)
@@ -243,8 +243,7 @@ def test_a_write_into_shared_memory_is_a_failure(share):
 
 
 def test_a_write_in_inference_mode_is_a_failure():
-    tracker, x = Tracker(N), torch.rand(N, T)
-    tracker.set_state(x, BatchAxis(0))
+    tracker, x = follow_rows(N, T)
     with follow(tracker), torch.inference_mode():
         torch.zeros(N, T)[:, 1:].copy_(x[:, 1:])
     assert tracker.failure is not None
@@ -281,8 +280,7 @@ def test_a_write_in_inference_mode_is_a_failure():
     ],
 )
 def test_values_that_leave_torch_are_a_failure(read):
-    tracker, x = Tracker(N), torch.rand(N, T)
-    tracker.set_state(x, BatchAxis(0))
+    tracker, x = follow_rows(N, T)
     with follow(tracker):
         read(x)
     assert tracker.failure is not None
@@ -304,8 +302,7 @@ def test_values_that_leave_torch_are_a_failure(read):
 )
 def test_values_that_an_operation_refuses_are_a_failure(call):
     """The program may catch the error and go on in another way, for all examples."""
-    tracker, x = Tracker(N), torch.rand(N, T)
-    tracker.set_state(x, BatchAxis(0))
+    tracker, x = follow_rows(N, T)
     with follow(tracker):
         with pytest.raises((RuntimeError, IndexError)):
             call(x)
@@ -333,8 +330,7 @@ def test_values_that_an_operation_refuses_may_be_public():
     ],
 )
 def test_shapes_and_public_values_may_be_read(read):
-    tracker, x = Tracker(N), torch.rand(N, T)
-    tracker.set_state(x, BatchAxis(0))
+    tracker, x = follow_rows(N, T)
     with follow(tracker):
         read(x)
     assert tracker.failure is None
@@ -353,8 +349,7 @@ def test_shapes_and_public_values_may_be_read(read):
     ],
 )
 def test_tensors_made_of_single_values_are_unknown(make):
-    tracker, x = Tracker(N), torch.rand(N, T)
-    tracker.set_state(x, BatchAxis(0))
+    tracker, x = follow_rows(N, T)
     with follow(tracker):
         made = make(x)
     assert isinstance(tracker.state(made), Unknown)
@@ -371,8 +366,7 @@ def test_tensors_made_of_single_values_are_unknown(make):
     ],
 )
 def test_numbers_of_a_generator_of_the_program_belong_to_places(draw):
-    tracker, x = Tracker(N), torch.rand(N, T)
-    tracker.set_state(x, BatchAxis(0))
+    tracker, x = follow_rows(N, T)
     with follow(tracker):
         known = draw(x, torch.Generator().manual_seed(0))
         unknown = draw(x, None)
@@ -431,8 +425,7 @@ def test_a_parameter_outside_its_layer_makes_the_result_unknown():
 
 
 def test_a_paused_tracker_follows_nothing():
-    tracker, x = Tracker(N), torch.rand(N, T)
-    tracker.set_state(x, BatchAxis(0))
+    tracker, x = follow_rows(N, T)
     with follow(tracker):
         tracker.pause()
         y = x * 2
@@ -451,8 +444,7 @@ def test_a_paused_tracker_follows_nothing():
     ],
 )
 def test_numbers_of_another_generator_belong_to_no_example(draw):
-    tracker, x = Tracker(N), torch.rand(N, T)
-    tracker.set_state(x, BatchAxis(0))
+    tracker, x = follow_rows(N, T)
     with follow(tracker):
         y = x * draw(x, torch.Generator())
     assert isinstance(tracker.state(y), Unknown)
@@ -484,8 +476,7 @@ def test_a_read_is_harmless_only_inside_the_listed_function(is_own):
         SOURCE.replace("return read(x)", "return read(x)" if is_own else "return bool(x.any())"),
         space,
     )
-    tracker, x = Tracker(N), torch.rand(N, D)
-    tracker.set_state(x, BatchAxis(0))
+    tracker, x = follow_rows(N, D)
     with follow(tracker):
         space["_ignore_causal_mask_sdpa"](lambda y: bool(y.any()), x)
     assert (tracker.failure is not None) == is_own
@@ -500,8 +491,7 @@ def test_a_read_is_harmless_only_inside_the_listed_function(is_own):
     ],
 )
 def test_a_total_in_place_is_that_of_the_plain_operation(in_place, plain):
-    tracker, x = Tracker(N), torch.rand(N)
-    tracker.set_state(x, BatchAxis(0))
+    tracker, x = follow_rows(N)
     with follow(tracker):
         first = in_place(x.sum())
         second = plain(x.sum())
@@ -526,8 +516,7 @@ def test_a_rule_of_the_user_decides_and_must_name_every_output(monkeypatch):
         for name, rule in rules.items():
             if rule is not None:
                 register_batch_rule("dpkfc_test::halves", rule)
-            tracker, x = Tracker(N), torch.rand(N, D)
-            tracker.set_state(x, BatchAxis(0))
+            tracker, x = follow_rows(N, D)
             with follow(tracker):
                 states[name] = list(map(tracker.state, torch.ops.dpkfc_test.halves(x)))
     assert states["full"] == [BatchAxis(0)] * 2
