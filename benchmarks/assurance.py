@@ -69,7 +69,8 @@ PROMISES: dict[str, tuple[str, str]] = {
 }
 # The step from a batch to the weights.
 STEP = ("config.py", "session.py", "preconditioning.py", "release_pipeline.py")
-STEP += ("step_record.py", "shared_ledger.py", "verification", "public_rows.py")
+STEP += ("step_record.py", "shared_ledger.py", "loss_check.py", "verification")
+STEP += ("public_rows.py",)
 STEP += ("tracking", "rng_state.py", "distributed", "gradients", "graph", "linalg", "curvature")
 STEP += ("postprocess", "privacy", "data")
 RUN = tuple(f"app/{name}.py" for name in ("train", "processes", "metrics", "run_folder"))

@@ -101,6 +101,7 @@ FILES = (
     "session.py",
     "config.py",
     "step_record.py",
+    "loss_check.py",
     "checkpoint.py",
     "tracking/tracker.py",
     "tracking/batch_rules.py",

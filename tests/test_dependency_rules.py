@@ -34,7 +34,7 @@ LIBRARY |= {
     "convex",
 }
 LIBRARY |= {"graph", "callbacks", "weights", "weights_record"}
-LIBRARY |= {"early_stopping", "shared_ledger", "step_record"}
+LIBRARY |= {"early_stopping", "loss_check", "shared_ledger", "step_record"}
 EVERYWHERE = {"_checks", "_errors", "allocator", "clipping", "torchrun"}
 ALLOWED = {
     "_checks": set(),
@@ -68,6 +68,7 @@ ALLOWED = {
     "shared_ledger": {"config", "checkpoint", "distributed", "privacy"},
     "step_record": {"privacy"},
     "early_stopping": {"gradients"},
+    "loss_check": {"gradients", "public_rows", "verification"},
     "convex": {"config", "curvature", "postprocess", "privacy"},
     "session": LIBRARY | {"report"},  # `write_card` imports it when it is called
     "": LIBRARY,  # dpkfc/__init__.py

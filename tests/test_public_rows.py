@@ -176,7 +176,12 @@ def outcome(first: Any) -> Any:
         with Session(
             plan, model, torch.optim.SGD(model.parameters(), 0.1), rows, collate_fn=collate
         ) as session:
-            session._maybe_verify(lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none"))
+            session._loss_check.check(
+                lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none"),
+                rows,
+                session._loader.collate,
+                bound=None,
+            )
             text = session.gradients
     return text, [str(w.message) for w in shown]
 

@@ -40,10 +40,11 @@ from dpkfc.gradients.clipped_sum import GradientMode, clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.evaluation_points import EvaluationPoint
 from dpkfc.gradients.layers import device_of_layers
-from dpkfc.gradients.loss_function import LossFn, identify_program
+from dpkfc.gradients.loss_function import LossFn
 from dpkfc.gradients.model_checks import check_unchanged
 from dpkfc.gradients.moment_sum import sum_second_moments
 from dpkfc.gradients.optimizer_step import check_moved, check_optimizer, step_on_release, traces
+from dpkfc.loss_check import LossCheck
 from dpkfc.memory import MicroBatchSize
 from dpkfc.postprocess.pipeline import PostprocessPipeline, check_with_optimizer
 from dpkfc.postprocess.weight_average import WeightAverage
@@ -53,12 +54,11 @@ from dpkfc.privacy.extra_releases import ExtraRelease, charge_extra
 from dpkfc.privacy.gaussian_pairs import Floats
 from dpkfc.privacy.ledger import BudgetExhausted, LedgerError
 from dpkfc.privacy.mechanism import ClippedSum, Released, release_vector
-from dpkfc.public_rows import find_template
 from dpkfc.release_pipeline import ReleasePipeline, set_gradients
 from dpkfc.shared_ledger import open_shared_ledger
 from dpkfc.step_record import PRIVATE_FIGURES, Batch, StepRecord, step_record
 from dpkfc.tensors import Groups, NamedTensors, Tensors, copy_tensors, unique_tensors
-from dpkfc.verification.check import check_on_public_rows, check_verify_setting
+from dpkfc.verification.check import check_verify_setting
 from dpkfc.weights import ReleasedWeights, check_recorded_weights, record_weights
 
 _log = logging.getLogger(__name__)
@@ -200,11 +200,17 @@ class Session:
         self._match_ledger(steps, extra)
         self._average = WeightAverage(config.weight_average, self._parameters)
         self._pending: Batch | None = None
-        self._verify = check_verify_setting(verify)
-        self._public_records = public_records
         self._gradient_mode = self._make_gradient_mode()
-        self._verified: set[Any] = set()
-        self._unverified_reason = ""
+        self._loss_check = LossCheck(
+            model,
+            self.layers,
+            self._gradient_mode,
+            verify=check_verify_setting(verify),
+            expected_rows=config.expected_rows,
+            public_records=public_records,
+            augment=augment,
+            is_sharded=self._is_sharded,
+        )
         self._failed_rows = 0  # PRIVATE
         self._weights = ReleasedWeights(model)
         self._is_first_step = True
@@ -442,7 +448,7 @@ class Session:
 
     def _clipped_sum(self, batch: Batch, loss_fn: LossFn) -> tuple[Tensors, Tensor]:
         """Return the clipped sum of this rank's units and their private norms."""
-        self._maybe_verify(loss_fn)
+        self._loss_check.check(loss_fn, self._dataset, self._loader.collate, self._size.bound)
         config = self.plan.config
         views = config.augmentations
         rows = np.asarray(batch.rows if self._share else self._ranks.shard(batch.rows))
@@ -515,64 +521,15 @@ class Session:
             repeatable=self.plan.test_mode,
         )
 
-    def _maybe_verify(self, loss_fn: LossFn) -> None:
-        """Check a loss on public rows before its first release."""
-        program = identify_program(loss_fn)
-        if not self._verify or program in self._verified:
-            return
-        self._gradient_mode.unproved_operation = None
-        self._gradient_mode.is_checked = False
-        if self._gradient_mode.graph is not None:
-            self._gradient_mode.graph.refusal = None
-        template = find_template(self._dataset, self._public_records)
-        template.warn(stacklevel=4)
-        verdict = check_on_public_rows(
-            self.model,
-            self.layers,
-            loss_fn,
-            template.attempts(self._loader.collate, device_of_layers(self.layers)),
-            expected=self.plan.config.expected_rows,
-            bound=self._size.bound,
-            augment=self._augment,
-            strict=self._verify == "strict",
-        )
-        unproved = verdict.operation
-        if self._is_sharded and unproved is not None:
-            raise ValueError(
-                f"{unproved.operation}: {unproved.reason[:60]}; a model divided by fully_shard"
-                " needs a proved batch axis: register_batch_rule"
-            )
-        self._verified.add(program)
-        self._gradient_mode.unproved_operation = unproved
-        # A failing record of one process would leave the others of a divided model waiting.
-        self._gradient_mode.is_checked = verdict.is_accepted and not self._is_sharded
-        if unproved is not None:
-            _log.warning("%s", self.gradients)
-        self._unverified_reason = ""
-        if verdict.unchecked:
-            self._unverified_reason = f": {verdict.unchecked.splitlines()[0][:60]}"
-        verdict.warn(stacklevel=4)
-
     @property
     def unproved_operation(self) -> str:
         """The operation that forces one pass for each example; "" if the batch axis is proved."""
-        operation = self._gradient_mode.unproved_operation
-        return "" if operation is None else operation.operation
+        return self._loss_check.unproved_operation
 
     @property
     def gradients(self) -> str:
         """How the gradients of examples are computed, the reason, and whether that was checked."""
-        checked = ""
-        if not self._verified or self._unverified_reason:
-            checked = f"; not checked on public rows{self._unverified_reason}"
-        unproved = self._gradient_mode.unproved_operation
-        if unproved is None:
-            return f"whole micro-batches, with a proved batch axis{checked}"
-        return (
-            f"one example at a time, since {unproved.operation} hides the batch axis "
-            f"({unproved.reason}): a micro-batch of n examples takes n passes; register_batch_rule "
-            f"makes it one{checked}"
-        )
+        return self._loss_check.gradients
 
     @property
     def preconditioner(self) -> PreconditionerState | None:

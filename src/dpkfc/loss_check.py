@@ -1,0 +1,121 @@
+"""Check each loss of a session on public rows, and say how gradients of examples are computed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from dpkfc.gradients.augmentation import Augmentation
+from dpkfc.gradients.clipped_sum import GradientMode
+from dpkfc.gradients.layers import Layer, device_of_layers
+from dpkfc.gradients.loss_function import LossFn, identify_program
+from dpkfc.public_rows import find_template
+from dpkfc.verification.check import check_on_public_rows
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class LossCheck:
+    """Checks each loss once, before its first private pass.
+
+    Attributes:
+        model: in training.
+        layers: its layers.
+        mode: how the gradients of the session are computed, which a check may change.
+        verify: as of `Session`.
+        expected_rows: rows of a logical batch, on average.
+        public_records: as of `Session`.
+        augment: as of `Session`.
+        is_sharded: whether the model is divided between processes.
+    """
+
+    model: nn.Module
+    layers: Sequence[Layer]
+    mode: GradientMode
+    verify: bool | str
+    expected_rows: int
+    public_records: Sequence[Any] | None
+    augment: Augmentation | None
+    is_sharded: bool
+    _checked: set[Hashable] = field(default_factory=set)
+    _unchecked_reason: str = ""
+
+    def check(
+        self,
+        loss_fn: LossFn,
+        dataset: Any,
+        collate: Callable[[list[Any]], Any],
+        bound: int | None,
+    ) -> None:
+        """Check a loss on public rows, unless that was done before.
+
+        Args:
+            loss_fn: of this step.
+            dataset: whose types and shapes public rows take.
+            collate: makes a batch of records.
+            bound: most rows of a micro-batch, None for no bound.
+
+        Raises:
+            ValueError: examples mix, or a sharded model has an operation that is not proved.
+        """
+        program = identify_program(loss_fn)
+        if not self.verify or program in self._checked:
+            return
+        self.mode.unproved_operation = None
+        self.mode.is_checked = False
+        if self.mode.graph is not None:
+            self.mode.graph.refusal = None
+        template = find_template(dataset, self.public_records)
+        template.warn(stacklevel=4)
+        verdict = check_on_public_rows(
+            self.model,
+            self.layers,
+            loss_fn,
+            template.attempts(collate, device_of_layers(self.layers)),
+            expected=self.expected_rows,
+            bound=bound,
+            augment=self.augment,
+            strict=self.verify == "strict",
+        )
+        unproved = verdict.operation
+        if self.is_sharded and unproved is not None:
+            raise ValueError(
+                f"{unproved.operation}: {unproved.reason[:60]}; a model divided by fully_shard"
+                " needs a proved batch axis: register_batch_rule"
+            )
+        self._checked.add(program)
+        self.mode.unproved_operation = unproved
+        # A failing record of one process would leave the others of a divided model waiting.
+        self.mode.is_checked = verdict.is_accepted and not self.is_sharded
+        if unproved is not None:
+            _log.warning("%s", self.gradients)
+        self._unchecked_reason = ""
+        if verdict.unchecked:
+            self._unchecked_reason = f": {verdict.unchecked.splitlines()[0][:60]}"
+        verdict.warn(stacklevel=4)
+
+    @property
+    def unproved_operation(self) -> str:
+        """The operation that forces one pass for each example; "" if the batch axis is proved."""
+        operation = self.mode.unproved_operation
+        return "" if operation is None else operation.operation
+
+    @property
+    def gradients(self) -> str:
+        """How the gradients of examples are computed, the reason, and whether that was checked."""
+        checked = ""
+        if not self._checked or self._unchecked_reason:
+            checked = f"; not checked on public rows{self._unchecked_reason}"
+        unproved = self.mode.unproved_operation
+        if unproved is None:
+            return f"whole micro-batches, with a proved batch axis{checked}"
+        return (
+            f"one example at a time, since {unproved.operation} hides the batch axis "
+            f"({unproved.reason}): a micro-batch of n examples takes n passes; register_batch_rule "
+            f"makes it one{checked}"
+        )
