@@ -85,8 +85,8 @@ COVERED: dict[str, tuple[str, ...]] = {
     "samplers": ("config.py", "data", "privacy", "distributed", "audit"),
     "noise": ("config.py", "session.py", "release_pipeline.py", "rng_state.py", "privacy"),
     "floating point": ("gradients", "linalg", "curvature", "privacy"),
-    "crash": (*STEP, "checkpoint.py", *RUN),
-    "fuzz": (*STEP, "checkpoint.py", "cli.py", "report", "app"),
+    "crash": (*STEP, "checkpoint.py", "resume_checks.py", *RUN),
+    "fuzz": (*STEP, "checkpoint.py", "resume_checks.py", "cli.py", "report", "app"),
     "side doors": (*STEP, "checkpoint.py", "callbacks.py", "early_stopping.py", *RUN),
     "verifier": ("report", "privacy/ledger.py", "weights_record.py", "../../verifier/dpkfc_verify"),
 }

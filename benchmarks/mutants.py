@@ -103,6 +103,7 @@ FILES = (
     "step_record.py",
     "loss_check.py",
     "checkpoint.py",
+    "resume_checks.py",
     "tracking/tracker.py",
     "tracking/batch_rules.py",
     "tracking/states.py",

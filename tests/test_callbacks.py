@@ -7,7 +7,7 @@ import logging
 import pytest
 import torch
 
-from dpkfc import checkpoint
+from dpkfc import checkpoint, resume_checks
 from dpkfc.callbacks import _REASON, Callback, StepReport
 from dpkfc.privacy.ledger import verify
 from dpkfc.step_record import PRIVATE_FIGURES
@@ -94,7 +94,7 @@ def test_a_card_remembers_who_was_given_private_numbers(tmp_path) -> None:
     for takers in (["Recorder", 3], "Recorder"):
         checkpoint.write(tmp_path / "other", tensors, meta | {"takers": takers})
         with pytest.raises(checkpoint.CheckpointError, match="takers does not fit"):
-            checkpoint.read_session(tmp_path / "other")
+            resume_checks.read_session(tmp_path / "other")
 
 
 def test_public_reports_do_not_depend_on_the_data() -> None:

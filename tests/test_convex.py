@@ -21,7 +21,6 @@ from dpkfc.convex import (
     convex_rate,
     gaussian_noise,
     moments_release,
-    noise_covariance,
     whitened_clip,
     whitened_config,
     whitened_rate,
@@ -32,6 +31,7 @@ from dpkfc.features import AdditiveFeatures, AdditiveModel, InputColumn
 from dpkfc.features.additive import MOST_FEATURES, SMOOTHNESS, choose_knots
 from dpkfc.gradients.moment_sum import sum_second_moments
 from dpkfc.privacy.ledger import LedgerError
+from dpkfc.weight_noise import noise_covariance
 
 COLUMNS = (
     InputColumn("age", 1, 1),

@@ -34,7 +34,8 @@ LIBRARY |= {
     "convex",
 }
 LIBRARY |= {"graph", "callbacks", "weights", "weights_record"}
-LIBRARY |= {"early_stopping", "loss_check", "shared_ledger", "step_record"}
+LIBRARY |= {"early_stopping", "loss_check", "resume_checks", "shared_ledger", "step_record"}
+LIBRARY |= {"weight_noise"}
 EVERYWHERE = {"_checks", "_errors", "allocator", "clipping", "torchrun"}
 ALLOWED = {
     "_checks": set(),
@@ -70,6 +71,8 @@ ALLOWED = {
     "early_stopping": {"gradients"},
     "loss_check": {"gradients", "public_rows", "verification"},
     "convex": {"config", "curvature", "postprocess", "privacy"},
+    "weight_noise": {"config", "curvature"},
+    "resume_checks": {"checkpoint", "tensors"},
     "session": LIBRARY | {"report"},  # `write_card` imports it when it is called
     "": LIBRARY,  # dpkfc/__init__.py
     "integrations": LIBRARY | {"report"},

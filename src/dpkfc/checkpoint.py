@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -21,7 +21,6 @@ from safetensors import SafetensorError
 
 if TYPE_CHECKING:
     # Ledgers are verified without torch, which takes seconds to import.
-    import torch
 
     from dpkfc.tensors import Groups, NamedTensors, Tensors
 
@@ -29,23 +28,13 @@ StrPath = str | os.PathLike[str]
 # Plain values by name.
 Values = Mapping[str, Any]
 
-# --------------------------------------------------------------------------------------------------
-
-_ADVICE = "use another checkpoint, or start a new run: what the ledger holds stays spent"
+ADVICE = "use another checkpoint, or start a new run: what the ledger holds stays spent"
 _FORMAT = 3
 _STATE = "state"  # the group of the tensors inside meta
 _GROUP = re.compile(r"\w[\w-]*")  # a name that stays inside the folder
 _PART = re.compile(r"manifest\.json|.+\.safetensors")
 # safetensors writes into a file with a name of this form, then renames it.
 _UNFINISHED_PART = re.compile(rf"{_PART.pattern}|\.tmp\w{{6}}")
-_SESSION = {
-    "plan": str,
-    "step": int,
-    "ledger_count": int,
-    "ledger_head": str,
-    "optimizer": dict,
-    "world_size": int,
-}
 # Errors of code that trusts its input, when a file was made by hand. The file is wrong then.
 MISFIT = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
 
@@ -181,33 +170,6 @@ def exists(folder: StrPath) -> bool:
     return target.exists() or target.with_name(target.name + ".old").exists()
 
 
-def refuse_foreign_checkpoint(
-    folder: StrPath, releases: int, is_own: Callable[[int, str], bool]
-) -> None:
-    """Refuse to overwrite a checkpoint that may be of an earlier run on the same ledger.
-
-    Args:
-        folder: where a session is about to write.
-        releases: the releases in the ledger that the session neither made nor restored.
-        is_own: whether the session's ledger had a head after a number of releases.
-
-    Raises:
-        CheckpointError: the folder holds a checkpoint, or parts of one. A checkpoint that knows of
-            later releases is the session's own.
-    """
-    if not releases or not exists(folder):
-        return
-    with contextlib.suppress(CheckpointError):
-        count, head = read_ledger_state(folder) or (0, "")
-        if count > releases and is_own(count, head):
-            # It was written since, on this ledger, which is open here alone.
-            return
-    raise CheckpointError(
-        f"the ledger holds {releases} releases from before this session, so {folder} stays as it"
-        " is; go on with session.restore(), or save into another folder"
-    )
-
-
 def read_ledger_state(folder: StrPath) -> tuple[int, str] | None:
     """Return releases and head of the ledger when a checkpoint was written; None without one.
 
@@ -261,7 +223,7 @@ def read(folder: StrPath) -> tuple[Groups, dict[str, Any]]:
             path = target / f"{group}.safetensors"
             if file_digest(path) != digest:
                 raise CheckpointError(
-                    f"{path} is damaged (its hash is not the one in manifest.json); {_ADVICE}"
+                    f"{path} is damaged (its hash is not the one in manifest.json); {ADVICE}"
                 )
             # Tensors of a file begin at any address, and sums over them could differ in the last
             # bit.
@@ -279,13 +241,13 @@ def _read_manifest(target: Path) -> dict[str, Any]:
     if version != _FORMAT:
         raise CheckpointError(
             f"checkpoint {target} has format {version!r:.40}, this version reads {_FORMAT};"
-            f" {_ADVICE}"
+            f" {ADVICE}"
         )
     if manifest.pop("digest", None) != digest_manifest(manifest):
-        raise CheckpointError(f"{path} is damaged (its hash does not fit); {_ADVICE}")
+        raise CheckpointError(f"{path} is damaged (its hash does not fit); {ADVICE}")
     wrong = [name for name in manifest["sha256"] if not _GROUP.fullmatch(name)]
     if wrong or not isinstance(manifest["meta"], dict):
-        raise CheckpointError(f"{path} is not the manifest of a checkpoint; {_ADVICE}")
+        raise CheckpointError(f"{path} is not the manifest of a checkpoint; {ADVICE}")
     return manifest
 
 
@@ -295,106 +257,12 @@ def digest_manifest(manifest: Values) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
-def read_session(folder: StrPath) -> tuple[Groups, dict[str, Any]]:
-    """Read what a session saved.
-
-    Raises:
-        CheckpointError: as `read`, or a value that a session writes is missing or of another kind.
-    """
-    tensors, meta = read(folder)
-    text = f"checkpoint {Path(folder)} was not saved by a session"
-    misfit = _find_misfit(tensors, meta)
-    if misfit:
-        raise CheckpointError(f"{text}: {misfit} does not fit; {_ADVICE}")
-    return tensors, meta
-
-
-def _find_misfit(tensors: Values, meta: Values) -> str:
-    """Return the name of a value that a session would not have written, "" if there is none."""
-    import torch
-
-    for name, kind in _SESSION.items():
-        value = meta.get(name)
-        if isinstance(value, bool) or not isinstance(value, kind):
-            return name
-    if "extra" not in meta:
-        return "extra"
-    if "model" not in tensors:
-        return "model"
-    for name, value in tensors.get("average", {}).items():
-        trained = tensors["model"].get(name.removeprefix("average."))
-        if name != "updates" and (trained is None or trained.shape != value.shape):
-            return name
-    if not 0 <= meta["step"] <= meta["ledger_count"]:
-        return "step"
-    if not meta["plan"].isprintable():
-        return "plan"
-    processes = meta["world_size"]
-    if processes < 1:
-        return "world_size"
-    state = meta.get("torch_rng", torch.empty(0, dtype=torch.uint8))
-    if not isinstance(state, torch.Tensor) or state.dtype != torch.uint8:
-        return "torch_rng"
-    if state.numel() % processes != 0:
-        return "torch_rng"
-    for name, kind in (("takers", str), ("accepted", int)):
-        values = meta.get(name, [])
-        if not isinstance(values, list) or not all(isinstance(x, kind) for x in values):
-            return name
-    return ""
-
-
-def check_run(
-    meta: Values,
-    plan_hash: str,
-    world_size: int | None,
-    folder: StrPath,
-) -> None:
-    """Check that a checkpoint is of this plan and this number of processes.
-
-    Args:
-        meta: of the checkpoint.
-        plan_hash: the hash of this run's plan.
-        world_size: the processes of this run; None accepts any number.
-        folder: for the message.
-
-    Raises:
-        CheckpointError: with the fix.
-    """
-    before = meta["world_size"]
-    noun = "process" if before == 1 else "processes"
-    if meta["plan"] != plan_hash:
-        raise CheckpointError(
-            f"the checkpoint {Path(folder)} belongs to plan {meta['plan'][:12]}…, this is plan "
-            f"{plan_hash[:12]}…; resume with the configuration that wrote it"
-        )
-    if world_size not in (None, before):
-        raise CheckpointError(
-            f"{Path(folder)} was written by {before} {noun}, this run has {world_size}; use"
-            f" --nproc-per-node={before}, or any_world_size=True (--any-world-size)"
-        )
-
-
-@contextlib.contextmanager
-def explain_misfits(folder: StrPath) -> Iterator[None]:
-    """Turn errors inside the body, which loads a checkpoint, into one that names the checkpoint.
-
-    Raises:
-        CheckpointError: a value of the checkpoint does not fit; names the folder.
-    """
-    try:
-        yield
-    except MISFIT as error:
-        raise CheckpointError(
-            f"checkpoint {Path(folder)} does not fit ({_reason(error)}); {_ADVICE}"
-        ) from error
-
-
 def _describe_damage(target: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(f"checkpoint {target} is damaged ({_reason(error)}); {_ADVICE}")
+    return CheckpointError(f"checkpoint {target} is damaged ({reason_of(error)}); {ADVICE}")
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Return the kind and the text of an error."""
     return f"{type(error).__name__}: {error}"
 
 
@@ -455,45 +323,3 @@ def _sync(path: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load a state into an optimizer of the same parameter groups.
-
-    Raises:
-        CheckpointError: the optimizer has other parameter groups, or is of another kind. It keeps
-            its own state then.
-    """
-    before = optimizer.state_dict()
-    try:
-        optimizer.load_state_dict(state)
-    except MISFIT as error:
-        optimizer.load_state_dict(before)  # the error may have come halfway
-        raise CheckpointError(
-            f"the checkpoint belongs to another optimizer ({type(error).__name__}: {error})"
-        ) from error
-    missing = set()
-    for expected, group in zip(before["param_groups"], optimizer.param_groups, strict=True):
-        missing |= {name for name in expected if name not in group}
-    if missing:
-        optimizer.load_state_dict(before)
-        raise CheckpointError(
-            f"the checkpoint belongs to another optimizer: it has no {min(missing)!r} for "
-            f"{type(optimizer).__name__}"
-        )
-
-
-def check_same_tensors(model: NamedTensors, saved: NamedTensors) -> None:
-    """Check that a model and a checkpoint hold tensors of the same names and shapes.
-
-    Raises:
-        CheckpointError: naming the first tensor that differs.
-    """
-    for name in sorted(set(model) | set(saved)):
-        in_model = tuple(model[name].shape) if name in model else "absent"
-        in_checkpoint = tuple(saved[name].shape) if name in saved else "absent"
-        if in_model != in_checkpoint:
-            raise CheckpointError(
-                f"the checkpoint belongs to another model: '{name}' is {in_checkpoint} in the "
-                f"checkpoint and {in_model} in the model"
-            )

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import TensorDataset
 
-from dpkfc import checkpoint
+from dpkfc import checkpoint, resume_checks
 from dpkfc.callbacks import Callback, CallbackCalls, StepReport
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, check_plan
@@ -791,7 +791,7 @@ class Session:
         self._average.check_swapped_out()
         self._ranks.run_on_all(self._weights.check_parameters)
         self._ranks.broadcast_from_rank0(
-            lambda: checkpoint.refuse_foreign_checkpoint(
+            lambda: resume_checks.refuse_foreign_checkpoint(
                 folder, self._unrestored_releases, self.ledger.contains
             )
         )
@@ -862,10 +862,10 @@ class Session:
             RuntimeError: a drawn batch waits for `step`, and the checkpoint is of another step.
         """
         tensors, meta = self._ranks.broadcast_from_rank0(
-            lambda: checkpoint.read_session(folder), "restore"
+            lambda: resume_checks.read_session(folder), "restore"
         )
         world_size = None if any_world_size else self._ranks.world_size
-        checkpoint.check_run(meta, self.plan.hash, world_size, folder)
+        resume_checks.check_run(meta, self.plan.hash, world_size, folder)
         count = meta["ledger_count"]
         head = meta["ledger_head"]
         if not self._ranks.broadcast_from_rank0(lambda: self.ledger.contains(count, head)):
@@ -878,19 +878,19 @@ class Session:
                 f"a batch was drawn for step {self._step} and not passed to session.step(); pass it"
                 f" first, or restore step {meta['step']} into a new session"
             )
-        with checkpoint.explain_misfits(folder):
+        with resume_checks.explain_misfits(folder):
             self._ranks.run_on_all(lambda: self._load(tensors, meta))
         return meta["extra"]
 
     def _load(self, tensors: Groups, meta: dict[str, Any]) -> None:
         """Load what a checkpoint of this plan and ledger holds."""
         preconditioning = self._pipeline.preconditioning
-        checkpoint.check_same_tensors(self._model_state(), tensors["model"])
+        resume_checks.check_same_tensors(self._model_state(), tensors["model"])
         preconditioner = None
         if "preconditioner" in tensors:
             preconditioner = preconditioning.restore(tensors["preconditioner"])
         optimizer_state = fsdp.divided_optimizer_state(self.optimizer, meta["optimizer"])
-        checkpoint.load_optimizer(self.optimizer, optimizer_state)
+        resume_checks.load_optimizer(self.optimizer, optimizer_state)
         self._pipeline.postprocess.load_state_dict(self._place(tensors.get("filters", {})))
         self._average.load_state_dict(self._place(tensors.get("average", {})))
         model_state = fsdp.divided_state(tensors["model"], self.model)

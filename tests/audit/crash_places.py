@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import safetensors.torch as tensor_files
 import torch
 
-from dpkfc import checkpoint
+from dpkfc import checkpoint, resume_checks
 from dpkfc.privacy import mechanism
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.session import Session
@@ -174,7 +174,7 @@ def _charge_late() -> None:
 
 def _forget_momentum() -> None:
     """Mutant: a resumed run begins with a new optimizer."""
-    checkpoint.load_optimizer = lambda optimizer, state: None
+    resume_checks.load_optimizer = lambda optimizer, state: None
 
 
 MUTANTS: dict[str, Callable[[], None]] = {

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpkfc import KFAC, PrivacyConfig, Session, checkpoint
+from dpkfc import KFAC, PrivacyConfig, Session, resume_checks
 from dpkfc.config import Plan
 from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.data.sampling import CyclicPoisson, Poisson
@@ -299,7 +299,7 @@ def test_a_resumed_run_takes_further_turns_with_fresh_noise(tmp_path) -> None:
     assert [place for place, *_ in session.seen] == list(range(STEPS))
     check_turns(session)
     check_fresh(session)
-    tensors, meta = checkpoint.read_session(tmp_path / "checkpoint")
+    tensors, meta = resume_checks.read_session(tmp_path / "checkpoint")
     assert set(tensors) == {"model"}
     assert "noise" not in json.dumps(meta, default=str)
 

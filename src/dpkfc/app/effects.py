@@ -16,9 +16,9 @@ from dpkfc.app.owndata.columns import Column
 from dpkfc.app.owndata.scales import from_share
 from dpkfc.app.owndata.schema import Schema
 from dpkfc.app.run_figures import ColumnEffect
-from dpkfc.convex import mean_curvature, noise_covariance
 from dpkfc.features import AdditiveModel, Effect
 from dpkfc.session import Session
+from dpkfc.weight_noise import mean_curvature, noise_covariance
 
 # Rows drawn from the schema at which the curvature of the loss is taken.
 _ROWS = 1024

@@ -26,7 +26,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from dpkfc import checkpoint
+from dpkfc import checkpoint, resume_checks
 from dpkfc.checkpoint import StrPath
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.federated.key_exchange import KeyExchange
@@ -516,8 +516,9 @@ class Server(PartyModel):
                 f"the ledger does not contain the {meta['ledger_count']} releases before the"
                 f" checkpoint {folder}; resume with the ledger of the same run"
             )
-        with checkpoint.explain_misfits(folder):
-            checkpoint.check_same_tensors(unique_tensors(self.model.state_dict()), tensors["model"])
+        with resume_checks.explain_misfits(folder):
+            state = unique_tensors(self.model.state_dict())
+            resume_checks.check_same_tensors(state, tensors["model"])
             device = device_of_layers(self.layers)
             preconditioner = None
             if "preconditioner" in tensors:

@@ -43,7 +43,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from dpkfc import checkpoint
+from dpkfc import checkpoint, resume_checks
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan
 from dpkfc.gradients.discovery import find_layers
@@ -316,16 +316,16 @@ class PrivacyEngine:
         """
         _refuse_schedules(noise_scheduler, grad_clip_scheduler)
         _, saved = checkpoint.read(path)
-        with checkpoint.explain_misfits(path):
+        with resume_checks.explain_misfits(path):
             spent, weights = saved["privacy_accountant_state_dict"], saved["module_state_dict"]
         self.accountant.load_state_dict(spent)
         if not module_load_dict_kwargs:
-            checkpoint.check_same_tensors(module.state_dict(), weights)
-        with checkpoint.explain_misfits(path):
+            resume_checks.check_same_tensors(module.state_dict(), weights)
+        with resume_checks.explain_misfits(path):
             module.load_state_dict(weights, **(module_load_dict_kwargs or {}))
         state = saved.pop("optimizer_state_dict", None)
         if optimizer is not None and state is not None:
-            checkpoint.load_optimizer(optimizer, state)
+            resume_checks.load_optimizer(optimizer, state)
         if self._step is not None and self._step.model is module:
             self._step.weights.record()
         return saved

@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
-from dpkfc.convex import STEPS, convex_config, convex_rate, mean_curvature, noise_covariance
+from dpkfc.convex import STEPS, convex_config, convex_rate
 from dpkfc.features.additive import (
     AdditiveFeatures,
     AdditiveModel,
@@ -24,6 +24,7 @@ from dpkfc.sklearn.classifier import PrivateClassifier
 from dpkfc.sklearn.estimator import PrivateEstimator
 from dpkfc.sklearn.regressor import PrivateRegressor
 from dpkfc.sklearn.values import Floats, scale
+from dpkfc.weight_noise import mean_curvature, noise_covariance
 
 # Of a linear head on rows of norm 1 at most.
 MOMENTS = "dp-moments"
