@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ class _AdditiveEstimator(PrivateEstimator):
     method: str = MOMENTS
     steps: int = STEPS
 
-    _methods = (MOMENTS,)
+    _methods: ClassVar[tuple[str, ...]] = (MOMENTS,)
 
     @property
     def _columns(self) -> list[InputColumn]:

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -73,7 +73,7 @@ class PrivateEstimator(BaseEstimator):
     max_grad_norm: float | None = None
     random_state: Any = None
 
-    _methods = ("dp-kfc", "dp-sgd")
+    _methods: ClassVar[tuple[str, ...]] = ("dp-kfc", "dp-sgd")
     # The rate where a setting leaves it open and C is short, and the momentum of all steps.
     _fastest = 4.0
     _momentum = 0.0
