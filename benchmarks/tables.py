@@ -183,6 +183,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "scale": partial(measured, "scale", command="make bench-scale"),
     "checkpoint": partial(measured, "checkpoint"),
     "ranks": partial(measured, "scale_ranks", "ranks"),
+    "opacus-script": partial(measured, "opacus_script"),
     "phases": partial(measured, "phases"),
     "tracking": partial(measured, "tracking"),
     "correlated-noise": partial(measured, "correlated_noise"),

@@ -123,6 +123,7 @@ CASES = [
         _x(2, 6, 7),
     ),
     Case("conv2d wide", lambda: _mean(nn.Conv2d(6, 8, 3, padding=1), nn.Tanh()), _x(6, 3, 4)),
+    Case("conv2d large", lambda: _mean(nn.Conv2d(6, 4, 3, padding=1), nn.Tanh()), _x(6, 9, 8)),
     Case(
         "conv2d grouped",
         lambda: _mean(nn.Conv2d(4, 6, 3, groups=2, dilation=2, bias=False), nn.Tanh()),

@@ -43,7 +43,8 @@ def _frozen(module: nn.Conv2d) -> nn.Conv2d:
 
 def _calls(name: str, rows: int, times: int = 1) -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
     module = CONVS[name]().double()
-    shape = (module.in_channels, *(7,) * len(module.kernel_size))
+    # Some have more than 64 positions, and some fewer.
+    shape = (module.in_channels, *(11,) * len(module.kernel_size))
     inputs = [torch.randn(rows, *shape, dtype=torch.float64) for _ in range(times)]
     return module, [(x, torch.randn_like(module(x))) for x in inputs]
 

@@ -129,8 +129,9 @@ def nodes_of(losses: Tensor, ends: Sequence[Tensor] = ()) -> Iterator[Any]:
 
 def depends_on(model: nn.Module, x: Tensor) -> bool:
     """Return whether a tensor was computed from a trainable parameter of a model."""
-    parameters = set(map(id, trainable_tensors(model).values()))
-    return any(id(getattr(node, "variable", None)) in parameters for node in nodes_of(x))
+    with torch._C.DisableTorchFunction():
+        parameters = set(map(id, trainable_tensors(model).values()))
+        return any(id(getattr(node, "variable", None)) in parameters for node in nodes_of(x))
 
 
 def is_differentiable(x: Any) -> bool:

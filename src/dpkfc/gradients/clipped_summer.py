@@ -82,8 +82,7 @@ class ClippedSummer:
         """
         groups = groups or Groups(batch_size)
         results, layer_norms, all_finite = self._norms(calls, batch_size, groups)
-        squares = [x.square() for x in layer_norms.values()]
-        norms = torch.stack(squares).sum(0).sqrt()
+        norms = torch.stack([*layer_norms.values()]).square().sum(0).sqrt()
         if self._subspace_clipper is None:
             factors = self._factors(layer_norms, norms)
         else:
@@ -190,8 +189,7 @@ def _resolve_flags(
     The host usually waits for a GPU once.
     """
     norms = {name: x.norms.double() for name, x in results.items()}
-    finite = [x.isfinite().all() for x in norms.values()]
-    all_flags = [*flags, torch.stack(finite).all()]
+    all_flags = [*flags, torch.stack([*norms.values()]).isfinite().all()]
     *unsure, all_finite = torch.stack(all_flags).tolist()
     if not any(unsure):
         return norms, all_finite

@@ -22,6 +22,7 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 from torch.jit._script import OrderedDictWrapper
 
@@ -494,7 +495,8 @@ def replicate(model: nn.Module) -> Iterator[Replica]:
     outer = _open.get(model)
     replica = _open[model] = Replica()
     try:
-        replica.add_model(model)
+        with torch._C.DisableTorchFunction():
+            replica.add_model(model)
         yield replica
     finally:
         reshard(model)  # FSDP2 puts gathered parameters into the modules
@@ -514,8 +516,10 @@ def replicate_variables(model: nn.Module, function: Any) -> Iterator[Replica]:
     """
     replica = Replica(_open.get(model), LARGE)
     try:
-        replica.follow_model(model)
-        replica.follow(function)
+        # No mode for functions need see how values are looked at.
+        with torch._C.DisableTorchFunction():
+            replica.follow_model(model)
+            replica.follow(function)
         yield replica
     finally:
         replica.close()

@@ -271,7 +271,7 @@ def _norm(layer: Layer, call: Call, batch_size: int) -> PerExample:
     else:
         x_hat = _normalise_channels(module, x)
         shared_dims = range(2, x.dim())
-    gradients = {"weight": b * x_hat, "bias": b}
+    gradients = {"weight": x_hat.mul_(b), "bias": b}
     by_role = {}
     for role in layer.parameters:
         by_role[role] = gradients[role]

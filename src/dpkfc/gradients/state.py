@@ -105,7 +105,10 @@ def erase_written(replica: Replica) -> str:
     there is none.
     """
     faults = []
-    for name, p in replica.written_parameters():
+    # Counters of writes are no operation that a mode need see.
+    with torch._C.DisableTorchFunction():
+        written = list(replica.written_parameters())
+    for name, p in written:
         erase(p)
         faults.append(refuse_write(name, ERASED))
     for name, old, _ in replica.replaced_parameters():

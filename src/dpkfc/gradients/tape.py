@@ -7,7 +7,7 @@ examples share meet the examples. Nothing stays on the model once the tape is cl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -144,12 +144,12 @@ class Tape:
             # A module that runs again for each example applies the pre-hooks of its owner again,
             # which may compute its weights, and no forward hook.
             before = module.register_forward_pre_hook(
-                Hook(partial(self._begin_call, tuple(layers))),
+                Hook(partial(_call_unseen, self._begin_call, tuple(layers))),
                 with_kwargs=True,
                 prepend=all(layer.rule == "fallback" for layer in layers),
             )
             after = module.register_forward_hook(
-                Hook(partial(self._finish_call, tuple(layers))),
+                Hook(partial(_call_unseen, self._finish_call, tuple(layers))),
                 with_kwargs=True,
                 prepend=True,
                 always_call=True,
@@ -236,7 +236,7 @@ class Tape:
             # A cast by an earlier call would count as outside of this one.
             torch.clear_autocast_cache()
         self._called |= keys
-        tensors = tensors_of((args, kwargs))
+        tensors = tensors_of((*args, *kwargs.values()))
         axes = [self._axis(x) for x in tensors]
         kinds = set(map(type, map(self.tracker.state, tensors)))
         call = _OpenCall(parameters, tensors, axes, kinds)
@@ -336,17 +336,14 @@ class Tape:
         is_public = not any(output_axes)
         if is_public and self._is_followed and layers[0].rule not in _SINGLE_OUTPUT:
             return
-        args, kwargs = call.given or tree_map_only(Tensor, Tensor.detach, given)
-        # No tracker need see how the tape looks at the graph.
-        with torch._C.DisableTorchFunction():
-            edges = [_edge(x, module) for x in outputs]
+        args, kwargs = call.given or _detach_arguments(*given)
         self._records.append(
             _Record(
                 layers=layers,
                 call=Call(module, args, kwargs, [], call.axes, output_axes, call.attention),
                 outputs=[(x.shape, x.dtype, x.device) for x in outputs],
-                edges=edges,
-                versions=[(x.detach(), x._version) for x in call.tensors],
+                edges=[_edge(x, module) for x in outputs],
+                versions=[(_detach(x), x._version) for x in call.tensors],
                 is_public=is_public,
             )
         )
@@ -611,6 +608,27 @@ def _add_call(calls: Calls, record: _Record, call: Call) -> None:
     """Add a call to the calls of all layers that its module belongs to."""
     for layer in record.layers:
         calls.setdefault(layer.name, []).append(call)
+
+
+def _call_unseen(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function of the tape, whose looks at tensors no mode need see."""
+    with torch._C.DisableTorchFunction():
+        return function(*arguments)
+
+
+def _detach(x: Tensor) -> Tensor:
+    """Return a tensor without its graph, for the tape alone; no tracker need follow a plain one."""
+    if type(x) is not Tensor:
+        return x.detach()
+    with torch._C._DisableTorchDispatch():
+        return x.detach()
+
+
+def _detach_arguments(args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
+    if not kwargs and all(isinstance(x, Tensor) for x in args):
+        return tuple(map(_detach, args)), {}
+    given: tuple[Arguments, Keywords] = tree_map_only(Tensor, _detach, (args, kwargs))
+    return given
 
 
 def _view_of_output(x: Tensor) -> Tensor:

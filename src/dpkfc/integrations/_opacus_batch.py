@@ -209,7 +209,7 @@ class _PublicDivisors(TorchFunctionMode):
             ) from error
 
 
-_CLASS_LOSSES = (F.cross_entropy, F.nll_loss)
+_CLASS_LOSSES = {loss: inspect.signature(loss) for loss in (F.cross_entropy, F.nll_loss)}
 
 
 def _apply_public_divisor(recording: BatchRecording, loss: Any, args: Any, kwargs: Any) -> Any:
@@ -219,7 +219,7 @@ def _apply_public_divisor(recording: BatchRecording, loss: Any, args: Any, kwarg
     divisor it would let one example change the gradients of others. A loss that does not depend on
     the model is left alone.
     """
-    bound = inspect.signature(loss).bind(*args, **kwargs)
+    bound = _CLASS_LOSSES[loss].bind(*args, **kwargs)
     bound.apply_defaults()
     options = bound.arguments
     is_plain_mean = (

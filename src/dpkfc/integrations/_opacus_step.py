@@ -295,9 +295,11 @@ class PrivateStep:
         if not module.training:
             return
         try:
-            self._check_unchanged()
-            if recording.physical.first and not recording.passes:
-                self.weights.check_before_passes()
+            # What is read of the model is no call of the script.
+            with torch._C.DisableTorchFunction():
+                self._check_unchanged()
+                if recording.physical.first and not recording.passes:
+                    self.weights.check_before_passes()
             recording.begin_forward()
             self._maybe_verify(args, kwargs, recording)
         except BaseException:
@@ -305,7 +307,8 @@ class PrivateStep:
             raise
         if self._replica is None:
             self._replica = Replica()
-            self._replica.add_model(self.model, has_own_hooks=False)
+            with torch._C.DisableTorchFunction():
+                self._replica.add_model(self.model, has_own_hooks=False)
         self._end_interrupted_pass()
         self._pass_variables = self._variables.enter_context(replicate_variables(self.model, None))
         recording.replica = self._replica

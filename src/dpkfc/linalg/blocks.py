@@ -930,7 +930,9 @@ class MaterializedGradients(_Block):
 # Convolutions in the normal form: patches are rows of `a`, output positions are the shared axis.
 
 _WEIGHT_GRADIENT = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
-_FEW_COLUMNS = 32  # then a copy beats the convolution
+# Then a copy of the patches beats the convolution, which is compiled for each number of examples.
+_FEW_COLUMNS = 33
+_FEW_POSITIONS = 64
 
 
 @dataclass(frozen=True)
@@ -1010,15 +1012,10 @@ class ConvBlock(_Block):
 
     def outer(self) -> Outer:
         """Return the explicit form: a `[N * groups, T, d_in]`, b `[N * groups, T, d_out]`."""
-        b = self._output_rows()
-        columns = []
-        if self.weight:
-            columns.append(self._patches())
-        if self.bias:
-            ones = torch.ones_like(b[..., :1])
-            columns.append(ones)
-        a = _concatenate(columns)
-        return Outer(a, b, self.groups)
+        rows = self._input_rows()
+        # They lie in memory as those of `Patched.explicit`.
+        a = rows.contiguous() if self.bias else rows
+        return Outer(a, self._output_rows(), self.groups)
 
     def make_factor_block(self) -> Outer | Patched:
         """Return the block as factors are computed from it, with its patches not formed yet.
@@ -1038,12 +1035,16 @@ class ConvBlock(_Block):
         columns = by_group.flatten(0, 1).flatten(2)
         return self._merge_views(columns)
 
-    def _patches(self) -> Tensor:
-        """Return patches `[N * groups, T, c_in / groups * prod(kernel)]`."""
-        windows = self._windows()
-        positions = math.prod(self.b.shape[2:])
-        columns = windows.reshape(len(windows) * self.groups, -1, positions)
-        return self._merge_views(columns)
+    def _input_rows(self) -> Tensor:
+        """Return patches and the ones of the bias as rows `[N * groups, T, d_in]`."""
+        positions = self.b.shape[2:]
+        windows = self._windows().unflatten(1, (self.groups, -1))
+        width = self.d_in - self.bias
+        columns = windows.new_empty(*windows.shape[:2], self.d_in, *positions)
+        if self.weight:
+            columns[:, :, :width].view_as(windows).copy_(windows)
+        columns[:, :, width:] = 1
+        return self._merge_views(columns.flatten(3).flatten(0, 1))
 
     def _merge_views(self, columns: Tensor) -> Tensor:
         """Return rows `[N * groups, T, d]` from columns `[N * views * groups, d, T / views]`."""
@@ -1075,29 +1076,18 @@ class ConvBlock(_Block):
             each = replace(self, views=1).per_example()
             views = MaterializedGradients(each, self.groups)
             return views.merge_rows(n, self.views).gradients
-        parts = []
-        if self.weight:
-            parts.append(self._weight_gradients())
-        if self.bias:
-            by_row = self.b.flatten(2).sum(-1)
-            by_view = by_row.unflatten(0, (n, self.views))
-            sums = by_view.sum(1)
-            parts.append(sums.reshape(n * self.groups, self.d_out, 1))
-        return _concatenate(parts)
-
-    def _weight_gradients(self) -> Tensor:
-        """Return materialised weight gradients `[N * groups, d_out, width]`."""
-        if self.d_in <= _FEW_COLUMNS:
+        if not self.weight or self.d_in <= _FEW_COLUMNS or self.positions <= _FEW_POSITIONS:
             # The faster order of the two, above all with channels last.
-            columns = self._patches().mT
-            transposed = torch.bmm(columns, self._output_rows())
-            return transposed.mT
-        n = self.batch_size
+            gradients = torch.bmm(self._input_rows().mT, self._output_rows())
+            return gradients.mT.contiguous()
         x = self._examples_as_channels(self.x)
         b = self._examples_as_channels(self.b)
         gradients = self._weight_gradient(x, b, n)
-        by_group = gradients.unflatten(0, (n * self.groups, self.d_out))
-        return by_group.flatten(2)
+        by_group = gradients.unflatten(0, (n * self.groups, self.d_out)).flatten(2)
+        if not self.bias:
+            return by_group
+        sums = self.b.flatten(2).sum(-1).unflatten(0, (n, self.views)).sum(1)
+        return torch.cat([by_group, sums.view(*by_group.shape[:2], 1)], -1)
 
     def _examples_as_channels(self, x: Tensor) -> Tensor:
         """Return `[views, N * c, *spatial]` from `[N * views, c, *spatial]`."""
@@ -1110,12 +1100,10 @@ class ConvBlock(_Block):
         parts = []
         if self.weight:
             x = _mask(self.x, excluded, self.views)
-            gradient = self._weight_gradient(x, b, 1)
-            parts.append(gradient.flatten(1))
+            parts.append(self._weight_gradient(x, b, 1).flatten(1))
         if self.bias:
-            sums = b.flatten(2).sum((0, 2))
-            parts.append(sums.unsqueeze(-1))
-        return _concatenate(parts)
+            parts.append(b.flatten(2).sum((0, 2)).unsqueeze(-1))
+        return torch.cat(parts, -1) if parts[1:] else parts[0]
 
     def _weight_gradient(self, x: Tensor, b: Tensor, copies: int) -> Tensor:
         """Return the weight gradient of a convolution with `copies` times the groups.
@@ -1164,13 +1152,6 @@ def _merge_positions(x: Tensor, count: int, size: int, groups: int) -> Tensor:
     by_example = rows.unflatten(0, (count, size, groups))
     by_group = by_example.transpose(1, 2)
     return by_group.flatten(2, 3).flatten(0, 1)
-
-
-def _concatenate(parts: list[Tensor]) -> Tensor:
-    """Return tensors side by side; a single one is not copied."""
-    if len(parts) == 1:
-        return parts[0]
-    return torch.cat(parts, -1)
 
 
 def _append_ones(rows: Tensor) -> Tensor:

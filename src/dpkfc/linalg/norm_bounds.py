@@ -48,9 +48,8 @@ def is_unsure(
         lost: what products that are too small for float32 may have taken from it.
         most: fraction of the square.
     """
-    # False for NaN.
-    is_sure = rounding <= most * square
-    return ~is_sure | (square <= lost / most)
+    # False for NaN, and where all are zero.
+    return ~(rounding + lost < most * square)
 
 
 def root(square: Tensor, slack: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from dpkfc.linalg.blocks import sum_squares
 from dpkfc.linalg.deferred_flags import is_on_accelerator
 
 TINY = 2.0**-80
@@ -30,20 +29,18 @@ def row_norms(x: Tensor) -> Tensor:
     d = x.shape[-1]
     if x.dtype != torch.float32:
         return exact_row_norms(x)
-    square = _add_squares_of_pieces(x)
-    terms = min(d, _SHORT) + 2
-    fraction_lost = terms * torch.finfo(x.dtype).eps
-    norms = (square * (1 + fraction_lost)).sqrt()
+    fraction_lost = (min(d, _SHORT) + 2) * torch.finfo(x.dtype).eps
+    norms = _join_norms_of_pieces(x) * math.sqrt(1 + fraction_lost)
     if not x.numel():
         return norms
     # Each entry may lose a square that is too small for float32.
-    least = TINY * max(1.0, d / 4096)
+    least = 2 * math.sqrt(TINY * max(1.0, d / 4096))
     if not is_on_accelerator(x):
-        smallest, largest = square.aminmax()
-        if smallest >= least and largest < math.inf:
+        smallest, largest = norms.aminmax()
+        if float(smallest) >= least and float(largest) < math.inf:
             return norms
     # False for NaN.
-    is_in_range = (square >= least) & (square < math.inf)
+    is_in_range = (norms >= least) & (norms < math.inf)
     if is_on_accelerator(x):
         largest = vector_norm(x, math.inf, dim=-1)
         bounds = largest.double() * math.sqrt(d)
@@ -53,16 +50,16 @@ def row_norms(x: Tensor) -> Tensor:
     return norms
 
 
-def _add_squares_of_pieces(x: Tensor) -> Tensor:
-    """Return the sum of squares over the last axis, in float32 within a piece of `_SHORT`."""
+def _join_norms_of_pieces(x: Tensor) -> Tensor:
+    """Return the norms over the last axis in float64, in float32 within a piece of `_SHORT`."""
     whole = x.shape[-1] // _SHORT * _SHORT
     if not whole:
-        return vector_norm(x, dim=-1).double().square()
-    pieces = x[..., :whole].unflatten(-1, (-1, _SHORT))
-    square = sum_squares(vector_norm(pieces, dim=-1))
-    if whole == x.shape[-1]:
-        return square
-    return vector_norm(x[..., whole:], dim=-1).double().square() + square
+        return vector_norm(x, dim=-1).double()
+    pieces = vector_norm(x[..., :whole].unflatten(-1, (-1, _SHORT)), dim=-1)
+    if whole < x.shape[-1]:
+        rest = vector_norm(x[..., whole:], dim=-1, keepdim=True)
+        pieces = torch.cat([pieces, rest], -1)
+    return vector_norm(pieces, dim=-1, dtype=torch.float64)
 
 
 def exact_row_norms(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ entries of this example in the outputs. Permuting the batch permutes the outputs
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
 
@@ -54,6 +54,8 @@ class Operation:
         before: by id, the old values of public tensors that an operation in place has changed.
         has_equal_places: whether a public tensor has the same entries for all places along an axis.
         is_counting: whether a public index counts 0, 1, … up to so many.
+        tensors: all tensor operands, those inside lists too.
+        outputs: all tensor outputs.
     """
 
     function: OpOverload
@@ -68,21 +70,17 @@ class Operation:
     before: Mapping[int, Tensor]
     has_equal_places: Callable[[Tensor, BatchAxis], bool]
     is_counting: Callable[[Tensor, int], bool]
+    tensors: list[Tensor] = field(init=False)
+    outputs: list[Tensor] = field(init=False)
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        """Return all tensor operands, those inside lists too."""
-        return list(tensors_in((*self.args, *self.kwargs.values())))
-
-    @property
-    def outputs(self) -> list[Tensor]:
-        """Return all tensor outputs."""
-        return list(tensors_in((self.output,)))
+    def __post_init__(self) -> None:
+        self.tensors = list(tensors_in((*self.args, *self.kwargs.values())))
+        self.outputs = list(tensors_in((self.output,)))
 
     @property
     def result(self) -> Tensor:
         """Return the first tensor output."""
-        return next(tensors_in((self.output,)))
+        return self.outputs[0]
 
     def is_batched(self, x: Any) -> bool:
         """Return whether an operand has a batch axis."""

@@ -127,10 +127,18 @@ class Tracker:
 
     def state(self, x: Any) -> State | None:
         """Return what is known of a value, None if no example and no parameter decide it."""
+        with torch._C.DisableTorchFunction():
+            return self._look(x)
+
+    def _look(self, x: Any) -> State | None:
+        """Return what is known of a value, where no mode sees that it is looked at."""
         if not isinstance(x, Tensor) or is_lazy(x):
             return None  # a lazy one has no values yet, and no operation may look at it
-        with torch._C.DisableTorchFunction():
-            return self._state(x)
+        return self._state(x)
+
+    def _look_for_axis(self, x: Any) -> BatchAxis | None:
+        state = self._look(x)
+        return state if isinstance(state, BatchAxis) else None
 
     def _state(self, x: Tensor) -> State | None:
         # None is not a key of a table.
@@ -333,8 +341,8 @@ class Tracker:
                 kwargs,
                 output,
                 self.size,
-                self.state,
-                self.axis,
+                self._look,
+                self._look_for_axis,
                 self.trusts_public_rows,
                 before,
                 partial(are_places_equal, size=self.size),
@@ -352,16 +360,15 @@ class Tracker:
         A public operand counts where it has a history of its own.
         """
         states: dict[type, State] = {}
-        with torch._C.DisableTorchFunction():
-            for x in _operands(args, kwargs):
-                state = None if is_lazy(x) else self._state(x)
-                if state is None:
-                    if type(x) is Tensor and not (x.requires_grad or x._is_view()):
-                        continue
-                    state = PUBLIC
-                states.setdefault(type(state), state)
-                if state is PARAMETRIC and id(x) in self._parameters:
-                    self.read.add(id(x))
+        for x in _operands(args, kwargs):
+            state = self._look(x)
+            if state is None:
+                if type(x) is Tensor and not (x.requires_grad or x._is_view()):
+                    continue
+                state = PUBLIC
+            states.setdefault(type(state), state)
+            if state is PARAMETRIC and id(x) in self._parameters:
+                self.read.add(id(x))
         return states
 
     def _note_draw(self, function: Any, operands: Iterable[Tensor], x: Tensor) -> None:

@@ -1,0 +1,153 @@
+"""A script in the style of Opacus, run with Opacus and with this project.
+
+    python benchmarks/opacus_script.py             # results/opacus_script.json
+    python benchmarks/opacus_script.py --smoke     # two rounds; writes only to --output
+
+The model, the loss and the loop are those of Opacus' own MNIST example. Only the import of
+`PrivacyEngine` differs. Contenders take turns, one step each a round: from the loader's batch to
+the changed weights. Both engines draw Poisson batches, plain SGD takes batches of a fixed size.
+Figures are medians over rounds, of processor time. Opacus comes with `pip install -e ".[opacus]"`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from common import RESULTS, hardware, judged, load_average, markdown, now, paired, write_json
+
+OUTPUT = RESULTS / "opacus_script.json"
+GOALS = {64: 0.8, 256: 0.6}
+NAMES = ("plain", "opacus", "dpkfc")
+WARMUP = 3
+
+
+def make_step(name: str, batch_size: int) -> Callable[[], None]:
+    """Return a function that makes the next step of a script with one of the engines."""
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(
+        nn.Conv2d(1, 16, 8, 2, padding=3),
+        nn.ReLU(),
+        nn.MaxPool2d(2, 1),
+        nn.Conv2d(16, 32, 4, 2),
+        nn.ReLU(),
+        nn.MaxPool2d(2, 1),
+        nn.Flatten(),
+        nn.Linear(512, 32),
+        nn.ReLU(),
+        nn.Linear(32, 10),
+    )
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.05)
+    size = 40 * batch_size
+    data = TensorDataset(torch.randn(size, 1, 28, 28), torch.randint(10, (size,)))
+    loader: Any = DataLoader(data, batch_size=batch_size, shuffle=True)
+    if name != "plain":
+        engine = _engine(name)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model, optimizer, loader = engine.make_private(
+                module=model,
+                optimizer=optimizer,
+                data_loader=loader,
+                noise_multiplier=1.0,
+                max_grad_norm=1.0,
+            )
+
+    def steps() -> Iterator[None]:
+        while True:
+            for x, y in loader:
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                yield
+
+    run = steps()
+    return lambda: next(run)
+
+
+def _engine(name: str) -> Any:
+    if name == "dpkfc":
+        from dpkfc.integrations.opacus import PrivacyEngine
+
+        return PrivacyEngine()
+    try:
+        from opacus import PrivacyEngine as Peer
+    except ImportError as error:
+        raise SystemExit('Opacus is missing: pip install -e ".[opacus]"') from error
+    return Peer()
+
+
+def measure(batch_size: int, rounds: int) -> dict[str, Any]:
+    """Return the figures of all contenders at one batch size."""
+    live = {name: make_step(name, batch_size) for name in NAMES}
+    taken: dict[str, list[float]] = {name: [] for name in NAMES}
+    order = random.Random(0)
+    for number in range(rounds + WARMUP):
+        for name in order.sample(NAMES, len(NAMES)):
+            begun = time.process_time()
+            live[name]()
+            if number >= WARMUP:
+                taken[name].append(time.process_time() - begun)
+        gc.collect()
+    milliseconds = {name: round(1e3 * statistics.median(x), 2) for name, x in taken.items()}
+    ratios = {other: paired(taken["dpkfc"], taken[other]) for other in ("opacus", "plain")}
+    return {"ms": milliseconds, "ratios": ratios}
+
+
+def table(results: dict[str, Any]) -> str:
+    """Return a row for each batch size."""
+    rows = []
+    for size, found in results["sizes"].items():
+        ms, ratios = found["ms"], found["ratios"]
+        of_peer = ratios["opacus"]
+        rows.append(
+            [
+                size,
+                *(f"{ms[name]:,.1f}" for name in NAMES),
+                judged(of_peer["ratio"], GOALS[int(size)], of_peer["quartiles"]),
+                judged(ratios["plain"]["ratio"], None, ratios["plain"]["quartiles"]),
+            ]
+        )
+    head = ["expected batch", "plain SGD, ms", "Opacus hooks, ms", "the script here, ms"]
+    return markdown([*head, "÷ Opacus (goal)", "÷ plain SGD"], rows)
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    import torch
+
+    torch.set_num_threads(options.threads)
+    found: dict[str, Any] = {
+        "date": now(),
+        "hardware": hardware(options.threads),
+        "load_before": load_average(),
+        "sizes": {},
+    }
+    for size in GOALS:
+        found["sizes"][str(size)] = measure(size, 2 if options.smoke else options.rounds)
+    print(table(found))
+    output = options.output or (None if options.smoke else OUTPUT)
+    if output:
+        write_json(output, found)
+
+
+if __name__ == "__main__":
+    main()
