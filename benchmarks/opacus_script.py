@@ -3,8 +3,8 @@
     python benchmarks/opacus_script.py             # results/opacus_script.json
     python benchmarks/opacus_script.py --smoke     # two rounds; writes only to --output
 
-The model, the loss and the loop are those of Opacus' own MNIST example. Only the import of
-`PrivacyEngine` differs. Contenders take turns, one step each a round: from the loader's batch to
+Model, loss and loop come from Opacus' own MNIST example. Only the import of `PrivacyEngine`
+differs. Contenders take turns, one step each a round: from the loader's batch to
 the changed weights. Both engines draw Poisson batches, plain SGD takes batches of a fixed size.
 Figures are medians over rounds, of processor time. Opacus comes with `pip install -e ".[opacus]"`.
 """

@@ -105,7 +105,7 @@ def erase_written(replica: Replica) -> str:
     there is none.
     """
     faults = []
-    # Counters of writes are no operation that a mode need see.
+    # No mode need see that counters of writes are read.
     with torch._C.DisableTorchFunction():
         written = list(replica.written_parameters())
     for name, p in written:

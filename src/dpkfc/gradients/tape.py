@@ -336,17 +336,32 @@ class Tape:
         is_public = not any(output_axes)
         if is_public and self._is_followed and layers[0].rule not in _SINGLE_OUTPUT:
             return
-        args, kwargs = call.given or _detach_arguments(*given)
+        args, kwargs = call.given or self._detach_arguments(*given)
         self._records.append(
             _Record(
                 layers=layers,
                 call=Call(module, args, kwargs, [], call.axes, output_axes, call.attention),
                 outputs=[(x.shape, x.dtype, x.device) for x in outputs],
                 edges=[_edge(x, module) for x in outputs],
-                versions=[(_detach(x), x._version) for x in call.tensors],
+                versions=[(self._detach(x), x._version) for x in call.tensors],
                 is_public=is_public,
             )
         )
+
+    def _detach(self, x: Tensor) -> Tensor:
+        """Return a tensor without its graph; the tracker notes it, and need follow no operation."""
+        if type(x) is not Tensor:
+            return x.detach()
+        with torch._C._DisableTorchDispatch():
+            detached = x.detach()
+        self.tracker.note_alias(detached)
+        return detached
+
+    def _detach_arguments(self, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
+        if not kwargs and all(isinstance(x, Tensor) for x in args):
+            return tuple(map(self._detach, args)), {}
+        given: tuple[Arguments, Keywords] = tree_map_only(Tensor, self._detach, (args, kwargs))
+        return given
 
     def _declare_outputs(self, layer: Layer, call: _OpenCall, outputs: Sequence[Tensor]) -> Axes:
         """Declare outputs that the tracker takes for public, and return the axes of all outputs."""
@@ -614,21 +629,6 @@ def _call_unseen(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function of the tape, whose looks at tensors no mode need see."""
     with torch._C.DisableTorchFunction():
         return function(*arguments)
-
-
-def _detach(x: Tensor) -> Tensor:
-    """Return a tensor without its graph, for the tape alone; no tracker need follow a plain one."""
-    if type(x) is not Tensor:
-        return x.detach()
-    with torch._C._DisableTorchDispatch():
-        return x.detach()
-
-
-def _detach_arguments(args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
-    if not kwargs and all(isinstance(x, Tensor) for x in args):
-        return tuple(map(_detach, args)), {}
-    given: tuple[Arguments, Keywords] = tree_map_only(Tensor, _detach, (args, kwargs))
-    return given
 
 
 def _view_of_output(x: Tensor) -> Tensor:

@@ -295,7 +295,7 @@ class PrivateStep:
         if not module.training:
             return
         try:
-            # What is read of the model is no call of the script.
+            # No mode need see what is read of the model here: the script does not call it.
             with torch._C.DisableTorchFunction():
                 self._check_unchanged()
                 if recording.physical.first and not recording.passes:

@@ -1013,7 +1013,7 @@ class ConvBlock(_Block):
     def outer(self) -> Outer:
         """Return the explicit form: a `[N * groups, T, d_in]`, b `[N * groups, T, d_out]`."""
         rows = self._input_rows()
-        # They lie in memory as those of `Patched.explicit`.
+        # `Patched.explicit` lays them in memory like this.
         a = rows.contiguous() if self.bias else rows
         return Outer(a, self._output_rows(), self.groups)
 
