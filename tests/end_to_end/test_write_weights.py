@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -312,13 +313,18 @@ def write_weights(optimizer: torch.optim.Optimizer, *_: object) -> None:
             p.data.mul_(0.5)
 
 
-def test_a_pre_hook_that_writes_a_weight_is_refused() -> None:
+@pytest.mark.parametrize("is_global", [False, True])
+def test_a_pre_hook_that_writes_a_weight_is_refused(is_global: bool) -> None:
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    optimizer.register_step_pre_hook(write_weights)
-    with session_of(model, optimizer) as session:
-        with pytest.raises(RuntimeError, match="pre-hook replaced the parameter 'weight'"):
-            step(session)
+    register = register_optimizer_step_pre_hook if is_global else optimizer.register_step_pre_hook
+    handle = register(write_weights)
+    try:
+        with session_of(model, optimizer) as session:
+            with pytest.raises(RuntimeError, match="pre-hook replaced the parameter 'weight'"):
+                step(session)
+    finally:
+        handle.remove()
 
 
 def test_weights_that_a_post_hook_writes_are_noticed_before_the_next_release() -> None:

@@ -70,6 +70,23 @@ def test_rounding_is_no_difference(odd: int) -> None:
     check(odd, 1e-9)
 
 
+def test_what_is_undefined_for_one_example_is_named_by_its_operation() -> None:
+    """The message advised on squeeze() alone."""
+
+    class Normalised(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.batch_norm(super().forward(x), None, None, training=True)
+
+    model = Normalised(3, 2)
+    plan = PrivacyConfig(expected_batch_size=4, steps=1).with_noise(1.0, 1e-3, 12)
+    session = Session(
+        plan, model, torch.optim.SGD(model.parameters(), 0.1), (torch.randn(12, 3), torch.zeros(12))
+    )
+    with session, pytest.raises(ValueError, match="batch_norm.*taken over the batch") as caught:
+        session.step(next(session.batches()), lambda m, batch: m(batch[0]).sum(1))
+    assert len(str(caught.value)) <= 160
+
+
 def test_a_layer_rule_that_gives_other_gradients_is_refused_before_a_release() -> None:
     class Gain(nn.Module):
         def __init__(self) -> None:

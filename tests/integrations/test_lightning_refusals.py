@@ -224,6 +224,17 @@ def test_a_step_of_the_users_own_is_refused(tmp_path) -> None:
     assert torch.equal(weights(module), own.before)
 
 
+@pytest.mark.parametrize("kind", ["parameter", "release in the gradient of"])
+def test_weights_written_between_release_and_step_are_refused(kind: str, tmp_path) -> None:
+    class Own(L.Callback):
+        def on_before_optimizer_step(self, trainer, module, optimizer):
+            weight = module.layers[0].weight
+            (weight if kind == "parameter" else weight.grad).data[0, 0] = data().tensors[0][0, 0]
+
+    with pytest.raises(RuntimeError, match=f"on_before_optimizer_step .* the {kind} 'layers.0"):
+        fit(tmp_path, callbacks=[Own()])
+
+
 @pytest.mark.parametrize("name", ["training_step", "train_dataloader"])
 def test_a_private_module_may_not_define_its_own_training(name: str) -> None:
     with pytest.raises(TypeError, match="per_example_loss"):

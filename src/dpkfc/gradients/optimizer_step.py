@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils.hooks import RemovableHandle
 
 from dpkfc.distributed.fsdp import to_local
@@ -135,8 +136,10 @@ def step_on_release(
     """Run an optimizer on the released gradients, and record the weights that it has made.
 
     The last of all step pre-hooks checks that `p.grad` still holds the release and that no weight
-    was written; the first of all post-hooks records the weights. In wrappers of other libraries the
-    optimizer is found by the attribute `optimizer`. An object without hooks has none to check.
+    was written, and so does the end of a closure, in which Lightning calls
+    `on_before_optimizer_step`. The first of all post-hooks records the weights. In wrappers of
+    other libraries the optimizer is found by the attribute `optimizer`, or `_optimizer` as in
+    Lightning. An object without hooks has none to check.
 
     Args:
         optimizer: of the run.
@@ -144,31 +147,34 @@ def step_on_release(
         record: takes the weights as they are as the weights of this release.
 
     Raises:
-        RuntimeError: a pre-hook replaced or wrote a gradient or a parameter, by name. Then no
-            parameter is written.
+        RuntimeError: a pre-hook or a closure replaced or wrote a gradient or a parameter, by name.
+            Then the optimizer has not stepped.
     """
     inner: Any = optimizer
     while inner is not None and "_optimizer_step_pre_hooks" not in vars(inner):
-        inner = vars(inner).get("optimizer")
+        inner = vars(inner).get("optimizer", vars(inner).get("_optimizer"))
     gradients = {name: p.grad for name, p in parameters.items()}
-    before: list[dict[str, str]] = []
-    if inner is not None and inner._optimizer_step_pre_hooks:
-        before = [digest_tensors(gradients), digest_tensors(parameters)]
+    before: dict[str, str] = {}
+    if inner is not None and (inner._optimizer_step_pre_hooks or _global_optimizer_pre_hooks):
+        before = _digest_step(parameters, gradients)
     is_recorded = False
 
-    def check(stepped: torch.optim.Optimizer, *_: Any) -> None:
-        if not before or is_nested_step(stepped):
-            return
-        now = {name: p.grad for name, p in parameters.items()}
-        for kind, old, new in zip(
-            ("the release in the gradient of", "the parameter"),
-            before,
-            (digest_tensors(now), digest_tensors(parameters)),
-            strict=True,
-        ):
-            for name in {**old, **new}:
-                if old.get(name) != new.get(name):
-                    raise RuntimeError(f"a step pre-hook replaced {kind} '{name}'; remove the hook")
+    def check(stepped: torch.optim.Optimizer, args: Any, settings: Any) -> Any:
+        if is_nested_step(stepped):
+            return None
+        if before:
+            _check_digests(parameters, before, "a step pre-hook")
+        closure = settings.get("closure") or next(iter(args[1:]), None)
+        if closure is None:
+            return None
+        expected = before or _digest_step(parameters, gradients)
+
+        def check_closure() -> Any:
+            result = closure()
+            _check_digests(parameters, expected, "on_before_optimizer_step or a closure")
+            return result
+
+        return args[:1], {**settings, "closure": check_closure}
 
     def end(stepped: torch.optim.Optimizer, *_: Any) -> None:
         nonlocal is_recorded
@@ -186,6 +192,24 @@ def step_on_release(
     finally:
         if not is_recorded:
             record()
+
+
+def _digest_step(
+    parameters: NamedTensors, gradients: Mapping[str, Tensor | None]
+) -> dict[str, str]:
+    """Return digests of the release in each gradient and of each parameter, by what it is."""
+    release = {f"the release in the gradient of '{name}'": x for name, x in gradients.items()}
+    return digest_tensors(
+        release | {f"the parameter '{name}'": p for name, p in parameters.items()}
+    )
+
+
+def _check_digests(parameters: NamedTensors, before: Mapping[str, str], hook: str) -> None:
+    """Raise a RuntimeError where a hook has replaced a gradient or written a parameter."""
+    now = _digest_step(parameters, {name: p.grad for name, p in parameters.items()})
+    for what in {**before, **now}:
+        if before.get(what) != now.get(what):
+            raise RuntimeError(f"{hook} replaced {what}; remove the hook")
 
 
 def register_first_post_hook(

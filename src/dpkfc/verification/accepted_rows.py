@@ -60,6 +60,13 @@ def _check_batch_of_one(passes: PublicPasses, rows: PublicRows) -> None:
     except Exception as error:
         if is_out_of_memory(error):
             raise
+        # A sum over the examples may be what one example alone is too few for.
+        failure, _, _ = passes.trace(rows.batch(range(2)), 2)
+        if failure is not None:
+            raise ValueError(
+                f"loss_fn fails on one example, and two are not proved: {failure.operation},"
+                f" {failure.reason.split(' (')[0][:40]} (docs/errors.md#mixes-examples)"
+            ) from error
         raise ValueError(
             f"loss_fn fails on a batch of one example ({_first_line(error)}); write"
             " squeeze(-1) for squeeze(), and keep the batch axis"
