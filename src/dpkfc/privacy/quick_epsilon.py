@@ -71,17 +71,13 @@ def quick_epsilon(
     if len(parts) == 1 and is_gaussian(parts[0][0]):
         ((event, count),) = parts
         return QuickEpsilon(epsilon_of_gaussians(event.noise_multiplier, count, delta))
-    wanted, _ = simplify(merge(planned), delta) if planned else (parts, delta)
+    wanted = simplify(merge(planned), delta)[0] if planned else parts
     found = []
-    for kind in (0, -1):
-        releases, of_grid = (
-            tuple((_make_release(neighbouring_sizes(event)[kind]), count) for event, count in some)
-            for some in (parts, wanted)
-        )
-        grid = choose_grid(of_grid, delta, accuracy)
-        found.append(QuickEpsilon(epsilon_of_releases(releases, delta, grid), grid))
-        if not any(is_truncated(event) for event, _ in parts):
-            break
+    # Truncated batches have two kinds of neighbours: of one record less, and of one more.
+    for kind in (0, -1) if any(is_truncated(event) for event, _ in parts) else (0,):
+        grid = choose_grid(_make_releases(wanted, kind), delta, accuracy)
+        epsilon = epsilon_of_releases(_make_releases(parts, kind), delta, grid)
+        found.append(QuickEpsilon(epsilon, grid))
     return max(found, key=lambda one: one.value)
 
 
@@ -102,6 +98,13 @@ def simplify(
 def epsilon_of_gaussians(noise: float, count: int, delta: float) -> float:
     """Return ε of releases of everybody's data, from its closed form and rounded up."""
     return gaussian_epsilon(noise / math.sqrt(count), delta) * (1 + 1e-9) + 1e-9
+
+
+def _make_releases(
+    parts: Sequence[tuple[DpEvent, int]], kind: int
+) -> tuple[tuple[Release, int], ...]:
+    """Return the releases of events for one kind of neighbours."""
+    return tuple((_make_release(neighbouring_sizes(event)[kind]), count) for event, count in parts)
 
 
 def _make_release(event: DpEvent) -> Release:
