@@ -26,8 +26,8 @@ from dpkfc.privacy import ledger
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.rng import SamplingStream
 from dpkfc.session import Session
+from dpkfc.tracking import tracker
 from dpkfc.tracking.states import BatchAxis
-from dpkfc.tracking.tracker import Tracker
 from tests.injected_bugs.leak import Leak, noting_batches, noting_sums, swapped
 
 # -- the metric ------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def claim_batch_axis(m: pytest.MonkeyPatch) -> None:
     """What is computed from examples is taken to have one row an example in front, whatever the
     operation did.
     """
-    m.setattr(Tracker, "_apply", lambda *_: BatchAxis(0))
+    m.setattr(tracker, "apply_rule", lambda *_, **__: BatchAxis(0))
 
 
 # -- which batches are used ------------------------------------------------------------------------
