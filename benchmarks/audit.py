@@ -23,8 +23,8 @@ from torch import nn
 import dpkfc.release_pipeline
 from common import RESULTS, hardware, now, read_json, write_json
 from dpkfc.app.assembly import Prepared, make_optimizer
+from dpkfc.app.prepare import prepare
 from dpkfc.app.recipes.catalogue import run_config
-from dpkfc.app.train import prepare
 from dpkfc.audit import one_run
 from dpkfc.config import Plan
 from dpkfc.session import Session

@@ -115,8 +115,8 @@ def train(
     from dpkfc import Session
     from dpkfc.app.assembly import make_optimizer
     from dpkfc.app.owndata.records import split_records
+    from dpkfc.app.prepare import prepare
     from dpkfc.app.recipes.catalogue import run_config
-    from dpkfc.app.train import prepare
 
     title, settings = MODELS[model]
     if tried:

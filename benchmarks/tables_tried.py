@@ -162,8 +162,8 @@ def train_network(examples: tuple[Tensor, Tensor], outputs: int, seed: int) -> n
 def train(path: Path, name: str, records: Any, model: str, seed: int) -> dict[str, Any]:
     """Train one model on one split, and return its scores on the test rows."""
     from dpkfc.app.owndata.records import split_records
+    from dpkfc.app.prepare import prepare
     from dpkfc.app.recipes.catalogue import run_config
-    from dpkfc.app.train import prepare
 
     data = split_records(records, 0, seed, path.name)
     own = {"data": str(path), "schema": str(HERE / "schemas" / f"{name}.toml")}

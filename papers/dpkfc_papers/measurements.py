@@ -20,7 +20,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dpkfc.app.assembly import Prepared, make_kfac, read_public_data
+from dpkfc.app.assembly import Prepared
+from dpkfc.app.curvature_settings import Facts, make_kfac
+from dpkfc.app.public_data import read_public_data
 from dpkfc.app.tuning.runs import Ended, Judge, Place, Run, hardware
 from dpkfc.app.tuning.samples import round_value
 from dpkfc.curvature.changed_factors import randomize_directions
@@ -97,8 +99,9 @@ def measure_course(run: Run, place: Place, judge: Judge | None = None) -> Figure
         ConfigError: settings that do not go together.
         DatasetError: missing or damaged data.
     """
+    from dpkfc.app.prepare import prepare
     from dpkfc.app.run_folder import RunFolder
-    from dpkfc.app.train import measure, prepare
+    from dpkfc.app.train import measure
 
     started = time.perf_counter()
     prepared = prepare(run.config(threads=1, data_dir=place.data_dir))
@@ -217,7 +220,7 @@ def _uncut_factors(prepared: Prepared) -> KFAC:
     """Return settings of factors of every position, every eigenpair and both sides."""
     config = prepared.config.change(source="pink", output_source="")
     return replace(
-        make_kfac(config, prepared.recipe.input_shape),
+        make_kfac(config, Facts(prepared.recipe.input_shape)),
         labels="model",
         sides="both",
         rows_per_dim=None,

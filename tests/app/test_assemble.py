@@ -9,9 +9,11 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from dpkfc.app.assembly import make_kfac, make_optimizer, make_plan, make_privacy_config
+from dpkfc.app.assembly import make_optimizer
+from dpkfc.app.curvature_settings import Facts, make_kfac
 from dpkfc.app.models import digits_cnn
 from dpkfc.app.optimizers import SGD, AdamW
+from dpkfc.app.plan_settings import make_plan, make_privacy_config
 from dpkfc.app.settings import RunConfig, make_config
 from dpkfc.app.toml import ConfigError
 from dpkfc.curvature import DeadLeaves, FeatureNoise, PinkNoise, PublicData, Refined, WhiteNoise
@@ -26,12 +28,13 @@ CONFIG = make_config(
     epsilon=8.0,
 )
 SHAPE = (1, 8, 8)
+FACTS = Facts(SHAPE, 200)
 
 
 def test_settings_reach_the_preconditioner():
     built = make_kfac(
         CONFIG.change(sides="input", damping=0.3, every=9, scale="trace", labels="uniform", seed=4),
-        SHAPE,
+        FACTS,
     )
     assert (built.sides, built.damping, built.every, built.scale, built.labels, built.seed) == (
         "input",
@@ -42,27 +45,27 @@ def test_settings_reach_the_preconditioner():
         4,
     )
     assert built.probe == PinkNoise(SHAPE) and built.layer_rules is None
-    assert make_kfac(CONFIG.change(layer_rules="linear, conv"), SHAPE).layer_rules == (
+    assert make_kfac(CONFIG.change(layer_rules="linear, conv"), FACTS).layer_rules == (
         "linear",
         "conv",
     )
-    assert make_kfac(CONFIG.change(source="white"), SHAPE).probe == WhiteNoise(SHAPE)
-    assert make_kfac(CONFIG.change(power_exponent=2.0), SHAPE).probe == PinkNoise(
+    assert make_kfac(CONFIG.change(source="white"), FACTS).probe == WhiteNoise(SHAPE)
+    assert make_kfac(CONFIG.change(power_exponent=2.0), FACTS).probe == PinkNoise(
         SHAPE, power_exponent=2.0
     )
-    assert make_kfac(CONFIG, (7,)).probe == FeatureNoise(7)
-    assert isinstance(make_kfac(CONFIG, SHAPE, torch.zeros(3, *SHAPE)).probe, PublicData)
+    assert make_kfac(CONFIG, Facts((7,))).probe == FeatureNoise(7)
+    assert isinstance(make_kfac(CONFIG, FACTS, torch.zeros(3, *SHAPE)).probe, PublicData)
 
 
 def test_images_of_the_source_are_refined_and_those_of_the_other_are_not():
     refined = CONFIG.change(source="dead-leaves", output_source="dead-leaves", refine=3)
-    built = make_kfac(refined, SHAPE)
+    built = make_kfac(refined, FACTS)
     assert built.probe == Refined(DeadLeaves(SHAPE), 3) and built.output_probe == DeadLeaves(SHAPE)
     of_ngd = refined.change(output_source="", preconditioner="ngd", readout="natural")
-    ngd = make_privacy_config(of_ngd, SHAPE, dataset_size=200)
+    ngd = make_privacy_config(of_ngd, FACTS)
     assert ngd.preconditioner.probe == Refined(DeadLeaves(SHAPE), 3)
     unused = refined.change(preconditioner="none")
-    assert make_plan(unused, SHAPE, 200).hash == make_plan(unused.change(refine=0), SHAPE, 200).hash
+    assert make_plan(unused, FACTS).hash == make_plan(unused.change(refine=0), FACTS).hash
 
 
 @pytest.mark.parametrize(
@@ -81,33 +84,32 @@ def test_what_cannot_be_refined_is_said_before_training(changed: dict, what: str
 
 def make_plan_of(config: RunConfig):
     private = (torch.randn(200, *SHAPE), torch.zeros(200, dtype=torch.long))
-    return make_plan(
-        config, SHAPE, 200, recipe_probe=lambda config: FeatureNoise(64), private=private
-    )
+    facts = Facts(SHAPE, 200, probe=lambda config: FeatureNoise(64), private=private)
+    return make_plan(config, facts)
 
 
 def test_a_public_probe_comes_from_a_file(tmp_path: Path):
     path = tmp_path / "public.safetensors"
     save_file({"inputs": torch.randn(5, *SHAPE), "labels": torch.arange(5)}, path)
-    probe = make_kfac(CONFIG.change(source="public", public_data=str(path)), SHAPE).probe
+    probe = make_kfac(CONFIG.change(source="public", public_data=str(path)), FACTS).probe
     assert (
         probe.describe()["examples"] == 5 and "public.safetensors" in probe.describe()["provenance"]
     )
     with pytest.raises(ConfigError, match="expected `inputs`"):
-        make_kfac(CONFIG.change(source="public", public_data=str(path)), (3, 8, 8))
+        make_kfac(CONFIG.change(source="public", public_data=str(path)), Facts((3, 8, 8)))
     path.write_bytes(b"junk")
     for name in (path, tmp_path / "none.safetensors"):
         with pytest.raises(ConfigError, match="cannot be read as safetensors|does not exist"):
-            make_kfac(CONFIG.change(source="public", public_data=str(name)), SHAPE)
+            make_kfac(CONFIG.change(source="public", public_data=str(name)), FACTS)
 
 
 def test_a_plain_method_has_no_preconditioner():
-    assert make_privacy_config(CONFIG, SHAPE).preconditioner is not None
-    assert make_privacy_config(CONFIG.change(preconditioner="none"), SHAPE).preconditioner is None
+    assert make_privacy_config(CONFIG, FACTS).preconditioner is not None
+    assert make_privacy_config(CONFIG.change(preconditioner="none"), FACTS).preconditioner is None
 
 
 def test_the_plan_is_that_of_the_settings():
-    plan = make_plan(CONFIG.change(clipping="normalised", max_grad_norm=0.5), SHAPE, 200)
+    plan = make_plan(CONFIG.change(clipping="normalised", max_grad_norm=0.5), FACTS)
     assert (plan.steps, plan.expected_batch_size, plan.dataset_size, plan.accountant) == (
         4,
         32,
@@ -115,8 +117,8 @@ def test_the_plan_is_that_of_the_settings():
         "rdp",
     )
     assert plan.epsilon() <= 8.0 and plan.max_grad_norm == 0.5 and not plan.test_mode
-    assert make_plan(CONFIG.change(steps=0, epochs=2.0), SHAPE, 320).steps == 20
-    assert make_plan(CONFIG.change(test_mode=True, seed=5), SHAPE, 200).test_mode
+    assert make_plan(CONFIG.change(steps=0, epochs=2.0), Facts(SHAPE, 320)).steps == 20
+    assert make_plan(CONFIG.change(test_mode=True, seed=5), FACTS).test_mode
 
 
 @pytest.mark.parametrize(
@@ -131,13 +133,13 @@ def test_the_plan_is_that_of_the_settings():
 )
 def test_settings_that_do_not_go_together_are_one_error(changed: dict, what: str):
     with pytest.raises(ConfigError, match=what):
-        make_plan(CONFIG.change(**changed), SHAPE, 200)
+        make_plan(CONFIG.change(**changed), FACTS)
 
 
 def test_the_seed_never_seeds_the_noise():
     draws = []
     for _ in range(2):
-        plan = make_plan(CONFIG.change(seed=7), SHAPE, 200)
+        plan = make_plan(CONFIG.change(seed=7), FACTS)
         assert plan.config.test_mode_seed is None
         draws.append(plan.draw(0, plan.sampling_stream()).tolist())
     assert draws[0] != draws[1]
@@ -152,7 +154,7 @@ def test_the_seed_never_seeds_the_noise():
     ],
 )
 def test_settings_reach_adam_bc(settings: dict, expected: AdamBC):
-    plan = make_privacy_config(CONFIG.change(optimizer="adam-bc", **settings), SHAPE, 200)
+    plan = make_privacy_config(CONFIG.change(optimizer="adam-bc", **settings), FACTS)
     assert plan.postprocess == (expected,)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.app.assembly import describe_choice
+from dpkfc.app.choice import describe_choice
 from dpkfc.app.methods import METHODS
 from dpkfc.app.recipes.catalogue import RECIPES, run_config
 from dpkfc.app.settings import RECIPE_DEFAULTS

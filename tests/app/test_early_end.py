@@ -14,11 +14,12 @@ pytest.importorskip("sklearn")
 
 from dpkfc.app.metrics import Metrics
 from dpkfc.app.owndata.tasks import Task, judgement
+from dpkfc.app.prepare import prepare
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.recipes.objective import cross_entropy, evaluate
 from dpkfc.app.settings import make_config
 from dpkfc.app.toml import ConfigError
-from dpkfc.app.train import prepare, resume, run
+from dpkfc.app.train import resume, run
 from dpkfc.early_stopping import EarlyStopping, PrivateEarlyStopping
 from dpkfc.report.verify import verify_ledger
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dpkfc.app.audit_folder import ledger_finding
+from dpkfc.app.prepare import prepare
 from dpkfc.app.recipes.catalogue import run_config
-from dpkfc.app.train import prepare
 from dpkfc.checkpoint import CheckpointError, read_ledger_state
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.report.verify import verify_ledger

@@ -14,11 +14,12 @@ from safetensors.torch import load_file, save_file
 
 from dpkfc.app.assembly import learning_rate, make_augment, make_optimizer
 from dpkfc.app.methods import METHODS
+from dpkfc.app.prepare import prepare
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.recipes.objective import cross_entropy
 from dpkfc.app.settings import SETTINGS, RunConfig
 from dpkfc.app.toml import ConfigError
-from dpkfc.app.train import prepare, resume, run
+from dpkfc.app.train import resume, run
 from dpkfc.session import Session
 from tests.documents import ROOT
 
@@ -197,7 +198,7 @@ def test_public_data_that_nothing_has_compared_are_in_no_figure(
     )
     config = config.change(public_data=str(tmp_path / "public.safetensors"))
     monkeypatch.setattr(
-        "dpkfc.app.assembly.read_public_data",
+        "dpkfc.app.curvature_settings.read_public_data",
         lambda *_: pytest.fail("private rows are read as public ones"),
     )
     assert run(config).stamp == ""

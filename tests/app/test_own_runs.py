@@ -19,11 +19,12 @@ from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.html.page import write_page
 from dpkfc.app.owndata.predictions import evaluate_examples, load_run
 from dpkfc.app.owndata.tasks import Task, load_task, task_examples
+from dpkfc.app.prepare import prepare
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.recipes.objective import cross_entropy, evaluate, score_model
 from dpkfc.app.settings import RunConfig
 from dpkfc.app.toml import ConfigError
-from dpkfc.app.train import prepare, read_settings, resume, run
+from dpkfc.app.train import read_settings, resume, run
 from dpkfc.privacy.ledger import verify
 from tests.app.accounting import remembered
 from tests.app.own_files import (

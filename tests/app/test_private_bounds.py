@@ -28,13 +28,13 @@ from dpkfc.app.owndata.columns import Column
 from dpkfc.app.owndata.files import encode_table
 from dpkfc.app.owndata.predictions import load_run
 from dpkfc.app.owndata.schema import read_schema
+from dpkfc.app.prepare import prepare
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.run_folder import RunFolderError
 from dpkfc.app.toml import ConfigError
-from dpkfc.app.train import RunFolder, prepare, read_settings, resume, run
-from dpkfc.privacy.accounting import total_epsilon
+from dpkfc.app.train import RunFolder, read_settings, resume, run
+from dpkfc.privacy.accounting import event_from_dict, total_epsilon
 from dpkfc.privacy.budget import Budget
-from dpkfc.privacy.events import event_from_dict
 from dpkfc.privacy.ledger import LedgerError, verify
 from dpkfc.report.verify import verify_ledger
 from dpkfc.report.written_card import CardError
@@ -252,11 +252,13 @@ def test_the_folder_of_a_run_predicts_and_is_complete(finished: Path):
 
 
 def test_a_resumed_run_is_not_charged_for_bounds_again(tmp_path: Path, monkeypatch):
-    from dpkfc.app import train
+    from dpkfc.app import training_loop
 
     budget = Budget(tmp_path / "ward.toml", epsilon=3.5, delta=1e-5)
     config = _config(tmp_path, steps=3, evaluate_every=1, budget=str(budget.path))
-    monkeypatch.setattr(train._Loop, "_should_go_on", lambda loop, row: row.step != 1)
+    monkeypatch.setattr(
+        training_loop.TrainingLoop, "_should_go_on", lambda loop, row: row.step != 1
+    )
     result = run(config)
     assert result.interrupted
     monkeypatch.undo()
@@ -310,9 +312,9 @@ def _begin_without_schema(folder: RunFolder, settings: str, schema: str = "") ->
 
 
 def test_a_schema_that_was_changed_belongs_to_another_plan(tmp_path: Path, monkeypatch):
-    from dpkfc.app import train
+    from dpkfc.app import training_loop
 
-    monkeypatch.setattr(train._Loop, "_should_go_on", lambda loop, row: False)
+    monkeypatch.setattr(training_loop.TrainingLoop, "_should_go_on", lambda loop, row: False)
     run(_config(tmp_path, steps=3, evaluate_every=1))
     monkeypatch.undo()
     path = tmp_path / "run" / "schema.toml"

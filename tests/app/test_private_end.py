@@ -14,17 +14,18 @@ from torch import nn
 pytest.importorskip("sklearn")
 
 from dpkfc import PrivacyConfig, Session
-from dpkfc.app import train
+from dpkfc.app import training_loop
 from dpkfc.app.audit_folder import card_finding, ledger_finding
 from dpkfc.app.metrics import Metrics
+from dpkfc.app.prepare import prepare
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.recipes.objective import cross_entropy
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.toml import ConfigError
-from dpkfc.app.train import prepare, read_settings, resume, run
-from dpkfc.early_stopping import Loss, PrivateEarlyStopping, wrong_answers
-from dpkfc.privacy.accounting import total_epsilon
-from dpkfc.privacy.events import event_from_dict
+from dpkfc.app.train import read_settings, resume, run
+from dpkfc.callbacks import Loss
+from dpkfc.early_stopping import PrivateEarlyStopping, wrong_answers
+from dpkfc.privacy.accounting import event_from_dict, total_epsilon
 from dpkfc.privacy.extra_releases import ExtraRelease
 from dpkfc.privacy.ledger import BudgetExhausted, LedgerError, verify
 from dpkfc.privacy.mechanism import release_vector
@@ -289,20 +290,20 @@ def test_a_resumed_run_stays_within_its_plan(tmp_path: Path, monkeypatch):
     def crash(*given: object) -> None:
         raise KeyError
 
-    def end(loop: train._Loop, row: train.Row) -> bool:
+    def end(loop: training_loop.TrainingLoop, row: training_loop.Row) -> bool:
         if row.step == 4:
             # The process dies behind the release of step 4, before a checkpoint.
-            monkeypatch.setattr(train._Loop, "_save", crash)
+            monkeypatch.setattr(training_loop.TrainingLoop, "_save", crash)
         return True
 
-    original = train._Loop._release_loss
+    original = training_loop.TrainingLoop._release_loss
 
-    def release(loop: train._Loop, row: train.Row) -> train.Row:
+    def release(loop: training_loop.TrainingLoop, row: training_loop.Row) -> training_loop.Row:
         found = original(loop, row)
         end(loop, row)
         return found
 
-    monkeypatch.setattr(train._Loop, "_release_loss", release)
+    monkeypatch.setattr(training_loop.TrainingLoop, "_release_loss", release)
     with pytest.raises(KeyError):
         run(run_config({**PRIVATE, "out": str(out)}))
     assert _kinds(out).count("evaluation") == 2

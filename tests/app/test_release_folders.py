@@ -17,10 +17,10 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 from dpkfc.app.audit_folder import audit_folder
 from dpkfc.app.commands.card import fill_card
+from dpkfc.app.prepare import prepare
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.settings_file import read_choices, to_toml
 from dpkfc.app.toml import ConfigError
-from dpkfc.app.train import prepare
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.postprocess.weight_average import WeightEMA
 from dpkfc.privacy.ledger import verify

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 import dpkfc
 from dpkfc import convex
 from dpkfc.app import settings as declared
-from dpkfc.app.assembly import make_kfac, make_privacy_config
+from dpkfc.app.curvature_settings import Facts, make_kfac
 from dpkfc.app.defaults import layer_settings
 from dpkfc.app.methods import METHODS
+from dpkfc.app.plan_settings import make_privacy_config
+from dpkfc.app.prepare import prepare
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
 from dpkfc.app.settings import (
     SECTION_OF,
@@ -30,7 +32,6 @@ from dpkfc.app.settings import (
 )
 from dpkfc.app.settings_file import flatten, known_settings, read_choices, to_toml
 from dpkfc.app.toml import ConfigError, nearest, read_toml, tomllib
-from dpkfc.app.train import prepare
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import likelihood
 from dpkfc.curvature.kfac import KFAC
@@ -39,6 +40,7 @@ from dpkfc.integrations import loggers
 from dpkfc.postprocess import AdamBC, pipeline
 
 FIELDS = SETTINGS
+FACTS = Facts((1, 8, 8), 1000)
 
 
 def _other(field: dataclasses.Field):
@@ -126,9 +128,7 @@ def test_flat_and_sectioned_files_are_the_same():
 
 
 def test_settings_reach_the_library_in_its_types():
-    kfac = make_kfac(
-        make_config(factor_decay=0.5, layer_rules="linear conv", ranks="a.A=3"), (1, 8, 8)
-    )
+    kfac = make_kfac(make_config(factor_decay=0.5, layer_rules="linear conv", ranks="a.A=3"), FACTS)
     assert (kfac.decay, kfac.layer_rules, kfac.ranks) == (0.5, ("linear", "conv"), {"a.A": 3})
     privacy = library_values(make_config(norm_methods="head=gram"), PrivacyConfig)
     assert privacy["norm_methods"] == {"head": "gram"}
@@ -152,9 +152,9 @@ def test_settings_of_the_library_have_its_defaults_and_say_what_they_mean():
     assert (declared.LABELS, declared.LIKELIHOODS) == (likelihood.LABELS, likelihood.LIKELIHOODS)
     assert (declared.LOGGERS, declared.READOUTS) == (loggers.LOGGERS, pipeline.READOUTS)
     assert SETTINGS["moments_share"].default == convex.SHARE
-    kfac = make_kfac(RunConfig(), (1, 8, 8))
+    kfac = make_kfac(RunConfig(), FACTS)
     assert kfac == KFAC(probe=kfac.probe)
-    config = make_privacy_config(RunConfig(), (1, 8, 8), dataset_size=1000)
+    config = make_privacy_config(RunConfig(), FACTS)
     assert config == PrivacyConfig(expected_batch_size=256, epochs=5.0)
 
 
@@ -175,7 +175,7 @@ def test_every_dataclass_that_has_a_field_gets_its_setting():
 
 def test_the_library_says_what_is_wrong_with_its_field():
     with pytest.raises(ConfigError, match=r"^decay must lie in \[0, 1\), got 1\.0"):
-        make_kfac(make_config(factor_decay=1.0), (1, 8, 8))
+        make_kfac(make_config(factor_decay=1.0), FACTS)
 
 
 def test_a_setting_stands_in_one_section():
@@ -440,7 +440,7 @@ def test_later_refreshes_are_as_small_as_was_asked_for():
     from dpkfc.app.recipes.catalogue import run_config
 
     more = {"factor_decay": 0.875, "later_probe_size": 32}
-    made = [make_kfac(run_config({"recipe": "digits", **given}), (1, 8, 8)) for given in ({}, more)]
+    made = [make_kfac(run_config({"recipe": "digits", **given}), FACTS) for given in ({}, more)]
     assert [of.later_probe_size for of in made] == [None, 32]
 
 

@@ -24,13 +24,15 @@ from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.demo import COMPARED, demo
 from dpkfc.app.doctor import load_target
 from dpkfc.app.html.contents import read_all
+from dpkfc.app.prepare import prepare
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
 from dpkfc.app.recipes.objective import evaluate
 from dpkfc.app.run_folder import RunFolderError
 from dpkfc.app.settings import RunConfig, make_config
 from dpkfc.app.settings_file import flatten
 from dpkfc.app.toml import ConfigError, read_toml
-from dpkfc.app.train import prepare, resume, run, stop_on_signals
+from dpkfc.app.train import resume, run
+from dpkfc.app.training_loop import stop_on_signals
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.privacy.ledger import verify
 from dpkfc.report.verify import verify_ledger

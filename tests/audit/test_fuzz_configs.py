@@ -19,8 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpkfc.app import train
-from dpkfc.app.assembly import learning_rate, make_augment, make_optimizer, make_plan, settle
+from dpkfc.app.assembly import learning_rate, make_augment, make_optimizer
+from dpkfc.app.curvature_settings import Facts
 from dpkfc.app.methods import METHODS
+from dpkfc.app.plan_settings import make_plan, settle
 from dpkfc.app.recipes import images
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
 from dpkfc.app.run_folder import RunFolder
@@ -76,7 +78,7 @@ def _prepared(config: RunConfig, **_: object) -> object:
     recipe = find_recipe(config.run.recipe)
     config = settle(config, 1437)
     make_augment(config, recipe.input_shape)
-    plan = make_plan(config, recipe.input_shape, 1437, recipe.probe)
+    plan = make_plan(config, Facts(recipe.input_shape, 1437, recipe.probe))
     learning_rate(config, 0, plan.steps)
     make_optimizer(config, _model())
     data = SimpleNamespace(digest="")

@@ -19,11 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from dpkfc.app.assembly import read_public_data
 from dpkfc.app.datasets.cifar import read_cifar
 from dpkfc.app.datasets.idx import read_idx
 from dpkfc.app.datasets.text import SST2, load_texts
 from dpkfc.app.pretraining import pretrain
+from dpkfc.app.public_data import read_public_data
 from dpkfc.app.recipes.images import CIFAR10_CNN as CIFAR10
 from dpkfc.app.recipes.images import MNIST_CNN as MNIST
 from dpkfc.app.settings import make_config

@@ -15,8 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dpkfc.app.assembly import make_plan
+from dpkfc.app.curvature_settings import Facts
 from dpkfc.app.methods import METHODS
+from dpkfc.app.plan_settings import make_plan
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
 from dpkfc.app.settings import RunConfig
 from dpkfc.app.toml import ConfigError
@@ -123,7 +124,7 @@ def plan_hash(config: RunConfig) -> str:
     """Return the hash of the plan of a run, or "refused" where its settings do not go together."""
     recipe = find_recipe(config.run.recipe)
     try:
-        return make_plan(config, recipe.input_shape, DATASET_SIZE, recipe.probe).hash
+        return make_plan(config, Facts(recipe.input_shape, DATASET_SIZE, recipe.probe)).hash
     except ConfigError:
         return "refused"
 

@@ -94,9 +94,9 @@ def _spectrum(model: nn.Module, inputs: Tensor, labels: Tensor | None) -> dict[s
 
 def measure(data_dir: str) -> dict[str, Any]:
     """Return the spectra of every network, step and source."""
+    from dpkfc.app.prepare import prepare
     from dpkfc.app.run_folder import RunFolder
     from dpkfc.app.train import measure as train
-    from dpkfc.app.train import prepare
     from dpkfc.app.tuning.runs import Place, Run
     from dpkfc_papers.figures import MODELS as TRAINING
     from dpkfc_papers.measurements import AGAIN, ORACLE, find_sources

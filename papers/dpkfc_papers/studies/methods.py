@@ -65,7 +65,9 @@ def train_once(settings: dict[str, Any]) -> dict[str, Any]:
     """One private run; returns its settings with accuracy, ε, σ and seconds."""
     from safetensors.torch import save_file
 
-    from dpkfc.app.assembly import learning_rate, make_augment, make_optimizer, make_plan
+    from dpkfc.app.assembly import learning_rate, make_augment, make_optimizer
+    from dpkfc.app.curvature_settings import Facts
+    from dpkfc.app.plan_settings import make_plan
     from dpkfc.app.pretraining import pretrain
     from dpkfc.app.recipes.catalogue import find_recipe, run_config
     from dpkfc.app.recipes.objective import cross_entropy, evaluate
@@ -82,7 +84,7 @@ def train_once(settings: dict[str, Any]) -> dict[str, Any]:
         )
         recipe = find_recipe("digits")
         model = recipe.model(config.run.seed)
-        plan = make_plan(config, recipe.input_shape, len(private[1]))
+        plan = make_plan(config, Facts(recipe.input_shape, len(private[1])))
         if config.model.pretrain_epochs:
             pretrain(config, model, recipe.input_shape, private)
     optimizer, started = make_optimizer(config, model), time.perf_counter()

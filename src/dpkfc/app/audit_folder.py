@@ -21,11 +21,12 @@ from rich.table import Table
 from safetensors.torch import load_file
 
 from dpkfc.app.assembly import Prepared, make_augment, make_optimizer
+from dpkfc.app.prepare import prepare
 from dpkfc.app.results import Result
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.settings import RunConfig
 from dpkfc.app.toml import ConfigError
-from dpkfc.app.train import prepare, read_settings
+from dpkfc.app.train import read_settings
 from dpkfc.audit import (
     Audit,
     Finding,

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from torch import Tensor, nn
 
-from dpkfc.app.assembly import make_kfac
+from dpkfc.app.curvature_settings import Facts, make_kfac
 from dpkfc.app.owndata.display import print_shares, schema_table
 from dpkfc.app.owndata.tasks import call_function
 from dpkfc.app.recipes.catalogue import RECIPES, configure, find_recipe, recipe_of, run_config
@@ -98,7 +98,7 @@ def doctor_report(
             # Its owner compares public names with the file before ε is spent.
             print_shares(console, recipe.load(own).figures)
         model, name = recipe.model(own.run.seed), recipe.title
-        curvature = make_kfac(own, recipe.input_shape, recipe_probe=recipe.probe)
+        curvature = make_kfac(own, Facts(recipe.input_shape, probe=recipe.probe))
     else:
         seed = make_config(seed=settings.get("seed", 0)).run.seed
         model, shape, inputs, name = load_target(target, input_shape, seed)
@@ -106,7 +106,7 @@ def doctor_report(
         if ":" not in target:
             named, recipe_probe = target, find_recipe(target).probe
         config = run_config({"recipe": named, **settings})
-        curvature = make_kfac(config, shape, inputs, recipe_probe)
+        curvature = make_kfac(config, Facts(shape, probe=recipe_probe), inputs)
     diagnosis = diagnose(model, curvature)
     if diagnosis.problem:
         raise ConfigError(f"{name} cannot be trained privately: {diagnosis.problem}")

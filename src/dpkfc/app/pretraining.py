@@ -13,10 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkfc.app.assembly import (
-    read_public_data,
-)
 from dpkfc.app.models import seeded
+from dpkfc.app.public_data import read_labelled
 from dpkfc.app.recipes.objective import evaluate
 from dpkfc.app.settings import RunConfig
 from dpkfc.app.toml import ConfigError
@@ -58,22 +56,6 @@ def pretrain(config: RunConfig, model: nn.Module, input_shape: tuple[int, ...]) 
         f"{config.model.pretrain_epochs} epochs on {len(inputs)} examples of {path.name}, declared"
         f" public by its user (accuracy there {accuracy:.1%}); the head begins anew"
     )
-
-
-def read_labelled(
-    path: Path, input_shape: tuple[int, ...], setting: str, purpose: str
-) -> tuple[Tensor, Tensor]:
-    """Return public inputs and their labels. Inputs in floating point become float32.
-
-    Raises:
-        ConfigError: the file has no labels.
-    """
-    inputs, labels = read_public_data(path, input_shape, setting)
-    if labels is None:
-        raise ConfigError(f"{setting} {path} has no `labels`; {purpose} needs them")
-    if inputs.is_floating_point():
-        inputs = inputs.float()
-    return inputs, labels
 
 
 def _head_of(model: nn.Module) -> nn.Linear:

@@ -14,10 +14,11 @@ from rich.console import Console
 
 from dpkfc.app.assembly import Prepared, make_augment, make_optimizer
 from dpkfc.app.owndata.display import print_shares
+from dpkfc.app.prepare import prepare
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.settings import RunConfig
 from dpkfc.app.toml import ConfigError
-from dpkfc.app.train import check_budget, prepare
+from dpkfc.app.train import check_budget
 from dpkfc.report.tables import plan_table
 from dpkfc.session import Session
 from dpkfc.terminal import print_line
@@ -83,7 +84,7 @@ def measure_run(prepared: Prepared) -> Estimate:
     """Measure a few steps on rows of zeros in place of the examples; the model is trained on them.
 
     Args:
-        prepared: of `dpkfc.app.train.prepare`; not to be used afterwards.
+        prepared: of `dpkfc.app.prepare.prepare`; not to be used afterwards.
     """
     config, plan = prepared.config, prepared.plan
     # One row of each tensor takes the place of all rows.

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
-from dpkfc.app.assembly import NOISE_PROBES, Prepared, describe_choice, make_kfac
+from dpkfc.app.assembly import Prepared
+from dpkfc.app.choice import describe_choice
+from dpkfc.app.curvature_settings import NOISE_PROBES, Facts, make_kfac
 from dpkfc.app.effects import column_effects
 from dpkfc.app.methods import METHOD_LABELS
 from dpkfc.app.metrics import Metrics, Row, not_private
@@ -397,7 +399,7 @@ def _choose_factors(prepared: Prepared) -> tuple[KFAC, str]:
         probe = "noise"
     if config.preconditioner.labels == "given":
         config = config.change(labels="model")
-    return make_kfac(config, recipe.input_shape, recipe_probe=recipe.probe), probe
+    return make_kfac(config, Facts(recipe.input_shape, probe=recipe.probe)), probe
 
 
 def _layer_name(model: nn.Module, name: str) -> str:

@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from rich.console import Console
-from torch import Tensor, nn
+from torch import nn
 
-from dpkfc._errors import first_line
-from dpkfc.app.assembly import (
-    Prepared,
-    learning_rate,
-    library_errors,
-    make_augment,
-    make_optimizer,
-    make_plan,
-    settle,
-)
+from dpkfc.app.assembly import Prepared, make_augment, make_optimizer
+from dpkfc.app.curvature_settings import library_errors
 from dpkfc.app.datasets.errors import DatasetError
-from dpkfc.app.datasets.examples import Examples, ExampleSet
+from dpkfc.app.datasets.examples import Examples
 from dpkfc.app.methods import METHOD_LABELS
-from dpkfc.app.metrics import Metrics, Row
+from dpkfc.app.metrics import Metrics
 from dpkfc.app.owndata.recipes import KEPT
 from dpkfc.app.place import change_places, data_digest, move_data
-from dpkfc.app.pretraining import pretrain, read_labelled
-from dpkfc.app.private_scores import make_form
+from dpkfc.app.prepare import prepare
 from dpkfc.app.processes import (
     align_processes,
     check_named,
@@ -47,9 +34,8 @@ from dpkfc.app.processes import (
 )
 from dpkfc.app.progress import TrainingProgress
 from dpkfc.app.recipes.catalogue import recipe_of
-from dpkfc.app.recipes.objective import NOTHING_KNOWN
 from dpkfc.app.recipes.recipe import Recipe
-from dpkfc.app.results import Result, evaluated_weights, make_curve, write_results
+from dpkfc.app.results import Result, make_curve, write_results
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.scores import Scores
 from dpkfc.app.settings import RunConfig
@@ -59,203 +45,20 @@ from dpkfc.app.settings_file import (
     read_config,
     to_toml,
 )
-from dpkfc.app.toml import ConfigError, nearest
+from dpkfc.app.toml import ConfigError
+from dpkfc.app.training_loop import TrainingLoop, Watch
 from dpkfc.config import Plan
-from dpkfc.curvature.second_moments import split_head
 from dpkfc.distributed.context import DistributedContext
-from dpkfc.early_stopping import PURPOSE, EarlyStopping, PrivateEarlyStopping, wrong_answers
 from dpkfc.gradients.model_checks import check_finite
-from dpkfc.integrations.loggers import Logger, check_logger, make_logger
+from dpkfc.integrations.loggers import Logger, make_logger
 from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.report.card import stamp
 from dpkfc.report.text import rounded_up
 from dpkfc.session import Session
-from dpkfc.step_record import Batch, StepRecord
 
 if TYPE_CHECKING:
     from dpkfc.audit.one_run import OneRunResult
     from dpkfc.audit.run_canaries import PlantedCanaries
-
-# What torch is built for, by the names of its devices.
-_DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "xla")
-# Called with the row of each evaluation after the first step. The run ends if it returns False.
-Watch = Callable[[Row], bool]
-
-
-def prepare(
-    config: RunConfig,
-    data: ExampleSet | None = None,
-    *,
-    recipe: Recipe | None = None,
-    may_find_bounds: bool = False,
-) -> Prepared:
-    """Read data, make the plan, and build the model of a run.
-
-    Args:
-        config: settings.
-        data: the examples, if `Recipe.data` has read them already.
-        recipe: of the settings, where it has been made.
-        may_find_bounds: whether the caller will find the bounds that the schema leaves out.
-
-    Returns:
-        Everything the run needs.
-
-    Raises:
-        DatasetError: missing or damaged data.
-        ConfigError: settings that do not go together, or an unreachable budget.
-    """
-    run = config.run
-    if run.threads:
-        torch.set_num_threads(run.threads)
-    try:
-        check_logger(run.log)
-    except ImportError as error:
-        raise ConfigError(str(error)) from error
-    recipe = (recipe or recipe_of(config)).starting_from(config.model.pretrained)
-    if config.data.bounds and not recipe.private_bounds:
-        raise ConfigError(
-            "bounds = 'private' is for numbers of a table whose bounds the schema leaves out,"
-            f" and {recipe.title[:40]!r} has none: leave it out"
-        )
-    if recipe.find_bounds and not may_find_bounds:
-        raise ConfigError(
-            "bounds = 'private' is for dpkfc train on one process; elsewhere give bounds in the"
-            " schema, or the folder of such a run"
-        )
-    # Refuse a wrong augmentation before data are read.
-    make_augment(config, recipe.input_shape)
-    if data is None:
-        data = recipe.data(config, is_training=True)
-    config = settle(config, data.size)
-    model = recipe.model(run.seed)
-    private = (
-        data.train
-        if "private-oracle" in (config.preconditioner.source, config.preconditioner.output_source)
-        else None
-    )
-    counts = None
-    if config.privacy.private_scores:
-        counts = make_form(recipe, config)
-        if DistributedContext.current().world_size > 1:
-            raise ConfigError("private_scores is for one process; leave it out")
-    make = partial(
-        make_plan,
-        config,
-        recipe.input_shape,
-        recipe_probe=recipe.probe,
-        private=private,
-        unit=recipe.unit,
-        max_records_per_unit=recipe.max_records_per_unit,
-        private_bounds=recipe.private_bounds,
-        scores_norm=counts.norm if counts else 0.0,
-        head_inputs=_head_inputs(config, recipe, model),
-    )
-    plan = make(dataset_size=data.size)
-    canaries = run.audit
-    if canaries:
-        from dpkfc.audit.one_run import check_settings, is_harmless
-
-        with library_errors():
-            check_settings(plan, "planted", canaries, confidence=0.95)
-        canaries *= is_harmless(plan, model, canaries)
-        plan = make(dataset_size=data.size + canaries)
-        with library_errors():
-            # More records may change what noise = "auto" chooses.
-            check_settings(plan, "planted", run.audit, confidence=0.95)
-    # Refuse a schedule longer than the plan.
-    learning_rate(config, 0, plan.steps)
-    kind = run.device.partition(":")[0]
-    if kind not in _DEVICES:
-        raise ConfigError(f"unknown device {run.device!r:.40}; {nearest(kind, _DEVICES)}")
-    try:
-        model = model.to(torch.device(run.device))
-    except (RuntimeError, AssertionError) as error:
-        reason = first_line(error)[:60]
-        raise ConfigError(f"device {run.device!r} cannot be used ({reason}); try cpu") from None
-    start = ""
-    if config.model.pretrain_epochs:
-        start = pretrain(config, model, recipe.input_shape)
-    return Prepared(
-        config=config,
-        recipe=recipe,
-        data=data,
-        model=model,
-        plan=plan,
-        start=start,
-        stopping=_make_stopping(config, recipe, data),
-        counts=counts,
-        canaries=canaries,
-    )
-
-
-def _head_inputs(config: RunConfig, recipe: Recipe, model: nn.Module) -> int:
-    """Return the inputs of the layer that a rule of C is for, 1 where there is none.
-
-    Raises:
-        ConfigError: the model has no such layer alone, or the rule does not hold for its inputs.
-    """
-    if config.preconditioner.preconditioner != "moments":
-        if config.privacy.max_grad_norm:
-            return 1
-        if not recipe.is_whitened:
-            raise ConfigError(
-                "max_grad_norm = 0 is for texts by an encoder, or preconditioner = 'moments';"
-                f" {recipe.title[:40]!r} needs C: give one above 0"
-            )
-    try:
-        _, head = split_head(model)
-    except ValueError:
-        raise ConfigError(
-            f"method = {config.run.method!r} is for one linear layer on fixed features, as tables"
-            f" have; {config.run.recipe!r} has another model: take dp-kfc-a"
-        ) from None
-    return head.in_features
-
-
-def _make_stopping(
-    config: RunConfig, recipe: Recipe, data: ExampleSet
-) -> EarlyStopping | PrivateEarlyStopping | None:
-    """Return what ends a run early, None without `patience`.
-
-    Raises:
-        ConfigError: the data have no labels, or units of several records.
-    """
-    run = config.run
-    if not run.patience:
-        return None
-    if config.stops_privately:
-        return _make_private_stopping(config, recipe, data)
-    path = Path(config.data.public_validation)
-    inputs, labels = read_labelled(path, recipe.input_shape, "public_validation", "an early end")
-    device = torch.device(run.device)
-    # Public labels take the type of private ones: whole numbers for classes, floats for targets.
-    labels = labels.to(device, data.train[1].dtype)
-    return EarlyStopping(run.patience, on=(inputs.to(device), labels))
-
-
-def _make_private_stopping(
-    config: RunConfig, recipe: Recipe, data: ExampleSet
-) -> PrivateEarlyStopping:
-    """Return an early end by noisy losses on the validation split.
-
-    Raises:
-        ConfigError: there is no validation split, a unit has several records, the error of a
-            regression is asked for, or several processes run.
-    """
-    run = config.run
-    if recipe.max_records_per_unit is not None or data.validation is None:
-        raise ConfigError(
-            f"stop_on = {run.stop_on!r} needs a validation split of single records, each its own"
-            " unit; take public_validation"
-        )
-    if run.stop_on == "private-error" and recipe.num_classes == 1:
-        raise ConfigError("stop_on = 'private-error' counts wrong classes; take 'private-loss'")
-    if DistributedContext.current().world_size > 1:
-        raise ConfigError(f"stop_on = {run.stop_on!r} is for one process; take public_validation")
-    most = config.privacy.stop_most_loss if run.stop_on == "private-loss" else 1.0
-    device = torch.device(run.device)
-    held_out = tuple(x[:].to(device) for x in data.validation)
-    return PrivateEarlyStopping(run.patience, on=held_out, most=most)
 
 
 def run(
@@ -560,7 +363,7 @@ def _train(
                     f"the run in {folder.path} is complete: all {plan.steps} steps of its plan are"
                     " spent"
                 )
-        loop = _Loop(prepared, folder, session, metrics, ranks, watch, canaries)
+        loop = TrainingLoop(prepared, folder, session, metrics, ranks, watch, canaries)
         with TrainingProgress(
             plan.steps,
             done=session.steps_done,
@@ -630,210 +433,6 @@ def _make_loggers(config: RunConfig, folder: RunFolder) -> list[Logger]:
     if not run.log:
         return []
     return [make_logger(run.log, folder.path, folder.path.name, private=run.log_private)]
-
-
-@contextmanager
-def stop_on_signals() -> Iterator[list[int]]:
-    """Note the first SIGINT or SIGTERM in a list; let the second raise KeyboardInterrupt at once.
-
-    Handlers are restored afterwards. Outside the main thread handlers cannot be set, and signals
-    keep their meaning.
-    """
-    received: list[int] = []
-
-    def note(number: int, _: object) -> None:
-        if received:
-            raise KeyboardInterrupt
-        received.append(number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@dataclass(eq=False)
-class _Loop:
-    """Steps, evaluations and checkpoints of one run."""
-
-    prepared: Prepared
-    folder: RunFolder
-    session: Session
-    metrics: Metrics
-    ranks: DistributedContext
-    watch: Watch | None
-    canaries: PlantedCanaries | None = None
-
-    @cached_property
-    def every(self) -> int:
-        """Steps between evaluations."""
-        config, plan = self.prepared.config, self.prepared.plan
-        epoch = max(1, round(self.prepared.data.size / config.privacy.expected_batch_size))
-        return config.run.evaluate_every or min(epoch, max(1, plan.steps // 5))
-
-    def run(self, progress: TrainingProgress) -> bool:
-        """Train to the end of the plan.
-
-        Returns:
-            Whether the run was interrupted; then a checkpoint is on the disk.
-        """
-        plan, done = self.prepared.plan, self.session.steps_done
-        if not self.metrics.rows or done >= plan.steps:
-            # Save before the first step: a run that is killed later can then be continued, and the
-            # budget that it has spent is not lost. Evaluate a finished run again: it may have died
-            # before the figures of its final weights were written.
-            self.session.release_curvature()
-            row = Row(step=done, epsilon=plan.curve.running_epsilon(done))
-            self.metrics.add(self._evaluate(row, progress))
-            self._save()
-        with stop_on_signals() as stop:
-            try:
-                for batch in self.session.batches():
-                    row = self._step(batch, progress)
-                    if batch.step == done and self.session.unproved_operation:
-                        progress.show_slow_operation(self.session.unproved_operation)
-                    is_last = row.step == plan.steps
-                    if is_last or row.step % self.every == 0:
-                        row = self._evaluate(row, progress)
-                    if not is_last and row.accuracy is not None:
-                        row = self._release_loss(row)
-                    self.metrics.add(row)
-                    if row.accuracy is not None:
-                        self._save()
-                    if is_last:
-                        continue
-                    if self.ranks.any(self._is_over(row)):
-                        self._end_early(row)
-                        return False
-                    if self.ranks.any(bool(stop) or not self._should_go_on(row)):
-                        self._save()
-                        return True
-            except KeyboardInterrupt:
-                if self.ranks.world_size > 1:
-                    # All processes save a checkpoint together, and this one alone was interrupted.
-                    raise
-                self._save()
-                return True
-        return False
-
-    def _step(self, batch: Batch, progress: TrainingProgress) -> Row:
-        """Take one private step and return its row of the metrics."""
-        self._set_learning_rate(batch.step)
-        loss: Callable[..., Tensor] = self.prepared.recipe.task.loss
-        if self.canaries is not None:
-            self.canaries.start_step(batch)
-            loss = self.canaries.loss
-        record = self.session.step(batch, loss)
-        self._note_refresh()
-        bound = self.prepared.plan.curve.upper_bound(record.release, self.every)
-        row = _row(record, bound)
-        progress.advance(
-            epsilon=row.epsilon,
-            clipped_fraction=record.clipped_fraction,
-            batch_size=record.batch_size,
-        )
-        return row
-
-    def _is_over(self, row: Row) -> bool:
-        """Return whether the losses so far, public or released with noise, end the run."""
-        stopping = self.prepared.stopping
-        if stopping is None or row.decisive_loss is None:
-            return False
-        losses = [row.decisive_loss for row in self.metrics.rows]
-        return stopping.is_over([loss for loss in losses if loss is not None])
-
-    def _release_loss(self, row: Row) -> Row:
-        """Return a row with a charged, noisy mean on held-out private examples.
-
-        A run that was cut off may have charged some evaluations twice. Once all are charged, the
-        row is returned as it is.
-        """
-        stopping, session = self.prepared.stopping, self.session
-        if not isinstance(stopping, PrivateEarlyStopping):
-            return row
-        if session.ledger.extra.get(PURPOSE, 0) >= session.plan.extra_counts[PURPOSE]:
-            return row
-        loss_fn = self.prepared.recipe.task.loss
-        if self.prepared.config.run.stop_on == "private-error":
-            loss_fn = wrong_answers
-        with evaluated_weights(session):
-            return replace(row, noisy_loss=stopping.loss(session, loss_fn))
-
-    def _end_early(self, row: Row) -> None:
-        """Charge the steps that are left.
-
-        Released weights or losses have decided when the run ends, so ε is the whole plan's.
-        """
-        self.session.forfeit_steps()
-        plan = self.prepared.plan
-        self.metrics.add(replace(row, epsilon=plan.curve.epsilon(plan.steps)))
-        self._save()
-
-    def _should_go_on(self, row: Row) -> bool:
-        """Return whether the operator's `watch` lets the run go on after this row."""
-        return row.accuracy is None or self.watch is None or self.watch(row)
-
-    def _set_learning_rate(self, step: int) -> None:
-        config, plan = self.prepared.config, self.prepared.plan
-        rate = learning_rate(config, step, plan.steps)
-        for group in self.session.optimizer.param_groups:
-            group["lr"] = rate
-
-    def _evaluate(self, row: Row, progress: TrainingProgress) -> Row:
-        """Return a row with the score and the mean loss on held-out examples.
-
-        Where scores are released with noise, nothing else is computed from the test rows.
-        """
-        with evaluated_weights(self.session):
-            judged = NOTHING_KNOWN
-            if self.prepared.counts is None:
-                judged = self.prepared.recipe.task.judge(
-                    self.prepared.model, self.prepared.evaluation_examples
-                )
-            public_loss = self._public_loss()
-        progress.accuracy(judged.accuracy, self.prepared.config.run.eval_on)
-        return replace(row, accuracy=judged.accuracy, loss=judged.loss, public_loss=public_loss)
-
-    def _public_loss(self) -> float | None:
-        stopping = self.prepared.stopping
-        if not isinstance(stopping, EarlyStopping):
-            return None
-        return stopping.loss(self.prepared.model, self.prepared.recipe.task.loss)
-
-    def _note_refresh(self) -> None:
-        """Remember step, digest and scale of a new preconditioner."""
-        state = self.session.preconditioner
-        refreshes = self.metrics.refreshes
-        if state is None or any(state.step == known["step"] for known in refreshes):
-            return
-        refresh = {"step": state.step, "digest": state.digest, "scale": state.scale}
-        if state.note:
-            refresh["note"] = state.note
-        refreshes.append(refresh)
-
-    def _save(self) -> None:
-        self.session.save(self.folder.checkpoint)
-        write = partial(self.metrics.write, self.folder.metrics)
-        self.ranks.broadcast_from_rank0(write, "metrics")
-
-
-def _row(record: StepRecord, epsilon: float) -> Row:
-    """Return the row of a step, without an evaluation."""
-    return Row(
-        step=record.release,
-        epsilon=epsilon,
-        seconds=record.seconds,
-        batch_size=record.batch_size,
-        clipped_fraction=record.clipped_fraction,
-        nonfinite_fraction=record.nonfinite_fraction,
-        median_norm=record.median_norm,
-        floor_fraction=record.notes.get("adam_bc/floor_fraction"),
-    )
 
 
 def _make_result(

@@ -2,7 +2,7 @@
 
 A probe derives from `Probe`: a frozen value with `sample(n, generator)`, which returns CPU tensors,
 and `describe()`, which goes into the plan's hash and onto the privacy card. The command line lists
-its probes in `SOURCES` of `app/settings.py` and makes them in `app/assembly.py`.
+its probes in `SOURCES` of `app/settings.py` and makes them in `app/curvature_settings.py`.
 """
 
 from __future__ import annotations

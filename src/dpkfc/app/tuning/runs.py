@@ -230,7 +230,8 @@ def run_cell(run: Run, place: Place, judge: Judge | None = None) -> Row:
         DatasetError: missing or damaged data.
         RunFolderError: the disk cannot take it.
     """
-    from dpkfc.app.train import measure, prepare
+    from dpkfc.app.prepare import prepare
+    from dpkfc.app.train import measure
 
     started = time.perf_counter()
     machine: dict[str, Plain] = {"threads": 1, "data_dir": place.data_dir}

@@ -271,7 +271,7 @@ def _write_rows(path: Path, rows: Mapping[str, Row]) -> None:
 
 def _conclude(settings: TuneSettings, source: Trials, place: Place) -> Tuned:
     """Return the study as it stands, with its cost."""
-    from dpkfc.app.train import prepare
+    from dpkfc.app.prepare import prepare
 
     searches = source.searches
     law = settings.law()
