@@ -11,10 +11,11 @@ from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.owndata.cells import is_known_encoding
 from dpkfc.app.owndata.columns import Column
 from dpkfc.app.owndata.files import encode_table
+from dpkfc.app.owndata.headers import look_like_names, read_header
 from dpkfc.app.owndata.names import is_identifier
 from dpkfc.app.owndata.proposals import empty_schema
 from dpkfc.app.owndata.schema import Schema, check_schema, read_schema
-from dpkfc.app.owndata.tables import look_like_names, read_header, read_table
+from dpkfc.app.owndata.tables import read_table
 from dpkfc.app.toml import ConfigError
 
 

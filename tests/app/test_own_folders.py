@@ -16,7 +16,8 @@ import torch
 from PIL import Image
 
 from dpkfc.app.datasets.errors import DatasetError
-from dpkfc.app.owndata.images import encode_folder, folder_classes
+from dpkfc.app.owndata.image_folders import folder_classes
+from dpkfc.app.owndata.images import encode_folder
 from dpkfc.app.owndata.proposals import empty_schema
 from dpkfc.app.owndata.records import UNKNOWN
 from dpkfc.app.owndata.schema import ImageForm, Schema, read_schema

@@ -13,9 +13,10 @@ import pytest
 
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.owndata.columns import Column
+from dpkfc.app.owndata.headers import read_header
 from dpkfc.app.owndata.proposals import empty_schema, kind_of_data
 from dpkfc.app.owndata.schema import Schema, check_schema
-from dpkfc.app.owndata.tables import read_header, read_table
+from dpkfc.app.owndata.tables import read_table
 
 pandas = pytest.importorskip("pandas")
 pyreadstat = pytest.importorskip("pyreadstat")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -143,3 +144,29 @@ def cifar_cnn(num_classes: int = 10) -> nn.Sequential:
         nn.Linear(256, num_classes),
     )
     return channels_last(layers)
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+def small_cnn(channels: int, size: int, classes: int) -> nn.Sequential:
+    """Build three convolutions with GroupNorm and tanh, each after the first halving the image.
+
+    Input `[N, channels, size, size]`, output `[N, classes]`.
+    """
+    # Three strides of two divide the side by eight.
+    side = min(4, math.ceil(size / 8))
+    return nn.Sequential(
+        nn.Conv2d(channels, 16, 5, stride=2, padding=2),
+        nn.GroupNorm(4, 16),
+        nn.Tanh(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1),
+        nn.GroupNorm(4, 32),
+        nn.Tanh(),
+        nn.Conv2d(32, 32, 3, stride=2, padding=1),
+        nn.GroupNorm(4, 32),
+        nn.Tanh(),
+        nn.AdaptiveAvgPool2d(side),
+        nn.Flatten(),
+        nn.Linear(32 * side**2, classes),
+    )

@@ -7,6 +7,7 @@ mean something else.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
@@ -77,7 +78,7 @@ def _fit(config: RunConfig, model: nn.Module, inputs: Tensor, labels: Tensor) ->
     device = next(model.parameters()).device
     inputs, labels = inputs.to(device), labels.to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=config.model.pretrain_lr, momentum=0.9)
-    batches = -(-len(inputs) // _BATCH)
+    batches = math.ceil(len(inputs) / _BATCH)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
         optimizer, config.model.pretrain_epochs * batches
     )

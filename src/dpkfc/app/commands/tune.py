@@ -48,7 +48,7 @@ def tune(
         quiet: No progress bar.
         settings: flags of settings of all trials that were given.
     """
-    from dpkfc.app.owndata.recipes import own_source
+    from dpkfc.app.owndata.sources import own_source
     from dpkfc.app.tuning import tune as tuning
     from dpkfc.app.tuning.pool import worker_count
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import math
 import re
+import unicodedata
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
@@ -162,6 +163,12 @@ def canonical(text: str) -> str:
         return text.lower()
     whole = _WHOLE.fullmatch(text)
     return whole[1] if whole else text
+
+
+def fold_text(text: str) -> str:
+    """Return a text without differences of case and Unicode form."""
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    return unicodedata.normalize("NFKC", folded)
 
 
 def category_name(text: str, form: NumberForm | None = None) -> str:

@@ -9,15 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dpkfc.app.owndata.columns import Column
-from dpkfc.app.owndata.images import (
-    ABSENT,
-    BETTER_COLUMN,
-    BROKEN,
-    CLAMPED,
-    COPIED,
-    DEEP_COLOURS,
-    REPEATED,
-)
+from dpkfc.app.owndata.image_files import ABSENT, BROKEN, CLAMPED, COPIED, DEEP_COLOURS, REPEATED
+from dpkfc.app.owndata.image_labels import BETTER_COLUMN
 from dpkfc.app.owndata.records import Figures
 from dpkfc.app.owndata.schema import Schema
 from dpkfc.app.owndata.targets import LIKE_A_CLASS, ONE_CLASS

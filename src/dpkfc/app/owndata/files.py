@@ -22,7 +22,8 @@ from dpkfc.app.owndata.records import ALONE, UNKNOWN, Records, number_equal
 from dpkfc.app.owndata.rows import RowFile
 from dpkfc.app.owndata.schema import Schema, TextForm
 from dpkfc.app.owndata.stored import list_parts
-from dpkfc.app.owndata.tables import Table, open_file, read_parts
+from dpkfc.app.owndata.table_files import open_file
+from dpkfc.app.owndata.tables import Table, read_parts
 from dpkfc.app.owndata.targets import target_of
 from dpkfc.app.pretrained import (
     layer_features,

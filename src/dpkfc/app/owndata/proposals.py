@@ -7,17 +7,18 @@ from pathlib import Path
 
 from dpkfc._errors import one_name
 from dpkfc.app.datasets.errors import DatasetError, unreadable_error
-from dpkfc.app.owndata.images import folder_classes, propose_white, suspect_folders
+from dpkfc.app.owndata.headers import read_header
+from dpkfc.app.owndata.image_files import propose_white
+from dpkfc.app.owndata.image_folders import folder_classes, suspect_folders
 from dpkfc.app.owndata.packages import SPREADSHEETS
 from dpkfc.app.owndata.schema import TextForm
 from dpkfc.app.owndata.schema_file import template
 from dpkfc.app.owndata.stored import list_parts
-from dpkfc.app.owndata.tables import (
+from dpkfc.app.owndata.table_files import (
     DELIMITED,
     TABLE_SUFFIXES,
     TEXT_SUFFIXES,
     open_file,
-    read_header,
     suffix_of,
 )
 from dpkfc.app.toml import ConfigError

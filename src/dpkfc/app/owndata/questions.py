@@ -15,10 +15,11 @@ from typing import TypeVar
 from dpkfc.app.owndata.cells import PLAIN, read_number
 from dpkfc.app.owndata.columns import Column
 from dpkfc.app.owndata.display import MARK
+from dpkfc.app.owndata.headers import Header, read_header
 from dpkfc.app.owndata.kinds import KINDS
 from dpkfc.app.owndata.names import is_free_text, is_identifier, words_of_name
 from dpkfc.app.owndata.schema import Schema, check_schema
-from dpkfc.app.owndata.tables import Header, read_header, read_table
+from dpkfc.app.owndata.tables import read_table
 from dpkfc.app.toml import ConfigError
 from dpkfc.terminal import print_line
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.app.datasets.examples import Examples, choose_rows
-from dpkfc.app.owndata.cells import NumberForm, canonical
+from dpkfc.app.owndata.cells import NumberForm, canonical, fold_text
 from dpkfc.app.owndata.columns import Column
 from dpkfc.app.owndata.decoding import Texts, distinct
 from dpkfc.app.owndata.records import UNKNOWN
@@ -48,8 +47,7 @@ ONE_CLASS = "of one class, and none of another"
 
 def _fold(text: str) -> str:
     """Return a text without what people overlook between a label and a class."""
-    folded = unicodedata.normalize("NFKC", canonical(text)).casefold()
-    return unicodedata.normalize("NFKC", folded).strip(" \t\n.,;:'\"")
+    return fold_text(canonical(text)).strip(" \t\n.,;:'\"")
 
 
 @dataclass(frozen=True)

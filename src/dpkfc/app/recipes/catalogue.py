@@ -10,8 +10,9 @@ from typing import Any
 
 from dpkfc.app.datasets.examples import ExampleSet
 from dpkfc.app.defaults import layer_settings
-from dpkfc.app.owndata.recipes import OWN_KINDS, own_recipe, own_settings, own_source
+from dpkfc.app.owndata.recipes import own_recipe
 from dpkfc.app.owndata.schema import Schema
+from dpkfc.app.owndata.sources import OWN_KINDS, own_settings, own_source
 from dpkfc.app.recipes.images import (
     BREASTMNIST_HEAD,
     CIFAR10_HEAD,

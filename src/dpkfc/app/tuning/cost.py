@@ -232,7 +232,7 @@ def _count_events(verified: Verified) -> Counter[str]:
         if not purpose and len(set(released)) == 1:
             # So many consecutive steps cost a unit one event.
             steps = max(len(released), most or 0)
-            counts[released[-1]] -= steps - -(-steps // verified.groups)
+            counts[released[-1]] -= steps - math.ceil(steps / verified.groups)
     return counts
 
 
