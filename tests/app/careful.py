@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dpkfc.app.datasets.errors import DatasetError
+from dpkfc.app.owndata.cells import is_unicode
 from dpkfc.app.owndata.csv_heading import read_heading
-from dpkfc.app.owndata.csv_lines import Row, fit_row, is_unicode, split_line
+from dpkfc.app.owndata.csv_lines import Row, fit_row, split_line
 from dpkfc.app.owndata.schema import Schema
 
 

@@ -27,6 +27,7 @@ from dpkfc.app.settings import (
     SETTINGS,
     RunConfig,
     explain_setting,
+    library_key,
     library_values,
     make_config,
 )
@@ -142,10 +143,10 @@ def test_settings_of_the_library_have_its_defaults_and_say_what_they_mean():
         assert explain_setting(setting.name), setting.name
         for name in setting.metadata.get("owners", ()):
             owner = getattr(dpkfc, name)
-            assert setting.metadata["key"] in {field.name for field in dataclasses.fields(owner)}
+            assert library_key(setting.name) in {field.name for field in dataclasses.fields(owner)}
         for name in setting.metadata.get("owners", ())[:1]:
             owners = dataclasses.fields(getattr(dpkfc, name))
-            theirs = next(f.default for f in owners if f.name == setting.metadata["key"])
+            theirs = next(f.default for f in owners if f.name == library_key(setting.name))
             # The library says otherwise that a value is not given, or must be.
             if theirs not in (dataclasses.MISSING, None, "auto"):
                 assert setting.default == theirs, setting.name
@@ -162,7 +163,7 @@ def test_every_dataclass_that_has_a_field_gets_its_setting():
     for setting in FIELDS.values():
         for name in setting.metadata.get("owners", ()):
             owner = getattr(dpkfc, name)
-            assert setting.metadata["key"] in library_values(RunConfig(), owner), (
+            assert library_key(setting.name) in library_values(RunConfig(), owner), (
                 setting.name,
                 owner,
             )

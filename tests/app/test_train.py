@@ -18,8 +18,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from dpkfc.app import plots, results
-from dpkfc.app import train as train_module
+from dpkfc.app import plots, results, training_loop
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.demo import COMPARED, demo
 from dpkfc.app.doctor import load_target
@@ -202,14 +201,14 @@ def test_the_delta_of_what_was_spent_is_that_of_the_card_or_of_the_plan(tmp_path
 
 
 def _stop_after(monkeypatch: pytest.MonkeyPatch, step: int, act) -> None:
-    original = train_module._row
+    original = training_loop._row
 
     def row(record, epsilon):
         if record.release == step:
             act()
         return original(record, epsilon)
 
-    monkeypatch.setattr(train_module, "_row", row)
+    monkeypatch.setattr(training_loop, "_row", row)
 
 
 def _raise() -> None:

@@ -72,7 +72,8 @@ def test_the_demo_leaves_a_folder_a_method(tmp_path):
 
     chosen = tuple(METHODS)[1:]
     demo = federated_demo(str(tmp_path / "demo"), rounds=2, methods=chosen)
-    assert tuple(demo.accuracy) == chosen and all(e <= 3.0 for e in demo.epsilon.values())
+    assert tuple(run.method for run in demo.runs) == chosen
+    assert all(run.epsilon <= 3.0 for run in demo.runs)
     for method in chosen:
         names = {path.name for path in (tmp_path / "demo" / method).iterdir()}
         assert {

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.text import hashed_texts, load_texts
-from dpkfc.app.pretrained import minilm_vectors
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.tuning import runs as cells
 from dpkfc.app.tuning.runs import Ended, Place, Run, StudyError, run_cell
@@ -22,6 +21,7 @@ from dpkfc.checkpoint import CheckpointError
 from dpkfc.privacy.ledger import verify
 from dpkfc_papers.public_examples import find_public_examples
 from dpkfc_papers.recipes.sentences import AG_NEWS
+from dpkfc_papers.sentence_vectors import minilm_vectors
 from tests.app.files import write_cifar
 from tests.app.planted import write_ag_news
 

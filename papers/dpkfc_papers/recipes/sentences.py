@@ -15,11 +15,11 @@ from torch import Tensor
 from dpkfc.app.datasets.examples import ExampleSet
 from dpkfc.app.datasets.sources import Source
 from dpkfc.app.datasets.text import Labelled, checked_texts, load_texts, open_text, read_csv
-from dpkfc.app.pretrained import SENTENCE_WIDTH, encode_tokens, minilm_vectors
 from dpkfc.app.recipes.images import LinearHead
 from dpkfc.app.recipes.text import sentence_recipe, token_noise, whitened_recipe
 from dpkfc.curvature.probes import Probe, Sample
 from dpkfc.curvature.token_noise import TokenNoise
+from dpkfc_papers.sentence_vectors import SENTENCE_WIDTH, encode_tokens, minilm_vectors
 
 
 def _read_ag_test(path: Path) -> Labelled:

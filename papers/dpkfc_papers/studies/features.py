@@ -37,7 +37,6 @@ from dpkfc import KFAC, DeadLeaves, PinkNoise, PrivacyConfig, PublicData, Sessio
 from dpkfc.app.datasets.sources import BREAST, CIFAR10, FASHION_MNIST, MNIST, PNEUMONIA, load_pixels
 from dpkfc.app.datasets.text import IMDB, SST2, hashed_texts, load_texts
 from dpkfc.app.models import mnist_cnn
-from dpkfc.app.pretrained import minilm_vectors
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.recipes.images import LinearHead
 from dpkfc.app.recipes.objective import cross_entropy
@@ -56,6 +55,7 @@ from dpkfc.features.joined import ENERGY
 from dpkfc.features.zipf_words import ZipfWords
 from dpkfc.postprocess import DiSK, WeightEMA
 from dpkfc_papers.recipes.sentences import AG_NEWS, HEAD_LENGTH, SentenceNoise
+from dpkfc_papers.sentence_vectors import minilm_vectors
 from dpkfc_papers.studies.harness import half_interval, read_toml
 
 SOURCES = {

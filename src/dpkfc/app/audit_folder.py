@@ -82,7 +82,10 @@ def card_finding(ledger: Path, plan: Plan, device: str) -> Finding | None:
         if card is None:
             return None
         releases = verify(ledger).releases
-        problem = _card_problem(card, plan, releases, device) or _weights_problem(card)
+        problem = _card_problem(card, plan, releases, device)
+        if not problem:
+            weights = check_weights(card)
+            problem = "" if weights.startswith("equal to") else f"weights {weights}"
         if not problem:
             check_texts(card)
     except (CardError, LedgerError) as error:
@@ -162,11 +165,6 @@ def _difference(stated: Any, expected: Any, where: str) -> str:
 
 def _show(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)[:120]
-
-
-def _weights_problem(card: Card) -> str:
-    message = check_weights(card)
-    return "" if message.startswith("equal to") else f"weights {message}"
 
 
 # --------------------------------------------------------------------------------------------------

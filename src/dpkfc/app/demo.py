@@ -30,11 +30,6 @@ class Demo:
     folder: Path
     results: dict[str, Result]
 
-    @property
-    def interrupted(self) -> bool:
-        """Whether it was stopped."""
-        return any(result.interrupted for result in self.results.values())
-
 
 def demo(chosen: dict[str, Any], out: str = "", console: Console | None = None) -> Demo:
     """Train both methods on the digits that come with scikit-learn.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,9 +35,6 @@ from dpkfc.federated.rounds import RoundRecord
 from dpkfc.federated.runs import SimulatedRun
 from dpkfc.federated.server_rules import FedGD, FedSOFIM
 from dpkfc.report.text import rounded_up
-
-if TYPE_CHECKING:
-    pass
 
 CLIENTS, ROUNDS, ALPHA, DELTA = 10, 40, 0.5, 1e-4
 HERE, FLOWER = ENGINES = ("here", "flower")
@@ -102,16 +99,6 @@ class FederatedDemo:
     @property
     def _first_engine_runs(self) -> list[DemoRun]:
         return [run for run in self.runs if run.engine == self.runs[0].engine]
-
-    @property
-    def accuracy(self) -> dict[str, float]:
-        """Return the accuracy of each method on the test set, on the first engine."""
-        return {run.method: run.curve.accuracy[-1] for run in self._first_engine_runs}
-
-    @property
-    def epsilon(self) -> dict[str, float]:
-        """Return the spent ε of each method, on the first engine."""
-        return {run.method: run.epsilon for run in self._first_engine_runs}
 
     @property
     def table(self) -> Table:

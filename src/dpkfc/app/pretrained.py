@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from rich.progress import track
 from torch import Tensor, nn
 
@@ -105,45 +104,6 @@ def minilm_tokens(texts: Sequence[str], length: int) -> Tensor:
         return_tensors="np",
     )
     return torch.from_numpy(encoded["input_ids"]).long()
-
-
-# Numbers of a sentence vector.
-SENTENCE_WIDTH = 384
-_SENTENCES_AT_ONCE = 64
-
-
-def minilm_vectors(texts: Sequence[str], length: int) -> Tensor:
-    """Return vectors `[N, 384]` of norm 1 by the frozen public encoder, each of its text alone.
-
-    Args:
-        texts: sentences.
-        length: tokens that are read of each.
-
-    Raises:
-        DatasetError: the packages that carry it are missing.
-    """
-    # Every pass has one shape, so that no other text moves the rounding of a vector.
-    fill = [""] * (-len(texts) % _SENTENCES_AT_ONCE)
-    tokens = minilm_tokens([*texts, *fill], length)
-    return encode_tokens(tokens)[: len(texts)]
-
-
-@torch.no_grad()
-def encode_tokens(ids: Tensor) -> Tensor:
-    """Return vectors `[N, 384]` of norm 1 of token ids `[N, T]` by the frozen public encoder.
-
-    Raises:
-        DatasetError: the packages that carry it are missing.
-    """
-    classifier = minilm_classifier(trained_blocks=0)
-    classifier.head = nn.Linear(SENTENCE_WIDTH, SENTENCE_WIDTH, bias=False)
-    nn.init.eye_(classifier.head.weight)
-    classifier.eval()
-    vectors = []
-    for chunk in ids.split(_SENTENCES_AT_ONCE):
-        outputs = classifier(chunk)
-        vectors.append(F.normalize(outputs, dim=1))
-    return torch.cat(vectors)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -99,7 +99,8 @@ def is_started(config: RunConfig, ranks: DistributedContext) -> bool:
     def look() -> tuple[bool, bool]:
         if not (is_launched() and folder.config.is_file()):
             return False, False
-        if not _has_settings(folder, config):
+        # config.toml does not name its own folder.
+        if read_config(folder.config).change(out=run.out) != config:
             raise RunFolderError(
                 f"run folder {run.out} holds a run of other settings: give the settings in its "
                 "config.toml to continue it, or another --out"
@@ -116,14 +117,6 @@ def is_started(config: RunConfig, ranks: DistributedContext) -> bool:
     if is_cut_off:
         ranks.broadcast_from_rank0(folder.take_away, "cut off")
     return is_there and not is_cut_off
-
-
-def _has_settings(folder: RunFolder, config: RunConfig) -> bool:
-    """Return whether a run folder was started with these settings."""
-    written = read_config(folder.config)
-    # config.toml does not name its own folder.
-    comparable = written.change(out=config.run.out)
-    return comparable == config
 
 
 def _has_releases(folder: RunFolder) -> bool:

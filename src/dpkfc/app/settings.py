@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from dpkfc.app.methods import METHODS
+from dpkfc.app.owndata.cells import is_unicode
 from dpkfc.app.toml import ConfigError, nearest
 from dpkfc.clipping import CLIPPINGS
 from dpkfc.config import SAMPLERS
@@ -84,21 +85,17 @@ def _setting(
     return field(default=default, metadata=metadata)
 
 
-def _library(default: Any, owners: str, key: str, *, text: str = "", **rules: Any) -> Any:
+def _library(default: Any, owners: str, key: str = "", *, text: str = "", **rules: Any) -> Any:
     """Declare a setting that is a field of a dataclass of the library, or of several.
 
     Args:
         default: as the field's, except where 0 or an empty text means "not given".
         owners: names of the dataclasses, which need torch and are not imported here.
-        key: name of the field.
+        key: name of the field, where it is another one.
         text: another help text than the one in the docstring of the first dataclass.
         rules: as for `_setting`.
     """
     return _setting(default, text, key=key, owners=tuple(owners.split()), **rules)
-
-
-def _library_field(owner: type, key: str) -> dataclasses.Field[Any]:
-    return next(found for found in dataclasses.fields(owner) if found.name == key)
 
 
 class _Section:
@@ -134,7 +131,7 @@ def _check_value(setting: dataclasses.Field[Any], value: Any) -> Any:
         raise ConfigError(f"{name} must be {_KINDS[kind]}, got {value!r} ({type(value).__name__})")
     if isinstance(value, int) and value.bit_length() > 63:
         raise ConfigError(f"{name} must be a number of at most 64 bits")
-    if isinstance(value, str) and not _fits_a_file(value):
+    if isinstance(value, str) and not is_unicode(value):
         raise ConfigError(f"{name} contains half a character, which UTF-8 cannot store: {value!r}")
     if kind == "float":
         value = float(value)
@@ -162,14 +159,6 @@ _BOUNDS: dict[str, tuple[Callable[[float, float], bool], str]] = {
     "most": (operator.le, "at most"),
     "below": (operator.lt, "below"),
 }
-
-
-def _fits_a_file(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 # --------------------------------------------------------------------------------------------------
@@ -315,63 +304,55 @@ class PrivacySettings(_Section):
     expected_batch_size: int = _library(
         256,
         "PrivacyConfig",
-        "expected_batch_size",
         text="B, the mean size of a batch and divisor of every noisy sum; 0: all examples",
         least=0,
     )
     max_grad_norm: float = _library(
         1.0,
         "PrivacyConfig",
-        "max_grad_norm",
         text="C, in the preconditioned space; 0: as examples, features and ε say (dp-moments)",
         least=0,
     )
     clipping: str = _library(
-        "flat", "PrivacyConfig", "clipping", text="how examples are bounded", choices=CLIPPINGS
+        "flat", "PrivacyConfig", text="how examples are bounded", choices=CLIPPINGS
     )
-    automatic_gamma: float = _library(0.01, "PrivacyConfig", "automatic_gamma", above=0)
+    automatic_gamma: float = _library(0.01, "PrivacyConfig", above=0)
     noise: str = _library(
         "gaussian",
         "PrivacyConfig",
-        "noise",
         text="rounded: sum and noise on one grid; correlated over steps; auto: where it is better",
         choices=(*NOISES, CORRELATED, AUTO),
     )
     bands: int = _library(
         0,
         "PrivacyConfig",
-        "bands",
         text="steps that share correlated noise; 0: the number with the smallest predicted error",
         least=0,
     )
-    augmentations: int = _library(1, "PrivacyConfig", "augmentations", least=1)
+    augmentations: int = _library(1, "PrivacyConfig", least=1)
     sampler: str = _library(
-        "poisson", "PrivacyConfig", "sampler", text="how batches are drawn", choices=SAMPLERS
+        "poisson", "PrivacyConfig", text="how batches are drawn", choices=SAMPLERS
     )
     max_batch_size: int = _library(
         0,
         "PrivacyConfig",
-        "max_batch_size",
         text="most examples in a batch of truncated_poisson; 0: no bound",
         least=0,
     )
     uncertified: bool = _library(
         False,
         "PrivacyConfig",
-        "uncertified",
         text="allow a sampler without a certified ε (stamped on the card)",
     )
     accountant: str = _library(
         "",
         "PrivacyConfig",
-        "accountant",
         text="pld or rdp; empty: the one that suits the sampler",
         choices=("", *ACCOUNTANTS),
     )
     readout: str = _library(
         "whitened",
         "PrivacyConfig",
-        "readout",
         text="from the coordinates of the clip to the step",
         choices=READOUTS,
     )
@@ -384,7 +365,6 @@ class PrivacySettings(_Section):
     max_physical_batch_size: int = _library(
         0,
         "PrivacyConfig",
-        "max_physical_batch_size",
         text="rows in memory at once; 0: all; -1: as many as fit",
         least=-1,
         words={"auto": -1},
@@ -392,14 +372,12 @@ class PrivacySettings(_Section):
     pad_to_multiple: int = _library(
         0,
         "PrivacyConfig",
-        "pad_to_multiple",
         text="micro-batches are padded to a multiple; 0: not at all",
         least=0,
     )
     norm_methods: str = _library(
         "",
         "PrivacyConfig",
-        "norm_methods",
         text="norms of single layers, for example 'conv1=gram head=materialised'",
     )
     test_mode: bool = _setting(
@@ -419,74 +397,61 @@ class PreconditionerSettings(_Section):
     zipf_exponent: float = _setting(
         1.0, "exponent of Zipf's law of token noise; 0: uniform tokens", least=0
     )
-    power_exponent: float = _library(1.0, "PinkNoise", "power_exponent", least=0)
-    leaves: int = _library(32, "DeadLeaves", "leaves", least=1)
+    power_exponent: float = _library(1.0, "PinkNoise", least=0)
+    leaves: int = _library(32, "DeadLeaves", least=1)
     refine: int = _setting(
         0, "moves of probe images towards classes of the released model; 0: none", least=0
     )
-    probe_size: int = _library(256, "KFAC", "probe_size", least=1)
-    every: int = _library(50, "KFAC NGD AdaDPS GEP", "every", least=1)
-    labels: str = _library(
-        "model", "KFAC NGD", "labels", text="labels of the probe", choices=LABELS
-    )
+    probe_size: int = _library(256, "KFAC", least=1)
+    every: int = _library(50, "KFAC NGD AdaDPS GEP", least=1)
+    labels: str = _library("model", "KFAC NGD", text="labels of the probe", choices=LABELS)
     likelihood: str = _library(
         "categorical",
         "KFAC NGD AdaDPS GEP",
-        "likelihood",
         text="of the output, for the probe's loss",
         choices=LIKELIHOODS,
     )
-    sides: str = _library("input", "KFAC", "sides", choices=("input", "both", "output"))
-    damping: float = _library(0.1, "KFAC", "damping", above=0)
-    damping_mode: str = _library(
-        "relative", "KFAC", "damping_mode", choices=("relative", "absolute")
-    )
-    gamma: float = _library(0.0, "KFAC", "gamma", least=0)
-    exponent: float = _library(0.5, "KFAC", "exponent", above=0, most=0.5)
+    sides: str = _library("input", "KFAC", choices=("input", "both", "output"))
+    damping: float = _library(0.1, "KFAC", above=0)
+    damping_mode: str = _library("relative", "KFAC", choices=("relative", "absolute"))
+    gamma: float = _library(0.0, "KFAC", least=0)
+    exponent: float = _library(0.5, "KFAC", above=0, most=0.5)
     scale: str = _library(
         "balanced",
         "KFAC",
-        "scale",
         text="scale of the factors and of the whole preconditioner",
         choices=("probe", "trace", "balanced", "raw"),
     )
-    sharing: str = _library("expand", "KFAC", "sharing", choices=("expand", "reduce"))
+    sharing: str = _library("expand", "KFAC", choices=("expand", "reduce"))
     control: str = _library(
         "none",
         "KFAC",
-        "control",
         text="random eigenvectors with the same spectrum",
         choices=("none", "random"),
     )
-    max_factor_size: int = _library(4096, "KFAC NGD", "max_factor_size", least=1)
-    oversize: str = _library(
-        "diagonal", "KFAC", "oversize", choices=("diagonal", "identity", "low_rank")
-    )
+    max_factor_size: int = _library(4096, "KFAC NGD", least=1)
+    oversize: str = _library("diagonal", "KFAC", choices=("diagonal", "identity", "low_rank"))
     ranks: str = _library(
         "",
         "KFAC",
-        "ranks",
         text="eigenpairs of single sides, for example 'conv1.A=32 head.A=0'; 0: all",
     )
     max_rank: int = _library(
         32,
         "KFAC",
-        "max_rank",
         text="eigenpairs kept of sides four times as wide or more; 0: all",
         least=0,
     )
-    tail_mass: float = _library(0.0, "KFAC", "tail_mass", least=0)
+    tail_mass: float = _library(0.0, "KFAC", least=0)
     layer_rules: str = _library(
         "",
         "KFAC",
-        "layer_rules",
         text="kinds of layers to precondition, for example 'linear conv'; empty: all",
     )
     factor_decay: float = _library(0.9, "KFAC", "decay", least=0)
     later_probe_size: int = _library(
         0,
         "KFAC",
-        "later_probe_size",
         text="probe examples of later refreshes, averaged factors; 0: a sixteenth",
         least=0,
     )
@@ -497,9 +462,9 @@ class PreconditionerSettings(_Section):
         text="a refresh that shows less movement keeps the preconditioner; 0: never",
         least=0,
     )
-    lambda_safe: float = _library(0.0025, "NGD", "lambda_safe", above=0)
+    lambda_safe: float = _library(0.0025, "NGD", above=0)
     lambda_base: float = _library(
-        0, "NGD", "lambda_base", text="λ_base of DP-NGD; 0: min(1e-4, λ_safe / 10)", least=0
+        0, "NGD", text="λ_base of DP-NGD; 0: min(1e-4, λ_safe / 10)", least=0
     )
     ngd_warm: float = _library(0.1, "NGD", "warm", least=0)
     ngd_power: float = _library(10.0, "NGD", "power", above=0)
@@ -728,11 +693,17 @@ def explain_setting(name: str) -> str:
     text = rules.get("help", "")
     if owners and not text:
         # The first clause.
-        documented = argument_text(_find_owner(owners[0]), rules["key"])
+        documented = argument_text(_find_owner(owners[0]), library_key(name))
         text = re.split(r"(?<!et al)[.:;] ", documented)[0].removesuffix(".")
     text = text or argument_text(Declared, name)
     shown = SECTION_OF[name] in ("preconditioner", "postprocess") and owners
     return f"{', '.join(owners)}: {text}" if shown else text
+
+
+def library_key(name: str) -> str:
+    """Return the name of the field of the library that a setting is."""
+    key: str = SETTINGS[name].metadata["key"]
+    return key or name
 
 
 def _find_owner(name: str) -> type:
@@ -751,12 +722,12 @@ def library_values(config: RunConfig, owner: type) -> dict[str, Any]:
     Raises:
         ConfigError: a number in a list of names and numbers is not a whole number.
     """
+    kinds = {found.name: str(found.type) for found in dataclasses.fields(owner)}
     values = {}
     for name, setting in SETTINGS.items():
         if owner.__name__ in setting.metadata.get("owners", ()):
-            key = setting.metadata["key"]
-            kind = str(_library_field(owner, key).type)
-            values[key] = _library_value(setting, config.values[name], kind)
+            key = library_key(name)
+            values[key] = _library_value(setting, config.values[name], kinds[key])
     return values
 
 

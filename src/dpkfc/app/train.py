@@ -50,7 +50,7 @@ from dpkfc.app.training_loop import TrainingLoop, Watch
 from dpkfc.config import Plan
 from dpkfc.distributed.context import DistributedContext
 from dpkfc.gradients.model_checks import check_finite
-from dpkfc.integrations.loggers import Logger, make_logger
+from dpkfc.integrations.loggers import make_logger
 from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.report.card import stamp
 from dpkfc.report.text import rounded_up
@@ -337,6 +337,11 @@ def _train(
             f"the run in {folder.path} has canaries, whose scores ended with its process: it cannot"
             " be continued; train anew"
         )
+    loggers = []
+    if config.run.log:
+        is_private = config.run.log_private
+        name = folder.path.name
+        loggers.append(make_logger(config.run.log, folder.path, name, private=is_private))
     session = _make_session(
         canaries,
         make_augment(config, prepared.recipe.input_shape),
@@ -350,7 +355,7 @@ def _train(
         num_workers=config.run.num_workers,
         budget=_find_budget(config),
         resume=resumed,
-        callbacks=_make_loggers(config, folder),
+        callbacks=loggers,
     )
     with session:
         if console is not None and session.receipt is not None:
@@ -425,14 +430,6 @@ def _announce_receipt(receipt: Receipt, console: Console) -> None:
         f" {rounded_up(receipt.after)} with it, of {receipt.epsilon:g} at δ = {receipt.delta:g}"
     )
     console.print(text, markup=False, highlight=False)
-
-
-def _make_loggers(config: RunConfig, folder: RunFolder) -> list[Logger]:
-    """Return the logger that the settings name, if they name one."""
-    run = config.run
-    if not run.log:
-        return []
-    return [make_logger(run.log, folder.path, folder.path.name, private=run.log_private)]
 
 
 def _make_result(

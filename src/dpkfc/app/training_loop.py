@@ -121,7 +121,9 @@ class TrainingLoop:
 
     def _step(self, batch: Batch, progress: TrainingProgress) -> Row:
         """Take one private step and return its row of the metrics."""
-        self._set_learning_rate(batch.step)
+        rate = learning_rate(self.prepared.config, batch.step, self.prepared.plan.steps)
+        for group in self.session.optimizer.param_groups:
+            group["lr"] = rate
         loss: Callable[..., Tensor] = self.prepared.recipe.task.loss
         if self.canaries is not None:
             self.canaries.start_step(batch)
@@ -176,12 +178,6 @@ class TrainingLoop:
         """Return whether the operator's `watch` lets the run go on after this row."""
         return row.accuracy is None or self.watch is None or self.watch(row)
 
-    def _set_learning_rate(self, step: int) -> None:
-        config, plan = self.prepared.config, self.prepared.plan
-        rate = learning_rate(config, step, plan.steps)
-        for group in self.session.optimizer.param_groups:
-            group["lr"] = rate
-
     def _evaluate(self, row: Row, progress: TrainingProgress) -> Row:
         """Return a row with the score and the mean loss on held-out examples.
 
@@ -193,15 +189,11 @@ class TrainingLoop:
                 judged = self.prepared.recipe.task.judge(
                     self.prepared.model, self.prepared.evaluation_examples
                 )
-            public_loss = self._public_loss()
+            public_loss, stopping = None, self.prepared.stopping
+            if isinstance(stopping, EarlyStopping):
+                public_loss = stopping.loss(self.prepared.model, self.prepared.recipe.task.loss)
         progress.accuracy(judged.accuracy, self.prepared.config.run.eval_on)
         return replace(row, accuracy=judged.accuracy, loss=judged.loss, public_loss=public_loss)
-
-    def _public_loss(self) -> float | None:
-        stopping = self.prepared.stopping
-        if not isinstance(stopping, EarlyStopping):
-            return None
-        return stopping.loss(self.prepared.model, self.prepared.recipe.task.loss)
 
     def _note_refresh(self) -> None:
         """Remember step, digest and scale of a new preconditioner."""

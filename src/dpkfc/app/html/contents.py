@@ -380,16 +380,12 @@ def _read_pictures(folder: RunFolder) -> dict[str, str]:
         content = _draw_pictures(folder)
         with contextlib.suppress(RunFolderError):
             for name, png in content.items():
-                write_atomically(folder.plots / name, partial(_write_bytes, content=png))
+                write_atomically(folder.plots / name, partial(Path.write_bytes, data=png))
     return {
         title: f"data:image/png;base64,{base64.b64encode(content[name]).decode()}"
         for name, title in _PICTURES.items()
         if content.get(name, b"").startswith(b"\x89PNG\r\n\x1a\n")
     }
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
 
 
 def _is_drawn(folder: RunFolder) -> bool:

@@ -13,6 +13,8 @@ import unicodedata
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
+from dpkfc.app.toml import ConfigError
+
 # What schemas take for a missing value where they say nothing.
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "None", "?")
 TRUE = ("true", "t", "yes", "y", "1", "1.0")
@@ -52,6 +54,21 @@ class NumberForm:
     thousands: str = ""
     signs: bool = False
     measured_in: str = ""
+
+    def check(self, where: str) -> None:
+        """Refuse signs that contradict each other.
+
+        Raises:
+            ConfigError: naming where they stand, and the fix.
+        """
+        if self.decimal not in (".", ",") or self.decimal == self.thousands:
+            raise ConfigError(
+                f"{where}: decimal must be '.' or ',' and not thousands, got {self.decimal!r:.20}"
+            )
+        if self.thousands not in THOUSANDS:
+            raise ConfigError(
+                f"{where}: thousands must be '.', ',', ' ' or \"'\", got {self.thousands!r:.20}"
+            )
 
 
 PLAIN = NumberForm()
@@ -210,3 +227,12 @@ def number_text(value: float) -> str:
     if math.isfinite(value) and value == int(value):
         return str(int(value))
     return repr(value)
+
+
+def is_unicode(text: str) -> bool:
+    """Return whether a text was UTF-8: bytes that were not are lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -12,7 +12,6 @@ import numpy as np
 from dpkfc.app.owndata.cells import (
     MISSING,
     PLAIN,
-    THOUSANDS,
     NumberForm,
     is_date_format,
     read_moment,
@@ -108,15 +107,7 @@ class Column:
 
     def _check_form(self, start: str) -> None:
         """Refuse signs that contradict each other, and keys of other kinds."""
-        form = self.form
-        if form.decimal not in (".", ",") or form.decimal == form.thousands:
-            raise ConfigError(
-                f"{start}: decimal must be '.' or ',' and not thousands, got {form.decimal!r:.20}"
-            )
-        if form.thousands not in THOUSANDS:
-            raise ConfigError(
-                f"{start}: thousands must be '.', ',', ' ' or \"'\", got {form.thousands!r:.20}"
-            )
+        self.form.check(start)
         if self.scale not in SCALES:
             raise ConfigError(f"{start}: scale must be 'log' or left out, got {self.scale!r:.20}")
         if self.format and not is_date_format(self.format):

@@ -18,8 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pa_compute
 import pyarrow.csv as pa_csv
 
+from dpkfc.app.owndata.cells import is_unicode
 from dpkfc.app.owndata.csv_heading import Heading
-from dpkfc.app.owndata.csv_lines import Row, fit_row, is_unicode, join_lines, split_line
+from dpkfc.app.owndata.csv_lines import Row, fit_row, join_lines, split_line
 
 Columns = dict[str, pa.Array]
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpkfc.app.datasets.errors import DatasetError
+from dpkfc.app.owndata.cells import is_unicode
 from dpkfc.app.owndata.csv_blocks import PACKED
-from dpkfc.app.owndata.csv_lines import is_unicode, split_line
+from dpkfc.app.owndata.csv_lines import split_line
 from dpkfc.app.owndata.schema import Schema
 
 # Most bytes and lines of a header, whose names people wrap.

@@ -9,7 +9,7 @@ import csv
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 
@@ -17,15 +17,6 @@ from itertools import islice
 Row = list[str] | None
 # What stands in a quoted cell, up to the quote that closes it.
 _QUOTED = re.compile(r'[^"]*(?:""[^"]*)*')
-
-
-def is_unicode(text: str) -> bool:
-    """Return whether a text was UTF-8: bytes that were not are lone surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def split_line(line: str, delimiter: str) -> tuple[list[str], str]:
@@ -90,9 +81,9 @@ class JoinedLines:
         is_open: whether a quote is still open at the last line.
     """
 
-    rows: dict[int, Row] = field(default_factory=dict)
-    last: dict[int, int] = field(default_factory=dict)
-    is_open: bool = False
+    rows: dict[int, Row]
+    last: dict[int, int]
+    is_open: bool
 
 
 def join_lines(

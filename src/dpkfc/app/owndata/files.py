@@ -285,7 +285,6 @@ def encode_texts(path: Path, schema: Schema) -> Records:
     decimal = schema.decimal if schema.target_bounds else "."
     target = target_of(schema)
     form = schema.text.settled
-    encode = _ENCODERS[form.encoder]
     numbers: list[int] = []
     contents: list[bytes] = []
     people: list[str | None] = []
@@ -298,7 +297,7 @@ def encode_texts(path: Path, schema: Schema) -> Records:
             texts = [text_of(value_at(entry, schema.text.key)) or "" for entry in objects]
             targets = [text_of(value_at(entry, schema.target), decimal) for entry in objects]
             encoded, of_target = target.encode(targets)
-            inputs.append(encode(texts, form))
+            inputs.append(_encode_texts(texts, form))
             labels.append(encoded)
             numbers += [number for number, _ in lines]
             for label, text in zip(encoded.tolist(), texts, strict=True):
@@ -323,16 +322,8 @@ def encode_texts(path: Path, schema: Schema) -> Records:
     )
 
 
-def _words(texts: Sequence[str], form: TextForm) -> SparseRows:
-    return sparse_texts(texts, form.buckets)
-
-
-def _weighted(texts: Sequence[str], form: TextForm) -> SparseRows:
-    return weighted_words(texts, form.buckets)
-
-
-def _sentences(texts: Sequence[str], form: TextForm) -> torch.Tensor:
-    return layer_features(sentence_encoder(form.length, form.folder))(texts)
-
-
-_ENCODERS = {"words": _words, "weighted-words": _weighted, "sentences": _sentences}
+def _encode_texts(texts: Sequence[str], form: TextForm) -> SparseRows | torch.Tensor:
+    if form.encoder == "sentences":
+        return layer_features(sentence_encoder(form.length, form.folder))(texts)
+    hashed = sparse_texts if form.encoder == "words" else weighted_words
+    return hashed(texts, form.buckets)

@@ -12,10 +12,9 @@ import pyarrow as pa
 
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.owndata import stored
-from dpkfc.app.owndata.cells import MISSING, read_number
+from dpkfc.app.owndata.cells import MISSING, is_unicode, read_number
 from dpkfc.app.owndata.csv_blocks import read_blocks
 from dpkfc.app.owndata.csv_heading import read_heading
-from dpkfc.app.owndata.csv_lines import is_unicode
 from dpkfc.app.owndata.packages import describe
 from dpkfc.app.owndata.schema import Schema
 from dpkfc.app.owndata.table_files import DELIMITED, STORED, check_table, open_file, suffix_of

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dpkfc.app.datasets.errors import DatasetError, unreadable_error
-from dpkfc.app.owndata.cells import fold_text
-from dpkfc.app.owndata.csv_lines import is_unicode
+from dpkfc.app.owndata.cells import fold_text, is_unicode
 from dpkfc.app.owndata.schema import Schema
 from dpkfc.app.toml import shorten
 

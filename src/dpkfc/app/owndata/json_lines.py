@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import IO, Any
 
-from dpkfc.app.owndata.cells import number_text
-from dpkfc.app.owndata.csv_lines import is_unicode
+from dpkfc.app.owndata.cells import is_unicode, number_text
 
 Entry = dict[str, Any]
 # Lines that are read at once.

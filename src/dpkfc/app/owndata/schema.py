@@ -15,7 +15,7 @@ from typing import Any
 
 from dpkfc.app.owndata.cells import (
     MISSING,
-    THOUSANDS,
+    NumberForm,
     canonical,
     is_known_encoding,
 )
@@ -262,14 +262,7 @@ def _check_schema(schema: Schema, units: list[str], where: str) -> None:
             f"{where}: target_scale must be 'log' beside target_bounds, or left out; got"
             f" {schema.target_scale!r:.20}"
         )
-    if schema.decimal not in (".", ",") or schema.decimal == schema.thousands:
-        raise ConfigError(
-            f"{where}: decimal must be '.' or ',' and not thousands, got {schema.decimal!r:.20}"
-        )
-    if schema.thousands not in THOUSANDS:
-        raise ConfigError(
-            f"{where}: thousands must be '.', ',', ' ' or \"'\", got {schema.thousands!r:.20}"
-        )
+    NumberForm(schema.decimal, schema.thousands).check(where)
     check_delimiter(schema.delimiter, where)
     if not is_known_encoding(schema.encoding):
         raise ConfigError(

@@ -84,11 +84,10 @@ class HashedZipf(Probe):
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
         """Return features `[n, size]`, no labels."""
-        hashes = self._hashes
-        documents = [hashes[ranks] for ranks in self.text.ranks(n, generator)]
-        if self.weighted:
-            return NORM * hashed_rows(documents, self.size, weights=english_weights()), None
-        return hashed_rows(documents, self.size), None
+        documents = [self._hashes[ranks] for ranks in self.text.ranks(n, generator)]
+        weights = english_weights() if self.weighted else None
+        rows = hashed_rows(documents, self.size, weights=weights)
+        return (NORM * rows if self.weighted else rows), None
 
     @cached_property
     def _hashes(self) -> np.ndarray:
@@ -129,10 +128,6 @@ def _reviews_recipe(
 ) -> Recipe:
     """Return a recipe of a linear model on hashed words of film reviews."""
 
-    def load(config: RunConfig) -> ExampleSet:
-        texts = load_texts(IMDB, config.data.data_dir or None).check(IMDB.name, num_classes=2)
-        return texts.tensors(lambda lines: hashed(lines, size))
-
     def probe(config: RunConfig) -> HashedZipf:
         return HashedZipf(size, ZipfWords(exponent=config.preconditioner.zipf_exponent), weighted)
 
@@ -141,7 +136,7 @@ def _reviews_recipe(
     return Recipe(
         name=name,
         title=IMDB.name,
-        load=load,
+        load=partial(_load, IMDB, 2, lambda lines: hashed(lines, size)),
         build=partial(build, size, 2),
         input_shape=(size,),
         num_classes=2,
@@ -210,12 +205,6 @@ def sentence_recipe(
         constants: more that is taken as public.
     """
 
-    def load(config: RunConfig) -> ExampleSet:
-        texts = load_texts(source, config.data.data_dir or None).check(source.name, num_classes)
-        if unseen:
-            texts = remove_test_texts(texts)
-        return texts.tensors(tokens)
-
     def tokens(lines: Sequence[str]) -> Tensor:
         return minilm_tokens(lines, length)
 
@@ -225,7 +214,7 @@ def sentence_recipe(
     return Recipe(
         name=name,
         title=source.name,
-        load=load,
+        load=partial(_load, source, num_classes, tokens, unseen=unseen),
         build=partial(minilm_classifier, num_classes),
         input_shape=(length,),
         num_classes=num_classes,
@@ -239,6 +228,19 @@ def sentence_recipe(
         },
         probe=probe,
     )
+
+
+def _load(
+    source: Source,
+    num_classes: int,
+    encode: Callable[[Sequence[str]], Tensor],
+    config: RunConfig,
+    *,
+    unseen: bool = False,
+) -> ExampleSet:
+    """Return the texts of a source as tensors; `unseen` leaves out those of the test split."""
+    texts = load_texts(source, config.data.data_dir or None).check(source.name, num_classes)
+    return (remove_test_texts(texts) if unseen else texts).tensors(encode)
 
 
 def remove_test_texts(texts: Texts) -> Texts:
@@ -286,11 +288,6 @@ def whitened_recipe(
         unseen: leave out training texts that also occur in the test split.
     """
 
-    def load(config: RunConfig) -> ExampleSet:
-        texts = load_texts(source, config.data.data_dir or None).check(source.name, num_classes)
-        texts = remove_test_texts(texts) if unseen else texts
-        return texts.tensors(rows)
-
     def rows(lines: Sequence[str]) -> Tensor:
         encoder = sentence_encoder(length)
         means = public_means(encoder, lines, source.name)
@@ -300,7 +297,7 @@ def whitened_recipe(
     return Recipe(
         name=name,
         title=source.name,
-        load=load,
+        load=partial(_load, source, num_classes, rows, unseen=unseen),
         build=partial(linear_from_zero, LAYERS_WIDTH, num_classes, bias=False),
         input_shape=(LAYERS_WIDTH,),
         num_classes=num_classes,
