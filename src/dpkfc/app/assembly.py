@@ -14,9 +14,9 @@ from dpkfc.app.private_scores import CountForm
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.settings import RunConfig
 from dpkfc.app.toml import ConfigError
-from dpkfc.early_stopping import EarlyStopping, PrivateEarlyStopping
 from dpkfc.config import Plan
 from dpkfc.data.augment import Augment, horizontal_flip, random_crop, reflect_pad_crop_flip
+from dpkfc.early_stopping import EarlyStopping, PrivateEarlyStopping
 from dpkfc.features import AdditiveModel
 
 # Features that are kept for all steps: a gigabyte in float32.

@@ -11,10 +11,10 @@ from dpkfc.app.owndata.bounds import norm_of
 from dpkfc.app.private_scores import PURPOSE as SCORES
 from dpkfc.app.settings import RunConfig, library_values
 from dpkfc.app.toml import ConfigError
-from dpkfc.early_stopping import NORM, PURPOSE
 from dpkfc.config import Plan, PrivacyConfig, count_steps
 from dpkfc.convex import convex_clip, gaussian_noise, moments_release, whitened_clip
 from dpkfc.curvature.second_moments import SecondMoments
+from dpkfc.early_stopping import NORM, PURPOSE
 from dpkfc.postprocess import EMA, SOFIM, AdamBC, DiSK, LowPass
 from dpkfc.postprocess.protocol import PostProcess
 from dpkfc.postprocess.weight_average import WeightEMA

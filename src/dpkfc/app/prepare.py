@@ -20,9 +20,9 @@ from dpkfc.app.recipes.catalogue import recipe_of
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.settings import RunConfig
 from dpkfc.app.toml import ConfigError, nearest
-from dpkfc.early_stopping import EarlyStopping, PrivateEarlyStopping
 from dpkfc.curvature.second_moments import split_head
 from dpkfc.distributed.context import DistributedContext
+from dpkfc.early_stopping import EarlyStopping, PrivateEarlyStopping
 from dpkfc.integrations.loggers import check_logger
 
 # What torch is built for, by the names of its devices.

@@ -18,10 +18,10 @@ from dpkfc.app.progress import TrainingProgress
 from dpkfc.app.recipes.objective import NOTHING_KNOWN
 from dpkfc.app.results import evaluated_weights
 from dpkfc.app.run_folder import RunFolder
-from dpkfc.early_stopping import PURPOSE, EarlyStopping, PrivateEarlyStopping, wrong_answers
 from dpkfc.distributed.context import DistributedContext
-from dpkfc.step_record import Batch, StepRecord
+from dpkfc.early_stopping import PURPOSE, EarlyStopping, PrivateEarlyStopping, wrong_answers
 from dpkfc.session import Session
+from dpkfc.step_record import Batch, StepRecord
 
 if TYPE_CHECKING:
     from dpkfc.audit.run_canaries import PlantedCanaries

@@ -101,6 +101,33 @@ class HashedZipf(Probe):
         return {**facts, **asdict(self.text)}
 
 
+def _load(
+    source: Source,
+    num_classes: int,
+    encode: Callable[[Sequence[str]], Tensor],
+    config: RunConfig,
+    *,
+    unseen: bool = False,
+) -> ExampleSet:
+    """Return the texts of a source as tensors; `unseen` leaves out those of the test split."""
+    texts = load_texts(source, config.data.data_dir or None).check(source.name, num_classes)
+    return (remove_test_texts(texts) if unseen else texts).tensors(encode)
+
+
+def remove_test_texts(texts: Texts) -> Texts:
+    """Return the texts without training texts of the public test split.
+
+    Each text is compared alone, so one more example changes one row.
+    """
+    seen = set(texts.test[0])
+    lines, labels = [], []
+    for line, label in zip(*texts.train, strict=True):
+        if line not in seen:
+            lines.append(line)
+            labels.append(label)
+    return Texts((lines, labels), texts.test, texts.source)
+
+
 # --------------------------------------------------------------------------------------------------
 # IMDB: 25,000 film reviews, two classes. `imdb` has 32,768 columns and weights words by how rare
 # they are in English, by Zipf's law; `imdb-logistic` has 4,096 columns without weights.
@@ -228,33 +255,6 @@ def sentence_recipe(
         },
         probe=probe,
     )
-
-
-def _load(
-    source: Source,
-    num_classes: int,
-    encode: Callable[[Sequence[str]], Tensor],
-    config: RunConfig,
-    *,
-    unseen: bool = False,
-) -> ExampleSet:
-    """Return the texts of a source as tensors; `unseen` leaves out those of the test split."""
-    texts = load_texts(source, config.data.data_dir or None).check(source.name, num_classes)
-    return (remove_test_texts(texts) if unseen else texts).tensors(encode)
-
-
-def remove_test_texts(texts: Texts) -> Texts:
-    """Return the texts without training texts of the public test split.
-
-    Each text is compared alone, so one more example changes one row.
-    """
-    seen = set(texts.test[0])
-    lines, labels = [], []
-    for line, label in zip(*texts.train, strict=True):
-        if line not in seen:
-            lines.append(line)
-            labels.append(label)
-    return Texts((lines, labels), texts.test, texts.source)
 
 
 # --------------------------------------------------------------------------------------------------
