@@ -123,6 +123,8 @@ def test_codes_are_texts_unless_a_schema_says_numbers(numeric: bool):
         ({"kind": "number", "bounds": (0, 1), "format": "%Y"}, "format is for kind = 'date'"),
         ({"kind": "number", "bounds": (0, 1), "thousands": "_"}, "thousands must be"),
         ({"kind": "number", "bounds": (0, 1), "thousands": "."}, "not thousands"),
+        ({"kind": "number", "bounds": (0, 1), "scale": "logg"}, "scale must be 'log'"),
+        ({"kind": "flag", "scale": "log"}, "scale is for kind = 'number'"),
     ],
 )
 def test_a_wrong_column_is_one_clear_error(keys: dict[str, object], message: str):
@@ -140,6 +142,9 @@ def test_a_wrong_column_is_one_clear_error(keys: dict[str, object], message: str
         ('encoding = "klingon"', "encoding 'klingon' is not known"),
         ('thousands = ";"', "thousands must be"),
         ('decimal = ","\nthousands = ","', "decimal must be"),
+        ('delimiter = ";;"', "delimiter must be one character, such as ';', got"),
+        ("delimiter = '\"'", "delimiter must be one character"),
+        ('delimiter = "\\n"', "delimiter must be one character"),
     ],
 )
 def test_wrong_keys_of_a_csv_file_are_one_clear_error(tmp_path: Path, keys: str, message: str):
@@ -256,6 +261,14 @@ def test_names_of_a_common_header_are_names():
         ("account_age", False),
         ("MobilePlan", False),
         ("E-Mail", True),
+        ("email2", True),
+        ("patient_id", True),
+        ("PatientID", True),
+        ("ssn", True),
+        ("last name", True),
+        ("paid", False),
+        ("width", False),
+        ("age", False),
     ],
 )
 def test_only_names_of_a_person_are_identifiers(name: str, seen: bool):
