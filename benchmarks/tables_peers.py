@@ -163,7 +163,8 @@ def fit(
     python: Path, peer: str, rows: Path, data: Mapping[str, Any], epsilon: float, seed: int
 ) -> dict[str, Any]:
     """Fit a peer in its environment and return its scores, or the last line of its error."""
-    from dpkfc.app.scores import score_classes, score_numbers
+    from dpkfc.app.class_scores import score_classes
+    from dpkfc.app.number_scores import score_numbers
 
     out = rows.with_name("out.npz")
     words = [str(epsilon), str(DELTA), str(seed), str(out)]

@@ -14,7 +14,7 @@ import torch
 
 from dpkfc import checkpoint
 from dpkfc.app.metrics import Metrics, Row
-from dpkfc.app.run_folder import RunFolder, write_atomically
+from dpkfc.app.run_folder import RunFolder, write_atomically, write_json
 from dpkfc.app.tuning import tune
 from dpkfc.app.tuning.arms import arm_of
 from dpkfc.app.tuning.runs import Run
@@ -119,7 +119,7 @@ def test_a_file_that_all_could_read_is_replaced_by_one_for_its_owner(tmp_path: P
 
 def test_what_is_meant_to_be_shared_keeps_the_mode_of_the_system(tmp_path: Path):
     folder = RunFolder.create(tmp_path / "run")
-    folder.write_json(folder.card, {"guarantee": {}})
+    write_json(folder.card, {"guarantee": {}})
     write_atomically(folder.model, lambda part: part.write_bytes(b""))
     checkpoint.write(folder.checkpoint, {"model": {"w": torch.ones(2)}}, {})
     files = [path for path in folder.path.rglob("*") if path.is_file()]

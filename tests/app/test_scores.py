@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpkfc.app.scores import score_classes, score_numbers, share_score
+from dpkfc.app.class_scores import score_classes, share_score
+from dpkfc.app.number_scores import score_numbers
 from tests.app.own_files import patients, write_patients, write_rows
 from tests.command_line import call
 
@@ -88,7 +89,7 @@ def test_intervals_of_many_rows_are_those_of_the_bootstrap(monkeypatch):
     logits, labels = _draw(3000, 3)
     ends = {}
     for many in (10**9, 1):
-        monkeypatch.setattr("dpkfc.app.scores._MANY", many)
+        monkeypatch.setattr("dpkfc.app.bootstrap._MANY", many)
         found = [*score_classes(logits, labels).scores, *score_numbers(logits[:, 0], labels).scores]
         ends[many] = [(score.low, score.high) for score in found]
     for (low, high), gaussian in zip(ends[10**9], ends[1], strict=True):

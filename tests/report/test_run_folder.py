@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.app.run_folder import RunFolder, RunFolderError
+from dpkfc.app.run_folder import RunFolder, RunFolderError, write_json, write_text
 
 
 def test_create_makes_parents_and_takes_an_empty_folder(tmp_path: Path):
@@ -65,19 +65,19 @@ def test_open_wants_settings_and_a_checkpoint(tmp_path: Path):
 
 def test_files_are_written_whole_or_not_at_all(tmp_path: Path):
     folder = RunFolder.create(tmp_path / "run")
-    folder.write_json(folder.card, {"ε": 1})
+    write_json(folder.card, {"ε": 1})
     assert json.loads(folder.card.read_text("utf-8")) == {"ε": 1}
     with pytest.raises(ValueError, match="JSON"):
-        folder.write_json(folder.card, {"ε": float("inf")})
+        write_json(folder.card, {"ε": float("inf")})
     assert json.loads(folder.card.read_text("utf-8")) == {"ε": 1}
     assert [path.name for path in folder.path.iterdir()] == ["privacy_card.json"]
     with pytest.raises(RunFolderError, match="make room, change its rights"):
-        folder.write_text(folder.card / "inside a file", "x")
+        write_text(folder.card / "inside a file", "x")
 
 
 def test_only_an_empty_folder_is_taken_away(tmp_path: Path):
     folder = RunFolder.create(tmp_path / "run")
-    folder.write_text(folder.config, "x")
+    write_text(folder.config, "x")
     folder.remove_if_empty()
     assert folder.config.is_file()
     folder.config.unlink()

@@ -9,9 +9,10 @@ from torch import nn
 
 from dpkfc.app.datasets.examples import Examples, ExampleSet
 from dpkfc.app.models import linear_from_zero
+from dpkfc.app.number_scores import score_numbers
 from dpkfc.app.recipes.objective import Judged, Objective, model_outputs, squared_error
 from dpkfc.app.recipes.recipe import Recipe
-from dpkfc.app.scores import Scores, score_numbers
+from dpkfc.app.scores import Scores
 from dpkfc.app.settings import RunConfig
 
 # Linear regression on synthetic data, for sweeps of the noise multiplier. DiSK, Figure 6a, is a

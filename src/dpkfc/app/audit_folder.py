@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from dpkfc.app.assembly import Prepared, make_augment, make_optimizer
 from dpkfc.app.prepare import prepare
 from dpkfc.app.results import Result
-from dpkfc.app.run_folder import RunFolder
+from dpkfc.app.run_folder import RunFolder, write_json
 from dpkfc.app.settings import RunConfig
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import read_settings
@@ -389,7 +389,7 @@ def _write_verdict(folder: RunFolder, verdict: AuditVerdict) -> AuditVerdict:
     A card too damaged to be shown stays as it is, and audit.json says so.
     """
     described = verdict.describe()
-    folder.write_json(folder.path / "audit.json", described)
+    write_json(folder.path / "audit.json", described)
     if verdict.card is None:
         return verdict
     try:

@@ -24,7 +24,7 @@ from dpkfc.app.datasets.digits import read_digits
 from dpkfc.app.models import linear_from_zero
 from dpkfc.app.recipes.objective import cross_entropy, evaluate
 from dpkfc.app.run_figures import Curve
-from dpkfc.app.run_folder import RunFolder
+from dpkfc.app.run_folder import RunFolder, write_json
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.federated.app import App, Settings
@@ -95,10 +95,6 @@ class FederatedDemo:
 
     folder: Path
     runs: tuple[DemoRun, ...]
-
-    @property
-    def _first_engine_runs(self) -> list[DemoRun]:
-        return [run for run in self.runs if run.engine == self.runs[0].engine]
 
     @property
     def table(self) -> Table:
@@ -217,9 +213,7 @@ def _finish(run: SimulatedRun, settings: Settings, folder: Path) -> None:
     place = RunFolder(folder)
     curve = _curve(run, settings["method"])
     plots.save(plots.history(curve), place.plots / "history.png")
-    place.write_json(
-        place.path / "rounds.json", {"rounds": [vars(record) for record in run.records]}
-    )
+    write_json(place.path / "rounds.json", {"rounds": [vars(record) for record in run.records]})
     images = len(_digits(settings).test[1])
     run.server.write_card(
         folder,
@@ -308,13 +302,12 @@ def federated_demo(
                 place = folder.path / engine / method
             settings = {"method": method, "epsilon": epsilon, "rounds": rounds}
             runs.append(_run(engine, start, settings, RunFolder.create(place).path, console))
-    demo = FederatedDemo(folder=folder.path, runs=tuple(runs))
-    curves = [run.curve for run in demo._first_engine_runs]
+    curves = [run.curve for run in runs if run.engine == runs[0].engine]
     figure = plots.comparison(
         curves, "The same clients under the same budget", f"{caption}, ε = {epsilon:g}"
     )
     plots.save(figure, folder.path / "comparison.png")
-    return demo
+    return FederatedDemo(folder=folder.path, runs=tuple(runs))
 
 
 def _choose_engine(name: str) -> Callable[..., SimulatedRun]:

@@ -74,7 +74,7 @@ def move_data(config: RunConfig, moved: Mapping[str, str], first: str) -> RunCon
     for name in moved:
         if not config.values[name]:
             raise ConfigError(f"the run was started without {name}; resume it without {name}")
-    config = change_places(config, moved)
+    config = config.change(**moved)
     if data_digest(config) != first:
         place = next(iter(moved.values()))
         raise ConfigError(
@@ -82,8 +82,3 @@ def move_data(config: RunConfig, moved: Mapping[str, str], first: str) -> RunCon
             " same files"
         )
     return config
-
-
-def change_places(config: RunConfig, moved: Mapping[str, str]) -> RunConfig:
-    """Return settings with new places of own data."""
-    return config.change(**moved)

@@ -29,7 +29,7 @@ from dpkfc.app.run_figures import (
     RunFigures,
     spectrum_points,
 )
-from dpkfc.app.run_folder import RunFolder
+from dpkfc.app.run_folder import RunFolder, write_json, write_text
 from dpkfc.app.scores import Scores, missing_score
 from dpkfc.app.settings import RunConfig
 from dpkfc.curvature.base import PreconditionerState
@@ -131,7 +131,7 @@ def write_results(
         with evaluated_weights(session):
             scores = recipe.task.scores(prepared.model, prepared.evaluation_examples)
         content = {"measured_on": metrics.measured_on, **scores.to_json(recipe.classes)}
-        folder.write_json(folder.scores, content)
+        write_json(folder.scores, content)
     card = build_card(prepared.plan, _facts(prepared, session, metrics, scores))
     metrics.write(folder.metrics)
     write_weights_and_card(folder.path, session.released_state(), session.ledger, card)
@@ -139,9 +139,9 @@ def write_results(
         found = column_effects(prepared, session)
     if found:
         content = {"effects": [effect.to_json() for effect in found]}
-        folder.write_json(folder.effects, content)
+        write_json(folder.effects, content)
     figures = _measure_figures(prepared, session, make_curve(prepared, metrics))
-    folder.write_text(folder.figures, json.dumps(figures.to_json(), ensure_ascii=False))
+    write_text(folder.figures, json.dumps(figures.to_json(), ensure_ascii=False))
     return scores
 
 
@@ -165,7 +165,7 @@ def _release_scores(
     names = prepared.recipe.classes
     content = {"measured_on": "test", "released": noisy.tolist(), **scores.to_json(names)}
     if np.isfinite(noisy).all():
-        folder.write_json(folder.scores, content)
+        write_json(folder.scores, content)
     return scores
 
 

@@ -199,7 +199,7 @@ class RunFolder:
             self.config.unlink(missing_ok=True)
             raise _unwritable(self.config, error, "file") from None
         if schema:
-            self.write_text(self.schema, schema)
+            write_text(self.schema, schema)
         return self.config
 
     def take_away(self) -> None:
@@ -230,15 +230,6 @@ class RunFolder:
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
-    def write_text(self, path: Path, text: str) -> Path:
-        """Write a text file as `write_text` does."""
-        return write_text(path, text)
-
-    def write_json(self, path: Path, content: Mapping[str, Any]) -> Path:
-        """Write JSON in the same way."""
-        text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
-        return write_text(path, text + "\n")
-
 
 def write_atomically(path: Path, write: Callable[[Path], object], *, private: bool = False) -> Path:
     """Write a file as `dpkfc.checkpoint.place_file` does, with an error that names a way out.
@@ -262,6 +253,12 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, private: bo
 def write_text(path: Path, text: str, *, private: bool = False) -> Path:
     """Write a text file in UTF-8 as `write_atomically` does."""
     return write_atomically(path, lambda part: part.write_text(text, "utf-8"), private=private)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> Path:
+    """Write JSON as `write_atomically` does."""
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+    return write_text(path, text + "\n")
 
 
 def _sync(path: Path) -> None:

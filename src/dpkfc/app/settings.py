@@ -11,7 +11,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from dpkfc.app.methods import METHODS
@@ -55,10 +55,10 @@ STOPS = ("public", "private-loss", "private-error")
 
 def _setting(
     default: Any,
-    text: str,
+    text: str = "",
     *,
+    owners: str = "",
     key: str = "",
-    owners: tuple[str, ...] = (),
     choices: Iterable[str] = (),
     words: Mapping[str, float] | None = None,
     **bounds: float,
@@ -67,9 +67,11 @@ def _setting(
 
     Args:
         default: its value where nothing is given.
-        text: what it means.
-        key: the field of the library that it is.
-        owners: names of the dataclasses of the library with that field.
+        text: what it means; empty takes the docstring of the first owner.
+        owners: names of the dataclasses of the library with that field, which need torch and are
+            not imported here. The default is the field's, except where 0 or an empty text means
+            "not given".
+        key: name of the field, where it is another one.
         choices: allowed texts.
         words: words of the library that numbers stand for here.
         bounds: least, above, most or below: what a number must keep.
@@ -77,7 +79,7 @@ def _setting(
     metadata = {
         "help": text,
         "key": key,
-        "owners": owners,
+        "owners": owners.split(),
         "choices": tuple(choices),
         "words": words or {},
         "bounds": bounds,
@@ -85,17 +87,8 @@ def _setting(
     return field(default=default, metadata=metadata)
 
 
-def _library(default: Any, owners: str, key: str = "", *, text: str = "", **rules: Any) -> Any:
-    """Declare a setting that is a field of a dataclass of the library, or of several.
-
-    Args:
-        default: as the field's, except where 0 or an empty text means "not given".
-        owners: names of the dataclasses, which need torch and are not imported here.
-        key: name of the field, where it is another one.
-        text: another help text than the one in the docstring of the first dataclass.
-        rules: as for `_setting`.
-    """
-    return _setting(default, text, key=key, owners=tuple(owners.split()), **rules)
+_privacy = partial(_setting, owners="PrivacyConfig")
+_kfac = partial(_setting, owners="KFAC")
 
 
 class _Section:
@@ -301,59 +294,47 @@ class PrivacySettings(_Section):
     )
     epochs: float = _setting(5.0, "expected passes over the data, where steps is 0", above=0)
     steps: int = _setting(0, "number of steps; 0: as epochs say", least=0)
-    expected_batch_size: int = _library(
+    expected_batch_size: int = _privacy(
         256,
-        "PrivacyConfig",
-        text="B, the mean size of a batch and divisor of every noisy sum; 0: all examples",
+        "B, the mean size of a batch and divisor of every noisy sum; 0: all examples",
         least=0,
     )
-    max_grad_norm: float = _library(
+    max_grad_norm: float = _privacy(
         1.0,
-        "PrivacyConfig",
-        text="C, in the preconditioned space; 0: as examples, features and ε say (dp-moments)",
+        "C, in the preconditioned space; 0: as examples, features and ε say (dp-moments)",
         least=0,
     )
-    clipping: str = _library(
-        "flat", "PrivacyConfig", text="how examples are bounded", choices=CLIPPINGS
-    )
-    automatic_gamma: float = _library(0.01, "PrivacyConfig", above=0)
-    noise: str = _library(
+    clipping: str = _privacy("flat", "how examples are bounded", choices=CLIPPINGS)
+    automatic_gamma: float = _privacy(0.01, above=0)
+    noise: str = _privacy(
         "gaussian",
-        "PrivacyConfig",
-        text="rounded: sum and noise on one grid; correlated over steps; auto: where it is better",
+        "rounded: sum and noise on one grid; correlated over steps; auto: where it is better",
         choices=(*NOISES, CORRELATED, AUTO),
     )
-    bands: int = _library(
+    bands: int = _privacy(
         0,
-        "PrivacyConfig",
-        text="steps that share correlated noise; 0: the number with the smallest predicted error",
+        "steps that share correlated noise; 0: the number with the smallest predicted error",
         least=0,
     )
-    augmentations: int = _library(1, "PrivacyConfig", least=1)
-    sampler: str = _library(
-        "poisson", "PrivacyConfig", text="how batches are drawn", choices=SAMPLERS
-    )
-    max_batch_size: int = _library(
+    augmentations: int = _privacy(1, least=1)
+    sampler: str = _privacy("poisson", "how batches are drawn", choices=SAMPLERS)
+    max_batch_size: int = _privacy(
         0,
-        "PrivacyConfig",
-        text="most examples in a batch of truncated_poisson; 0: no bound",
+        "most examples in a batch of truncated_poisson; 0: no bound",
         least=0,
     )
-    uncertified: bool = _library(
+    uncertified: bool = _privacy(
         False,
-        "PrivacyConfig",
-        text="allow a sampler without a certified ε (stamped on the card)",
+        "allow a sampler without a certified ε (stamped on the card)",
     )
-    accountant: str = _library(
+    accountant: str = _privacy(
         "",
-        "PrivacyConfig",
-        text="pld or rdp; empty: the one that suits the sampler",
+        "pld or rdp; empty: the one that suits the sampler",
         choices=("", *ACCOUNTANTS),
     )
-    readout: str = _library(
+    readout: str = _privacy(
         "whitened",
-        "PrivacyConfig",
-        text="from the coordinates of the clip to the step",
+        "from the coordinates of the clip to the step",
         choices=READOUTS,
     )
     weight_average: float = _setting(
@@ -362,23 +343,20 @@ class PrivacySettings(_Section):
     average_from_start: bool = _setting(
         False, "one decay from the first step on, instead of a warm-up that forgets faster"
     )
-    max_physical_batch_size: int = _library(
+    max_physical_batch_size: int = _privacy(
         0,
-        "PrivacyConfig",
-        text="rows in memory at once; 0: all; -1: as many as fit",
+        "rows in memory at once; 0: all; -1: as many as fit",
         least=-1,
         words={"auto": -1},
     )
-    pad_to_multiple: int = _library(
+    pad_to_multiple: int = _privacy(
         0,
-        "PrivacyConfig",
-        text="micro-batches are padded to a multiple; 0: not at all",
+        "micro-batches are padded to a multiple; 0: not at all",
         least=0,
     )
-    norm_methods: str = _library(
+    norm_methods: str = _privacy(
         "",
-        "PrivacyConfig",
-        text="norms of single layers, for example 'conv1=gram head=materialised'",
+        "norms of single layers, for example 'conv1=gram head=materialised'",
     )
     test_mode: bool = _setting(
         False, "repeatable noise from the seed: NOT PRIVATE, stamped on the card"
@@ -397,89 +375,86 @@ class PreconditionerSettings(_Section):
     zipf_exponent: float = _setting(
         1.0, "exponent of Zipf's law of token noise; 0: uniform tokens", least=0
     )
-    power_exponent: float = _library(1.0, "PinkNoise", least=0)
-    leaves: int = _library(32, "DeadLeaves", least=1)
+    power_exponent: float = _setting(1.0, owners="PinkNoise", least=0)
+    leaves: int = _setting(32, owners="DeadLeaves", least=1)
     refine: int = _setting(
         0, "moves of probe images towards classes of the released model; 0: none", least=0
     )
-    probe_size: int = _library(256, "KFAC", least=1)
-    every: int = _library(50, "KFAC NGD AdaDPS GEP", least=1)
-    labels: str = _library("model", "KFAC NGD", text="labels of the probe", choices=LABELS)
-    likelihood: str = _library(
+    probe_size: int = _kfac(256, least=1)
+    every: int = _setting(50, owners="KFAC NGD AdaDPS GEP", least=1)
+    labels: str = _setting("model", "labels of the probe", owners="KFAC NGD", choices=LABELS)
+    likelihood: str = _setting(
         "categorical",
-        "KFAC NGD AdaDPS GEP",
-        text="of the output, for the probe's loss",
+        "of the output, for the probe's loss",
+        owners="KFAC NGD AdaDPS GEP",
         choices=LIKELIHOODS,
     )
-    sides: str = _library("input", "KFAC", choices=("input", "both", "output"))
-    damping: float = _library(0.1, "KFAC", above=0)
-    damping_mode: str = _library("relative", "KFAC", choices=("relative", "absolute"))
-    gamma: float = _library(0.0, "KFAC", least=0)
-    exponent: float = _library(0.5, "KFAC", above=0, most=0.5)
-    scale: str = _library(
+    sides: str = _kfac("input", choices=("input", "both", "output"))
+    damping: float = _kfac(0.1, above=0)
+    damping_mode: str = _kfac("relative", choices=("relative", "absolute"))
+    gamma: float = _kfac(0.0, least=0)
+    exponent: float = _kfac(0.5, above=0, most=0.5)
+    scale: str = _kfac(
         "balanced",
-        "KFAC",
-        text="scale of the factors and of the whole preconditioner",
+        "scale of the factors and of the whole preconditioner",
         choices=("probe", "trace", "balanced", "raw"),
     )
-    sharing: str = _library("expand", "KFAC", choices=("expand", "reduce"))
-    control: str = _library(
+    sharing: str = _kfac("expand", choices=("expand", "reduce"))
+    control: str = _kfac(
         "none",
-        "KFAC",
-        text="random eigenvectors with the same spectrum",
+        "random eigenvectors with the same spectrum",
         choices=("none", "random"),
     )
-    max_factor_size: int = _library(4096, "KFAC NGD", least=1)
-    oversize: str = _library("diagonal", "KFAC", choices=("diagonal", "identity", "low_rank"))
-    ranks: str = _library(
+    max_factor_size: int = _setting(4096, owners="KFAC NGD", least=1)
+    oversize: str = _kfac("diagonal", choices=("diagonal", "identity", "low_rank"))
+    ranks: str = _kfac(
         "",
-        "KFAC",
-        text="eigenpairs of single sides, for example 'conv1.A=32 head.A=0'; 0: all",
+        "eigenpairs of single sides, for example 'conv1.A=32 head.A=0'; 0: all",
     )
-    max_rank: int = _library(
+    max_rank: int = _kfac(
         32,
-        "KFAC",
-        text="eigenpairs kept of sides four times as wide or more; 0: all",
+        "eigenpairs kept of sides four times as wide or more; 0: all",
         least=0,
     )
-    tail_mass: float = _library(0.0, "KFAC", least=0)
-    layer_rules: str = _library(
+    tail_mass: float = _kfac(0.0, least=0)
+    layer_rules: str = _kfac(
         "",
-        "KFAC",
-        text="kinds of layers to precondition, for example 'linear conv'; empty: all",
+        "kinds of layers to precondition, for example 'linear conv'; empty: all",
     )
-    factor_decay: float = _library(0.9, "KFAC", "decay", least=0)
-    later_probe_size: int = _library(
+    factor_decay: float = _kfac(0.9, key="decay", least=0)
+    later_probe_size: int = _kfac(
         0,
-        "KFAC",
-        text="probe examples of later refreshes, averaged factors; 0: a sixteenth",
+        "probe examples of later refreshes, averaged factors; 0: a sixteenth",
         least=0,
     )
-    factor_drift: float = _library(
+    factor_drift: float = _kfac(
         0.0,
-        "KFAC",
-        "drift",
+        key="drift",
         text="a refresh that shows less movement keeps the preconditioner; 0: never",
         least=0,
     )
-    lambda_safe: float = _library(0.0025, "NGD", above=0)
-    lambda_base: float = _library(
-        0, "NGD", text="λ_base of DP-NGD; 0: min(1e-4, λ_safe / 10)", least=0
+    lambda_safe: float = _setting(0.0025, owners="NGD", above=0)
+    lambda_base: float = _setting(
+        0, "λ_base of DP-NGD; 0: min(1e-4, λ_safe / 10)", owners="NGD", least=0
     )
-    ngd_warm: float = _library(0.1, "NGD", "warm", least=0)
-    ngd_power: float = _library(10.0, "NGD", "power", above=0)
-    ngd_order: str = _library(
+    ngd_warm: float = _setting(0.1, owners="NGD", key="warm", least=0)
+    ngd_power: float = _setting(10.0, owners="NGD", key="power", above=0)
+    ngd_order: str = _setting(
         "split",
-        "NGD",
-        "order",
-        text="DP-NGD and its ablations",
+        "DP-NGD and its ablations",
+        owners="NGD",
+        key="order",
         choices=("split", "before", "after"),
     )
-    adadps_floor: float = _library(0.001, "AdaDPS", "floor", above=0)
-    gep_rank: int = _library(100, "GEP", "rank", least=1)
-    gep_embedding_norm: float = _library(5.0, "GEP", "embedding_norm", above=0)
-    gep_residual_norm: float = _library(
-        2.0, "GEP", "residual_norm", text="S₂ of GEP; 0 drops the residual (B-GEP)", least=0
+    adadps_floor: float = _setting(0.001, owners="AdaDPS", key="floor", above=0)
+    gep_rank: int = _setting(100, owners="GEP", key="rank", least=1)
+    gep_embedding_norm: float = _setting(5.0, owners="GEP", key="embedding_norm", above=0)
+    gep_residual_norm: float = _setting(
+        2.0,
+        "S₂ of GEP; 0 drops the residual (B-GEP)",
+        owners="GEP",
+        key="residual_norm",
+        least=0,
     )
 
 
@@ -490,35 +465,39 @@ class PostprocessSettings(_Section):
     filter: str = _setting(
         "none", "filter of releases over time; see docs/methods", choices=FILTERS
     )
-    filter_kappa: float = _library(
+    filter_kappa: float = _setting(
         0.7,
-        "DiSK",
-        "kappa",
-        text="κ, weight of the new release (DiSK, storm, ema, first order)",
+        "κ, weight of the new release (DiSK, storm, ema, first order)",
+        owners="DiSK",
+        key="kappa",
         above=0,
     )
-    disk_gamma: float = _library(0.5, "DiSK", "gamma")
+    disk_gamma: float = _setting(0.5, owners="DiSK", key="gamma")
     doppler_cutoff: float = _setting(
         0.1, "cutoff of the Butterworth filter, fraction of the Nyquist rate", above=0
     )
-    filter_momentum: bool = _library(
-        False, "DiSK", "momentum_allowed", text="allow momentum behind a filter"
+    filter_momentum: bool = _setting(
+        False, "allow momentum behind a filter", owners="DiSK", key="momentum_allowed"
     )
-    adam_bc_floor: float = _library(
+    adam_bc_floor: float = _setting(
         0.0,
-        "AdamBC",
-        "floor",
-        text="γ' of DP-AdamBC, on v; 0: as adam_bc_resolution says",
+        "γ' of DP-AdamBC, on v; 0: as adam_bc_resolution says",
+        owners="AdamBC",
+        key="floor",
         least=0,
         words={"auto": 0.0},
     )
-    adam_bc_resolution: float = _library(
-        2.0, "AdamBC", "resolution", text="γ' of DP-AdamBC in units of what v resolves", above=0
+    adam_bc_resolution: float = _setting(
+        2.0,
+        "γ' of DP-AdamBC in units of what v resolves",
+        owners="AdamBC",
+        key="resolution",
+        above=0,
     )
-    sofim_rho: float = _library(0.5, "SOFIM", "rho", text="ρ of the SOFIM step", above=0)
-    sofim_beta: float = _library(0.9, "SOFIM", "beta", text="β of the SOFIM step", least=0)
-    sofim_direction: str = _library(
-        "gradient", "SOFIM", "direction", choices=("gradient", "momentum")
+    sofim_rho: float = _setting(0.5, "ρ of the SOFIM step", owners="SOFIM", key="rho", above=0)
+    sofim_beta: float = _setting(0.9, "β of the SOFIM step", owners="SOFIM", key="beta", least=0)
+    sofim_direction: str = _setting(
+        "gradient", owners="SOFIM", key="direction", choices=("gradient", "momentum")
     )
 
 

@@ -20,7 +20,7 @@ from dpkfc.app.datasets.examples import Examples
 from dpkfc.app.methods import METHOD_LABELS
 from dpkfc.app.metrics import Metrics
 from dpkfc.app.owndata.recipes import KEPT
-from dpkfc.app.place import change_places, data_digest, move_data
+from dpkfc.app.place import data_digest, move_data
 from dpkfc.app.prepare import prepare
 from dpkfc.app.processes import (
     align_processes,
@@ -36,7 +36,7 @@ from dpkfc.app.progress import TrainingProgress
 from dpkfc.app.recipes.catalogue import recipe_of
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.results import Result, make_curve, write_results
-from dpkfc.app.run_folder import RunFolder
+from dpkfc.app.run_folder import RunFolder, write_text
 from dpkfc.app.scores import Scores
 from dpkfc.app.settings import RunConfig
 from dpkfc.app.settings_file import (
@@ -163,7 +163,7 @@ def _find_bounds(prepared: Prepared, folder: RunFolder) -> Prepared:
         if budget := _find_budget(config):
             budget.charge(prepared.plan, ledger)
         schema = recipe.find_bounds(prepared.data, prepared.plan, ledger)
-    folder.write_text(folder.schema, schema)
+    write_text(folder.schema, schema)
     found = recipe_of(config.change(schema=str(folder.schema)))
     data = found.data(config)
     if data.digest != prepared.data.digest:
@@ -291,7 +291,7 @@ def _read_run(path: str | Path, moved: Mapping[str, str]) -> tuple[RunFolder, Ru
     if moved:
         config = move_data(config, moved, metrics.data)
         written = read_config(folder.config)
-        folder.write_text(folder.config, to_toml(change_places(written, moved)))
+        write_text(folder.config, to_toml(written.change(**moved)))
     return folder, config.change(out=str(path)), metrics
 
 

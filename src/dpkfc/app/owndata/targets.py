@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dpkfc.app.class_scores import choose_classes
 from dpkfc.app.datasets.examples import Examples, choose_rows
+from dpkfc.app.number_scores import score_numbers
 from dpkfc.app.owndata.cells import NumberForm, canonical, fold_text
 from dpkfc.app.owndata.columns import Column
 from dpkfc.app.owndata.decoding import Texts, distinct
@@ -23,7 +25,7 @@ from dpkfc.app.recipes.objective import (
     model_outputs,
     squared_error,
 )
-from dpkfc.app.scores import Scores, choose_classes, score_numbers
+from dpkfc.app.scores import Scores
 
 _CHUNK = 250
 # Records by what is counted and the column.

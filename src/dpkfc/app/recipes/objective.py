@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dpkfc.app.class_scores import choose_classes, score_classes
 from dpkfc.app.datasets.examples import Examples
-from dpkfc.app.scores import Scores, choose_classes, score_classes
+from dpkfc.app.scores import Scores
 from dpkfc.gradients.evaluation_mode import evaluation_mode
 
 

@@ -1,0 +1,52 @@
+"""Scores of predicted numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dpkfc.app.bootstrap import DRAWS, bootstrap, mean_of_sums
+from dpkfc.app.scores import Floats, Scores
+
+_INTERVALS = f"95 % intervals from {DRAWS:,} bootstrap draws of the examples"
+
+
+def score_numbers(predicted: Any, targets: Any) -> Scores:
+    """Score predicted numbers by the targets of their examples.
+
+    Args:
+        predicted: `[N]`.
+        targets: `[N]`; an example without one (NaN) is left out.
+    """
+    predicted = np.asarray(predicted, np.float64)
+    targets = np.asarray(targets, np.float64)
+    is_known = ~np.isnan(targets)
+    errors = (predicted - targets)[is_known]
+    targets = targets[is_known]
+    unlabelled = int((~is_known).sum())
+    if not len(targets):
+        return Scores(examples=0, unlabelled=unlabelled, scores=(), intervals=_INTERVALS)
+    centred = targets - targets.mean()
+    # Per example: squared error, target and its square.
+    explained = np.stack([errors**2, centred, centred**2], axis=1)
+    of_median = float(np.abs(targets - np.median(targets)).mean())
+    scores = (
+        bootstrap("R²", explained, _explain_variance, 0.0),
+        bootstrap("mean absolute error", np.abs(errors)[:, None], mean_of_sums, of_median),
+        bootstrap(
+            "root mean squared error",
+            errors[:, None] ** 2,
+            lambda totals, n: np.sqrt(mean_of_sums(totals, n)),
+            float(targets.std()),
+        ),
+    )
+    return Scores(examples=len(targets), unlabelled=unlabelled, scores=scores, intervals=_INTERVALS)
+
+
+def _explain_variance(totals: Floats, n: int) -> Floats:
+    squared, of_targets, of_squares = totals.T
+    spread = of_squares - of_targets**2 / n
+    with np.errstate(all="ignore"):
+        explained: Floats = np.where(spread > 0, 1 - squared / spread, np.nan)
+    return explained
