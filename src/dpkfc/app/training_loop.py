@@ -189,7 +189,8 @@ class TrainingLoop:
                 judged = self.prepared.recipe.task.judge(
                     self.prepared.model, self.prepared.evaluation_examples
                 )
-            public_loss, stopping = None, self.prepared.stopping
+            stopping = self.prepared.stopping
+            public_loss: float | None = None
             if isinstance(stopping, EarlyStopping):
                 public_loss = stopping.loss(self.prepared.model, self.prepared.recipe.task.loss)
         progress.accuracy(judged.accuracy, self.prepared.config.run.eval_on)

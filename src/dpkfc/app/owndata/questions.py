@@ -205,8 +205,9 @@ def read_column(answer: str) -> tuple[Column, int]:
     if kind == "category":
         return Column(kind=kind, categories=_names(rest)), 0
     if KINDS[kind].bounds:
-        bounds = tuple(rest.split()) if kind == "date" else _numbers(rest)
-        return Column(kind=kind, bounds=bounds), 0
+        if kind == "date":
+            return Column(kind=kind, bounds=tuple(rest.split())), 0
+        return Column(kind=kind, bounds=_numbers(rest)), 0
     if rest:
         raise ConfigError(f"{kind} stands alone, got {answer!r:.40}")
     return Column(kind=kind), 0

@@ -341,8 +341,9 @@ class Search:
         count = len(study.get_trials(deepcopy=False))
         study.sampler = self._optuna.samplers.RandomSampler()
         # Another process that has joined samples other points.
-        is_alone = self.member is None or self.member.is_alone
-        joined_as = "" if is_alone else f":{self.member.name}"
+        joined_as = ""
+        if self.member is not None and not self.member.is_alone:
+            joined_as = f":{self.member.name}"
         if self.kind == ADAPTIVE:
             study.sampler = self._optuna.samplers.TPESampler(
                 # The number of trials makes a restarted search sample other points than before.
