@@ -23,8 +23,7 @@ from dpkfc.app.recipes.objective import cross_entropy
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import read_settings, resume, run
-from dpkfc.callbacks import Loss
-from dpkfc.early_stopping import PrivateEarlyStopping, wrong_answers
+from dpkfc.early_stopping import Loss, PrivateEarlyStopping, wrong_answers
 from dpkfc.privacy.accounting import event_from_dict, total_epsilon
 from dpkfc.privacy.extra_releases import ExtraRelease
 from dpkfc.privacy.ledger import BudgetExhausted, LedgerError, verify
