@@ -200,7 +200,7 @@ def flower(clients: int, rounds: int) -> dict[str, Any]:
     """
     from tempfile import TemporaryDirectory
 
-    from dpkfc.app.demos import APP
+    from dpkfc.app.federated_demo import APP
 
     from dpkfc.federated.flower import simulate
 
