@@ -201,7 +201,6 @@ def flower(clients: int, rounds: int) -> dict[str, Any]:
     from tempfile import TemporaryDirectory
 
     from dpkfc.app.federated_demo import APP
-
     from dpkfc.federated.flower import simulate
 
     settings = {"clients": clients, "rounds": rounds, "method": "dp-fedsofim"}
