@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file
 
-from dpkfc.app import train as train_module
+from dpkfc.app import training_loop
 from dpkfc.app.metrics import Metrics
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.run_folder import RunFolder, RunFolderError
@@ -175,7 +175,7 @@ def _quick() -> Iterator[None]:
 
 def _run_until(folder: Path, release: int, **changed: object) -> Path:
     """A run that dies after a release; its last checkpoint is that of an even number before."""
-    row = train_module._row
+    row = training_loop._row
 
     def dies(record, epsilon):
         if record.release == release:
@@ -183,7 +183,7 @@ def _run_until(folder: Path, release: int, **changed: object) -> Path:
         return row(record, epsilon)
 
     with pytest.MonkeyPatch.context() as patched, pytest.raises(Stopped):
-        patched.setattr(train_module, "_row", dies)
+        patched.setattr(training_loop, "_row", dies)
         run(run_config({**QUICK, "out": str(folder), **changed}))
     return folder
 
@@ -206,7 +206,7 @@ def folder(broken_off: Path, tmp_path: Path) -> Path:
 def expected(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """Weights after every number of steps of a run left alone."""
     passed = []
-    step = train_module.Session.step
+    step = training_loop.Session.step
 
     def noted(self, *args):
         record = step(self, *args)
@@ -214,7 +214,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
         return record
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(train_module.Session, "step", noted)
+        patched.setattr(training_loop.Session, "step", noted)
         run(run_config({**QUICK, "out": str(tmp_path_factory.mktemp("alone") / "run")}))
     return passed
 

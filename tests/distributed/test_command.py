@@ -15,7 +15,7 @@ import torch
 from pyarrow import csv, parquet
 from safetensors.torch import load_file
 
-from dpkfc.app import processes, train
+from dpkfc.app import processes, training_loop
 from dpkfc.privacy.ledger import LedgerError, verify
 from tests.command_line import call
 from tests.distributed.cases import Case
@@ -58,14 +58,14 @@ def command(
     )
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
     if rank == interrupted:
-        row = train._row
+        row = training_loop._row
 
         def interrupting(record: Any, epsilon: Any) -> Any:
             if record.release == 3:
                 os.kill(os.getpid(), signal.SIGINT)
             return row(record, epsilon)
 
-        train._row = interrupting
+        training_loop._row = interrupting
     result = call(*arguments)
     return {"code": result.exit_code, "out": result.output, "err": result.stderr}
 
