@@ -109,7 +109,7 @@ def _load(
     *,
     unseen: bool = False,
 ) -> ExampleSet:
-    """Return the texts of a source as tensors; `unseen` leaves out those of the test split."""
+    """Return the texts of a source as tensors; `unseen` leaves out texts of the test split."""
     texts = load_texts(source, config.data.data_dir or None).check(source.name, num_classes)
     return (remove_test_texts(texts) if unseen else texts).tensors(encode)
 
