@@ -354,7 +354,7 @@ class Caches(nn.Module):
 def unguarded(patched: pytest.MonkeyPatch) -> None:
     """What keeps a forward pass from leaving anything in the model is taken out."""
     patched.setattr("dpkfc.gradients.clipped_sum.own_pass", lambda model: nullcontext())
-    patched.setattr("dpkfc.session.check_on_public_rows", lambda *args, **kwargs: Verdict())
+    patched.setattr("dpkfc.loss_check.check_on_public_rows", lambda *args, **kwargs: Verdict())
 
 
 def no_work(patched: pytest.MonkeyPatch) -> None:
