@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from dpkfc.app.audit_folder import audit_folder
 from dpkfc.app.datasets.errors import DatasetError
@@ -150,6 +150,16 @@ def test_exports(finished, tmp_path: Path):
     assert torch.equal(weights["1.weight"], trained.model.state_dict()["1.weight"])
     code, text = _call("export", str(folder), "--format", "pickle")
     assert code == 2 and "choose torch | safetensors | onnx" in text
+
+
+def test_other_weights_than_the_released_ones_are_refused(finished, tmp_path: Path):
+    folder = Path(shutil.copytree(finished[0], tmp_path / "run"))
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: x * 2 for name, x in tensors.items()}, folder / "model.safetensors")
+    for command in ("export", "evaluate", "predict"):
+        more = ("--data", str(finished[1])) if command == "predict" else ()
+        code, text = _call(command, str(folder), *more)
+        assert code == 2 and "does not hold the weights" in text
 
 
 def test_onnx_without_its_packages_is_one_error(finished):

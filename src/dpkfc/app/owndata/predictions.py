@@ -27,6 +27,8 @@ from dpkfc.app.settings import RunConfig
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import read_settings
 from dpkfc.features import build_features
+from dpkfc.report.verify import check_weights
+from dpkfc.report.written_card import read_card
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,7 @@ def load_run(path: Path) -> Trained:
 
     Raises:
         RunFolderError: no folder of a finished run.
+        CardError: weights that are not those of the card next to them.
         DatasetError: weights that cannot be read or belong to another model.
     """
     folder = RunFolder.locate(path)
@@ -54,6 +57,9 @@ def load_run(path: Path) -> Trained:
         raise RunFolderError(
             f"{path} holds no released weights; finish the run: dpkfc train --resume {path}"
         )
+    card = read_card(folder.ledger)
+    if card is not None:
+        check_weights(card)
     config = read_settings(folder)
     recipe = recipe_of(config).starting_from(config.model.pretrained)
     model = recipe.model(config.run.seed)
