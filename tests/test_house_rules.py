@@ -26,7 +26,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
     "core": 309_000,
-    "app": 118_500,
+    "app": 118_900,
     "papers": 97_500,
     "benchmarks": 54_500,
 }
