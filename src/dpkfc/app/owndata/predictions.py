@@ -48,7 +48,7 @@ def load_run(path: Path) -> Trained:
 
     Raises:
         RunFolderError: no folder of a finished run.
-        CardError: weights that are not those of the card next to them.
+        CardError: the weights differ from those that the card describes.
         DatasetError: weights that cannot be read or belong to another model.
     """
     folder = RunFolder.locate(path)
