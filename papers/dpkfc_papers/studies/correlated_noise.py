@@ -11,21 +11,21 @@ is in the file is not run again.
 
 from __future__ import annotations
 
-import argparse
-import time
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from dpkfc import PrivacyConfig, Session
 from dpkfc.app.datasets.examples import ExampleSet
 from dpkfc.app.models import mnist_cnn, seeded
 from dpkfc.app.recipes.images import MNIST_CNN
+from dpkfc.app.recipes.objective import cross_entropy
 from dpkfc.app.settings import RunConfig
-from dpkfc_papers.studies.harness import RESULTS, interval, keep_row, markdown, read_json
+from dpkfc_papers.studies.harness import RESULTS, interval, markdown
+from dpkfc_papers.studies.rows import Row, RowFile, Stopwatch, run_rows
 
 PATH = RESULTS / "correlated_noise.json"
 DELTA = 1e-5
@@ -36,11 +36,6 @@ VALIDATION = 10_000
 NOISES = {"gaussian": "independent", "auto": "correlated, bands by search"}
 
 Labelled = tuple[Tensor, Tensor]
-
-
-def loss_fn(model: nn.Module, batch: Any) -> Tensor:
-    """Return a cross-entropy an example."""
-    return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
 def accuracy(model: nn.Module, judged: Labelled) -> float:
@@ -59,9 +54,9 @@ def read_images(data_dir: str, validation_size: int) -> ExampleSet:
 
 def execute(
     noise: str, epsilon: float, rate: float, seed: int, train: Labelled, judged: Labelled
-) -> dict[str, Any]:
+) -> Row:
     """Train from the initial weights of a seed, and return the row of the results."""
-    start, processor = time.monotonic(), time.process_time()
+    watch = Stopwatch()
     config = PrivacyConfig(
         expected_batch_size=BATCH, epochs=EPOCHS, max_grad_norm=CLIP, noise=noise
     )
@@ -70,7 +65,7 @@ def execute(
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     with Session(plan, model, optimizer, train) as session:
         for batch in session.batches():
-            session.step(batch, loss_fn)
+            session.step(batch, cross_entropy)
         spent = session.epsilon
     return {
         "noise": noise,
@@ -82,44 +77,38 @@ def execute(
         "noise_multiplier": plan.noise_multiplier,
         "steps": plan.steps,
         "accuracy": accuracy(model.eval(), judged),
-        "seconds": time.monotonic() - start,
-        "processor_seconds": time.process_time() - processor,
+        **watch.read(),
     }
 
 
-def best_rate(rows: dict[str, Any], noise: str) -> float:
-    """Return the rate with the best accuracy on the validation images."""
-    tried = [rows[f"validation/{noise}/{rate:g}"] for rate in RATES]
-    best: dict[str, Any] = max(tried, key=lambda row: row["accuracy"])
-    return float(best["rate"])
+def tried_keys(noise: str) -> list[str]:
+    """Return the keys of the runs on validation images."""
+    return [f"validation/{noise}/{rate:g}" for rate in RATES]
 
 
-def run(data_dir: str, results: dict[str, Any], seeds: int) -> None:
+def run(data_dir: str, noises: Sequence[str], seeds: int) -> None:
     """Run what is missing: rates first, then tests at each ε, seed by seed."""
-    rows = results["rows"]
+    file = RowFile(PATH)
     data = read_images(data_dir, VALIDATION)
     if data.validation is None:
         raise RuntimeError(f"validation_size = {VALIDATION} gave no validation split")
-    for noise in NOISES:
-        for rate in RATES:
-            key = f"validation/{noise}/{rate:g}"
-            if key not in rows:
-                row = execute(noise, TUNED_AT, rate, 100, data.train, data.validation)
-                keep_row(PATH, results, key, row)
+    for noise in noises:
+        for rate, key in zip(RATES, tried_keys(noise), strict=True):
+            of = partial(execute, noise, TUNED_AT, rate, 100, data.train, data.validation)
+            file.fill(key, of)
     data = read_images(data_dir, 0)
     for epsilon in reversed(EPSILONS):
         for seed in range(seeds):
-            for noise in NOISES:
-                key = f"{noise}/{epsilon:g}/{seed}"
-                if key not in rows:
-                    rate = best_rate(rows, noise)
-                    row = execute(noise, epsilon, rate, seed, data.train, data.test)
-                    keep_row(PATH, results, key, row)
+            for noise in noises:
+                rate = file.best_rate(tried_keys(noise))
+                if rate is not None:
+                    of = partial(execute, noise, epsilon, rate, seed, data.train, data.test)
+                    file.fill(f"{noise}/{epsilon:g}/{seed}", of)
 
 
 def table() -> str:
     """Return accuracies by kind of noise and ε, and their difference seed by seed."""
-    rows = read_json(PATH).get("rows", {})
+    rows = RowFile(PATH).rows
     lines = []
     for epsilon in EPSILONS:
         found = {
@@ -153,17 +142,7 @@ def table() -> str:
 
 def main() -> int:
     """Run, or print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data-dir", default="")
-    parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--table", action="store_true")
-    chosen = parser.parse_args()
-    if chosen.table:
-        print(table())
-        return 0
-    torch.set_num_threads(1)
-    run(chosen.data_dir, read_json(PATH) or {"rows": {}}, chosen.seeds)
-    return 0
+    return run_rows(__doc__, NOISES, SEEDS, run, table)
 
 
 if __name__ == "__main__":

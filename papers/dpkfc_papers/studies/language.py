@@ -12,7 +12,6 @@ is. Features are kept by `DPKFC_CACHE`, and a row that is in the file is not run
 from __future__ import annotations
 
 import functools
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -349,7 +348,12 @@ def run(name: str, data_dir: str, file: RowFile, only: Sequence[str]) -> None:
             continue
         change = feature_map(features, task, data_dir, encoder)
         rows, test = map_rows(change, train_means), map_rows(change, test_means)
-        facts = {"task": name, "features": features, "rows": len(rows), "encoding_seconds": encoding}
+        facts = {
+            "task": name,
+            "features": features,
+            "rows": len(rows),
+            "encoding_seconds": encoding,
+        }
         make = functools.partial(
             make_head, task=task, change=change, rows=rows, labels=train_labels
         )
@@ -358,7 +362,12 @@ def run(name: str, data_dir: str, file: RowFile, only: Sequence[str]) -> None:
             begun = time.monotonic()
             head, plan = make(part)
             seconds = time.monotonic() - begun
-            return {**facts, **plan, "seconds": seconds, "accuracy": accuracy(head, test, test_labels)}
+            return {
+                **facts,
+                **plan,
+                "seconds": seconds,
+                "accuracy": accuracy(head, test, test_labels),
+            }
 
         for key, part in keys.items():
             file.fill(key, functools.partial(judge, part))
