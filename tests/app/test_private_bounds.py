@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from dpkfc.app import train
 from dpkfc.app.audit_folder import card_finding, ledger_finding
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.owndata import recipes as own_recipes
@@ -30,9 +31,9 @@ from dpkfc.app.owndata.predictions import load_run
 from dpkfc.app.owndata.schema import read_schema
 from dpkfc.app.prepare import prepare
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
-from dpkfc.app.run_folder import RunFolderError
+from dpkfc.app.run_folder import RunFolder, RunFolderError
 from dpkfc.app.toml import ConfigError
-from dpkfc.app.train import RunFolder, read_settings, resume, run
+from dpkfc.app.train import read_settings, resume, run
 from dpkfc.privacy.accounting import event_from_dict, total_epsilon
 from dpkfc.privacy.budget import Budget
 from dpkfc.privacy.ledger import LedgerError, verify
@@ -291,8 +292,7 @@ def test_a_run_cut_off_behind_the_charge_makes_no_second_release(
         raise KeyboardInterrupt
 
     if place == "write":
-        monkeypatch.setattr(RunFolder, "write_text", crash)
-        monkeypatch.setattr(RunFolder, "begin", _begin_without_schema)
+        monkeypatch.setattr(train, "write_text", crash)
     else:
         monkeypatch.setattr(own_recipes, "choose_bounds", crash)
     config = _config(tmp_path)
@@ -304,11 +304,6 @@ def test_a_run_cut_off_behind_the_charge_makes_no_second_release(
         with pytest.raises((RunFolderError, LedgerError, ConfigError)):
             again()
     assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before
-
-
-def _begin_without_schema(folder: RunFolder, settings: str, schema: str = "") -> Path:
-    folder.config.write_text(settings, "utf-8")
-    return folder.config
 
 
 def test_a_schema_that_was_changed_belongs_to_another_plan(tmp_path: Path, monkeypatch):
