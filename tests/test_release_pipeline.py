@@ -10,7 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dpkfc import KFAC, Session
+from dpkfc.app.recipes.objective import cross_entropy
 from dpkfc.config import Plan, PrivacyConfig
+from dpkfc.curvature.token_noise import TokenNoise
 from dpkfc.gradients.optimizer_step import check_optimizer
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released
@@ -53,6 +56,43 @@ def make_pipeline(plan: Plan, ledger: Ledger, **options: Any) -> ReleasePipeline
 
 def clipped() -> ClippedSum:
     return ClippedSum({"weight": torch.zeros(3)}, 1.0)
+
+
+class Words(nn.Module):
+    """Mean of the vectors of words; row 2 is padding."""
+
+    def __init__(self, *, tied: bool) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(7, 4, padding_idx=2), nn.Linear(4, 7, bias=False)
+        if tied:
+            self.out.weight = self.table.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.out(self.table(ids).mean(1))
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+@pytest.mark.parametrize("readout", ["whitened", "natural"])
+def test_noise_does_not_move_the_row_of_padding(optimizer: Any, readout: str) -> None:
+    for tied in (False, True):
+        torch.manual_seed(0)
+        model = Words(tied=tied)
+        before = model.table.weight.detach().clone()
+        kfac = (
+            KFAC(probe=TokenNoise(7, 5, min_length=5, bare=True), probe_size=16)
+            if readout == "natural"
+            else None
+        )
+        config = PrivacyConfig(
+            expected_batch_size=4, steps=2, preconditioner=kfac, readout=readout, test_mode_seed=1
+        )
+        data = torch.randint(0, 7, (20, 5)), torch.randint(0, 7, (20,))
+        steps = optimizer(model.parameters(), lr=0.1)
+        with Session(config.with_noise(1.0, 1e-3, 20), model, steps, data) as session:
+            for batch in session.batches():
+                session.step(batch, cross_entropy)
+        moved = (model.table.weight != before).any(1)
+        assert moved.sum() == (7 if tied else 6) and bool(moved[2]) == tied
 
 
 def test_a_charge_made_before_is_charged_there_alone() -> None:

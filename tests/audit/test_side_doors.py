@@ -32,6 +32,7 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor, nn
 
+from dpkfc.app import prepare as app_prepare
 from dpkfc.app import train as recipe_train
 from dpkfc.app.metrics import not_private
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
@@ -194,7 +195,7 @@ def recipe_world(
 
     with pytest.MonkeyPatch.context() as patched, listening() as lines, remembered():
         sums = freeze(patched, victim if neighbour == "removed" else None)
-        patched.setattr(recipe_train, "recipe_of", lambda config: replace(recipe, load=load))
+        patched.setattr(app_prepare, "recipe_of", lambda config: replace(recipe, load=load))
         advance = recipe_train.TrainingProgress.advance
 
         def spied(self: Any, **figures: Any) -> None:
