@@ -90,10 +90,14 @@ def _check_kind(optimizer: Any) -> None:
 
 
 def traces(parameters: NamedTensors) -> dict[str, Trace]:
-    """Return version and first entries of each parameter, which show whether it was written."""
+    """Return version, first and last entries of each parameter: they show if it was written.
+
+    Either end of an embedding table may be the row of padding, which never moves.
+    """
     found = {}
     for name, p in parameters.items():
-        found[name] = (p._version, to_local(p).flatten()[:16].clone())
+        entries = to_local(p).flatten()
+        found[name] = (p._version, torch.cat([entries[:16], entries[-16:]]))
     return found
 
 
