@@ -9,12 +9,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpkfc.distributed.context import SINGLE_PROCESS, DistributedContext, RankLost
 from dpkfc.distributed.fsdp import shard_like
@@ -67,7 +66,6 @@ class ReleasePipeline:
         self.layers = layers
         self.preconditioning = preconditioning
         self.postprocess = postprocess
-        self._padding_rows = find_padding_rows(layers)
         self._ranks = ranks
 
     def release(
@@ -117,43 +115,15 @@ class ReleasePipeline:
             )
 
     def make_update(self, released: Released, *, in_place: bool = False) -> Released:
-        """Return the post-processed release, zero in rows of padding.
-
-        No example has a gradient in such a row, so noise alone would move it.
+        """Return the post-processed release.
 
         Args:
             released: the release of this step.
             in_place: whether the memory of `released` may hold the result.
         """
-        update = self.postprocess.apply(
+        return self.postprocess.apply(
             released, self.preconditioning.metric, self.layers, in_place=in_place
         )
-        if not self._padding_rows:
-            return update
-        gradients = dict(update.gradients)
-        for name, row in self._padding_rows.items():
-            table = gradients[name].clone()
-            table[row] = 0.0
-            gradients[name] = table
-        return replace(update, gradients=gradients)
-
-
-def find_padding_rows(layers: Sequence[Layer]) -> dict[str, int]:
-    """Return the row of padding of each embedding table that nothing else uses, by its name.
-
-    torch promises that the row of `padding_idx` is never updated.
-    """
-    rows = {}
-    for layer in layers:
-        indices = {
-            module.padding_idx if isinstance(module, nn.Embedding | nn.EmbeddingBag) else None
-            for module in layer.modules
-        }
-        if len(indices) == 1 and "weight" in layer.parameters:
-            index = indices.pop()
-            if index is not None:
-                rows[layer.parameters["weight"]] = index
-    return rows
 
 
 def set_gradients(

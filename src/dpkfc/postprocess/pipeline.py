@@ -12,6 +12,7 @@ from dpkfc._checks import check_one_of
 from dpkfc.gradients.evaluation_points import AT_MODEL_PARAMETERS, EvaluationPoint
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.metric import Metric
+from dpkfc.postprocess.padding import clear_padding
 from dpkfc.postprocess.protocol import AT_PARAMETERS, LookaheadPoint, PostProcess, State
 from dpkfc.postprocess.readout import READOUTS, CachedReadout, read_out
 from dpkfc.postprocess.weight_average import WeightEMA
@@ -95,7 +96,7 @@ class PostprocessPipeline:
         *,
         in_place: bool = False,
     ) -> Released:
-        """Return the gradient for the optimizer.
+        """Return the gradient for the optimizer, zero in rows of padding.
 
         Args:
             released: of this step.
@@ -117,7 +118,7 @@ class PostprocessPipeline:
                     # filter is not, nor is correlated noise.
                     value = replace(value, noise_variance=None)
         self._states = states
-        return value
+        return clear_padding(value, layers)
 
     def record_parameters(self, parameters: NamedTensors) -> None:
         """Copy the parameters before the optimizer changes them, if the next step looks ahead."""

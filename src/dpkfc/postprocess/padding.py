@@ -1,0 +1,47 @@
+"""Leave the rows of padding of embedding tables as they are, as torch promises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import nn
+
+from dpkfc.gradients.layers import Layer
+from dpkfc.privacy.mechanism import Released
+
+
+def clear_padding(update: Released, layers: Sequence[Layer]) -> Released:
+    """Return an update that is zero in rows of padding.
+
+    No example has a gradient in the row of `padding_idx`, so noise alone would move it.
+
+    Args:
+        update: for the optimizer.
+        layers: of the model.
+    """
+    rows = find_padding_rows(layers)
+    if not rows:
+        return update
+    gradients = dict(update.gradients)
+    for name, row in rows.items():
+        # A copy: the release itself may be read again.
+        table = gradients[name].clone()
+        table[row] = 0.0
+        gradients[name] = table
+    return replace(update, gradients=gradients)
+
+
+def find_padding_rows(layers: Sequence[Layer]) -> dict[str, int]:
+    """Return the row of padding of each embedding table that nothing else uses, by its name."""
+    rows = {}
+    for layer in layers:
+        indices = {
+            module.padding_idx if isinstance(module, nn.Embedding | nn.EmbeddingBag) else None
+            for module in layer.modules
+        }
+        if len(indices) == 1 and "weight" in layer.parameters:
+            index = indices.pop()
+            if index is not None:
+                rows[layer.parameters["weight"]] = index
+    return rows
