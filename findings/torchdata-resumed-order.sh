@@ -9,7 +9,7 @@
 #   torchdata.nodes.SamplerWrapper skip the taken number in another permutation, without a message.
 #   StatefulDataLoader(shuffle=True) is right: its own sampler saves the generator.
 # Expected: the rest of the epoch, each record once, or an error for a sampler without a state.
-# Why it matters here: one record a epoch is what an account by epochs assumes; here some are used twice.
+# Why it matters here: an account by epochs assumes each record once an epoch; here some come twice.
 # Instead: shuffle=True, or RandomSampler of torchdata.stateful_dataloader.sampler.
 set -euo pipefail
 folder=$(mktemp -d)
