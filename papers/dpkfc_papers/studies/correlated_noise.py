@@ -11,7 +11,7 @@ is in the file is not run again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -107,37 +107,46 @@ def run(data_dir: str, noises: Sequence[str], seeds: int) -> None:
 
 
 def table() -> str:
-    """Return accuracies by kind of noise and ε, and their difference seed by seed."""
+    """Return accuracies on validation images by rate, then on the test split by ε."""
     rows = RowFile(PATH).rows
+    return "\n\n".join(part for part in (tried_table(rows), test_table(rows)) if part)
+
+
+def tried_table(rows: Mapping[str, Row]) -> str:
+    """Return the accuracies on validation images: one run a kind and rate."""
     lines = []
-    for epsilon in EPSILONS:
-        found = {
-            noise: {
-                row["seed"]: row
-                for key, row in rows.items()
-                if key.startswith(f"{noise}/{epsilon:g}/")
-            }
-            for noise in NOISES
-        }
-        seeds = sorted(set.intersection(*(set(of) for of in found.values())))
-        if not seeds:
-            continue
-        one, other = ([found[noise][seed] for seed in seeds] for noise in NOISES)
-        gains = [b["accuracy"] - a["accuracy"] for a, b in zip(one, other, strict=True)]
-        lines.append(
-            [
-                f"{epsilon:g}",
-                *(interval([row["accuracy"] for row in of]) for of in (one, other)),
-                interval(gains),
-                f"{other[0]['bands']}",
-                f"{one[0]['rate']:g}, {other[0]['rate']:g}",
-                f"{len(seeds)}",
-            ]
-        )
+    for noise, title in NOISES.items():
+        found = [rows.get(key) for key in tried_keys(noise)]
+        if any(found):
+            cells = [f"{row['accuracy']:.2f}" if row else "–" for row in found]
+            one = next(row for row in found if row)
+            seconds = f"{one['processor_seconds'] / one['steps']:.2f}"
+            lines.append([title, *cells, f"{one['bands']}", seconds])
     if not lines:
         return ""
-    head = ["ε", *(f"{title}, test %" for title in NOISES.values())]
-    return markdown([*head, "gain", "bands", "rates", "seeds"], lines)
+    rates = [f"rate {rate:g}" for rate in RATES]
+    return markdown(["validation %, ε = 3", *rates, "bands", "processor seconds a step"], lines)
+
+
+def test_table(rows: Mapping[str, Row]) -> str:
+    """Return accuracies on the test split by kind and ε, and the gain seed by seed."""
+    lines = []
+    for epsilon in EPSILONS:
+        pairs = [
+            tuple(rows.get(f"{noise}/{epsilon:g}/{seed}") for noise in NOISES)
+            for seed in range(SEEDS)
+        ]
+        both = [pair for pair in pairs if all(pair)]
+        if not both:
+            continue
+        one, other = zip(*both, strict=True)
+        gains = [b["accuracy"] - a["accuracy"] for a, b in both]
+        means = [interval([row["accuracy"] for row in of]) for of in (one, other)]
+        lines.append([f"{epsilon:g}", *means, interval(gains), f"{len(both)}"])
+    if not lines:
+        return ""
+    head = ["test %: ε", *NOISES.values(), "gain", "seeds"]
+    return markdown(head, lines)
 
 
 def main() -> int:
