@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+from typing import Any
 
 import pytest
 import torch
@@ -528,3 +530,26 @@ def test_examples_come_first_whatever_their_number_is() -> None:
     """The padding check compares the output of one example with that of two, by one axis."""
     x = torch.arange(6.0).view(2, 3)
     assert torch.equal(example_first(x, BatchAxis(1), 2), x.T)
+
+
+class CollectedMeanwhile(dict[int, Any]):
+    """A dictionary while whose items are read garbage is collected."""
+
+    def items(self) -> Any:
+        for place, pair in enumerate(super().items()):
+            if place == 1:
+                gc.collect()
+            yield pair
+
+
+def test_a_collection_meanwhile_does_not_disturb_the_next_batch() -> None:
+    first = Tracker(2)
+    first.declare_earlier_batches()
+    for _ in range(5):
+        x = torch.zeros(2)
+        cycle: list[Any] = [x]  # only a collection frees it
+        cycle.append(cycle)
+        first.set_state(x, BatchAxis(0))
+    del x, cycle
+    first._references = CollectedMeanwhile(first._references)
+    Tracker(2).declare_earlier_batches()

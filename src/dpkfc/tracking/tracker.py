@@ -228,7 +228,8 @@ class Tracker:
         Tracker._of_last_batch = self
         if earlier is None:
             return
-        for key, reference in [*earlier._references.items()]:
+        # A collection meanwhile removes entries: a copy of a dictionary is made in one go.
+        for key, reference in earlier._references.copy().items():
             x = reference()
             state = earlier._states.get(key)
             if x is None or not isinstance(state, PRIVATE):
