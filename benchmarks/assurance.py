@@ -227,12 +227,14 @@ def evidence_table(results: Mapping[str, Any], section: str) -> str:
 def _group_table(figures: Sequence[str], group: Sequence[Mapping[str, Any]]) -> str:
     """Return one table of rows that have the same figures.
 
-    A long table of one figure gets a column for each variant: the last part of a row's name.
+    A long table of one figure gets a column for each variant, the last part of a row's name, where
+    all names have one.
     """
     titles = [figure.replace("_", " ") for figure in figures]
     if not figures:
         return "Checked without figures: " + ", ".join(row["row"] for row in group) + "."
-    if len(figures) > 1 or len(group) <= _LONG:
+    has_variants = all(", " in row["row"] for row in group)
+    if len(figures) > 1 or len(group) <= _LONG or not has_variants:
         cells = [[row["row"], *(_format(row.get(key)) for key in figures)] for row in group]
         return markdown(["", *titles], cells)
     lines: dict[str, dict[str, str]] = {}
