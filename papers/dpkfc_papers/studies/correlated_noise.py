@@ -81,7 +81,7 @@ def execute(
     }
 
 
-def tried_keys(noise: str) -> list[str]:
+def validation_keys(noise: str) -> list[str]:
     """Return the keys of the runs on validation images."""
     return [f"validation/{noise}/{rate:g}" for rate in RATES]
 
@@ -93,14 +93,14 @@ def run(data_dir: str, noises: Sequence[str], seeds: int) -> None:
     if data.validation is None:
         raise RuntimeError(f"validation_size = {VALIDATION} gave no validation split")
     for noise in noises:
-        for rate, key in zip(RATES, tried_keys(noise), strict=True):
+        for rate, key in zip(RATES, validation_keys(noise), strict=True):
             of = partial(execute, noise, TUNED_AT, rate, 100, data.train, data.validation)
             file.fill(key, of)
     data = read_images(data_dir, 0)
     for epsilon in reversed(EPSILONS):
         for seed in range(seeds):
             for noise in noises:
-                rate = file.best_rate(tried_keys(noise))
+                rate = file.best_rate(validation_keys(noise))
                 if rate is not None:
                     of = partial(execute, noise, epsilon, rate, seed, data.train, data.test)
                     file.fill(f"{noise}/{epsilon:g}/{seed}", of)
@@ -109,14 +109,14 @@ def run(data_dir: str, noises: Sequence[str], seeds: int) -> None:
 def table() -> str:
     """Return accuracies on validation images by rate, then on the test split by ε."""
     rows = RowFile(PATH).rows
-    return "\n\n".join(part for part in (tried_table(rows), test_table(rows)) if part)
+    return "\n\n".join(part for part in (validation_table(rows), test_table(rows)) if part)
 
 
-def tried_table(rows: Mapping[str, Row]) -> str:
+def validation_table(rows: Mapping[str, Row]) -> str:
     """Return the accuracies on validation images: one run a kind and rate."""
     lines = []
     for noise, title in NOISES.items():
-        found = [rows.get(key) for key in tried_keys(noise)]
+        found = [rows.get(key) for key in validation_keys(noise)]
         if any(found):
             cells = [f"{row['accuracy']:.2f}" if row else "–" for row in found]
             one = next(row for row in found if row)

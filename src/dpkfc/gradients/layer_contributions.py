@@ -27,7 +27,7 @@ def capture(
 
     For public probes: where the place of the examples is not proved, the leading axis is used.
 
-    Under `torch.no_grad()` there is no backward pass. Linear layers, convolutions and embeddings
+    Under `torch.no_grad()` nothing is differentiated. Linear layers, convolutions and embeddings
     then show their inputs, with zeros for output gradients. Other layers are left out.
 
     Args:

@@ -209,7 +209,7 @@ class Planner:
         inputs = [x for x in site.node.all_input_nodes if isinstance(values[x], Tensor)]
         public = [x for x in inputs if x not in site.axes and x not in site.operands]
 
-        def of_one(x: Any) -> Any:
+        def take_one(x: Any) -> Any:
             if isinstance(x, fx.Node):
                 if isinstance(values[x], Tensor):
                     return x
@@ -218,7 +218,7 @@ class Planner:
                 return x // P
             return x
 
-        args = tree_map(of_one, arguments, is_leaf=lambda x: isinstance(x, fx.Node))
+        args = tree_map(take_one, arguments, is_leaf=lambda x: isinstance(x, fx.Node))
         has_several = isinstance(values[site.node], (list, tuple))
         outputs = {}
         axes = {}

@@ -1,4 +1,4 @@
-"""The names of the columns of a table, without a look at a row."""
+"""Names of the columns of a table, from its header alone: no row is read."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def read_header(
     sheet: str = "",
     delimiter: str = "",
 ) -> Header:
-    """Return the columns of a file from its header, without a look at a row.
+    """Return the columns of a file from its header; no row is read.
 
     Args:
         path: of the table, or a folder of Parquet parts.

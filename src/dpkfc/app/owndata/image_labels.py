@@ -82,7 +82,7 @@ def _find_column(folder: Path, schema: Schema, labels: Path, names: Sequence[str
 
 
 def _named_file(folder: Path, name: str | None) -> Path:
-    """Return the file that a row names, by itself: with a suffix of an image where it has none."""
+    """Return the file that a row names, by itself: or with the suffix of an image added."""
     # The folder itself is not an image.
     path = folder / (name or "").strip().replace("\\", "/")
     if path.name and not path.name.lower().endswith(IMAGE_SUFFIXES):

@@ -39,7 +39,7 @@ class Outcome:
         kind: done, ended by its judge, failed, lost to the machine, found the disk full, or
             stopped by a signal.
         row: of a cell that has finished.
-        reason: why there is no row.
+        reason: why the row is missing.
     """
 
     kind: Literal["done", "ended", "failed", "lost", "full", "stopped"]
