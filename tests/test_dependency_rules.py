@@ -36,7 +36,7 @@ LIBRARY |= {
 LIBRARY |= {"graph", "callbacks", "weights", "weights_record"}
 LIBRARY |= {"early_stopping", "loss_check", "resume_checks", "shared_ledger", "step_record"}
 LIBRARY |= {"weight_noise"}
-EVERYWHERE = {"_checks", "_errors", "allocator", "clipping", "torchrun"}
+EVERYWHERE = {"_checks", "_errors", "allocator", "clipping", "tensors", "torchrun"}
 ALLOWED = {
     "_checks": set(),
     "_errors": set(),
@@ -45,7 +45,7 @@ ALLOWED = {
     "torchrun": set(),
     "linalg": set(),
     "tracking": set(),
-    "checkpoint": {"tensors"},
+    "checkpoint": set(),
     "tensors": set(),
     "terminal": set(),
     "data": set(),
@@ -59,11 +59,11 @@ ALLOWED = {
     "graph": {"linalg", "tracking", "gradients", "distributed"},
     "public_rows": {"data", "gradients", "memory", "rng_state"},
     "verification": MACHINE | {"linalg", "tracking", "gradients", "public_rows"},
-    "curvature": {"linalg", "memory", "tensors"},
+    "curvature": {"linalg", "memory"},
     "features": {"curvature", "checkpoint"},
     "postprocess": {"linalg", "privacy", "gradients"},
     "callbacks": {"gradients", "curvature", "distributed"},  # the last two for types only
-    "preconditioning": MACHINE | {"linalg", "privacy", "gradients", "curvature", "tensors"},
+    "preconditioning": MACHINE | {"linalg", "privacy", "gradients", "curvature"},
     "release_pipeline": {"distributed", "privacy", "gradients", "postprocess", "preconditioning"},
     "config": {"linalg", "data", "gradients", "curvature", "postprocess", "privacy", "memory"},
     "shared_ledger": {"config", "checkpoint", "distributed", "privacy"},
@@ -72,7 +72,7 @@ ALLOWED = {
     "loss_check": {"gradients", "public_rows", "verification"},
     "convex": {"config", "curvature", "postprocess", "privacy"},
     "weight_noise": {"config", "curvature"},
-    "resume_checks": {"checkpoint", "tensors"},
+    "resume_checks": {"checkpoint"},
     "session": LIBRARY | {"report"},  # `write_card` imports it when it is called
     "": LIBRARY,  # dpkfc/__init__.py
     "integrations": LIBRARY | {"report"},

@@ -36,8 +36,7 @@ from dpkfc.gradients.layer_matrices import map_groups, matrix_of
 from dpkfc.gradients.layers import Layer, device_of_layers
 from dpkfc.linalg.metric import Entry, Metric
 from dpkfc.memory import MicroBatchSize, RowLimit
-from dpkfc.privacy.mechanism import NamedTensors
-from dpkfc.tensors import copy_to_device
+from dpkfc.tensors import NamedTensors, copy_to_device
 
 _NO_LIMIT = RowLimit()
 

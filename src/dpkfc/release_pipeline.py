@@ -21,15 +21,9 @@ from dpkfc.gradients.layers import Layer
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.ledger import Ledger
-from dpkfc.privacy.mechanism import (
-    ClippedSum,
-    MechanismPlan,
-    NamedTensors,
-    Released,
-    ReleaseLedger,
-    release,
-)
+from dpkfc.privacy.mechanism import ClippedSum, MechanismPlan, Released, ReleaseLedger, release
 from dpkfc.privacy.rng import NoiseStream
+from dpkfc.tensors import NamedTensors
 
 
 class ReleasePipeline:

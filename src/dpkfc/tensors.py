@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Tensors by name.
 Tensors = dict[str, Tensor]
+"""Tensors by the name of a parameter in the model, or by its role in its module."""
 NamedTensors = Mapping[str, Tensor]
+"""The same, only to be read."""
 Values = Mapping[str, Any]
 # Tensors by group and name.
 Groups = dict[str, Tensors]

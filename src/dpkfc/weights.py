@@ -28,9 +28,8 @@ from torch.utils._python_dispatch import (
 from dpkfc.distributed.context import SINGLE_PROCESS, DistributedContext
 from dpkfc.distributed.fsdp import reshard
 from dpkfc.privacy.ledger import Ledger, LedgerError
+from dpkfc.tensors import NamedTensors
 from dpkfc.weights_record import WeightsRecord, read_weights_record, write_weights_record
-
-NamedTensors = Mapping[str, Tensor]
 
 # --------------------------------------------------------------------------------------------------
 # The digest of a tensor: of its type, its shape, and the bytes of its entries in their order.

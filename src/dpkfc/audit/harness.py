@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import dp_accounting
 
 # Examples with a common first axis, or one example without it.
-Tensors = tuple[Tensor, ...]
+TensorTuple = tuple[Tensor, ...]
 Progress = Callable[[int, int], None]  # steps done, of all
 
 
@@ -80,13 +80,13 @@ class Subject:
 
     plan: Plan
     model: Callable[[], nn.Module]
-    dataset: Tensors
+    dataset: TensorTuple
     loss_fn: LossFn
     augment: Augment | None = None
     units: Any = None
     collate_fn: Collate | None = None
 
-    def example(self, index: int) -> Tensors:
+    def example(self, index: int) -> TensorTuple:
         """Return one example."""
         return tuple(x[index] for x in self.dataset)
 
@@ -388,7 +388,7 @@ class RandomWalk(torch.optim.Optimizer):
 def open_session(
     subject: Subject,
     plan: Plan,
-    dataset: Tensors,
+    dataset: TensorTuple,
     *,
     still: bool = False,
     **options: Any,

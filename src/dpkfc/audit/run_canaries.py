@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpkfc.audit.harness import Tensors
+from dpkfc.audit.harness import TensorTuple
 from dpkfc.audit.listener import Listener
 from dpkfc.audit.p_values import Floats
 from dpkfc.audit.planted_loss import (
@@ -61,7 +61,7 @@ class RunCanaries:
     """
 
     loss: PlantedLoss
-    dataset: Tensors
+    dataset: TensorTuple
     coins: NDArray[np.bool_]
     layer = ""
 
@@ -210,7 +210,7 @@ def _choose_entries(
     return a, u * nn.functional.one_hot(rows, outputs), (rows, places)
 
 
-def _append_rows(dataset: Sequence[Tensor], m: int, inputs: Tensor | None) -> Tensors:
+def _append_rows(dataset: Sequence[Tensor], m: int, inputs: Tensor | None) -> TensorTuple:
     """Return the examples, m rows more, and the ids of canaries.
 
     The new rows are ones, so that no example decides what a canary contributes. Their content is
@@ -229,7 +229,7 @@ def _append_rows(dataset: Sequence[Tensor], m: int, inputs: Tensor | None) -> Te
 
 
 @torch.no_grad()
-def _reads_rows(model: nn.Module, loss_fn: LossFn, batch: Tensors, module: nn.Module) -> bool:
+def _reads_rows(model: nn.Module, loss_fn: LossFn, batch: TensorTuple, module: nn.Module) -> bool:
     """Return whether a module is handed the first tensor of a batch as it is."""
     seen = []
     hook = module.register_forward_pre_hook(lambda _, args: seen.append(args[0] is batch[0]))

@@ -22,7 +22,7 @@ from dpkfc.audit.harness import (
     RandomWalk,
     Script,
     Subject,
-    Tensors,
+    TensorTuple,
     WatchedSession,
     open_session,
     script_plan,
@@ -102,7 +102,7 @@ class Canaries:
     """
 
     names: list[str] = field(default_factory=list)
-    rows: list[Tensors] = field(default_factory=list)
+    rows: list[TensorTuple] = field(default_factory=list)
     factors: list[float] = field(default_factory=list)
     plants: dict[str, list[Planted]] = field(default_factory=dict)
 
@@ -113,7 +113,7 @@ class Canaries:
             return self.factors.index(0.0)
         return None
 
-    def add(self, name: str, row: Tensors, factor: float = 1.0) -> int:
+    def add(self, name: str, row: TensorTuple, factor: float = 1.0) -> int:
         """Add a canary and return its number."""
         self.names.append(name)
         self.rows.append(row)
@@ -123,7 +123,7 @@ class Canaries:
     def plant(
         self,
         name: str,
-        row: Tensors,
+        row: TensorTuple,
         layer: str,
         gradient: tuple[Tensor, Tensor],
         factor: float,
@@ -147,7 +147,7 @@ class Canaries:
         factors = torch.tensor(self.factors, dtype=torch.float64)
         return PlantedLoss(subject.loss_fn, factors, plants)
 
-    def dataset(self, subject: Subject) -> Tensors:
+    def dataset(self, subject: Subject) -> TensorTuple:
         """Return the examples, then the canaries, with the ids of canaries as a last tensor.
 
         If the unit is larger than a record, every record of a canary's unit carries the canary.
@@ -246,7 +246,7 @@ def make_canaries(subject: Subject, layers: Sequence[Layer], metric: Metric) -> 
 def _plant_gradients(
     canaries: Canaries,
     subject: Subject,
-    row: Tensors,
+    row: TensorTuple,
     layers: Mapping[str, Layer],
     metric: Metric,
 ) -> None:
@@ -293,7 +293,7 @@ def _select_plantable(subject: Subject) -> dict[str, Shapes]:
 
 
 def _plant_extremes(
-    canaries: Canaries, row: Tensors, layer: Layer, entry: Kronecker, shapes: Shapes
+    canaries: Canaries, row: TensorTuple, layer: Layer, entry: Kronecker, shapes: Shapes
 ) -> None:
     """Plant gradients along the directions that the metric stretches most and least."""
     input_shape, output_shape = shapes

@@ -21,10 +21,10 @@ from dpkfc.curvature.layer_factors import Rules
 from dpkfc.curvature.likelihood import LABELS, LIKELIHOODS
 from dpkfc.curvature.probe_pass import Capture, ProbeLoss, ProbeSpec
 from dpkfc.curvature.probes import Probe
-from dpkfc.linalg.metric import Eigenbasis, Elementwise, Kronecker, Metric, NamedTensors, Tensors
+from dpkfc.linalg.metric import Eigenbasis, Elementwise, Kronecker, Metric
 from dpkfc.linalg.sides import Dense, Diagonal, Identity, LowRank
 from dpkfc.linalg.subspace import Span, Subspace
-from dpkfc.tensors import copy_to_device, pack, separate, unpack
+from dpkfc.tensors import NamedTensors, Tensors, copy_to_device, pack, separate, unpack
 
 _TEXT = "meta"
 DEFAULT_EXAMPLES = 256
@@ -53,23 +53,23 @@ class PreconditionerState:
     step: int
     report: tuple[Mapping[str, Any], ...] = ()
     scale: float = 1.0
-    spectra: Mapping[str, Tensors] = field(default_factory=dict)
+    spectra: Mapping[str, NamedTensors] = field(default_factory=dict)
     note: str = ""
     running: tuple[History, ...] = ()
     drift: float | None = None
 
-    def state_dict(self) -> NamedTensors:
+    def state_dict(self) -> Tensors:
         """Return flat tensors, ready for safetensors; `from_state_dict` restores every bit.
 
         Layers that share a tensor share it in the result. Everything but tensors is one JSON text.
         """
-        tensors: NamedTensors = {}
+        tensors: Tensors = {}
         text = json.dumps(pack(self, "state", tensors, _STORED))
         tensors[_TEXT] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
         return separate(tensors)
 
     @classmethod
-    def from_state_dict(cls, state: Tensors) -> PreconditionerState:
+    def from_state_dict(cls, state: NamedTensors) -> PreconditionerState:
         """Return the state that `state_dict` wrote.
 
         Raises:

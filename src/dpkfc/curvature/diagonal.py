@@ -40,7 +40,8 @@ from dpkfc.curvature.probe_pass import Capture, ProbeLoss, ProbeMicrobatch, Prob
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.report import report_row
 from dpkfc.linalg.blocks import Block
-from dpkfc.linalg.metric import Metric, Tensors, scale_metric
+from dpkfc.linalg.metric import Metric, scale_metric
+from dpkfc.tensors import NamedTensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +241,7 @@ def _mean(layers: Mapping[str, Moments]) -> float:
     return total / max(1, count)
 
 
-def _report(name: str, spectrum: Tensors, shift: float) -> list[dict[str, Any]]:
+def _report(name: str, spectrum: NamedTensors, shift: float) -> list[dict[str, Any]]:
     rows = []
     for role, v in spectrum.items():
         note = ""

@@ -24,7 +24,8 @@ from dpkfc.curvature.probe_pass import Capture, ProbeSpec
 from dpkfc.curvature.refresh import gather_layers, measure
 from dpkfc.curvature.refresh_group import RefreshGroup, finish_on_owners
 from dpkfc.linalg.blocks import Block
-from dpkfc.linalg.metric import Eigenbasis, Elementwise, Entry, NamedTensors, Tensors
+from dpkfc.linalg.metric import Eigenbasis, Elementwise, Entry
+from dpkfc.tensors import NamedTensors, Tensors
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class LayerFisher:
     """
 
     entry: Eigenbasis | Elementwise
-    spectrum: Tensors
+    spectrum: NamedTensors
     note: str = ""
 
 
@@ -153,7 +154,7 @@ def _complete_basis(factor: Factor, layer: LayerFactors) -> tuple[Tensor | None,
             return basis.to(layer.device, layer.dtype), values
 
 
-def eigenvalues(entry: Entry, spectrum: Tensors) -> NamedTensors:
+def eigenvalues(entry: Entry, spectrum: NamedTensors) -> Tensors:
     """Return a layer's Fisher eigenvalues in the layout of its scales, float64."""
     scales = entry.scales
     if "A" in spectrum:
@@ -169,7 +170,7 @@ def eigenvalues(entry: Entry, spectrum: Tensors) -> NamedTensors:
 
 
 def clamp_eigenvalues(
-    entry: Eigenbasis | Elementwise, spectrum: Tensors, floor: float, exponent: float
+    entry: Eigenbasis | Elementwise, spectrum: NamedTensors, floor: float, exponent: float
 ) -> Eigenbasis | Elementwise:
     """Return the map max(F, floor · I)^(−exponent), with each eigenvalue of the product clamped.
 
@@ -187,7 +188,7 @@ def clamp_eigenvalues(
     return entry.replace_scales(scales)
 
 
-def condition(values: Tensors, floor: float = 0.0) -> float:
+def condition(values: NamedTensors, floor: float = 0.0) -> float:
     """Return largest ÷ smallest eigenvalue with a floor; infinite if the smallest is zero."""
     smallest = math.inf
     largest = floor

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from dpkfc.linalg.blocks import Block
-from dpkfc.linalg.metric import Eigenbasis, Elementwise, NamedTensors, Tensors
+from dpkfc.linalg.metric import Eigenbasis, Elementwise
+from dpkfc.tensors import NamedTensors, Tensors
 
 PER = ("example", "batch")
 MATRIX_ROLE = "weight"  # role of a matrix-shaped layer
@@ -36,7 +37,7 @@ class Sums:
     """
 
     kind: str
-    values: Tensors
+    values: NamedTensors
     count: int
     dtype: torch.dtype
 
@@ -66,16 +67,16 @@ class Moments(Sums):
     """Sum of squares of one layer over `count` gradients."""
 
     @property
-    def mean(self) -> NamedTensors:
+    def mean(self) -> Tensors:
         """v, float64."""
         return {role: x / self.count for role, x in self.values.items()}
 
     @property
-    def spectrum(self) -> NamedTensors:
+    def spectrum(self) -> Tensors:
         """v as one vector a role, on the CPU."""
         return {role: x.flatten().cpu() for role, x in self.mean.items()}
 
-    def entry(self, scale: Tensors) -> Eigenbasis | Elementwise:
+    def entry(self, scale: NamedTensors) -> Eigenbasis | Elementwise:
         """Return the diagonal map with these factors, in the layout of `values`."""
         typed = {}
         for role, x in scale.items():
@@ -107,7 +108,7 @@ def squared_gradients(block: Block) -> Moments:
     return _moments(block.kind, _by_role(squares), block.batch_size, _dtype(block))
 
 
-def _moments(kind: str, squares: Tensors, count: int, dtype: torch.dtype) -> Moments:
+def _moments(kind: str, squares: NamedTensors, count: int, dtype: torch.dtype) -> Moments:
     """Return moments in their layout from squares in the layout of the gradients."""
     if kind == "outer":
         mean = squares[MATRIX_ROLE].mean(0)
@@ -120,7 +121,7 @@ def _moments(kind: str, squares: Tensors, count: int, dtype: torch.dtype) -> Mom
     return Moments(kind, squares, count, dtype)
 
 
-def _by_role(gradients: Tensor | NamedTensors) -> NamedTensors:
+def _by_role(gradients: Tensor | Tensors) -> Tensors:
     if isinstance(gradients, dict):
         return gradients
     return {MATRIX_ROLE: gradients}

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpkfc.curvature.eigen import largest_entry
-from dpkfc.linalg.metric import NamedTensors
+from dpkfc.tensors import Tensors
 
 LABELS = ("model", "uniform", "given")
 LIKELIHOODS = ("categorical", "gaussian", "bernoulli")
@@ -43,7 +43,7 @@ class ProbeRandomness:
     def __init__(self, generator: torch.Generator, total: int) -> None:
         self.generator = generator
         self.total = total
-        self._numbers: NamedTensors = {}
+        self._numbers: Tensors = {}
 
     def rows(self, kind: str, shape: tuple[int, ...], rows: slice, device: torch.device) -> Tensor:
         """Return uniform or normal numbers `[len(rows), *shape]` of these examples; float64."""

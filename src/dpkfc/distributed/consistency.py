@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from dpkfc.distributed.context import Description, DistributedContext, NamedTensors
+from dpkfc.distributed.context import Description, DistributedContext
 from dpkfc.distributed.fsdp import is_divided, reshard
+from dpkfc.tensors import NamedTensors
 
 _COMPARED_RECORDS = 16
 _READS = 3  # fields that differ between reads are random

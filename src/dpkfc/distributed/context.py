@@ -10,7 +10,7 @@ nothing. Without a process group everything here is the identity.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dpkfc._errors import first_line
+from dpkfc.tensors import NamedTensors, Tensors
 from dpkfc.torchrun import read_number
 
 if dist.is_available():
@@ -33,8 +34,6 @@ R = TypeVar("R", bound=Any)
 Statement = tuple[str, Any]
 # What one rank says of itself, by the name of the thing.
 Description = dict[str, Statement]
-NamedTensors = Mapping[str, Tensor]
-Tensors = dict[str, Tensor]
 _ABSENT: Statement = ("none", None)
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from dpkfc.distributed.context import NamedTensors, Tensors
+from dpkfc.tensors import NamedTensors, Tensors
 
 if TYPE_CHECKING:
     from dpkfc.gradients.layers import Layer

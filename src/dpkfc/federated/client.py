@@ -41,11 +41,11 @@ from dpkfc.federated.messages import (
 )
 from dpkfc.federated.party import stream_seed
 from dpkfc.federated.plan import SEED, FederatedPlan
-from dpkfc.federated.sums import Tensors
 from dpkfc.gradients.evaluation_points import swap_parameters
 from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.privacy.mechanism import ClippedSum
 from dpkfc.privacy.rng import SamplingStream
+from dpkfc.tensors import Tensors
 from dpkfc.verification.check import check_verify_setting
 
 logger = logging.getLogger(__name__)

@@ -33,7 +33,7 @@ from dpkfc.federated.secure_aggregation import (
     round_scope,
     seal_shares,
 )
-from dpkfc.federated.sums import NamedTensors, Tensors
+from dpkfc.tensors import NamedTensors, Tensors
 
 
 class ClientMasks:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dpkfc.federated.local_model import ClientRecords, Indices, LocalModel
-from dpkfc.federated.sums import Tensors
+from dpkfc.tensors import Tensors
 
 
 class GuardedLocalWork:

@@ -13,7 +13,7 @@ from torch import nn
 from dpkfc.data.loading import Collate, MicroBatches, Part, layout
 from dpkfc.federated.party import PartyModel
 from dpkfc.federated.plan import FederatedPlan
-from dpkfc.federated.sums import NamedTensors, Tensors, accumulation_dtype, total_norm, zero_sums
+from dpkfc.federated.sums import accumulation_dtype, total_norm, zero_sums
 from dpkfc.gradients.autograd_graph import gradient_of
 from dpkfc.gradients.clip import Clip, clip_factors
 from dpkfc.gradients.clipped_sum import GradientMode, clipped_sum
@@ -24,6 +24,7 @@ from dpkfc.gradients.one_pass import move_batch
 from dpkfc.gradients.state import own_pass
 from dpkfc.public_rows import UNREADABLE, find_template
 from dpkfc.rng_state import randomize_generators
+from dpkfc.tensors import NamedTensors, Tensors
 from dpkfc.verification.check import check_on_public_rows
 
 Indices = NDArray[np.int64]

@@ -37,7 +37,7 @@ from torch import Tensor
 from dpkfc.federated.key_agreement import KEY_BYTES, ByClient
 from dpkfc.federated.secure_aggregation import SEALED_BYTES
 from dpkfc.federated.shamir import SHARE_BYTES
-from dpkfc.federated.sums import NamedTensors
+from dpkfc.tensors import NamedTensors
 
 Value = Tensor | bytes | int | float | str
 Message = dict[str, Value]

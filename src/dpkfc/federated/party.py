@@ -11,7 +11,6 @@ from torch import nn
 from dpkfc.distributed.fsdp import trainable_tensors
 from dpkfc.federated.messages import Shapes, to_bytes
 from dpkfc.federated.plan import FederatedPlan
-from dpkfc.federated.sums import Tensors
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.preconditioning import PreconditionerManager
@@ -19,6 +18,7 @@ from dpkfc.privacy.grid import GAUSSIAN
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.rng import NoiseStream
 from dpkfc.release_pipeline import ReleasePipeline
+from dpkfc.tensors import Tensors
 
 
 class PartyModel:

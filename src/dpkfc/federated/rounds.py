@@ -19,8 +19,9 @@ from dpkfc.federated.messages import (
 )
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.secure_aggregation import round_scope, total, unmask
-from dpkfc.federated.sums import NamedTensors, Tensors, zero_sums
+from dpkfc.federated.sums import zero_sums
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
+from dpkfc.tensors import NamedTensors, Tensors
 
 if TYPE_CHECKING:
     import dp_accounting

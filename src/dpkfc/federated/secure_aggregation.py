@@ -65,7 +65,7 @@ from dpkfc.federated.key_agreement import (
     unseal,
 )
 from dpkfc.federated.shamir import SHARE_BYTES, join, split
-from dpkfc.federated.sums import NamedTensors
+from dpkfc.tensors import NamedTensors
 
 # Fewest steps of the grid in one standard deviation of a client's noise.
 FEWEST_STEPS = 512.0

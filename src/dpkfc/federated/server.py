@@ -41,14 +41,14 @@ from dpkfc.federated.party import PartyModel, stream_seed
 from dpkfc.federated.plan import FACTORS, FederatedPlan
 from dpkfc.federated.rounds import MetricDelivery, OpenRound, RoundCharge, RoundRecord
 from dpkfc.federated.secure_aggregation import decode
-from dpkfc.federated.sums import Tensors, accumulation_dtype, total_norm
+from dpkfc.federated.sums import accumulation_dtype, total_norm
 from dpkfc.gradients.layers import device_of_layers
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.privacy.rng import SamplingStream
-from dpkfc.tensors import copy_tensors, copy_to_device, unique_tensors
+from dpkfc.tensors import Tensors, copy_tensors, copy_to_device, unique_tensors
 from dpkfc.weights import ReleasedWeights
 
 logger = logging.getLogger(__name__)

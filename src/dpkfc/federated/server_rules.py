@@ -20,10 +20,10 @@ from dpkfc._checks import check_in_range, check_positive
 from dpkfc.federated.privacy_models import Description
 from dpkfc.postprocess import SOFIM
 from dpkfc.postprocess.protocol import PostProcess
+from dpkfc.tensors import Tensors
 
 Direction = Mapping[str, Tensor]
 State = Mapping[str, Tensor]
-Tensors = dict[str, Tensor]
 # What is subtracted from the parameters, and the next state of a rule.
 Update = tuple[Tensors, Tensors]
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
-NamedTensors = Mapping[str, Tensor]
-Tensors = dict[str, Tensor]
+from dpkfc.tensors import NamedTensors, Tensors
 
 
 def accumulation_dtype(parameter: Tensor) -> torch.dtype:

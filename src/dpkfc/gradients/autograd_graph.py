@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from dpkfc.distributed.fsdp import trainable_tensors
-from dpkfc.linalg.metric import NamedTensors
 from dpkfc.memory import is_out_of_memory
+from dpkfc.tensors import Tensors
 from dpkfc.tracking.states import Unknown
 
 _BUILTIN_NODES = (
@@ -46,7 +46,7 @@ def differentiate(
     return [g.to_dense() for g in arrived]
 
 
-def gradient_of(model: nn.Module, total: Tensor) -> NamedTensors:
+def gradient_of(model: nn.Module, total: Tensor) -> Tensors:
     """Return parameter name to the gradient of a number, dense.
 
     Parameters that the number does not depend on are absent.

@@ -32,8 +32,9 @@ from dpkfc.gradients.model_checks import check_finite
 from dpkfc.gradients.one_pass import example_gradient, follow_augmentation, follow_pass, move_batch
 from dpkfc.gradients.rules import form_blocks
 from dpkfc.gradients.state import ends_run, own_pass
-from dpkfc.linalg.metric import Metric, NamedTensors
+from dpkfc.linalg.metric import Metric
 from dpkfc.rng_state import randomize_generators, restarter
+from dpkfc.tensors import Tensors
 from dpkfc.tracking.modes import follow
 from dpkfc.tracking.states import Unknown
 from dpkfc.tracking.tracker import Tracker
@@ -109,7 +110,7 @@ def clipped_sum(
     augment: Augmentation | None = None,
     num_summed: float = math.inf,
     repeatable: bool = False,
-) -> tuple[NamedTensors, Tensor]:
+) -> tuple[Tensors, Tensor]:
     """Return the clipped sum of one logical batch; PRIVATE until noise has been added.
 
     The gradient of an example is computed as in a micro-batch of its own. A whole micro-batch is
@@ -284,7 +285,7 @@ class _Passes:
 
     def _unit_alone(self, loaded: Any, rows: Rows, unit: int) -> Calls:
         """Return the gradient of one privacy unit, each of its rows in a micro-batch of its own."""
-        total: NamedTensors = {}
+        total: Tensors = {}
         first = unit * rows.group
         for row in range(first, first + rows.group):
             weight = 1.0 if rows.weights is None else float(rows.weights[row])
@@ -302,12 +303,12 @@ class _Passes:
                 add_gradients(total, self._fill_gradients(math.nan))
         return blocks_of_one(self.layers, total or self._fill_gradients(0.0))
 
-    def _fill_gradients(self, value: float) -> NamedTensors:
+    def _fill_gradients(self, value: float) -> Tensors:
         """Return gradients of all parameters with one value in every entry."""
         tensors = named_tensors(self.layers)
         return {name: torch.full_like(p, value) for name, p in tensors.items()}
 
-    def _add_row(self, record: Any, weight: float, total: NamedTensors) -> None:
+    def _add_row(self, record: Any, weight: float, total: Tensors) -> None:
         """Add the gradient of one row, at all points, to its privacy unit's."""
         batch = move_batch(record, device_of_layers(self.layers))
         batch = augment_batch(self.augment, self.model, batch, 1)

@@ -24,9 +24,10 @@ from dpkfc.gradients.subspace_clip import subspace_clipper_of
 from dpkfc.linalg.blocks import raise_precision
 from dpkfc.linalg.deferred_flags import defer_flags
 from dpkfc.linalg.input_cache import InputCache
-from dpkfc.linalg.metric import Metric, NamedTensors
+from dpkfc.linalg.metric import Metric
 from dpkfc.linalg.norm_bounds import LayerNorms
 from dpkfc.linalg.norms import per_example_norms
+from dpkfc.tensors import Tensors
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class ClippedSummer:
 
     def _norms(
         self, calls: Calls, batch_size: int, groups: Groups
-    ) -> tuple[dict[str, LayerNorms], NamedTensors, bool]:
+    ) -> tuple[dict[str, LayerNorms], Tensors, bool]:
         """Return the blocks to sum and norms `[N]` by layer, and whether all norms are finite."""
         results: dict[str, LayerNorms] = {}
         cache = InputCache()
@@ -122,7 +123,7 @@ class ClippedSummer:
         norms, all_finite = _resolve_flags(results, flags)
         return results, norms, all_finite
 
-    def _factors(self, layer_norms: NamedTensors, norms: Tensor) -> NamedTensors:
+    def _factors(self, layer_norms: Tensors, norms: Tensor) -> Tensors:
         """Return clip factors `[N]` of each layer, zero where the whole gradient is not finite."""
         clip = self._clip
         bound = clip.max_grad_norm
@@ -143,7 +144,7 @@ class ClippedSummer:
             total += value
 
     @full_precision()
-    def result(self) -> NamedTensors:
+    def result(self) -> Tensors:
         """Return the whitened clipped sum, zeros where no gradient came.
 
         Returns:
@@ -151,7 +152,7 @@ class ClippedSummer:
             of scaled embeddings (under their own name) and residuals.
         """
         # In one order, whether or not a layer was called: processes add their sums entry by entry.
-        sums: NamedTensors = {}
+        sums: Tensors = {}
         for layer in self._layers:
             parts = split_sum(layer, self._layer_sum(layer))
             sums |= {name: parts[name] for name in layer.parameters.values()}
@@ -173,7 +174,7 @@ class ClippedSummer:
         return plain if whitened is None else plain + whitened
 
 
-def _zeros(layer: Layer) -> NamedTensors:
+def _zeros(layer: Layer) -> Tensors:
     tensors = {role: layer.tensor(role) for role in layer.parameters}
     return {
         role: raise_precision(torch.zeros(p.shape, dtype=p.dtype, device=p.device))
@@ -183,7 +184,7 @@ def _zeros(layer: Layer) -> NamedTensors:
 
 def _resolve_flags(
     results: Mapping[str, LayerNorms], flags: Sequence[Tensor]
-) -> tuple[NamedTensors, bool]:
+) -> tuple[Tensors, bool]:
     """Return norms `[N]` in float64 by layer, and whether all are known to be finite.
 
     The host usually waits for a GPU once.

@@ -24,7 +24,7 @@ from dpkfc.gradients.attention import IN, OUT, is_attention
 from dpkfc.gradients.layers import MATRICES, Layer, class_forward, join_names
 from dpkfc.gradients.parametrized import has_computed_weight
 from dpkfc.gradients.rules import has_layer_rule
-from dpkfc.linalg.metric import NamedTensors
+from dpkfc.tensors import Tensors
 
 # --------------------------------------------------------------------------------------------------
 # The owner of a parameter: the module whose forward function uses it.
@@ -42,13 +42,13 @@ def is_called(module: nn.Module) -> bool:
     return class_forward(module) is not nn.Module.forward
 
 
-def owned_parameters(module: nn.Module) -> tuple[NamedTensors, set[nn.Module]]:
+def owned_parameters(module: nn.Module) -> tuple[Tensors, set[nn.Module]]:
     """Return the parameters that a module answers for.
 
     Returns:
         Path below the module to parameter, and the modules below it that need no owner.
     """
-    parameters: NamedTensors = dict(module.named_parameters(recurse=False))
+    parameters: Tensors = dict(module.named_parameters(recurse=False))
     below: set[nn.Module] = set()
     if isinstance(module, nn.MultiheadAttention) or is_parametrized(module):
         parameters = dict(module.named_parameters())
@@ -155,11 +155,11 @@ class _Owner:
     name: str
     module: nn.Module
     rule: str
-    parameters: NamedTensors
+    parameters: Tensors
     paths: dict[str, str] = field(default_factory=dict)
 
     @property
-    def trainable(self) -> NamedTensors:
+    def trainable(self) -> Tensors:
         """Return the trainable parameters by role."""
         return {role: p for role, p in self.parameters.items() if p.requires_grad}
 
@@ -199,7 +199,7 @@ def _owners(model: nn.Module) -> Iterator[_Owner]:
             yield _Owner(name, module, _rule_of(module, roles), parameters)
 
 
-def _attention_owners(name: str, module: nn.Module, parameters: NamedTensors) -> Iterator[_Owner]:
+def _attention_owners(name: str, module: nn.Module, parameters: Tensors) -> Iterator[_Owner]:
     for paths, own_name in ((IN, name), (OUT, join_names(name, "out_proj"))):
         present = paths.items()
         own = {role: parameters[path] for role, path in present if path in parameters}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dpkfc.gradients.layers import Layer, named_tensors
-from dpkfc.linalg.metric import NamedTensors
+from dpkfc.tensors import Tensors
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def swap_parameters(
         _write(tensors, before)
 
 
-def _write(parameters: NamedTensors, values: Mapping[str, Tensor]) -> None:
+def _write(parameters: Tensors, values: Mapping[str, Tensor]) -> None:
     # Autocast may have cached casts of the old values.
     torch.clear_autocast_cache()
     with torch.no_grad():

@@ -25,8 +25,8 @@ from dpkfc.gradients.replica import replicate
 from dpkfc.linalg.blocks import (
     raise_precision,
 )
-from dpkfc.linalg.metric import NamedTensors
 from dpkfc.memory import is_out_of_memory
+from dpkfc.tensors import Tensors
 from dpkfc.tracking.states import one_example_a_row
 
 _log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ _CHUNK_ELEMENTS = 1 << 24  # of gradients held at once
 _looped: WeakSet[nn.Module] = WeakSet()  # cannot be vectorised
 
 
-def fallback_gradients(layer: Layer, call: Call, batch_size: int) -> NamedTensors:
+def fallback_gradients(layer: Layer, call: Call, batch_size: int) -> Tensors:
     """Return gradients of each example's loss with respect to the parameters of a module.
 
     Args:
@@ -58,7 +58,7 @@ def fallback_gradients(layer: Layer, call: Call, batch_size: int) -> NamedTensor
         for gradient, axis in used.values()
     ]
 
-    def run(values: NamedTensors, example: Sequence[Tensor]) -> list[Tensor]:
+    def run(values: Tensors, example: Sequence[Tensor]) -> list[Tensor]:
         """Return the outputs of one example that have a gradient."""
         inputs = list(arguments)
         for place, x in zip(axes, example, strict=True):
@@ -89,7 +89,7 @@ def _widen(x: Any, dtype: torch.dtype) -> Any:
     return x.to(dtype) if is_narrow else x
 
 
-_Run = Callable[[NamedTensors, Sequence[Tensor]], list[Tensor]]
+_Run = Callable[[Tensors, Sequence[Tensor]], list[Tensor]]
 """Maps parameters and the inputs of one example to the outputs of a module."""
 
 
@@ -97,10 +97,10 @@ def _try_vectorised(
     layer: Layer,
     module: nn.Module,
     run: _Run,
-    parameters: NamedTensors,
+    parameters: Tensors,
     rows: list[Tensor],
     gradients: list[Tensor],
-) -> NamedTensors | None:
+) -> Tensors | None:
     """Return role to gradients of every example by `vmap`, None where that is not possible.
 
     Args:
@@ -112,7 +112,7 @@ def _try_vectorised(
         gradients: at the outputs, one example a row.
     """
 
-    def differentiate_one(row: list[Tensor], row_gradients: list[Tensor]) -> NamedTensors:
+    def differentiate_one(row: list[Tensor], row_gradients: list[Tensor]) -> Tensors:
         outputs, pull = vjp(lambda values: run(values, row), parameters)[:2]
         starts = [g.to(y.dtype) for g, y in zip(row_gradients, outputs, strict=True)]
         return pull(starts)[0]
@@ -141,8 +141,8 @@ def _try_vectorised(
 
 
 def _loop(
-    run: _Run, parameters: NamedTensors, rows: list[Tensor], gradients: list[Tensor], size: int
-) -> NamedTensors:
+    run: _Run, parameters: Tensors, rows: list[Tensor], gradients: list[Tensor], size: int
+) -> Tensors:
     """Return role to gradients of every example, one example after the other."""
     examples = []
     for i in range(size):
@@ -153,12 +153,12 @@ def _loop(
     return _stack_examples(examples)
 
 
-def _stack_examples(examples: Sequence[NamedTensors]) -> NamedTensors:
+def _stack_examples(examples: Sequence[Tensors]) -> Tensors:
     """Return name to the values of all examples."""
     return {name: torch.stack([x[name] for x in examples]) for name in examples[0]}
 
 
-def map_examples(function: Callable[[Tensor], NamedTensors], g: Tensor) -> NamedTensors:
+def map_examples(function: Callable[[Tensor], Tensors], g: Tensor) -> Tensors:
     """Return a function of every example, vectorised where every operation has a batching rule.
 
     Otherwise examples are processed one after the other.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dpkfc.gradients.layers import MATRICES, Calls, Layer
 from dpkfc.linalg.blocks import MaterializedGradients, PerExample, raise_precision
-from dpkfc.linalg.metric import NamedTensors
+from dpkfc.tensors import Tensors
 
 
 def map_groups(layer: Layer, matrix: Tensor, work: Callable[[Tensor], Tensor]) -> Tensor:
@@ -34,12 +34,12 @@ def matrix_of(layer: Layer, tensors: Mapping[str, Tensor]) -> Tensor:
     return matrices_of(layer, rows)[0]
 
 
-def split_sum(layer: Layer, value: Tensor | NamedTensors) -> NamedTensors:
+def split_sum(layer: Layer, value: Tensor | Tensors) -> Tensors:
     """Cut a layer's sum, for example a matrix `[d_out, d_in (+1)]`, into tensors by parameter."""
     names = layer.parameters
     if isinstance(value, dict):
         return {names[role]: tensor for role, tensor in value.items()}
-    result: NamedTensors = {}
+    result: Tensors = {}
     if "bias" in names:
         value, bias = value[:, :-1], value[:, -1]
         result[names["bias"]] = bias.contiguous()
@@ -49,7 +49,7 @@ def split_sum(layer: Layer, value: Tensor | NamedTensors) -> NamedTensors:
     return result
 
 
-def block_of_gradients(layer: Layer, gradients: NamedTensors) -> MaterializedGradients | PerExample:
+def block_of_gradients(layer: Layer, gradients: Tensors) -> MaterializedGradients | PerExample:
     """Return per-example gradients of a layer's parameters as a block.
 
     Args:
@@ -75,7 +75,7 @@ def block_of_gradients(layer: Layer, gradients: NamedTensors) -> MaterializedGra
     return MaterializedGradients(rows, layer.groups, crosswise=layer.rule == "embedding")
 
 
-def matrices_of(layer: Layer, tensors: NamedTensors) -> Tensor:
+def matrices_of(layer: Layer, tensors: Tensors) -> Tensor:
     """Return `[N, d_out, columns]` from `[N, *parameter.shape]` by role, the bias last."""
     columns = []
     if "weight" in tensors:
@@ -89,7 +89,7 @@ def matrices_of(layer: Layer, tensors: NamedTensors) -> Tensor:
     return torch.cat(columns, 2)
 
 
-def add_blocks(layers: Sequence[Layer], gradients: NamedTensors, calls: Calls) -> None:
+def add_blocks(layers: Sequence[Layer], gradients: Tensors, calls: Calls) -> None:
     """Add gradients to the calls of the layers that the parameters belong to.
 
     Args:
@@ -105,7 +105,7 @@ def add_blocks(layers: Sequence[Layer], gradients: NamedTensors, calls: Calls) -
             calls.setdefault(layer.name, []).append(block)
 
 
-def blocks_of_one(layers: Sequence[Layer], gradient: NamedTensors) -> Calls:
+def blocks_of_one(layers: Sequence[Layer], gradient: Tensors) -> Calls:
     """Return the gradient of one example or privacy unit as the blocks of its layers.
 
     Args:
@@ -117,7 +117,7 @@ def blocks_of_one(layers: Sequence[Layer], gradient: NamedTensors) -> Calls:
     return calls
 
 
-def add_gradients(total: NamedTensors, gradients: NamedTensors) -> None:
+def add_gradients(total: Tensors, gradients: Tensors) -> None:
     """Add gradients to the sums of others, in place."""
     for name, gradient in gradients.items():
         total[name] = total[name] + gradient if name in total else gradient

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 
-from dpkfc.linalg.metric import NamedTensors
+from dpkfc.tensors import Tensors
 from dpkfc.tracking.states import BatchAxis
 
 MATRICES = ("linear", "conv", "embedding", "tied")
@@ -77,7 +77,7 @@ class Layer:
         return self.name or f"<{type(self.module).__name__}>"
 
 
-def named_tensors(layers: Sequence[Layer]) -> NamedTensors:
+def named_tensors(layers: Sequence[Layer]) -> Tensors:
     """Return name in the model to tensor of every parameter of some layers."""
     tensors = {}
     for layer in layers:

@@ -10,13 +10,13 @@ from torch.nn.modules import module as _every_module
 
 from dpkfc.distributed.fsdp import reshard, to_local
 from dpkfc.gradients.layers import Layer, named_tensors
-from dpkfc.linalg.metric import NamedTensors
+from dpkfc.tensors import Tensors
 
 
 def check_unchanged(
     model: nn.Module,
     layers: Sequence[Layer],
-    parameters: NamedTensors,
+    parameters: Tensors,
     *,
     finite: bool = False,
 ) -> None:
@@ -85,7 +85,7 @@ def check_finite(layers: Sequence[Layer]) -> None:
     Raises:
         ValueError: naming the parameter.
     """
-    flags: NamedTensors = {}
+    flags: Tensors = {}
     tensors = {name: to_local(p) for name, p in named_tensors(layers).items()}
     for name, x in tensors.items():
         if x.numel() and x.is_floating_point():

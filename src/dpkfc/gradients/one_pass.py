@@ -21,7 +21,7 @@ from dpkfc.gradients.autograd_graph import gradient_of
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.loss_function import LossFn, check_losses, losses_of
 from dpkfc.gradients.tape import Tape
-from dpkfc.linalg.metric import NamedTensors
+from dpkfc.tensors import Tensors
 from dpkfc.tracking.modes import follow
 from dpkfc.tracking.tracker import Tracker
 
@@ -81,7 +81,7 @@ def follow_pass(
     return tape, losses
 
 
-def example_gradient(model: nn.Module, loss_fn: LossFn, batch: Any, weight: float) -> NamedTensors:
+def example_gradient(model: nn.Module, loss_fn: LossFn, batch: Any, weight: float) -> Tensors:
     """Return the gradient of the loss of one example.
 
     Args:

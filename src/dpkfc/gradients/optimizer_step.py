@@ -18,13 +18,13 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils.hooks import RemovableHandle
 
 from dpkfc.distributed.fsdp import to_local
-from dpkfc.linalg.metric import NamedTensors
+from dpkfc.tensors import Tensors
 from dpkfc.weights import digest_tensors
 
 Trace = tuple[int, Tensor]
 
 
-def check_optimizer(optimizer: Any, parameters: NamedTensors) -> None:
+def check_optimizer(optimizer: Any, parameters: Tensors) -> None:
     """Refuse an optimizer that does not hold exactly the trainable parameters of the model.
 
     Frozen parameters may be in it too.
@@ -89,7 +89,7 @@ def _check_kind(optimizer: Any) -> None:
         )
 
 
-def traces(parameters: NamedTensors) -> dict[str, Trace]:
+def traces(parameters: Tensors) -> dict[str, Trace]:
     """Return version, first and last entries of each parameter: they show if it was written.
 
     Either end of an embedding table may be the row of padding, which never moves.
@@ -102,7 +102,7 @@ def traces(parameters: NamedTensors) -> dict[str, Trace]:
 
 
 def check_moved(
-    optimizer: torch.optim.Optimizer, parameters: NamedTensors, before: Mapping[str, Trace]
+    optimizer: torch.optim.Optimizer, parameters: Tensors, before: Mapping[str, Trace]
 ) -> None:
     """Raise unless every parameter was written to.
 
@@ -135,7 +135,7 @@ def check_moved(
 
 
 def step_on_release(
-    optimizer: torch.optim.Optimizer, parameters: NamedTensors, record: Callable[[], None]
+    optimizer: torch.optim.Optimizer, parameters: Tensors, record: Callable[[], None]
 ) -> None:
     """Run an optimizer on the released gradients, and record the weights that it has made.
 
@@ -198,9 +198,7 @@ def step_on_release(
             record()
 
 
-def _digest_step(
-    parameters: NamedTensors, gradients: Mapping[str, Tensor | None]
-) -> dict[str, str]:
+def _digest_step(parameters: Tensors, gradients: Mapping[str, Tensor | None]) -> dict[str, str]:
     """Return digests of the release in each gradient and of each parameter, by what it is."""
     release = {f"the release in the gradient of '{name}'": x for name, x in gradients.items()}
     return digest_tensors(
@@ -208,7 +206,7 @@ def _digest_step(
     )
 
 
-def _check_digests(parameters: NamedTensors, before: Mapping[str, str], hook: str) -> None:
+def _check_digests(parameters: Tensors, before: Mapping[str, str], hook: str) -> None:
     """Raise a RuntimeError where a hook has replaced a gradient or written a parameter."""
     now = _digest_step(parameters, {name: p.grad for name, p in parameters.items()})
     for what in {**before, **now}:

@@ -21,8 +21,8 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from dpkfc.gradients.fallback import map_examples
 from dpkfc.linalg.blocks import ConvBlock, Outer, PerExample, chunks
-from dpkfc.linalg.metric import NamedTensors
 from dpkfc.rng_state import all_states, has_drawn
+from dpkfc.tensors import Tensors
 
 _PULLED_ELEMENTS = 1 << 23  # gradients pulled back at once
 _TENSORS = ("weight", "bias")
@@ -38,7 +38,7 @@ class Pull:
     """
 
     shape: tuple[int, ...]
-    apply: Callable[[Tensor], NamedTensors]
+    apply: Callable[[Tensor], Tensors]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class ParametrizedBlock:
     def per_example(self) -> PerExample:
         """Return materialised gradients, formed and pulled back a few examples at a time."""
         n = self.batch_size
-        gradients: NamedTensors = {}
+        gradients: Tensors = {}
         for block, pulls in self.parts:
             sizes = [math.prod(pull.shape) for pull in pulls.values()]
             for rows in chunks(n, sum(sizes), _PULLED_ELEMENTS):
@@ -78,13 +78,13 @@ class ParametrizedBlock:
         return PerExample(gradients)
 
 
-def _pull_back(block: Outer | ConvBlock, pulls: Mapping[str, Pull]) -> NamedTensors:
+def _pull_back(block: Outer | ConvBlock, pulls: Mapping[str, Pull]) -> Tensors:
     # `[n * groups, d_out, d_in]`, the bias in the last column.
     matrices = block.per_example()
     columns = {"weight": matrices, "bias": matrices[..., -1]}
     if len(pulls) == 2:
         columns["weight"] = matrices[..., :-1]
-    gradients: NamedTensors = {}
+    gradients: Tensors = {}
     for name, pull in pulls.items():
         rows = columns[name].reshape(block.batch_size, *pull.shape)
         gradients.update(pull.apply(rows))
@@ -132,7 +132,7 @@ def pulls_of(module: nn.Module, roles: list[str]) -> dict[str, Pull]:
     return pulls
 
 
-def _name_gradient(name: str, g: Tensor) -> NamedTensors:
+def _name_gradient(name: str, g: Tensor) -> Tensors:
     return {name: g}
 
 
@@ -142,7 +142,7 @@ def _make_pull(module: nn.Module, name: str, paths: list[str]) -> Pull:
     parameters = {x: parametrization.get_parameter(x).detach().clone() for x in paths}
     before = all_states()
 
-    def effective(values: NamedTensors) -> Tensor:
+    def effective(values: Tensors) -> Tensor:
         return functional_call(parametrization, values, ())
 
     value, pull = vjp(effective, parameters)[:2]
@@ -152,7 +152,7 @@ def _make_pull(module: nn.Module, name: str, paths: list[str]) -> Pull:
             "so its weight cannot be recomputed; put it in eval mode"
         )
 
-    def apply(g: Tensor) -> NamedTensors:
+    def apply(g: Tensor) -> Tensors:
         with torch.no_grad():
             rows = g.to(value.dtype)
             pulled = map_examples(lambda one: pull(one)[0], rows)

@@ -20,7 +20,7 @@ from dpkfc.gradients.attention import expected_axis
 from dpkfc.gradients.autograd_graph import differentiate
 from dpkfc.gradients.layers import Call, Layer, name_arguments
 from dpkfc.linalg.blocks import raise_precision
-from dpkfc.linalg.metric import NamedTensors
+from dpkfc.tensors import Tensors
 from dpkfc.tracking.batch_rules import tensors_in
 from dpkfc.tracking.states import BatchAxis
 
@@ -82,7 +82,7 @@ def has_batch_in_place(call: Call, batch_size: int) -> bool:
     return call.axes[0] == axis
 
 
-def recurrent_gradients(layer: Layer, calls: Sequence[Call]) -> NamedTensors:
+def recurrent_gradients(layer: Layer, calls: Sequence[Call]) -> Tensors:
     """Return the gradients of each example's loss for an LSTM, GRU, RNN or one of their cells.
 
     Args:

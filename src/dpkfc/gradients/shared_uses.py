@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map_only
 from dpkfc.gradients.autograd_graph import pull_rows
 from dpkfc.gradients.layers import name_arguments, tensors_of
 from dpkfc.linalg.blocks import Lookup
-from dpkfc.linalg.metric import NamedTensors
+from dpkfc.tensors import Tensors
 from dpkfc.tracking.batch_rules import split_names, tensors_in
 from dpkfc.tracking.states import PARAMETRIC, BatchAxis, example_first
 from dpkfc.tracking.tracker import Tracker
@@ -112,7 +112,7 @@ class WeightUse:
     output_axis: BatchAxis
     edge: GradientEdge
 
-    def gradients(self, gradient: Tensor, size: int) -> NamedTensors:
+    def gradients(self, gradient: Tensor, size: int) -> Tensors:
         """Return name to gradients `[N, *parameter.shape]`."""
         product = self.product
         b = example_first(gradient, self.output_axis, size)

@@ -29,9 +29,10 @@ from dpkfc.gradients.clip import clip_factors
 from dpkfc.gradients.layer_matrices import split_sum
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.magnitudes import product_error
-from dpkfc.linalg.metric import Metric, NamedTensors
+from dpkfc.linalg.metric import Metric
 from dpkfc.linalg.norm_bounds import LayerNorms
 from dpkfc.linalg.subspace import EMBEDDING, Span, Subspace
+from dpkfc.tensors import Tensors
 
 
 def subspace_clipper_of(metric: Metric, clipping: str) -> SubspaceClipper | None:
@@ -70,7 +71,7 @@ class SubspaceClipper:
         self._removed: Tensor | float = 0.0
 
     def clip_and_add(
-        self, results: Mapping[str, LayerNorms], layer_norms: NamedTensors, norms: Tensor
+        self, results: Mapping[str, LayerNorms], layer_norms: Tensors, norms: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Clip and add the embeddings of one micro-batch; return the factors of its gradients.
 
@@ -118,7 +119,7 @@ class SubspaceClipper:
         """Return whether gradients are summed at all."""
         return self._basis.residual_norm is not None
 
-    def result(self, sums: NamedTensors, layers: Sequence[Layer]) -> NamedTensors:
+    def result(self, sums: Tensors, layers: Sequence[Layer]) -> Tensors:
         """Return the stacked clipped sum: the embedding under its own name, and the residuals.
 
         Args:
@@ -142,8 +143,8 @@ class SubspaceClipper:
 def spread(
     basis: Subspace,
     layers: Sequence[Layer],
-    value: Callable[[Span], Tensor | NamedTensors],
-) -> NamedTensors:
+    value: Callable[[Span], Tensor | Tensors],
+) -> Tensors:
     """Return a value of every layer's rows of a basis, as parameter name to tensor.
 
     Layers without rows are absent.
@@ -153,7 +154,7 @@ def spread(
         layers: of the model.
         value: `Span.combine` of an embedding, or `Span.diagonal`.
     """
-    tensors: NamedTensors = {}
+    tensors: Tensors = {}
     for layer in layers:
         span = basis.spans.get(layer.name)
         if span is not None:

@@ -44,8 +44,8 @@ from dpkfc.gradients.layers import (
 from dpkfc.gradients.loss_function import check_losses
 from dpkfc.gradients.recurrence import expected_places
 from dpkfc.gradients.shared_uses import SharedTensorUse, SharedUses, WeightUse, pulled_back
-from dpkfc.linalg.metric import NamedTensors
 from dpkfc.rng_state import all_states, has_drawn
+from dpkfc.tensors import Tensors
 from dpkfc.tracking.batch_rules import are_places_equal
 from dpkfc.tracking.modes import follow
 from dpkfc.tracking.states import PARAMETRIC, BatchAxis, Parametric, State, Unknown
@@ -563,7 +563,7 @@ class Tape:
         # A public record has one output.
         public = {record.edges[0]: record for record in records if record.is_public}
         public.pop(None, None)
-        parameters: NamedTensors = {}
+        parameters: Tensors = {}
         for name, p in trainable_tensors(self.model).items():
             if id(p) in self.tracker.read:
                 parameters[name] = p

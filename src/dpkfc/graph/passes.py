@@ -25,7 +25,7 @@ from dpkfc.graph.planner import Planner
 from dpkfc.graph.proof import fill_memory, prove
 from dpkfc.graph.sites import AnySite, Convolution, Embedding, Operand, Pass, Product
 from dpkfc.linalg.blocks import join_uses
-from dpkfc.linalg.metric import NamedTensors
+from dpkfc.tensors import Tensors
 from dpkfc.tracking.states import Unknown
 
 MOST_SIZES = 64
@@ -196,7 +196,7 @@ class GraphPasses:
             used = [site for site in sites if run.gradients[site.output] is not None]
             if used:
                 calls[layer.name] = [_block(layer, used, run)]
-        gradients: NamedTensors = {}
+        gradients: Tensors = {}
         sources: list[Tensor] = []
         rows: list[Tensor] = []
         for site, operand in program.parts:

@@ -19,9 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
-from dpkfc.linalg.metric import Eigenbasis, Entry, Kronecker, NamedTensors, Shape
+from dpkfc.linalg.metric import Eigenbasis, Entry, Kronecker, Shape
 from dpkfc.linalg.sides import Identity
 from dpkfc.linalg.subspace import Span
+from dpkfc.tensors import Tensors
 
 # --------------------------------------------------------------------------------------------------
 # Rows and chunks.
@@ -252,7 +253,7 @@ class _Block:
         squares: Tensor = self.map_examples(square, entry.scale.numel(), _CURVATURE_ELEMENTS)
         return squares
 
-    def iterate_flat(self: Any) -> Iterator[NamedTensors]:
+    def iterate_flat(self: Any) -> Iterator[Tensors]:
         """Yield role to materialised gradients `[n, numel]`, of some examples at a time.
 
         The role is "" for the matrix of weight and bias.
@@ -681,7 +682,7 @@ class PerExample(_Block):
             `[N, *parameter.shape]`.
     """
 
-    grads: NamedTensors
+    grads: Tensors
     kind: ClassVar[str] = "elementwise"
 
     @property
@@ -743,7 +744,7 @@ class PerExample(_Block):
             total[role] = torch.stack(uses).sum(0)
         return PerExample(total)
 
-    def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> NamedTensors:
+    def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> Tensors:
         """Return role to Σ_n weights_n g_n."""
 
         def add(g: Tensor) -> Tensor:
@@ -764,15 +765,15 @@ class PerExample(_Block):
             squares.append(sum_squares(rows))
         return torch.stack(squares).sum(0)
 
-    def sum_gradients(self) -> NamedTensors:
+    def sum_gradients(self) -> Tensors:
         """Return role to Σ_n g_n in float64."""
         return self._map_roles(lambda g: g.double().sum(0))
 
-    def sum_squares(self) -> NamedTensors:
+    def sum_squares(self) -> Tensors:
         """Return role to Σ_n g_n², entry by entry, in float64."""
         return self._map_roles(lambda g: g.double().square().sum(0))
 
-    def iterate_flat(self) -> Iterator[NamedTensors]:
+    def iterate_flat(self) -> Iterator[Tensors]:
         """Yield role to gradients `[N, numel]` once."""
         yield self._map_roles(lambda g: g.unsqueeze(-1).flatten(1))
 
@@ -921,7 +922,7 @@ class MaterializedGradients(_Block):
         total = weights.to(g.dtype) @ rows
         return total.view(-1, g.shape[-1])
 
-    def iterate_flat(self) -> Iterator[NamedTensors]:
+    def iterate_flat(self) -> Iterator[Tensors]:
         """Yield the gradients `[N, numel]` once."""
         yield {"": self.flatten()}
 

@@ -18,11 +18,8 @@ import torch
 from torch import Tensor
 
 from dpkfc.linalg.sides import Diagonal, Identity, LowRank, Side
+from dpkfc.tensors import NamedTensors, Tensors
 
-NamedTensors = dict[str, Tensor]
-"""Tensors by the role of a parameter in its module, or by its name in the model."""
-Tensors = Mapping[str, Tensor]
-"""The same, only to be read."""
 Shape = tuple[int, ...]
 _Scaled = TypeVar("_Scaled", bound="_ScaledEntry")
 
@@ -47,11 +44,11 @@ class _Entry:
         return False
 
     @property
-    def scales(self) -> Tensors:
+    def scales(self) -> NamedTensors:
         """Return the scale of every entry by role; a Kronecker product has none."""
         return {}
 
-    def apply_roles(self, gradients: NamedTensors) -> NamedTensors:
+    def apply_roles(self, gradients: Tensors) -> Tensors:
         """Return the map of gradients by role; a map of matrices returns them as they are."""
         return gradients
 
@@ -223,11 +220,11 @@ class Eigenbasis(_ScaledEntry):
         g.copy_(self.apply(g))
 
     @property
-    def scales(self) -> Tensors:
+    def scales(self) -> NamedTensors:
         """Return the scale of every entry by role; the matrix is "weight"."""
         return {"weight": self.scale}
 
-    def replace_scales(self, scales: Tensors) -> Eigenbasis:
+    def replace_scales(self, scales: NamedTensors) -> Eigenbasis:
         """Return the map with other scales, laid out as `scales`."""
         return replace(self, scale=scales["weight"])
 
@@ -317,15 +314,15 @@ class Eigenbasis(_ScaledEntry):
 class Elementwise(_ScaledEntry):
     """The map `z = scale ⊙ g`, one tensor of the parameter's shape per role."""
 
-    scale: Tensors
+    scale: NamedTensors
     is_elementwise: ClassVar[bool] = True
 
     @property
-    def scales(self) -> Tensors:
+    def scales(self) -> NamedTensors:
         """Return the scale of every entry by role."""
         return self.scale
 
-    def replace_scales(self, scales: Tensors) -> Elementwise:
+    def replace_scales(self, scales: NamedTensors) -> Elementwise:
         """Return the map with other scales, laid out as `scales`."""
         return Elementwise(scales)
 
@@ -339,7 +336,7 @@ class Elementwise(_ScaledEntry):
             "this layer needs a Kronecker metric, but the preconditioner holds an elementwise one"
         )
 
-    def apply_roles(self, gradients: NamedTensors) -> NamedTensors:
+    def apply_roles(self, gradients: Tensors) -> Tensors:
         """Return the map of gradients by role. A role without a scale keeps its gradient."""
         mapped = dict(gradients)
         for role in gradients.keys() & self.scale.keys():

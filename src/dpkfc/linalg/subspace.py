@@ -16,7 +16,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from dpkfc.linalg.metric import Entry, NamedTensors, Tensors
+from dpkfc.linalg.metric import Entry
+from dpkfc.tensors import NamedTensors, Tensors
 
 EMBEDDING = "<embedding>"
 """Name of the released embedding, next to the names of parameters."""
@@ -39,7 +40,7 @@ class Span:
         length: Frobenius norm of the vectors.
     """
 
-    vectors: Tensors
+    vectors: NamedTensors
     start: int
     length: float
 
@@ -59,7 +60,7 @@ class Span:
         """Return the entries of the embedding that belong to this layer's group."""
         return slice(self.start, self.start + self.rank)
 
-    def combine(self, embedding: Tensor) -> Tensor | NamedTensors:
+    def combine(self, embedding: Tensor) -> Tensor | Tensors:
         """Return this layer's part of L w, in the form of its clipped sum.
 
         Args:
@@ -73,14 +74,14 @@ class Span:
         return self._map(combine)
 
     @cached_property
-    def diagonal(self) -> Tensor | NamedTensors:
+    def diagonal(self) -> Tensor | Tensors:
         """Return this layer's part of the diagonal of L Lᵀ.
 
         It is the variance of L w for w of unit white noise.
         """
         return self._map(lambda v: v.square().sum(0))
 
-    def _map(self, function: Callable[[Tensor], Tensor]) -> Tensor | NamedTensors:
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Tensor | Tensors:
         """Return role to a function of the role's vectors, or the one tensor of a matrix."""
         tensors = {role: function(v) for role, v in self.vectors.items()}
         return tensors.get("", tensors)

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from dpkfc._checks import check_positive
 from dpkfc.postprocess.protocol import PostProcess, State, get_tensor, number_of_step, state_entries
-from dpkfc.privacy.mechanism import Released, Tensors
+from dpkfc.privacy.mechanism import Released
+from dpkfc.tensors import Tensors
 
 _SMALLEST_FLOOR = 1e-16  # 1e-8 of Adam, squared
 

@@ -19,7 +19,8 @@ from typing import Any
 from dpkfc._checks import check_one_of
 from dpkfc.postprocess.ema import EMA, check_averaging
 from dpkfc.postprocess.protocol import AT_PARAMETERS, LookaheadPoint, PostProcess, State
-from dpkfc.privacy.mechanism import Released, Tensors
+from dpkfc.privacy.mechanism import Released
+from dpkfc.tensors import Tensors
 
 MODES = ("two_point", "look_ahead", "storm")
 _DEFAULT_GAMMA = 0.5

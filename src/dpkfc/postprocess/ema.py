@@ -16,7 +16,8 @@ from dpkfc.postprocess.linear_filter import (
     replace_outputs,
 )
 from dpkfc.postprocess.protocol import PostProcess, State, state_entries
-from dpkfc.privacy.mechanism import Released, Tensors
+from dpkfc.privacy.mechanism import Released
+from dpkfc.tensors import Tensors
 
 INITS = ("first", "zero", "bias_corrected")
 

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from dpkfc.postprocess.protocol import State, get_tensor, state_entries
-from dpkfc.privacy.mechanism import NamedTensors, Released, Tensors
+from dpkfc.privacy.mechanism import Released
+from dpkfc.tensors import NamedTensors, Tensors
 
 Coefficients = tuple[float, ...]
 

@@ -14,7 +14,8 @@ import numpy as np
 from dpkfc.postprocess.ema import check_averaging
 from dpkfc.postprocess.linear_filter import Recursion, filter_release
 from dpkfc.postprocess.protocol import PostProcess, State
-from dpkfc.privacy.mechanism import Released, Tensors
+from dpkfc.privacy.mechanism import Released
+from dpkfc.tensors import Tensors
 
 # The coefficients of scipy.signal.butter(2, 0.1).
 _BUTTERWORTH_B = (0.020083365564211232, 0.040166731128422464, 0.020083365564211232)

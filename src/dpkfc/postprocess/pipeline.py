@@ -16,7 +16,8 @@ from dpkfc.postprocess.padding import clear_padding
 from dpkfc.postprocess.protocol import AT_PARAMETERS, LookaheadPoint, PostProcess, State
 from dpkfc.postprocess.readout import READOUTS, CachedReadout, read_out
 from dpkfc.postprocess.weight_average import WeightEMA
-from dpkfc.privacy.mechanism import NamedTensors, Released, Tensors
+from dpkfc.privacy.mechanism import Released
+from dpkfc.tensors import NamedTensors, Tensors
 
 # Options of torch's optimizers that divide by second moments or signs, and of the line search.
 _ADAPTIVE_OPTIONS = {

@@ -8,7 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from dpkfc.privacy.mechanism import NamedTensors, Released, Tensors
+from dpkfc.privacy.mechanism import Released
+from dpkfc.tensors import NamedTensors, Tensors
 
 State = NamedTensors  # such as "v/conv1.weight"
 

@@ -25,7 +25,8 @@ from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.subspace_clip import spread
 from dpkfc.linalg.metric import Entry, Metric
 from dpkfc.linalg.subspace import EMBEDDING, Subspace
-from dpkfc.privacy.mechanism import NamedTensors, Released, Tensors
+from dpkfc.privacy.mechanism import Released
+from dpkfc.tensors import NamedTensors, Tensors
 
 READOUTS = ("whitened", "natural", "inverse")
 

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from dpkfc._checks import check_in_range, check_integer, check_one_of, check_positive
 from dpkfc.postprocess.protocol import PostProcess, State, get_tensor, number_of_step, state_entries
-from dpkfc.privacy.mechanism import Released, Tensors
+from dpkfc.privacy.mechanism import Released
+from dpkfc.tensors import Tensors
 
 DIRECTIONS = ("gradient", "momentum")
 _CHUNK = 1 << 15  # numbers that fit the cache of one core

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dpkfc._checks import check_in_range
-from dpkfc.privacy.mechanism import NamedTensors, Tensors
+from dpkfc.tensors import NamedTensors, Tensors
 
 
 @dataclass(frozen=True)

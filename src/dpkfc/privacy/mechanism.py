@@ -24,14 +24,12 @@ from dpkfc.privacy.grid import MOST_STEPS, ROUNDED, grid_of
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.normal_numbers import serial_operations
 from dpkfc.privacy.rng import CHUNK, NoiseStream, draw_key
+from dpkfc.tensors import NamedTensors, Tensors
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 from dpkfc.privacy.chacha20 import draw_normal
 
-# Tensors by name.
-Tensors = dict[str, Tensor]
-NamedTensors = Mapping[str, Tensor]
 Normal = Callable[[int, torch.dtype], Tensor]
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dpkfc.distributed.fsdp import trainable_tensors
 from dpkfc.gradients.autograd_graph import gradient_of
-from dpkfc.linalg.metric import NamedTensors
+from dpkfc.tensors import Tensors
 
 _TOLERANCES = {
     torch.float64: 1e-6,
@@ -95,7 +95,7 @@ def have_equal_gradients(model: nn.Module, one: Tensor, other: Tensor) -> bool:
     return True
 
 
-def all_gradients(model: nn.Module, total: Tensor) -> NamedTensors:
+def all_gradients(model: nn.Module, total: Tensor) -> Tensors:
     """Return the gradient of a number at every trainable parameter, zeros where it has none."""
     gradients = gradient_of(model, total)
     dense = {}
@@ -105,7 +105,7 @@ def all_gradients(model: nn.Module, total: Tensor) -> NamedTensors:
     return dense
 
 
-def total_norm_of(gradients: NamedTensors) -> float:
+def total_norm_of(gradients: Tensors) -> float:
     """Return the norm of the gradient of all parameters."""
     return math.hypot(*map(norm_of, gradients.values()))
 

@@ -13,10 +13,10 @@ from dpkfc.gradients.full_precision import full_precision
 from dpkfc.gradients.layer_matrices import split_sum
 from dpkfc.gradients.layers import Call, Layer, tensors_of
 from dpkfc.gradients.rules import blocks_of
-from dpkfc.linalg.metric import NamedTensors
 from dpkfc.memory import is_out_of_memory
 from dpkfc.public_rows import PublicRows
 from dpkfc.rng_state import restarter
+from dpkfc.tensors import Tensors
 from dpkfc.tracking.states import Unknown
 from dpkfc.verification.differences import all_gradients, difference_of, total_norm_of
 from dpkfc.verification.public_passes import PublicPasses
@@ -73,11 +73,11 @@ def _check_sums(
     layer: Layer,
     calls: Sequence[Any],
     weights: Tensor,
-    expected: NamedTensors,
+    expected: Tensors,
     total_norm: float,
 ) -> None:
     """Check the weighted sums of the examples' gradients of a layer, against autograd's."""
-    sums: NamedTensors = {}
+    sums: Tensors = {}
     if calls:
         with full_precision():
             block = blocks_of(layer, calls, len(weights))
