@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from torch import nn
 
-from dpkfc.curvature import Probe
-from dpkfc.features import Standardised
 from tests.app.accounting import remembered
 from tests.app.finished import finished_run
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _figures(blank_figures: None) -> None:
+def _figures(blank_figures):
     """Figures are blank, but where a module says otherwise."""
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _few_images() -> Iterator[None]:
+def _few_images():
     """Scales of features come from 50 synthetic images: tests/features takes more."""
     from dpkfc.features import joined as maps
 
     measure = maps.standardise
 
-    def measure_few(features: nn.Module, probe: Probe, *, size: int, seed: int) -> Standardised:
+    def measure_few(features, probe, *, size, seed):
         return measure(features, probe, size=min(size, 50), seed=seed)
 
     with pytest.MonkeyPatch.context() as patched:
@@ -38,11 +34,11 @@ def _few_images() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def done(tmp_path_factory):
     return finished_run(tmp_path_factory.mktemp("runs") / "run")
 
 
 @pytest.fixture
-def folder(done: Path, tmp_path: Path) -> Iterator[Path]:
+def folder(done, tmp_path):
     with remembered():
         yield Path(shutil.copytree(done, tmp_path / "run"))

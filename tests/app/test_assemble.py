@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -77,7 +75,7 @@ def test_images_of_the_source_are_refined_and_those_of_the_other_are_not():
         ({"likelihood": "gaussian"}, "'gaussian' has none"),
     ],
 )
-def test_what_cannot_be_refined_is_said_before_training(changed: dict, what: str):
+def test_what_cannot_be_refined_is_said_before_training(changed, what):
     with pytest.raises(ConfigError, match=what):
         make_plan_of(CONFIG.change(refine=3, **changed))
 
@@ -88,7 +86,7 @@ def make_plan_of(config: RunConfig):
     return make_plan(config, facts)
 
 
-def test_a_public_probe_comes_from_a_file(tmp_path: Path):
+def test_a_public_probe_comes_from_a_file(tmp_path):
     path = tmp_path / "public.safetensors"
     save_file({"inputs": torch.randn(5, *SHAPE), "labels": torch.arange(5)}, path)
     probe = make_kfac(CONFIG.change(source="public", public_data=str(path)), FACTS).probe
@@ -131,7 +129,7 @@ def test_the_plan_is_that_of_the_settings():
         ({"delta": 2.0}, "delta must be in"),
     ],
 )
-def test_settings_that_do_not_go_together_are_one_error(changed: dict, what: str):
+def test_settings_that_do_not_go_together_are_one_error(changed, what):
     with pytest.raises(ConfigError, match=what):
         make_plan(CONFIG.change(**changed), FACTS)
 
@@ -153,7 +151,7 @@ def test_the_seed_never_seeds_the_noise():
         ({"adam_bc_floor": 1e-4}, AdamBC(floor=1e-4)),
     ],
 )
-def test_settings_reach_adam_bc(settings: dict, expected: AdamBC):
+def test_settings_reach_adam_bc(settings, expected):
     plan = make_privacy_config(CONFIG.change(optimizer="adam-bc", **settings), FACTS)
     assert plan.postprocess == (expected,)
 
@@ -189,7 +187,7 @@ def test_optimizers_without_the_compiler_take_the_steps_of_torch(ours, torchs, s
 
 
 @pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.0), ("adam", 0.9)])
-def test_weight_decay_acts_after_the_release(optimizer: str, momentum: float):
+def test_weight_decay_acts_after_the_release(optimizer, momentum):
     model = digits_cnn()
     before = [p.detach().clone() for p in model.parameters()]
     settings = {"optimizer": optimizer, "momentum": momentum, "lr": 0.1, "weight_decay": 0.5}

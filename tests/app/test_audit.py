@@ -5,7 +5,6 @@ mistakes are one line.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -40,9 +39,7 @@ def _remembered_accounting():
 
 
 @pytest.mark.slow
-def test_a_run_folder_is_audited_and_its_card_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evidence
-) -> None:
+def test_a_run_folder_is_audited_and_its_card_says_so(tmp_path, monkeypatch, evidence):
     folder = run(run_config({**SETTINGS, "out": str(tmp_path / "run")})).folder
     if size(True, False):  # few canaries: the whole list is run by the full size
         monkeypatch.setattr("dpkfc.audit.step_canaries.LAYERS", 2)
@@ -86,9 +83,7 @@ def test_a_run_folder_is_audited_and_its_card_says_so(
     )
 
 
-def test_a_check_that_fails_fails_the_command_and_stays_on_the_card(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_that_fails_fails_the_command_and_stays_on_the_card(tmp_path, monkeypatch):
     folder = run(run_config({**SETTINGS, "out": str(tmp_path / "run")})).folder
     wrong = Finding(
         check="sensitivity", measured="2 × sensitivity", bound="at most 1", passed=False
@@ -105,9 +100,7 @@ def test_a_check_that_fails_fails_the_command_and_stays_on_the_card(
 
 
 @pytest.mark.parametrize("is_harmful", [False, True])
-def test_canaries_train_along_unless_they_would_harm_the_model(
-    is_harmful: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_canaries_train_along_unless_they_would_harm_the_model(is_harmful, tmp_path, monkeypatch):
     if is_harmful:
         monkeypatch.setattr("dpkfc.audit.one_run.HARM", 0.0)
     folder, settings = tmp_path / "run", {**SETTINGS, "method": "dp-sgd", "audit": 60}
@@ -127,14 +120,14 @@ def test_canaries_train_along_unless_they_would_harm_the_model(
         assert again.exit_code == 2 and "cannot be continued; train anew" in again.stderr
 
 
-def test_canaries_of_a_run_that_ends_early_are_judged_by_its_releases(tmp_path: Path) -> None:
+def test_canaries_of_a_run_that_ends_early_are_judged_by_its_releases(tmp_path):
     early = {"stop_on": "private-loss", "patience": 1, "validation_size": 60, "lr": 1e-9}
     given = {"method": "dp-sgd", "audit": 200, "steps": 60, "evaluate_every": 5, **early}
     found = run(run_config({**SETTINGS, **given, "out": str(tmp_path / "run")})).audit
     assert found is not None and found.steps < 60 and found.passed
 
 
-def test_canaries_are_refused_where_they_make_noise_correlated(tmp_path: Path) -> None:
+def test_canaries_are_refused_where_they_make_noise_correlated(tmp_path):
     given = {"method": "dp-sgd", "audit": 60, "steps": 9, "expected_batch_size": 720}
     given |= {"noise": "auto", "epsilon": 8.0, "accountant": "pld"}
     with pytest.raises(ConfigError, match="bands=2 correlates it"):
@@ -157,7 +150,7 @@ def test_canaries_are_refused_where_they_make_noise_correlated(tmp_path: Path) -
         ),
     ],
 )
-def test_mistakes_are_one_line(arguments: list[str], message: str) -> None:
+def test_mistakes_are_one_line(arguments, message):
     result = call("audit", *arguments, "--quiet")
     assert (
         result.exit_code == 2

@@ -54,7 +54,7 @@ from dpkfc.app.toml import ConfigError
         ({"missing": ("", "-9", "999")}, "999.00", None),
     ],
 )
-def test_numbers_as_people_write_them(keys: dict[str, object], text: str, number: float | None):
+def test_numbers_as_people_write_them(keys, text, number):
     column = Column(kind="number", bounds=(0, 1), **keys)
     column.check("a", "s.toml")
     assert column.meaning(text) == (None if number is None else (number,))
@@ -85,21 +85,21 @@ def test_two_numbers_of_one_cell():
         ("%H:%M", ("00:00", "12:00"), "25:00", None),
     ],
 )
-def test_dates_and_times(form: str, bounds: tuple[str, str], text: str, share: float | None):
+def test_dates_and_times(form, bounds, text, share):
     column = Column(kind="date", bounds=bounds, format=form)
     column.check("a", "s.toml")
     expected = [0, 1] if share is None else [share, 0]
     assert column.encode([text]).features[0] == pytest.approx(expected, abs=1e-5)
 
 
-def test_bounds_of_dates_are_kept_as_toml_writes_them(tmp_path: Path):
+def test_bounds_of_dates_are_kept_as_toml_writes_them(tmp_path):
     path = tmp_path / "s.toml"
     path.write_text('[columns.a]\nkind = "date"\nbounds = [2020-01-01, 2021-01-01]\n', "utf-8")
     assert read_schema(path).columns["a"].bounds == ("2020-01-01", "2021-01-01")
 
 
 @pytest.mark.parametrize("numeric", [False, True])
-def test_codes_are_texts_unless_a_schema_says_numbers(numeric: bool):
+def test_codes_are_texts_unless_a_schema_says_numbers(numeric):
     codes = ("250", "250.0", "250.00", "2.5e2", "0250")
     column = Column(kind="category", categories=("250",), numeric=numeric)
     places = column.encode(codes).features.argmax(1).tolist()
@@ -127,7 +127,7 @@ def test_codes_are_texts_unless_a_schema_says_numbers(numeric: bool):
         ({"kind": "flag", "scale": "log"}, "scale is for kind = 'number'"),
     ],
 )
-def test_a_wrong_column_is_one_clear_error(keys: dict[str, object], message: str):
+def test_a_wrong_column_is_one_clear_error(keys, message):
     with pytest.raises(ConfigError, match=message):
         check_schema(Schema(columns={"a": Column(**keys)}), "s.toml")
 
@@ -147,7 +147,7 @@ def test_a_wrong_column_is_one_clear_error(keys: dict[str, object], message: str
         ('delimiter = "\\n"', "delimiter must be one character"),
     ],
 )
-def test_wrong_keys_of_a_csv_file_are_one_clear_error(tmp_path: Path, keys: str, message: str):
+def test_wrong_keys_of_a_csv_file_are_one_clear_error(tmp_path, keys, message):
     (tmp_path / "s.toml").write_text(keys, "utf-8")
     with pytest.raises(ConfigError, match=message):
         read_schema(tmp_path / "s.toml")
@@ -177,13 +177,13 @@ def _texts(path: Path, content: bytes, name: str, schema: Schema | None = None):
         ("t.data", b" 6  148\n 1   85\n", {"delimiter": " ", "header": False}, ["148", "85"]),
     ],
 )
-def test_dialects_are_read(tmp_path: Path, file: str, content: bytes, keys, texts: list[str]):
+def test_dialects_are_read(tmp_path, file, content, keys, texts):
     if keys.get("header") is False:
         keys = {**keys, "names": ("b", "a")}
     assert _texts(tmp_path / file, content, "a", Schema(**keys)) == texts
 
 
-def test_a_wrapped_heading_is_a_name_on_one_line(tmp_path: Path):
+def test_a_wrapped_heading_is_a_name_on_one_line(tmp_path):
     assert _texts(tmp_path / "t.csv", b'"blood\r\n pressure",a\n1,2\n', "blood pressure") == ["1"]
 
 
@@ -199,9 +199,7 @@ def test_a_wrapped_heading_is_a_name_on_one_line(tmp_path: Path):
         ("a,b\n".encode("utf-16-le"), "a", "set encoding in the schema"),
     ],
 )
-def test_a_header_that_cannot_be_used_is_named(
-    tmp_path: Path, content: bytes, name: str, message: str
-):
+def test_a_header_that_cannot_be_used_is_named(tmp_path, content, name, message):
     with pytest.raises(DatasetError, match=message) as caught:
         _texts(tmp_path / "t.csv", content, name)
     assert "4" not in str(caught.value).replace(str(tmp_path), "")
@@ -226,7 +224,7 @@ def test_a_header_that_cannot_be_used_is_named(
         "123e4567-e89b-12d3-a456-426614174000,cat",
     ],
 )
-def test_a_first_record_is_no_header_and_is_not_repeated(tmp_path: Path, line: str):
+def test_a_first_record_is_no_header_and_is_not_repeated(tmp_path, line):
     path = tmp_path / "t.csv"
     path.write_text(f"{line}\n{line}\n", "utf-8")
     assert not look_like_names(line.split(","))
@@ -271,11 +269,11 @@ def test_names_of_a_common_header_are_names():
         ("age", False),
     ],
 )
-def test_only_names_of_a_person_are_identifiers(name: str, seen: bool):
+def test_only_names_of_a_person_are_identifiers(name, seen):
     assert is_identifier(name) is seen
 
 
-def test_a_template_says_what_it_leaves_out(tmp_path: Path):
+def test_a_template_says_what_it_leaves_out(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("id,,x,x,phone,PhoneService,y\n", "utf-8")
     text = empty_schema(path, "y", "", None)
@@ -286,7 +284,7 @@ def test_a_template_says_what_it_leaves_out(tmp_path: Path):
     assert read_header(path).delimiter == ","
 
 
-def test_a_template_knows_the_encoding_of_its_header(tmp_path: Path):
+def test_a_template_knows_the_encoding_of_its_header(tmp_path):
     path = tmp_path / "t.csv"
     for encoding in ("cp1252", "utf-16", "utf-8"):
         path.write_bytes("größe;y\n1;2\n".encode(encoding))
@@ -294,7 +292,7 @@ def test_a_template_knows_the_encoding_of_its_header(tmp_path: Path):
         assert "größe" in text and ('encoding = "cp1252"' in text) == (encoding == "cp1252")
 
 
-def test_a_file_without_a_header_is_read_by_its_names(tmp_path: Path):
+def test_a_file_without_a_header_is_read_by_its_names(tmp_path):
     path = tmp_path / "t.csv"
     schema = check_schema(
         Schema(

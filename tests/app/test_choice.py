@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ from tests.app.accounting import remembered
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_settings_of_a_recipe_are_its_own(recipe: str):
+def test_the_settings_of_a_recipe_are_its_own(recipe):
     for method in METHODS:
         config = run_config(
             {
@@ -56,7 +55,7 @@ def test_the_settings_of_a_recipe_are_its_own(recipe: str):
         ),
     ],
 )
-def test_settings_that_are_not_the_recipes_are_named(chosen: dict, named: str):
+def test_settings_that_are_not_the_recipes_are_named(chosen, named):
     text = describe_choice(run_config({"recipe": "digits", **chosen}))
     assert (
         f"{named}: given, not stated how they were found; not covered by ε" in text
@@ -64,7 +63,7 @@ def test_settings_that_are_not_the_recipes_are_named(chosen: dict, named: str):
     )
 
 
-def test_what_was_stated_stands_on_the_card(tmp_path: Path):
+def test_what_was_stated_stands_on_the_card(tmp_path):
     chosen = {
         "recipe": "digits",
         "method": "dp-sgd",

@@ -13,7 +13,7 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc_papers.recipes.networks import WideResNet
 
 
-def test_every_stage_is_activation_norm_convolution() -> None:
+def test_every_stage_is_activation_norm_convolution():
     model = WideResNet(16, 4)
     stages = [
         m for m in model.modules() if isinstance(m, nn.Sequential) and isinstance(m[0], nn.ReLU)
@@ -40,7 +40,7 @@ def test_every_stage_is_activation_norm_convolution() -> None:
     torch.testing.assert_close(filters.mean(1), torch.zeros(16), atol=1e-6, rtol=0)
 
 
-def test_settings_of_views_that_do_not_go_together() -> None:
+def test_settings_of_views_that_do_not_go_together():
     with pytest.raises(ConfigError, match="augmentations = 4 without augment.*horizontal-flip"):
         run_config({"recipe": "cifar10-cnn", "augmentations": 4})
     with pytest.raises(ConfigError, match="augment = 'random-crop' is for images"):

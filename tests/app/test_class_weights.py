@@ -21,7 +21,7 @@ def _config(tmp_path: Path, **settings):
     return run_config({**QUICK, "data": str(path), "schema": str(schema), **settings})
 
 
-def test_weights_multiply_the_loss_by_their_ratio(tmp_path: Path):
+def test_weights_multiply_the_loss_by_their_ratio(tmp_path):
     task = recipe_of(_config(tmp_path, class_weights="1, 4")).task
     model = torch.nn.Linear(3, 2)
     batch = torch.randn(3, 3), torch.tensor([0, 1, -1])
@@ -31,7 +31,7 @@ def test_weights_multiply_the_loss_by_their_ratio(tmp_path: Path):
     assert read_weights("2 8", 2) == (0.25, 1.0) and read_weights("", 2) == ()
 
 
-def test_a_threshold_decides_answers_scores_and_predictions(tmp_path: Path):
+def test_a_threshold_decides_answers_scores_and_predictions(tmp_path):
     path, schema = write_patients(tmp_path)
     run, out = tmp_path / "run", tmp_path / "predictions.csv"
     words = ["--steps", "2", "--expected-batch-size", "24", "--threshold", "0.1", "--out", run]
@@ -65,7 +65,7 @@ def test_a_threshold_decides_answers_scores_and_predictions(tmp_path: Path):
         ({"threshold": 0.0}, "threshold must be above 0"),
     ],
 )
-def test_settings_that_do_not_go_together(tmp_path: Path, settings: dict, message: str):
+def test_settings_that_do_not_go_together(tmp_path, settings, message):
     with pytest.raises(ConfigError, match=message) as raised:
         recipe_of(_config(tmp_path, **settings))
     assert len(str(raised.value)) <= 160
@@ -78,12 +78,12 @@ def test_settings_that_do_not_go_together(tmp_path: Path, settings: dict, messag
         ({"recipe": "digits", "class_weights": "1 2"}, "must be 10 numbers"),
     ],
 )
-def test_a_recipe_of_several_classes(settings: dict, message: str):
+def test_a_recipe_of_several_classes(settings, message):
     with pytest.raises(ConfigError, match=message):
         recipe_of(run_config({**QUICK, **settings}))
 
 
-def test_a_number_has_no_class_weights(tmp_path: Path):
+def test_a_number_has_no_class_weights(tmp_path):
     path, schema = write_patients(tmp_path)
     text = schema.read_text("utf-8").split("[columns.age]")
     head = text[0].replace('target = "outcome"', 'target = "age"')

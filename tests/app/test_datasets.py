@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import struct
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -26,7 +25,7 @@ from tests.app.files import idx_bytes, write_cifar, write_idx, write_mnist
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_an_idx_file_is_read_exactly(tmp_path: Path, suffix: str):
+def test_an_idx_file_is_read_exactly(tmp_path, suffix):
     images = np.random.default_rng(0).integers(0, 256, (3, 4, 5), dtype=np.uint8)
     assert np.array_equal(read_idx(write_idx(tmp_path / f"images{suffix}", images), 3), images)
 
@@ -45,7 +44,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("kind", BROKEN)
 @pytest.mark.parametrize("packed", [True, False])
-def test_a_damaged_idx_file_is_named_with_the_fix(tmp_path: Path, kind: str, packed: bool):
+def test_a_damaged_idx_file_is_named_with_the_fix(tmp_path, kind, packed):
     content, what = BROKEN[kind]
     path = tmp_path / ("images.gz" if packed else "images")
     path.write_bytes(gzip.compress(content) if packed else content)
@@ -62,14 +61,14 @@ PACKED = gzip.compress(GOOD, mtime=0)
     [b"not gzip at all", PACKED[:-9], PACKED[:12], PACKED + b"junk"],
     ids=["no gzip", "cut", "head", "junk"],
 )
-def test_a_bad_gzip_file_is_named(tmp_path: Path, content: bytes):
+def test_a_bad_gzip_file_is_named(tmp_path, content):
     path = tmp_path / "images.gz"
     path.write_bytes(content)
     with pytest.raises(DatasetError, match=r"images\.gz: is not a whole gzip file"):
         read_idx(path, 3)
 
 
-def test_a_missing_file_is_named(tmp_path: Path):
+def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(DatasetError, match="does not exist"):
         read_idx(tmp_path / "none.gz", 3)
 
@@ -83,7 +82,7 @@ def test_the_delta_encoding_is_the_documented_one():
         assert np.array_equal(decoded[..., channel], (green + offset) % 256)
 
 
-def test_cifar_is_read_from_delta_and_from_plain_pixels(tmp_path: Path):
+def test_cifar_is_read_from_delta_and_from_plain_pixels(tmp_path):
     images = write_cifar(tmp_path)["train"]
     found, labels = read_cifar(tmp_path / "train.npz")
     assert np.array_equal(found, images) and len(labels) == 12
@@ -91,7 +90,7 @@ def test_cifar_is_read_from_delta_and_from_plain_pixels(tmp_path: Path):
     assert np.array_equal(read_cifar(tmp_path / "plain.npz")[0], images)
 
 
-def test_a_damaged_npz_file_is_named(tmp_path: Path):
+def test_a_damaged_npz_file_is_named(tmp_path):
     write_cifar(tmp_path)
     path = tmp_path / "train.npz"
     whole = path.read_bytes()
@@ -121,13 +120,13 @@ def test_a_damaged_npz_file_is_named(tmp_path: Path):
         ({"x": np.array([{}]), "y": np.array([{}])}, "train.npz"),
     ],
 )
-def test_an_npz_file_with_other_arrays_is_named(tmp_path: Path, content: dict, what: str):
+def test_an_npz_file_with_other_arrays_is_named(tmp_path, content, what):
     np.savez(tmp_path / "train.npz", **content)
     with pytest.raises(DatasetError, match=what):
         read_cifar(tmp_path / "train.npz")
 
 
-def test_data_dir_holds_the_folder_or_the_files(tmp_path: Path):
+def test_data_dir_holds_the_folder_or_the_files(tmp_path):
     images = write_mnist(tmp_path / "mnist")["train-images-idx3-ubyte"]
     for root in (tmp_path, tmp_path / "mnist"):
         pixels = load_pixels(MNIST, root)
@@ -136,7 +135,7 @@ def test_data_dir_holds_the_folder_or_the_files(tmp_path: Path):
         )
 
 
-def test_data_dir_wins_over_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_data_dir_wins_over_the_variable(tmp_path, monkeypatch):
     write_mnist(tmp_path / "a" / "mnist", train=10)
     write_mnist(tmp_path / "b" / "mnist", train=20)
     monkeypatch.setenv("DPKFC_DATA", str(tmp_path / "b"))
@@ -144,7 +143,7 @@ def test_data_dir_wins_over_the_variable(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(load_pixels(MNIST, tmp_path / "a").train[1]) == 10
 
 
-def test_missing_files_are_listed(tmp_path: Path):
+def test_missing_files_are_listed(tmp_path):
     write_mnist(tmp_path / "mnist")
     (tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(DatasetError, match="lacks t10k-labels-idx1-ubyte.gz; put"):
@@ -178,9 +177,7 @@ class _Hub(ModuleType):
     ("source", "shape", "repository"),
     [(MNIST, (28, 28), "ylecun/mnist"), (CIFAR10, (32, 32, 3), "uoft-cs/cifar10")],
 )
-def test_without_files_the_hub_is_asked(
-    monkeypatch: pytest.MonkeyPatch, source, shape: tuple, repository: str
-):
+def test_without_files_the_hub_is_asked(monkeypatch, source, shape, repository):
     images = list(np.random.default_rng(0).integers(0, 256, (4, *shape), dtype=np.uint8))
     hub = _Hub(source.image_column, images)
     monkeypatch.setitem(sys.modules, "datasets", hub)
@@ -190,9 +187,7 @@ def test_without_files_the_hub_is_asked(
     pixels.check(source.name, (*shape[:2], 3 if len(shape) == 3 else 1), 10)
 
 
-def test_without_a_network_or_a_cached_set_the_hub_is_not_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_without_a_network_or_a_cached_set_the_hub_is_not_asked(tmp_path, monkeypatch):
     """Its client would try for minutes."""
     monkeypatch.delitem(sys.modules, "datasets", raising=False)
     monkeypatch.setattr("dpkfc.app.datasets.sources._is_reachable", lambda: False)
@@ -206,9 +201,7 @@ def test_without_a_network_or_a_cached_set_the_hub_is_not_asked(
     assert sources._is_cached("ylecun/mnist") and not sources._is_cached("ylecun/other")
 
 
-def test_a_variable_without_the_set_falls_through_to_the_hub(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_variable_without_the_set_falls_through_to_the_hub(tmp_path, monkeypatch):
     monkeypatch.setenv("DPKFC_DATA", str(tmp_path))
     monkeypatch.setitem(sys.modules, "datasets", _Hub("image", [np.zeros((28, 28), np.uint8)] * 3))
     assert len(load_pixels(MNIST).train[1]) == 3
@@ -217,7 +210,7 @@ def test_a_variable_without_the_set_falls_through_to_the_hub(
 @pytest.mark.parametrize(
     "module", [None, _Hub("image", [], ConnectionError("no network\nlong trace"))]
 )
-def test_with_nothing_anywhere_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, module):
+def test_with_nothing_anywhere_one_line_says_how_to_get_it(monkeypatch, module):
     monkeypatch.setitem(sys.modules, "datasets", module)
     with pytest.raises(DatasetError) as raised:
         load_pixels(MNIST)
@@ -237,7 +230,7 @@ def test_digits_are_split_the_same_way_every_time():
     assert set(first.test[1]) == set(range(10))
 
 
-def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch):
+def test_digits_without_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(DatasetError, match="pip install scikit-learn"):
         read_digits()
@@ -266,7 +259,7 @@ def _pixels(**replaced) -> Pixels:
         ({"images": np.zeros((0, 8, 8, 1), np.uint8), "labels": np.zeros(0, int)}, "no examples"),
     ],
 )
-def test_pixels_that_do_not_fit_are_refused(replaced: dict, what: str):
+def test_pixels_that_do_not_fit_are_refused(replaced, what):
     assert _pixels().check("digits", (8, 8, 1), 10)
     with pytest.raises(DatasetError, match=what):
         _pixels(**replaced).check("digits", (8, 8, 1), 10)
@@ -292,7 +285,7 @@ def test_the_validation_split_is_public_disjoint_and_complete():
 
 
 @pytest.mark.parametrize("size", [0, 50, 51, -1, 1.0])
-def test_a_split_that_leaves_nothing_is_refused(size: float):
+def test_a_split_that_leaves_nothing_is_refused(size):
     with pytest.raises(DatasetError, match="validation_size"):
         split((torch.arange(50), torch.arange(50)), size)
 
@@ -304,7 +297,7 @@ def test_no_validation_changes_nothing():
     assert split_off_validation(images, 0) is images
 
 
-def test_a_recipe_delivers_normalised_tensors(tmp_path: Path):
+def test_a_recipe_delivers_normalised_tensors(tmp_path):
     write_cifar(tmp_path / "cifar10")
     recipe = find_recipe("cifar10-cnn")
     data = recipe.data(make_config(recipe="cifar10-cnn", data_dir=str(tmp_path), validation_size=4))
@@ -312,7 +305,7 @@ def test_a_recipe_delivers_normalised_tensors(tmp_path: Path):
     assert data.train[1].dtype == torch.int64 and data.test[0].shape == (6, 3, 32, 32)
 
 
-def test_labels_out_of_range_in_a_file_are_named(tmp_path: Path):
+def test_labels_out_of_range_in_a_file_are_named(tmp_path):
     write_mnist(tmp_path / "mnist")
     write_idx(tmp_path / "mnist" / "train-labels-idx1-ubyte.gz", np.full(40, 11))
     with pytest.raises(DatasetError, match="labels run from 11 to 11"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -34,7 +33,7 @@ BASE = {
 
 
 @pytest.fixture
-def public_file(tmp_path: Path) -> Path:
+def public_file(tmp_path):
     """Noise with labels: its loss soon stops falling."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(20, 1, 8, 8, generator=generator)
@@ -44,7 +43,7 @@ def public_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_an_early_end_charges_every_step(tmp_path: Path, public_file: Path):
+def test_an_early_end_charges_every_step(tmp_path, public_file):
     out = tmp_path / "run"
     # At this rate the loss on noise rises at once, whatever the noise of the steps is.
     settings = {**BASE, "lr": 20.0, "patience": 2, "public_validation": str(public_file)}
@@ -63,7 +62,7 @@ def test_an_early_end_charges_every_step(tmp_path: Path, public_file: Path):
 
 
 @pytest.mark.parametrize("who", ["public loss", "score", "task"])
-def test_an_evaluation_leaves_frozen_statistics_frozen(who: str):
+def test_an_evaluation_leaves_frozen_statistics_frozen(who):
     """A run would end at its next step, whose pass writes statistics of private examples."""
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     model[1].eval()
@@ -85,7 +84,7 @@ def test_an_evaluation_leaves_frozen_statistics_frozen(who: str):
 
 
 def test_a_loss_that_writes_into_its_batch_leaves_the_public_examples():
-    def loss(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    def loss(model, batch):
         return model(batch[0].mul_(2)).sum(1)
 
     model, stopping = nn.Linear(3, 1), EarlyStopping(1, on=(torch.randn(8, 3),))
@@ -94,14 +93,14 @@ def test_a_loss_that_writes_into_its_batch_leaves_the_public_examples():
     assert private.total(model, loss) == private.total(model, loss)
 
 
-def test_patience_needs_public_examples(public_file: Path):
+def test_patience_needs_public_examples(public_file):
     with pytest.raises(ConfigError, match="give both or none"):
         make_config(recipe="digits", patience=2)
     with pytest.raises(ConfigError, match="give both or none"):
         make_config(recipe="digits", public_validation=str(public_file))
 
 
-def test_public_validation_without_labels_is_one_error(tmp_path: Path):
+def test_public_validation_without_labels_is_one_error(tmp_path):
     path = tmp_path / "public.safetensors"
     save_file({"inputs": torch.randn(3, 1, 8, 8)}, path)
     config = run_config({**BASE, "patience": 1, "public_validation": str(path)})
@@ -110,7 +109,7 @@ def test_public_validation_without_labels_is_one_error(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_run_writes_its_scores(tmp_path: Path):
+def test_a_run_writes_its_scores(tmp_path):
     out = tmp_path / "run"
     result = run(run_config({**BASE, "steps": 3, "out": str(out)}))
     content = json.loads((out / "scores.json").read_text("utf-8"))

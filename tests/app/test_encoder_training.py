@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 
 import torch
 from torch.nn import functional
@@ -18,7 +17,7 @@ def stream(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def test_images_repeat_with_the_seed_and_differ_among_each_other() -> None:
+def test_images_repeat_with_the_seed_and_differ_among_each_other():
     one, two = draw_images(6, 20, stream(0)), draw_images(6, 20, stream(0))
     assert torch.equal(one, two) and one.shape == (6, 3, 20, 20)
     assert one.min() >= 0 and one.max() <= 1
@@ -27,7 +26,7 @@ def test_images_repeat_with_the_seed_and_differ_among_each_other() -> None:
     assert (distances + torch.eye(6) > 0.5).all()
 
 
-def test_a_probe_gives_images_of_its_shape_in_the_range_of_the_format() -> None:
+def test_a_probe_gives_images_of_its_shape_in_the_range_of_the_format():
     for shape in ((1, 12, 20), (3, 20, 12)):
         inputs, labels = SyntheticImages(shape).sample(5, stream(0))
         assert inputs.shape == (5, *shape) and labels is None
@@ -35,7 +34,7 @@ def test_a_probe_gives_images_of_its_shape_in_the_range_of_the_format() -> None:
     assert SyntheticImages((1, 8, 8)).describe()["source"] == "synthetic"
 
 
-def test_views_change_each_image_by_itself_and_stay_in_range() -> None:
+def test_views_change_each_image_by_itself_and_stay_in_range():
     x = draw_images(4, SIDE + 8, stream(0))
     found = change_view(x, stream(1))
     assert found.shape == (4, 3, SIDE, SIDE) and found.min() >= 0 and found.max() <= 1
@@ -46,7 +45,7 @@ def test_views_change_each_image_by_itself_and_stay_in_range() -> None:
     assert not torch.equal(found[2], changed[2])
 
 
-def test_the_loss_is_the_formula() -> None:
+def test_the_loss_is_the_formula():
     u = functional.normalize(torch.randn(3, 5, generator=stream(0), dtype=torch.float64), dim=1)
     v = functional.normalize(torch.randn(3, 5, generator=stream(1), dtype=torch.float64), dim=1)
     rows = [*u, *v]
@@ -57,7 +56,7 @@ def test_the_loss_is_the_formula() -> None:
     torch.testing.assert_close(contrast(u, v), total / 6)
 
 
-def test_the_command_writes_weights_that_the_encoder_takes(tmp_path: Path) -> None:
+def test_the_command_writes_weights_that_the_encoder_takes(tmp_path):
     path = tmp_path / "own.safetensors"
     words = ["pretrain-encoder", str(path), "--steps", "2", "--batch-size", "4"]
     result = call(*words)

@@ -75,9 +75,7 @@ def audited(folder: Path) -> Called:
         "accountant",
     ],
 )
-def test_an_edited_promise_passes_neither_verify_nor_audit(
-    folder: Path, change, message: str
-) -> None:
+def test_an_edited_promise_passes_neither_verify_nor_audit(folder, change, message):
     edited(folder, change)
     assert message in refused("ledger", "verify", folder)
     result = audited(folder)
@@ -119,9 +117,7 @@ def mechanism(**changed: object) -> Callable[[dict[str, Any]], object]:
         (lambda card: card.update(total={"epsilon": 99.0}), "KeyError: 'delta'"),
     ],
 )
-def test_an_edited_card_with_fitting_pages_does_not_pass(
-    folder: Path, change, message: str
-) -> None:
+def test_an_edited_card_with_fitting_pages_does_not_pass(folder, change, message):
     path = folder / "privacy_card.json"
     card = json.loads(path.read_text())
     change(card)
@@ -156,15 +152,13 @@ def test_an_edited_card_with_fitting_pages_does_not_pass(
         (lambda card: card.update(curvature={"name": "kfac"}), "curvature"),
     ],
 )
-def test_an_audit_compares_the_card_with_settings_and_ledger(
-    folder: Path, change, where: str
-) -> None:
+def test_an_audit_compares_the_card_with_settings_and_ledger(folder, change, where):
     edited(folder, change)
     assert audited(folder).exit_code == 2
     assert where in json.loads((folder / "audit.json").read_text())["card"]["detail"]
 
 
-def test_weights_that_were_exchanged_are_found(folder: Path) -> None:
+def test_weights_that_were_exchanged_are_found(folder):
     card = json.loads((folder / "privacy_card.json").read_text())
     assert card["weights"] == {
         "file": "model.safetensors",
@@ -185,7 +179,7 @@ def test_weights_that_were_exchanged_are_found(folder: Path) -> None:
     )
 
 
-def test_a_card_without_a_digest_says_so_and_fails_an_audit(folder: Path) -> None:
+def test_a_card_without_a_digest_says_so_and_fails_an_audit(folder):
     edited(folder, lambda card: card.pop("weights"), everywhere=True)
     assert "names no digest" in verify_ledger(folder / "ledger.jsonl")["weights"]
     assert audited(folder).exit_code == 2
@@ -194,7 +188,7 @@ def test_a_card_without_a_digest_says_so_and_fails_an_audit(folder: Path) -> Non
     assert "elsewhere is not next to the card" in verify_ledger(folder / "ledger.jsonl")["weights"]
 
 
-def test_a_card_that_cannot_be_shown_is_left_alone_and_fails(folder: Path) -> None:
+def test_a_card_that_cannot_be_shown_is_left_alone_and_fails(folder):
     edited(folder, lambda card: card["accounting"].update(accountant=[]))
     for text in ((folder / "privacy_card.json").read_text(), "[]"):
         (folder / "privacy_card.json").write_text(text)
@@ -203,7 +197,7 @@ def test_a_card_that_cannot_be_shown_is_left_alone_and_fails(folder: Path) -> No
     assert "is damaged" in json.loads((folder / "audit.json").read_text())["card"]["detail"]
 
 
-def test_an_honest_card_passes_and_says_what_was_audited(folder: Path) -> None:
+def test_an_honest_card_passes_and_says_what_was_audited(folder):
     assert call("ledger", "verify", folder).exit_code == 0
     assert audited(folder).exit_code == 0
     text = (folder / "privacy_card.md").read_text()
@@ -226,7 +220,7 @@ def test_an_honest_card_passes_and_says_what_was_audited(folder: Path) -> None:
 # -- what a ledger says by itself ------------------------------------------------------------------
 
 
-def test_a_ledger_says_whom_it_is_about(folder: Path) -> None:
+def test_a_ledger_says_whom_it_is_about(folder):
     (folder / "privacy_card.json").unlink()
     header = verify(folder / "ledger.jsonl").header
     assert (
@@ -245,7 +239,7 @@ def test_a_ledger_says_whom_it_is_about(folder: Path) -> None:
     )
 
 
-def test_without_a_card_delta_is_that_of_the_first_line(folder: Path, tmp_path: Path) -> None:
+def test_without_a_card_delta_is_that_of_the_first_line(folder, tmp_path):
     first = verify(folder / "ledger.jsonl").releases[0]
     for delta, shown in ((0.002, "0.002"), (7.0, "1e-05"), ("[bold]", "1e-05")):
         path = tmp_path / f"{shown}{delta!s:.1}.jsonl"
@@ -265,7 +259,7 @@ def test_without_a_card_delta_is_that_of_the_first_line(folder: Path, tmp_path: 
         )
 
 
-def test_an_older_ledger_is_gone_on_with(folder: Path, tmp_path: Path) -> None:
+def test_an_older_ledger_is_gone_on_with(folder, tmp_path):
     header = verify(folder / "ledger.jsonl").header
     old = {"certified": True, "rng": "secure"}
     Ledger.open(tmp_path / "old.jsonl", header["plan_hash"], old).close()
@@ -283,9 +277,7 @@ def test_an_older_ledger_is_gone_on_with(folder: Path, tmp_path: Path) -> None:
         ({"certified": True}, "UNCERTIFIED: the ledger does not say where its noise came from"),
     ],
 )
-def test_what_speaks_against_a_ledger_comes_first(
-    folder: Path, tmp_path: Path, header: dict[str, Any], first: str
-) -> None:
+def test_what_speaks_against_a_ledger_comes_first(folder, tmp_path, header, first):
     found = verify(folder / "ledger.jsonl").releases[0]
     path = tmp_path / "other.jsonl"
     with Ledger.open(path, "a" * 64, header) as ledger:
@@ -305,7 +297,7 @@ def test_what_speaks_against_a_ledger_comes_first(
     )
 
 
-def test_a_head_that_was_kept_is_looked_for(folder: Path) -> None:
+def test_a_head_that_was_kept_is_looked_for(folder):
     found = verify(folder / "ledger.jsonl")
     for releases in (3, 1, 0):
         assert (
@@ -327,7 +319,7 @@ def test_a_head_that_was_kept_is_looked_for(folder: Path) -> None:
     assert "belong together" in refused("ledger", "verify", folder, "--releases", 3)
 
 
-def test_training_ends_with_the_head(tmp_path: Path) -> None:
+def test_training_ends_with_the_head(tmp_path):
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in SETTINGS.items()]
     result = call("train", *flags, "--out", tmp_path / "run", "--quiet")
     assert (
@@ -336,7 +328,7 @@ def test_training_ends_with_the_head(tmp_path: Path) -> None:
     )
 
 
-def test_numbers_agree_to_their_last_digits_and_kinds_exactly() -> None:
+def test_numbers_agree_to_their_last_digits_and_kinds_exactly():
     assert agrees({"a": [1.0, "x"]}, {"a": [1.0 + 1e-9, "x"]}) and agrees(1, 1.0)
     numbers = ((1.01, 1.0), (True, 1.0), (True, 1), ("1", 1), (10**400, 1.0))
     for stated, held in (*numbers, (None, "x"), ([1.0], [1.0, 2.0]), ({"a": 1}, {"b": 1})):

@@ -23,7 +23,7 @@ def cut(folder: Path, lines: int) -> None:
     (folder / "ledger.jsonl").write_bytes(b"".join(kept))
 
 
-def test_a_cut_ledger_does_not_pass_for_whole_beside_its_checkpoint(folder: Path) -> None:
+def test_a_cut_ledger_does_not_pass_for_whole_beside_its_checkpoint(folder):
     (folder / "privacy_card.json").unlink()
     assert verify_ledger(folder / "ledger.jsonl")["releases"] == 3
     cut(folder, 2)
@@ -33,7 +33,7 @@ def test_a_cut_ledger_does_not_pass_for_whole_beside_its_checkpoint(folder: Path
     assert "the checkpoint next to it was written after 3 with another head" in result.stderr
 
 
-def test_a_missing_ledger_is_not_begun_anew(folder: Path) -> None:
+def test_a_missing_ledger_is_not_begun_anew(folder):
     for end in (lambda path: path.unlink(), lambda path: path.write_bytes(b"")):
         end(folder / "ledger.jsonl")
         before = sorted(x.name for x in folder.iterdir())
@@ -43,7 +43,7 @@ def test_a_missing_ledger_is_not_begun_anew(folder: Path) -> None:
         (folder / "ledger.jsonl").write_bytes(b"")
 
 
-def test_an_audit_looks_at_the_ledger_first(folder: Path) -> None:
+def test_an_audit_looks_at_the_ledger_first(folder):
     arguments = ("audit", folder, "--kind", "membership", "--quiet")
     assert call(*arguments).exit_code == 0
     card = json.loads((folder / "privacy_card.json").read_text())
@@ -60,7 +60,7 @@ def test_an_audit_looks_at_the_ledger_first(folder: Path) -> None:
     assert "FAILED: ledger of the run" in (folder / "privacy_card.md").read_text()
 
 
-def test_a_ledger_of_another_plan_or_of_other_releases_fails(folder: Path, tmp_path: Path) -> None:
+def test_a_ledger_of_another_plan_or_of_other_releases_fails(folder, tmp_path):
     plan = prepare(run_config(SETTINGS)).plan
     assert ledger_finding(folder / "ledger.jsonl", plan).passed
     other = prepare(run_config({**SETTINGS, "max_grad_norm": 2.0})).plan
@@ -82,7 +82,7 @@ def test_a_ledger_of_another_plan_or_of_other_releases_fails(folder: Path, tmp_p
     assert not ledger_finding(tmp_path / "nowhere.jsonl", plan).passed
 
 
-def test_a_run_in_test_mode_is_not_audited(folder: Path) -> None:
+def test_a_run_in_test_mode_is_not_audited(folder):
     text = (folder / "config.toml").read_text()
     (folder / "config.toml").write_text(text.replace("test_mode = false", "test_mode = true"))
     result = call("audit", folder, "--quiet")
@@ -93,7 +93,7 @@ def test_a_run_in_test_mode_is_not_audited(folder: Path) -> None:
     )
 
 
-def test_what_a_checkpoint_remembers(folder: Path, tmp_path: Path) -> None:
+def test_what_a_checkpoint_remembers(folder, tmp_path):
     kept = read_ledger_state(folder / "checkpoint")
     assert kept is not None and kept[0] == 3
     assert read_ledger_state(tmp_path / "nowhere") is None

@@ -35,7 +35,7 @@ QUICK |= {"gep_rank": 6, "delta": 1e-4}
 
 
 @pytest.fixture(scope="module")
-def public(tmp_path_factory: pytest.TempPathFactory) -> str:
+def public(tmp_path_factory):
     """Forty labelled public images of the digits' shape."""
     generator = torch.Generator().manual_seed(3)
     path = tmp_path_factory.mktemp("public") / "public.safetensors"
@@ -84,7 +84,7 @@ SIDES = {
 
 
 @pytest.mark.parametrize("method", SIDES)
-def test_a_method_whitens_the_sides_that_its_equation_has(method: str) -> None:
+def test_a_method_whitens_the_sides_that_its_equation_has(method):
     assert (
         prepare(run_config({**QUICK, "method": method})).plan.config.preconditioner.sides
         == SIDES[method]
@@ -96,7 +96,7 @@ def test_a_method_whitens_the_sides_that_its_equation_has(method: str) -> None:
 )
 # One is for a linear head on fixed features, as tables have.
 @pytest.mark.parametrize("method", [method for method in METHODS if method != "dp-moments"])
-def test_every_method_trains(method: str, public: str) -> None:
+def test_every_method_trains(method, public):
     more = {"pretrain_epochs": 1} if "pretrain_epochs" in METHODS[method].settings else {}
     config = two_steps({**more, "method": method, "public_data": public})
     for name, value in METHODS[method].settings.items():
@@ -105,7 +105,7 @@ def test_every_method_trains(method: str, public: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["dp-ngd", "gep", "dp-sgd-pt"])
-def test_the_card_says_what_was_run(method: str, tmp_path: Path, public: str) -> None:
+def test_the_card_says_what_was_run(method, tmp_path, public):
     more = (
         {"pretrain_epochs": 1, "filter": "disk", "momentum": 0.0} if method == "dp-sgd-pt" else {}
     )
@@ -140,7 +140,7 @@ def test_the_card_says_what_was_run(method: str, tmp_path: Path, public: str) ->
     ],
     ids=lambda chosen: " ".join(map(str, chosen.values())),
 )
-def test_axes_compose(chosen: dict[str, object], public: str) -> None:
+def test_axes_compose(chosen, public):
     two_steps({**chosen, "public_data": public})
 
 
@@ -161,15 +161,13 @@ def test_axes_compose(chosen: dict[str, object], public: str) -> None:
         ({"method": "dp-ngdd"}, "did you mean 'dp-ngd'"),
     ],
 )
-def test_wrong_settings_are_refused(
-    chosen: dict[str, object], message: str, tmp_path: Path
-) -> None:
+def test_wrong_settings_are_refused(chosen, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         run(run_config({**QUICK, **chosen, "out": str(tmp_path / "run")}))
     assert not (tmp_path / "run" / "ledger.jsonl").exists()
 
 
-def test_an_oracle_is_stamped(tmp_path: Path) -> None:
+def test_an_oracle_is_stamped(tmp_path):
     chosen = {**QUICK, "method": "dp-kfc", "source": "private-oracle", "out": str(tmp_path / "run")}
     with pytest.warns(UserWarning, match="NOT PRIVATE"):
         result = run(run_config(chosen))
@@ -177,9 +175,7 @@ def test_an_oracle_is_stamped(tmp_path: Path) -> None:
     assert card_of(tmp_path / "run")["guarantee"]["certified"] is False
 
 
-def test_public_data_that_nothing_has_compared_are_in_no_figure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_public_data_that_nothing_has_compared_are_in_no_figure(tmp_path, monkeypatch):
     from dpkfc.app.recipes.catalogue import find_recipe
 
     config = run_config(
@@ -205,7 +201,7 @@ def test_public_data_that_nothing_has_compared_are_in_no_figure(
 
 
 @pytest.mark.slow
-def test_averaged_weights_are_evaluated_and_delivered(tmp_path: Path) -> None:
+def test_averaged_weights_are_evaluated_and_delivered(tmp_path):
     """And a run with filters, schedule and average is continued from its checkpoint."""
     chosen = {
         **QUICK,
@@ -228,12 +224,12 @@ def test_averaged_weights_are_evaluated_and_delivered(tmp_path: Path) -> None:
     assert not any(torch.equal(x, last[name]) for name, x in delivered.items())
 
 
-def test_learning_rates_of_a_schedule() -> None:
+def test_learning_rates_of_a_schedule():
     """A warm-up of 2 of 6 steps to 1.0, then down to 0 over what is left, or over `schedule_steps`
     of it.
     """
 
-    def rates(**settings: object) -> list[float]:
+    def rates(**settings):
         config = run_config(
             {**QUICK, "steps": 6, "method": "dp-sgd", "lr": 1.0, "warmup_steps": 2, **settings}
         )
@@ -247,7 +243,7 @@ def test_learning_rates_of_a_schedule() -> None:
         rates(schedule_steps=7)
 
 
-def test_pre_training_moves_everything_but_the_head(public: str) -> None:
+def test_pre_training_moves_everything_but_the_head(public):
     """The head has the weights it was built with and no bias; all else has learned from the public
     examples.
     """
@@ -261,7 +257,7 @@ def test_pre_training_moves_everything_but_the_head(public: str) -> None:
     assert not any(torch.equal(trained[name], built[name]) for name in built if name not in head)
 
 
-def test_every_page_exists_and_is_linked() -> None:
+def test_every_page_exists_and_is_linked():
     for method in METHODS.values():
         assert (ROOT / "docs" / "methods" / method.page).is_file(), method.page
 
@@ -273,7 +269,7 @@ OWN = {"no", "data-dir", "config", "resume", "quiet"}
 @pytest.mark.parametrize(
     "page", sorted((ROOT / "docs" / "methods").glob("*.md")), ids=lambda page: page.stem
 )
-def test_flags_on_the_pages_exist(page: Path) -> None:
+def test_flags_on_the_pages_exist(page):
     """In every piece of code on a page of docs/methods: the flag is a setting, and a value given
     with it is allowed.
     """

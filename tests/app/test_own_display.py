@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -50,7 +49,7 @@ def test_two_thousand_columns_are_a_few_short_lines():
 
 
 @pytest.mark.parametrize(("share", "is_named"), [(0.4, False), (0.6, True)])
-def test_bounds_that_most_values_lie_outside_of_are_named(share: float, is_named: bool):
+def test_bounds_that_most_values_lie_outside_of_are_named(share, is_named):
     lines = printed(figures={("outside of bounds", "age"): share, ("missing", "age"): share})
     assert ("most values are clamped in age (60.0%)" in lines) == is_named
     assert "missing in" not in lines
@@ -90,7 +89,7 @@ def test_every_kind_of_column_has_an_example_of_the_schema():
     ("value", "near"),
     [("<=50K.", True), (" <=50k", True), ("≤50K", False), ("other", False)],
 )
-def test_labels_that_are_nearly_a_class_are_counted(value: str, near: bool):
+def test_labels_that_are_nearly_a_class_are_counted(value, near):
     target = target_of(Schema(classes=("<=50K", ">50K")))
     labels, counts = target.encode([value, None, ">50K", "<=50K"])
     assert labels.tolist()[1:] == [-1, 1, 0]
@@ -106,7 +105,7 @@ def test_a_file_of_one_class_alone_is_named():
     assert "a model of them knows no other class" in printed(figures=shares)
 
 
-def test_another_column_of_a_label_file_that_names_files_is_found(tmp_path: Path):
+def test_another_column_of_a_label_file_that_names_files_is_found(tmp_path):
     folder = write_images(tmp_path / "pets", 8)
     table = tmp_path / "labels.csv"
     names = sorted(path.relative_to(folder).with_suffix("") for path in folder.rglob("*.*"))

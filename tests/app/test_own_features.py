@@ -32,7 +32,7 @@ def settings_of(folder: Path, images: str) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def finished(tmp_path_factory):
     """A folder of images, and the folder of a run on them."""
     place = tmp_path_factory.mktemp("features")
     folder = write_images(place / "pets", 40)
@@ -41,9 +41,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder, place / "run"
 
 
-def test_a_batch_that_is_too_large_is_refused_before_features(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_that_is_too_large_is_refused_before_features(tmp_path, monkeypatch):
     monkeypatch.setattr(recipe, "build_features", None)
     config = run_config({**settings_of(write_images(tmp_path / "pets", 40), ""), "steps": 1})
     for size in (100, 4):
@@ -55,8 +53,8 @@ def test_a_batch_that_is_too_large_is_refused_before_features(
 
 @pytest.mark.slow
 def test_a_folder_is_trained_predicted_and_exported_by_its_features(
-    finished: tuple[Path, Path],
-) -> None:
+    finished,
+):
     folder, out = finished
     trained = load_run(out)
     assert trained.recipe.features is not None
@@ -73,7 +71,7 @@ def test_a_folder_is_trained_predicted_and_exported_by_its_features(
     assert "an encoder of synthetic images" in card
 
 
-def test_the_network_and_large_images_learn_from_pixels(tmp_path: Path) -> None:
+def test_the_network_and_large_images_learn_from_pixels(tmp_path):
     folder = write_images(tmp_path / "pets", 8)
     for images in ('size = 16\nfeatures = "network"\n', "size = 65\n"):
         recipe = own_recipe(run_config(settings_of(folder, images)))
@@ -81,13 +79,13 @@ def test_the_network_and_large_images_learn_from_pixels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("images", ['features = "deep"\n', 'size = 65\nfeatures = "synthetic"\n'])
-def test_features_that_do_not_fit_are_refused(images: str, tmp_path: Path) -> None:
+def test_features_that_do_not_fit_are_refused(images, tmp_path):
     folder = write_images(tmp_path / "pets", 8)
     with pytest.raises(ConfigError, match="features must be synthetic"):
         own_recipe(run_config(settings_of(folder, images)))
 
 
-def test_predictions_name_each_file(finished: tuple[Path, Path], tmp_path: Path) -> None:
+def test_predictions_name_each_file(finished, tmp_path):
     from tests.command_line import call
 
     folder, trained = finished

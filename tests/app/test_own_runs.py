@@ -47,7 +47,7 @@ def _remembered_accounting():
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def finished(tmp_path_factory):
     """The folder of a run on a table, and the table."""
     folder = tmp_path_factory.mktemp("own")
     path, schema = write_patients(folder)
@@ -78,7 +78,7 @@ def read_settings_of(folder: Path) -> RunConfig:
     return read_settings(RunFolder.locate(folder))
 
 
-def test_predictions_of_a_file_without_the_target(finished, tmp_path: Path):
+def test_predictions_of_a_file_without_the_target(finished, tmp_path):
     folder, path = finished
     rows = patients()[:5]
     new = write_rows(
@@ -96,7 +96,7 @@ def test_predictions_of_a_file_without_the_target(finished, tmp_path: Path):
         assert row["class"] == ("no" if scores[0] >= scores[1] else "yes")
 
 
-def test_predictions_do_not_replace_the_data(finished, tmp_path: Path, monkeypatch):
+def test_predictions_do_not_replace_the_data(finished, tmp_path, monkeypatch):
     folder, path = finished
     content = path.read_bytes()
     monkeypatch.chdir(path.parent)
@@ -105,7 +105,7 @@ def test_predictions_do_not_replace_the_data(finished, tmp_path: Path, monkeypat
     assert path.read_bytes() == content
 
 
-def test_a_file_without_a_column_of_the_schema_is_one_error(finished, tmp_path: Path):
+def test_a_file_without_a_column_of_the_schema_is_one_error(finished, tmp_path):
     folder, _ = finished
     new = write_rows(tmp_path / "new.csv", [row[1:2] for row in patients()[:5]], ["age"])
     code, text = _call("predict", str(folder), "--data", str(new))
@@ -137,7 +137,7 @@ def test_recall_and_precision_equal_a_plain_count(finished):
         evaluate_examples(trained, (inputs, labels - 1))
 
 
-def test_exports(finished, tmp_path: Path):
+def test_exports(finished, tmp_path):
     folder, _ = finished
     for form in ("torch", "safetensors"):
         code, text = _call("export", str(folder), "--format", form)
@@ -152,7 +152,7 @@ def test_exports(finished, tmp_path: Path):
     assert code == 2 and "choose torch | safetensors | onnx" in text
 
 
-def test_other_weights_than_the_released_ones_are_refused(finished, tmp_path: Path):
+def test_other_weights_than_the_released_ones_are_refused(finished, tmp_path):
     folder = Path(shutil.copytree(finished[0], tmp_path / "run"))
     tensors = load_file(folder / "model.safetensors")
     save_file({name: x * 2 for name, x in tensors.items()}, folder / "model.safetensors")
@@ -175,9 +175,7 @@ def _has(name: str) -> bool:
     return find_spec(name) is not None
 
 
-def test_the_run_is_audited_examined_and_reported(
-    finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_run_is_audited_examined_and_reported(finished, tmp_path, monkeypatch):
     make_audit_quick(monkeypatch)
     folder, _ = finished
     assert audit_folder(folder, ["step"], runs=12).ledger.passed
@@ -193,7 +191,7 @@ def test_a_complete_run_is_not_trained_again(finished):
         resume(finished[0])
 
 
-def test_a_run_that_was_cut_off_goes_on_without_the_first_schema(finished, tmp_path: Path):
+def test_a_run_that_was_cut_off_goes_on_without_the_first_schema(finished, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(finished[0], folder)
     (folder / "figures.json").unlink()
@@ -211,7 +209,7 @@ def test_a_run_that_was_cut_off_goes_on_without_the_first_schema(finished, tmp_p
 
 
 @pytest.mark.slow
-def test_people_are_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_people_are_the_unit(tmp_path, monkeypatch):
     make_audit_quick(monkeypatch)
     path, schema = write_patients(tmp_path)
     schema.write_text(SCHEMA.replace('kind = "ignore"', 'kind = "unit"'), "utf-8")
@@ -227,7 +225,7 @@ def test_people_are_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert smoke.data.units is not None and len(smoke.data.units) == len(smoke.data.train[1])
 
 
-def test_a_row_without_a_class_does_not_decide_about_a_run(tmp_path: Path):
+def test_a_row_without_a_class_does_not_decide_about_a_run(tmp_path):
     """The number of rows is public, so a batch of all rows is accepted or refused by it alone."""
     path, schema = write_patients(tmp_path)
     chosen = {**QUICK, "data": str(path), "schema": str(schema)}
@@ -242,7 +240,7 @@ def test_a_row_without_a_class_does_not_decide_about_a_run(tmp_path: Path):
     assert code == 0 and "without a known target left out" in text
 
 
-def test_rows_without_a_form_do_not_decide_about_a_run(tmp_path: Path):
+def test_rows_without_a_form_do_not_decide_about_a_run(tmp_path):
     """A file whose every row is broken is trained on, as is one with a row more that is whole."""
     path, schema = write_patients(tmp_path)
     header = ",".join(HEADER)
@@ -326,7 +324,7 @@ def no_figure():
 
 
 @pytest.fixture
-def task_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def task_module(tmp_path, monkeypatch):
     (tmp_path / "my_task.py").write_text(TASK, "utf-8")
     (tmp_path / "my_broken_task.py").write_text("x = 1\nraise KeyError('no such table')\n", "utf-8")
     monkeypatch.chdir(tmp_path)
@@ -338,7 +336,7 @@ def task_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.usefixtures("task_module")
-def test_a_task_trains_and_is_evaluated(tmp_path: Path):
+def test_a_task_trains_and_is_evaluated(tmp_path):
     out = tmp_path / "run"
     result = run(run_config({**QUICK, "task": "my_task:make", "out": str(out)}))
     assert result.score == "share" and 0 <= result.accuracy <= 1
@@ -363,7 +361,7 @@ def test_a_task_trains_and_is_evaluated(tmp_path: Path):
         (list(range(19)), "19 units for 20"),
     ],
 )
-def test_a_task_with_units_that_protect_nobody_is_refused(units: list, part: str):
+def test_a_task_with_units_that_protect_nobody_is_refused(units, part):
     examples = torch.zeros(20, 2), torch.zeros(20, dtype=torch.long)
     task = Task(
         model=lambda: torch.nn.Linear(2, 2),
@@ -379,7 +377,7 @@ def test_a_task_with_units_that_protect_nobody_is_refused(units: list, part: str
 @pytest.mark.parametrize(
     "train", [None, (), [], iter("ab"), torch.tensor(1), [torch.tensor(1)] * 2, {0: "a"}]
 )
-def test_a_task_with_other_examples_is_refused_in_one_line(train: object):
+def test_a_task_with_other_examples_is_refused_in_one_line(train):
     examples = torch.zeros(20, 2), torch.zeros(20, dtype=torch.long)
     task = Task(model=lambda: torch.nn.Linear(2, 2), train=train, test=examples)
     with pytest.raises(ConfigError, match=r"my_task:make: train .* or a dataset of pairs"):
@@ -387,7 +385,7 @@ def test_a_task_with_other_examples_is_refused_in_one_line(train: object):
 
 
 @pytest.mark.slow
-def test_a_default_batch_for_many_examples_stands_for_all_of_a_few(tmp_path: Path):
+def test_a_default_batch_for_many_examples_stands_for_all_of_a_few(tmp_path):
     write_images(tmp_path / "images")
     chosen = {"data": str(tmp_path / "images"), "delta": 1e-3, "noise_multiplier": 1.0}
     prepared = prepare(run_config(chosen))
@@ -398,7 +396,7 @@ def test_a_default_batch_for_many_examples_stands_for_all_of_a_few(tmp_path: Pat
         prepare(run_config({**chosen, "expected_batch_size": 300}))
 
 
-def test_images_with_a_table_of_labels_are_evaluated_with_one(tmp_path: Path):
+def test_images_with_a_table_of_labels_are_evaluated_with_one(tmp_path):
     folder = write_images(tmp_path / "pets")
     table, schema = tmp_path / "labels.csv", tmp_path / "pets.toml"
     names = sorted(path.relative_to(folder) for path in folder.rglob("*.*"))
@@ -429,7 +427,7 @@ def test_images_with_a_table_of_labels_are_evaluated_with_one(tmp_path: Path):
         ("my_task", "is not module:function"),
     ],
 )
-def test_an_error_in_a_task_is_one_line(task: str, message: str):
+def test_an_error_in_a_task_is_one_line(task, message):
     with pytest.raises(ConfigError, match=message) as caught:
         recipe_of(run_config({"task": task}))
     assert "\n" not in str(caught.value)
@@ -444,7 +442,7 @@ def test_an_error_in_a_task_is_one_line(task: str, message: str):
         ("no_figure", r"IndexError: .* \(line 54 of my_task.py\)"),
     ],
 )
-def test_an_error_in_a_part_of_a_task_names_its_line(tmp_path: Path, name: str, message: str):
+def test_an_error_in_a_part_of_a_task_names_its_line(tmp_path, name, message):
     words = ["train", "--task", f"my_task:{name}", "--out", str(tmp_path / "run")]
     for setting, value in QUICK.items():
         words += [f"--{setting.replace('_', '-')}", str(value)]
@@ -473,9 +471,7 @@ def test_an_error_in_a_part_of_a_task_names_its_line(tmp_path: Path, name: str, 
         ([], "which recipe or data? give --recipe"),
     ],
 )
-def test_choices_that_do_not_go_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
-):
+def test_choices_that_do_not_go_together(tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
     for name in ("x.csv", "l.csv", "t.jsonl"):
         Path(name).touch()
@@ -487,7 +483,7 @@ def test_choices_that_do_not_go_together(
     assert not (tmp_path / "run").exists()
 
 
-def test_train_says_its_method_and_why(tmp_path: Path):
+def test_train_says_its_method_and_why(tmp_path):
     path, schema = write_patients(tmp_path)
     flags = [
         word
@@ -509,9 +505,7 @@ def test_train_says_its_method_and_why(tmp_path: Path):
     assert re.search(r"PRIVATE, for you alone.*│ age +│ 0.5% +│ 1.0% +│ – +│", text, re.DOTALL)
 
 
-def test_a_dry_run_without_the_resource_module_asks_psutil(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_dry_run_without_the_resource_module_asks_psutil(tmp_path, monkeypatch):
     memory = SimpleNamespace(peak_wset=3 * 2**30)
     psutil = SimpleNamespace(Process=lambda: SimpleNamespace(memory_info=lambda: memory))
     monkeypatch.setitem(sys.modules, "resource", None)
@@ -521,7 +515,7 @@ def test_a_dry_run_without_the_resource_module_asks_psutil(
         assert code == 0 and said in text
 
 
-def test_labels_of_no_class_are_said_before_and_after_a_run(tmp_path: Path):
+def test_labels_of_no_class_are_said_before_and_after_a_run(tmp_path):
     path, schema = write_patients(tmp_path)
     schema.write_text(SCHEMA.replace('["no", "yes"]', '["No.", "perhaps"]'), "utf-8")
     own = ["--data", str(path), "--schema", str(schema)]

@@ -7,7 +7,6 @@ import math
 import re
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -66,7 +65,7 @@ def _loop(schema, rows):
     return torch.tensor(features)
 
 
-def test_encoding_equals_a_plain_loop(tmp_path: Path):
+def test_encoding_equals_a_plain_loop(tmp_path):
     path, schema_path = write_patients(tmp_path)
     schema = read_schema(schema_path)
     records = encode_table(path, schema)
@@ -78,7 +77,7 @@ def test_encoding_equals_a_plain_loop(tmp_path: Path):
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".feather"])
-def test_typed_files_give_what_csv_gives(tmp_path: Path, suffix: str):
+def test_typed_files_give_what_csv_gives(tmp_path, suffix):
     path, schema_path = write_patients(tmp_path)
     schema = read_schema(schema_path)
     columns = dict(zip(HEADER, map(list, zip(*patients(), strict=True)), strict=True))
@@ -93,7 +92,7 @@ def test_typed_files_give_what_csv_gives(tmp_path: Path, suffix: str):
 
 @pytest.mark.parametrize("writes", [str, lambda x: f"{x}.0", lambda x: f" {x}.00"])
 @pytest.mark.parametrize("says", [str, str.upper, str.title])
-def test_a_column_with_missing_values_keeps_its_codes(tmp_path: Path, writes, says):
+def test_a_column_with_missing_values_keeps_its_codes(tmp_path, writes, says):
     schema = Schema(
         target="again",
         classes=("false", "true"),
@@ -127,7 +126,7 @@ def test_texts_that_only_look_like_numbers_stay_apart():
         check_schema(Schema(classes=("1", "1.0")), "s.toml")
 
 
-def test_a_row_is_encoded_by_itself(tmp_path: Path):
+def test_a_row_is_encoded_by_itself(tmp_path):
     path, schema_path = write_patients(tmp_path)
     schema = read_schema(schema_path)
     whole = encode_table(path, schema).inputs
@@ -139,7 +138,7 @@ def test_one_more_record_moves_no_other_record():
     inputs = torch.arange(400.0).view(-1, 1).floor_divide(2)  # every record twice
     contents = [row.numpy().tobytes() for row in inputs]
 
-    def train_of(rows: list[int], units: bool) -> list[float]:
+    def train_of(rows, units):
         records = Records(
             inputs=inputs[rows],
             labels=torch.zeros(len(rows), dtype=torch.int64),
@@ -171,7 +170,7 @@ def test_one_more_record_moves_no_other_record():
 
 
 @pytest.mark.parametrize("nobody", ["", "NA", " nan"])
-def test_one_more_row_without_a_person_moves_no_other_row(tmp_path: Path, nobody: str):
+def test_one_more_row_without_a_person_moves_no_other_row(tmp_path, nobody):
     schema = Schema(
         target="y",
         classes=("0", "1"),
@@ -179,7 +178,7 @@ def test_one_more_row_without_a_person_moves_no_other_row(tmp_path: Path, nobody
         columns={"a": Column(kind="number", bounds=(0, 1000))},
     )
 
-    def train_of(rows: list[str]) -> Counter[float]:
+    def train_of(rows):
         path = tmp_path / "t.csv"
         path.write_text("a,y,who\n" + "\n".join(rows) + "\n", "utf-8")
         data = split_records(encode_table(path, schema), 0, 0, "t")
@@ -197,7 +196,7 @@ def test_a_person_written_in_two_forms_is_one_unit():
     assert len(set(names)) == 4 and len(set(names[:3])) == 1
 
 
-def test_rows_of_a_person_stay_together(tmp_path: Path):
+def test_rows_of_a_person_stay_together(tmp_path):
     path, schema_path = write_patients(tmp_path)
     schema_path.write_text(SCHEMA.replace('kind = "ignore"', 'kind = "unit"'), "utf-8")
     recipe = recipe_of(run_config({"data": str(path), "schema": str(schema_path)}))
@@ -207,7 +206,7 @@ def test_rows_of_a_person_stay_together(tmp_path: Path):
     assert data.size == len(data.train[1]) // 2
 
 
-def test_the_schema_that_is_kept_says_the_same(tmp_path: Path):
+def test_the_schema_that_is_kept_says_the_same(tmp_path):
     _, schema_path = write_patients(tmp_path)
     schema = read_schema(schema_path)
     again = tmp_path / "again.toml"
@@ -215,7 +214,7 @@ def test_the_schema_that_is_kept_says_the_same(tmp_path: Path):
     assert read_schema(again) == schema
 
 
-def test_an_empty_schema_shows_no_row_and_asks_for_kinds(tmp_path: Path):
+def test_an_empty_schema_shows_no_row_and_asks_for_kinds(tmp_path):
     path, _ = write_patients(tmp_path)
     text = empty_schema(path, "outcome", "", None)
     only_header = write_rows(tmp_path / "header.csv", [])
@@ -235,7 +234,7 @@ def test_an_empty_schema_shows_no_row_and_asks_for_kinds(tmp_path: Path):
     assert 'delimiter = "\\t"' in empty_schema(tabs, "y", "", None)
 
 
-def test_a_delimiter_that_is_not_known_is_given(tmp_path: Path):
+def test_a_delimiter_that_is_not_known_is_given(tmp_path):
     path = tmp_path / "odd.txt"
     path.write_text("age^y\n1^a\n", "utf-8")
     with pytest.raises(DatasetError, match=r"has one column, 'age\^y'; .* --delimiter '\^'"):
@@ -246,7 +245,7 @@ def test_a_delimiter_that_is_not_known_is_given(tmp_path: Path):
             empty_schema(path, "y", **given)
 
 
-def test_numbers_may_have_a_decimal_comma(tmp_path: Path):
+def test_numbers_may_have_a_decimal_comma(tmp_path):
     path = tmp_path / "european.csv"
     path.write_text("age;y\n3,5;a\n4.5;b\n1.234,5;a\n", "utf-8")
     toml = tmp_path / "european.toml"
@@ -269,7 +268,7 @@ bounds = [0, 10]
         read_schema(toml)
 
 
-def test_the_probe_looks_like_the_schema(tmp_path: Path):
+def test_the_probe_looks_like_the_schema(tmp_path):
     schema = read_schema(write_patients(tmp_path)[1])
     noise = SchemaNoise(tuple(schema.features.items()))
     rows, _ = noise.sample(500, torch.Generator().manual_seed(0))
@@ -299,7 +298,7 @@ def test_the_probe_looks_like_the_schema(tmp_path: Path):
         ('target = "outcome"', 'target = "outcome"\nunit = "outcome"', "is unit and target"),
     ],
 )
-def test_a_wrong_schema_is_one_clear_error(tmp_path: Path, before: str, after: str, message: str):
+def test_a_wrong_schema_is_one_clear_error(tmp_path, before, after, message):
     path, schema_path = write_patients(tmp_path)
     assert before in SCHEMA
     schema_path.write_text(SCHEMA.replace(before, after, 1), "utf-8")
@@ -307,13 +306,13 @@ def test_a_wrong_schema_is_one_clear_error(tmp_path: Path, before: str, after: s
         recipe_of(run_config({"data": str(path), "schema": str(schema_path)}))
 
 
-def test_an_identifier_may_be_declared_harmless(tmp_path: Path):
+def test_an_identifier_may_be_declared_harmless(tmp_path):
     Column(kind="category", buckets=8, identifier=False).check("product_name", "x")
     with pytest.raises(ConfigError, match="identifier"):
         Column(kind="category", buckets=8).check("product_name", "x")
 
 
-def test_without_a_schema_the_error_is_the_command(tmp_path: Path):
+def test_without_a_schema_the_error_is_the_command(tmp_path):
     path, _ = write_patients(tmp_path)
     with pytest.raises(ConfigError, match=r"dpkfc schema \S+ --target outcome > schema.toml"):
         recipe_of(run_config({"data": str(path), "target": "outcome"}))
@@ -335,9 +334,7 @@ def test_without_a_schema_the_error_is_the_command(tmp_path: Path):
         ("none.parquet", None, "does not exist"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named(
-    tmp_path: Path, name: str, content: bytes | None, message: str
-):
+def test_a_file_that_cannot_be_used_is_named(tmp_path, name, content, message):
     schema = read_schema(write_patients(tmp_path)[1])
     path = tmp_path / name
     if content is not None:
@@ -359,7 +356,7 @@ def test_a_file_that_cannot_be_used_is_named(
         b'1,50,male,cook,yes,"a",b"\x80",no',
     ],
 )
-def test_a_row_without_a_form_counts_as_one_without_values(tmp_path: Path, row: bytes):
+def test_a_row_without_a_form_counts_as_one_without_values(tmp_path, row):
     path, schema_path = write_patients(tmp_path)
     schema = read_schema(schema_path)
     whole = encode_table(path, schema)
@@ -375,7 +372,7 @@ def test_a_row_without_a_form_counts_as_one_without_values(tmp_path: Path, row: 
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_a_quoted_cell_may_have_several_lines(tmp_path: Path, end: str):
+def test_a_quoted_cell_may_have_several_lines(tmp_path, end):
     schema = Schema(
         target="y",
         classes=("0", "1"),
@@ -393,7 +390,7 @@ def test_a_quoted_cell_may_have_several_lines(tmp_path: Path, end: str):
     assert records.labels.tolist() == [UNKNOWN, 0]
 
 
-def test_a_typed_value_that_is_no_text_is_missing(tmp_path: Path):
+def test_a_typed_value_that_is_no_text_is_missing(tmp_path):
     schema = Schema(target="y", classes=("0",), columns={"t": Column(kind="text", buckets=16)})
     path = tmp_path / "t.parquet"
     pa.parquet.write_table(pa.table({"t": [b"one", b"\xff"], "y": ["0", "0"]}), path)
@@ -402,7 +399,7 @@ def test_a_typed_value_that_is_no_text_is_missing(tmp_path: Path):
     assert records.inputs[:, -1].tolist() == [0, 1]
 
 
-def test_a_target_outside_of_the_header_is_named(tmp_path: Path):
+def test_a_target_outside_of_the_header_is_named(tmp_path):
     path, schema_path = write_patients(tmp_path)
     with pytest.raises(DatasetError, match="no column 'income'"):
         empty_schema(path, "income", "", None)
@@ -411,7 +408,7 @@ def test_a_target_outside_of_the_header_is_named(tmp_path: Path):
         encode_table(path, schema)
 
 
-def test_rows_without_a_known_class_count_and_have_no_loss(tmp_path: Path):
+def test_rows_without_a_known_class_count_and_have_no_loss(tmp_path):
     path, schema_path = write_patients(tmp_path)
     rows = patients()
     rows[7][-1], rows[8][-1] = "perhaps", ""
@@ -431,7 +428,7 @@ def train_units(records: Records) -> set[str]:
     return {unit for unit in records.units if _places([unit.encode()], 0, b"test")[0] >= TEST_SHARE}
 
 
-def test_empty_cells_behind_those_of_the_header_are_left_out(tmp_path: Path):
+def test_empty_cells_behind_those_of_the_header_are_left_out(tmp_path):
     path, schema_path = write_patients(tmp_path)
     schema = read_schema(schema_path)
     whole = encode_table(path, schema)

@@ -40,7 +40,7 @@ def _texts(path: Path, name: str, schema: Schema | None = None) -> list[str | No
     return read_table(path, [name], schema or Schema()).columns[name].texts
 
 
-def test_spss_keeps_codes_and_long_times(tmp_path: Path):
+def test_spss_keeps_codes_and_long_times(tmp_path):
     path = _write(
         tmp_path / "t.sav",
         variable_format={"day": "DATE11", "span": "TIME8"},
@@ -60,7 +60,7 @@ def test_spss_keeps_codes_and_long_times(tmp_path: Path):
     ("suffix", "formats", "day"),
     [(".dta", {"day": "%td"}, "1960-01-01"), (".xpt", {"day": "DATE9"}, "1960-01-01")],
 )
-def test_dates_of_stata_and_sas(tmp_path: Path, suffix: str, formats: dict[str, str], day: str):
+def test_dates_of_stata_and_sas(tmp_path, suffix, formats, day):
     path = _write(tmp_path / f"t{suffix}", variable_format=formats)
     # The first number of days is beyond the last date.
     assert _texts(path, "day") == [None, None, day]
@@ -70,7 +70,7 @@ def test_dates_of_stata_and_sas(tmp_path: Path, suffix: str, formats: dict[str, 
 @pytest.mark.parametrize(
     ("suffix", "shown"), [(".dta", "%tm"), (".xpt", "MONYY7"), (".sav", "MOYR8")]
 )
-def test_other_formats_are_numbers_or_refused_by_name(tmp_path: Path, suffix: str, shown: str):
+def test_other_formats_are_numbers_or_refused_by_name(tmp_path, suffix, shown):
     path = _write(tmp_path / f"t{suffix}", variable_format={"span": shown})
     assert _texts(path, "span")[0] == "90000"
     dates = Schema(columns={"span": Column(kind="date", bounds=("1990-01-01", "2000-01-01"))})
@@ -78,7 +78,7 @@ def test_other_formats_are_numbers_or_refused_by_name(tmp_path: Path, suffix: st
         _texts(path, "span", dates)
 
 
-def test_all_rows_and_zeros_of_a_sas_transport_file(tmp_path: Path):
+def test_all_rows_and_zeros_of_a_sas_transport_file(tmp_path):
     path = tmp_path / "t.xpt"
     frame = pandas.DataFrame({"a": ["x", "", ""], "b": [0.0, 1.0, 0.0]})
     pyreadstat.write_xport(frame, str(path))
@@ -86,14 +86,14 @@ def test_all_rows_and_zeros_of_a_sas_transport_file(tmp_path: Path):
     assert table.rows == 3 and table.columns["b"].texts == ["0", "1", "0"]
 
 
-def test_ids_that_lose_digits_are_refused_by_their_format(tmp_path: Path):
+def test_ids_that_lose_digits_are_refused_by_their_format(tmp_path):
     path = _write(tmp_path / "t.sav", variable_format={"age": "F20.0"})
     with pytest.raises(DatasetError, match="'age' are numbers of up to 20 digits.*store them as"):
         _texts(path, "age", Schema(unit="age"))
 
 
 @pytest.mark.parametrize("suffix", [".sav", ".dta", ".xpt"])
-def test_one_text_with_wrong_bytes_ends_no_reading(tmp_path: Path, suffix: str):
+def test_one_text_with_wrong_bytes_ends_no_reading(tmp_path, suffix):
     path = tmp_path / f"t{suffix}"
     frame = pandas.DataFrame({"who": ["Müller", "Mxxxxr", "Mxxxxr"], "a": [1.0, 2.0, 3.0]})
     chosen = {"row_compress": False} if suffix == ".sav" else {}
@@ -110,7 +110,7 @@ def test_one_text_with_wrong_bytes_ends_no_reading(tmp_path: Path, suffix: str):
     assert ids[0] == "Müller" and ids[1] == ids[2] is not None
 
 
-def test_cells_of_a_spreadsheet(tmp_path: Path):
+def test_cells_of_a_spreadsheet(tmp_path):
     path = tmp_path / "t.xlsx"
     book = openpyxl.Workbook()
     sheet = book.active
@@ -135,7 +135,7 @@ def test_cells_of_a_spreadsheet(tmp_path: Path):
     assert read_table(path, ["id"], schema).figures == {("unreadable", "rows"): 0.2}
 
 
-def test_a_spreadsheet_without_a_header_is_refused_and_not_repeated(tmp_path: Path):
+def test_a_spreadsheet_without_a_header_is_refused_and_not_repeated(tmp_path):
     path = tmp_path / "t.xlsx"
     book = openpyxl.Workbook()
     book.active.append(["Smith", 42])
@@ -147,13 +147,13 @@ def test_a_spreadsheet_without_a_header_is_refused_and_not_repeated(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["t.xlsx", "t.sav", "t.dta", "t.sas7bdat", "t.xpt", "t.por"])
-def test_a_damaged_file_is_named(tmp_path: Path, name: str):
+def test_a_damaged_file_is_named(tmp_path, name):
     (tmp_path / name).write_bytes(b"PK\3\4 and no more")
     with pytest.raises(DatasetError, match=f"{name}: cannot be read"):
         read_header(tmp_path / name)
 
 
-def test_a_folder_of_parts_is_a_table(tmp_path: Path):
+def test_a_folder_of_parts_is_a_table(tmp_path):
     for number, values in enumerate([["1", "2"], [3, 4], [5.0, None], []]):
         folder = tmp_path / f"ward=east%20{number}"
         folder.mkdir()
@@ -169,7 +169,7 @@ def test_a_folder_of_parts_is_a_table(tmp_path: Path):
         _texts(tmp_path, "b")
 
 
-def test_a_column_stored_as_another_kind_is_refused(tmp_path: Path):
+def test_a_column_stored_as_another_kind_is_refused(tmp_path):
     schema = check_schema(
         Schema(target="y", columns={"a": Column(kind="number", bounds=(0, 1))}), "s"
     )

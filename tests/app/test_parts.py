@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import gzip
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,7 +28,7 @@ FACES = {
 }
 
 
-def test_svhn_is_read_with_its_zeros(tmp_path: Path):
+def test_svhn_is_read_with_its_zeros(tmp_path):
     images = write_svhn(tmp_path)
     pixels = load_pixels(SVHN, tmp_path)
     assert np.array_equal(pixels.train[0], images["train"]) and np.array_equal(
@@ -48,13 +47,13 @@ def test_svhn_is_read_with_its_zeros(tmp_path: Path):
         ({"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.ones((2, 1))}, "`y` is float64"),
     ],
 )
-def test_a_matlab_file_with_other_arrays_is_named(tmp_path: Path, content: dict, what: str):
+def test_a_matlab_file_with_other_arrays_is_named(tmp_path, content, what):
     savemat(tmp_path / "train_32x32.mat", content)
     with pytest.raises(DatasetError, match=what):
         read_svhn(tmp_path / "train_32x32.mat")
 
 
-def test_faces_are_split_by_a_public_permutation(tmp_path: Path):
+def test_faces_are_split_by_a_public_permutation(tmp_path):
     images = write_utkface(tmp_path)
     first, again = load_pixels(UTKFACE, tmp_path), load_pixels(UTKFACE, tmp_path)
     assert (
@@ -71,7 +70,7 @@ def test_faces_are_split_by_a_public_permutation(tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", ["no archive", "cut", "no image", "no faces"])
-def test_a_damaged_archive_is_one_line(tmp_path: Path, kind: str):
+def test_a_damaged_archive_is_one_line(tmp_path, kind):
     path = write_faces(tmp_path, {"note.txt": 1} if kind == "no faces" else FACES)
     whole = path.read_bytes()
     if kind == "no image":
@@ -85,7 +84,7 @@ def test_a_damaged_archive_is_one_line(tmp_path: Path, kind: str):
     assert "\n" not in str(raised.value)
 
 
-def test_other_arrays_than_faces_are_named(tmp_path: Path):
+def test_other_arrays_than_faces_are_named(tmp_path):
     np.savez(tmp_path / "subset.npz", delta=np.zeros((3, 2, 32, 32), np.uint8))
     with pytest.raises(DatasetError, match="lacks the arrays race"):
         read_utkface(tmp_path / "subset.npz")
@@ -98,7 +97,7 @@ def test_other_arrays_than_faces_are_named(tmp_path: Path):
             read_utkface(tmp_path / "subset.npz")
 
 
-def test_the_hub_is_asked_by_its_own_names(monkeypatch: pytest.MonkeyPatch):
+def test_the_hub_is_asked_by_its_own_names(monkeypatch):
     asked = []
     row = {
         "img": np.zeros((32, 32, 3), np.uint8),
@@ -107,7 +106,7 @@ def test_the_hub_is_asked_by_its_own_names(monkeypatch: pytest.MonkeyPatch):
         "label": 7,
     }
 
-    def load_dataset(*names: str) -> dict:
+    def load_dataset(*names):
         asked.append(names)
         return {"train": [row], "test": [row]}
 
@@ -121,7 +120,7 @@ def test_the_hub_is_asked_by_its_own_names(monkeypatch: pytest.MonkeyPatch):
         load_pixels(CIFAR100)  # public images of other tasks: those of the files, or none
 
 
-def test_a_set_that_is_there_in_part_says_so_to_its_end(tmp_path: Path):
+def test_a_set_that_is_there_in_part_says_so_to_its_end(tmp_path):
     write_cifar(tmp_path / "cifar100", train=12)
     pixels = load_pixels(CIFAR100_TASK, tmp_path)
     assert (

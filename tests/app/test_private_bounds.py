@@ -92,7 +92,7 @@ def _config(folder: Path, **more: object):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bounds")
     result = run(_config(folder, unit=True, count=4000))
     assert (result.steps, result.releases) == (2, 4)
@@ -191,7 +191,7 @@ def test_empty_bins_seldom_rise_above_the_noise():
 # -- runs ------------------------------------------------------------------------------------------
 
 
-def test_a_run_finds_bounds_and_its_card_says_so(finished: Path):
+def test_a_run_finds_bounds_and_its_card_says_so(finished):
     schema = read_schema(finished / "schema.toml")
     assert schema.columns["age"].bounds == (16.0, 128.0)
     assert [schema.columns[name].origin for name in ("age", "debt", "empty")] == [
@@ -220,7 +220,7 @@ def test_a_run_finds_bounds_and_its_card_says_so(finished: Path):
     assert facts["ε by RDP at δ = 1e-05"] == pytest.approx(card["guarantee"]["epsilon"])
 
 
-def test_the_audit_agrees_and_finds_a_forged_line(finished: Path, tmp_path: Path):
+def test_the_audit_agrees_and_finds_a_forged_line(finished, tmp_path):
     prepared = prepare(read_settings(RunFolder.locate(finished)))
     assert ledger_finding(finished / "ledger.jsonl", prepared.plan).passed
     assert card_finding(finished / "ledger.jsonl", prepared.plan, "cpu").passed
@@ -232,7 +232,7 @@ def test_the_audit_agrees_and_finds_a_forged_line(finished: Path, tmp_path: Path
     assert "release 1 was charged with another" in ledger_finding(path, other).detail
 
 
-def test_a_card_that_hides_the_release_is_found(finished: Path, tmp_path: Path):
+def test_a_card_that_hides_the_release_is_found(finished, tmp_path):
     for name in ("ledger.jsonl", "privacy_card.json", "model.safetensors"):
         (tmp_path / name).write_bytes((finished / name).read_bytes())
     card = json.loads((tmp_path / "privacy_card.json").read_text("utf-8"))
@@ -242,7 +242,7 @@ def test_a_card_that_hides_the_release_is_found(finished: Path, tmp_path: Path):
         verify_ledger(tmp_path / "ledger.jsonl", pages=False)
 
 
-def test_the_folder_of_a_run_predicts_and_is_complete(finished: Path):
+def test_the_folder_of_a_run_predicts_and_is_complete(finished):
     assert load_run(finished).recipe.find_bounds is None
     with pytest.raises(ConfigError, match="complete"):
         resume(finished)
@@ -252,7 +252,7 @@ def test_the_folder_of_a_run_predicts_and_is_complete(finished: Path):
     assert (finished / "ledger.jsonl").read_bytes() == before
 
 
-def test_a_resumed_run_is_not_charged_for_bounds_again(tmp_path: Path, monkeypatch):
+def test_a_resumed_run_is_not_charged_for_bounds_again(tmp_path, monkeypatch):
     from dpkfc.app import training_loop
 
     budget = Budget(tmp_path / "ward.toml", epsilon=3.5, delta=1e-5)
@@ -274,7 +274,7 @@ def test_a_resumed_run_is_not_charged_for_bounds_again(tmp_path: Path, monkeypat
     assert charge.after == pytest.approx(total_epsilon(charges, 1e-5))
 
 
-def test_a_run_that_does_not_fit_into_a_budget_finds_no_bounds(tmp_path: Path):
+def test_a_run_that_does_not_fit_into_a_budget_finds_no_bounds(tmp_path):
     from dpkfc.privacy.ledger import BudgetExhausted
 
     budget = Budget(tmp_path / "ward.toml", epsilon=2.0, delta=1e-5)
@@ -284,10 +284,8 @@ def test_a_run_that_does_not_fit_into_a_budget_finds_no_bounds(tmp_path: Path):
 
 
 @pytest.mark.parametrize("place", ["choose_bounds", "write"])
-def test_a_run_cut_off_behind_the_charge_makes_no_second_release(
-    tmp_path: Path, monkeypatch, place: str
-):
-    def crash(*given: object) -> None:
+def test_a_run_cut_off_behind_the_charge_makes_no_second_release(tmp_path, monkeypatch, place):
+    def crash(*given):
         assert len(verify(tmp_path / "run" / "ledger.jsonl").releases) == 1
         raise KeyboardInterrupt
 
@@ -306,7 +304,7 @@ def test_a_run_cut_off_behind_the_charge_makes_no_second_release(
     assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before
 
 
-def test_a_schema_that_was_changed_belongs_to_another_plan(tmp_path: Path, monkeypatch):
+def test_a_schema_that_was_changed_belongs_to_another_plan(tmp_path, monkeypatch):
     from dpkfc.app import training_loop
 
     monkeypatch.setattr(training_loop.TrainingLoop, "_should_go_on", lambda loop, row: False)
@@ -326,7 +324,7 @@ def test_a_schema_that_was_changed_belongs_to_another_plan(tmp_path: Path, monke
     assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == ledger
 
 
-def test_the_split_does_not_depend_on_the_bounds(tmp_path: Path):
+def test_the_split_does_not_depend_on_the_bounds(tmp_path):
     files = _files(tmp_path)
     config = run_config({**QUICK, **files})
     schema = read_schema(Path(files["schema"]), may_be_open=True)
@@ -340,7 +338,7 @@ def test_the_split_does_not_depend_on_the_bounds(tmp_path: Path):
     assert not torch.equal(opened.inputs, closed.inputs)
 
 
-def test_bounds_come_from_training_records_alone(tmp_path: Path, monkeypatch):
+def test_bounds_come_from_training_records_alone(tmp_path, monkeypatch):
     seen = []
 
     def watch(inputs, places, units):
@@ -364,13 +362,13 @@ def test_bounds_come_from_training_records_alone(tmp_path: Path, monkeypatch):
         ({"bounds": ""}, "needs bounds"),
     ],
 )
-def test_settings_that_do_not_go_together(tmp_path: Path, settings: dict, message: str):
+def test_settings_that_do_not_go_together(tmp_path, settings, message):
     with pytest.raises(ConfigError, match=message):
         run(_config(tmp_path, **settings))
     assert not (tmp_path / "run").exists() or not any((tmp_path / "run").iterdir())
 
 
-def test_nothing_to_find_is_one_error(tmp_path: Path):
+def test_nothing_to_find_is_one_error(tmp_path):
     with pytest.raises(ConfigError, match="has none"):
         prepare(run_config({"recipe": "digits", "bounds": "private"}))
     with pytest.raises(ConfigError, match="for dpkfc train on one process"):
@@ -384,19 +382,19 @@ def test_nothing_to_find_is_one_error(tmp_path: Path):
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_no_records_and_one_record_are_refused_before_a_charge(tmp_path: Path, count: int):
+def test_no_records_and_one_record_are_refused_before_a_charge(tmp_path, count):
     with pytest.raises(DatasetError):
         run(_config(tmp_path, count=count))
     assert not (tmp_path / "run" / "ledger.jsonl").exists()
 
 
-def test_few_records_find_nothing_and_train(tmp_path: Path):
+def test_few_records_find_nothing_and_train(tmp_path):
     run(_config(tmp_path, count=60, delta=1e-3, bounds_share=0.05, test_mode=True))
     schema = read_schema(tmp_path / "run" / "schema.toml")
     assert {column.origin for column in schema.columns.values()} == {"default"}
 
 
-def test_the_command_finds_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_command_finds_bounds(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = _config(tmp_path, count=400)
     words = [

@@ -109,10 +109,10 @@ def _remembering_loss() -> Loss:
         (nn.Identity(), _remembering_loss()),
     ],
 )
-def test_one_held_out_record_moves_the_sum_by_at_most_one(model: nn.Module, loss: Loss):
+def test_one_held_out_record_moves_the_sum_by_at_most_one(model, loss):
     values = torch.tensor([*ODD, *ODD]).view(-1, 1)
 
-    def total(rows: list[int]) -> float:
+    def total(rows):
         held_out = PrivateEarlyStopping(1, on=(values[rows],), most=2.0)
         return held_out.total(model, loss)
 
@@ -143,7 +143,7 @@ def test_errors_count_zero_or_one():
 @pytest.mark.parametrize(
     "change", [{"most": 0.0}, {"most": math.nan}, {"patience": 0}, {"on": (torch.zeros(0, 2),)}]
 )
-def test_bounds_and_examples_are_checked(change: dict):
+def test_bounds_and_examples_are_checked(change):
     with pytest.raises(ValueError):
         PrivateEarlyStopping(**{"patience": 1, "on": (torch.zeros(2, 1),), "most": 1.0, **change})
 
@@ -169,7 +169,7 @@ def _session(tmp_path: Path, *kinds: ExtraRelease, **more: object) -> Session:
 HELD_OUT = (torch.randn(50, 3), torch.randint(2, (50,)))
 
 
-def test_every_evaluation_is_charged_before_it_is_released(tmp_path: Path, monkeypatch):
+def test_every_evaluation_is_charged_before_it_is_released(tmp_path, monkeypatch):
     session = _session(tmp_path, KIND)
     stopping = PrivateEarlyStopping(1, on=HELD_OUT, most=2.0)
     seen = []
@@ -196,7 +196,7 @@ def test_every_evaluation_is_charged_before_it_is_released(tmp_path: Path, monke
         assert session.epsilon == session.plan.epsilon() <= 3.0
 
 
-def test_the_noise_of_an_evaluation_has_the_stated_scale(tmp_path: Path):
+def test_the_noise_of_an_evaluation_has_the_stated_scale(tmp_path):
     many = ExtraRelease(purpose="evaluation", noise_multiplier=100.0, norm=1.0, count=3000)
     session = _session(tmp_path, many)
     exact = np.array([7.0])
@@ -209,7 +209,7 @@ def test_the_noise_of_an_evaluation_has_the_stated_scale(tmp_path: Path):
     assert len(set(noisy)) > 2990  # two draws may meet on the grid
 
 
-def test_a_closed_or_damaged_ledger_releases_nothing(tmp_path: Path, monkeypatch):
+def test_a_closed_or_damaged_ledger_releases_nothing(tmp_path, monkeypatch):
     session = _session(tmp_path, KIND)
     stopping = PrivateEarlyStopping(1, on=HELD_OUT, most=2.0)
     drawn = []
@@ -225,7 +225,7 @@ def test_a_closed_or_damaged_ledger_releases_nothing(tmp_path: Path, monkeypatch
     assert not drawn
 
 
-def test_a_plan_must_allow_evaluations_of_single_examples(tmp_path: Path):
+def test_a_plan_must_allow_evaluations_of_single_examples(tmp_path):
     stopping = PrivateEarlyStopping(1, on=HELD_OUT, most=2.0)
     small = ExtraRelease(purpose="evaluation", noise_multiplier=5.0, norm=0.5)
     for number, (kinds, message) in enumerate([((), "no releases"), ((small,), "raise norm")]):
@@ -236,7 +236,7 @@ def test_a_plan_must_allow_evaluations_of_single_examples(tmp_path: Path):
         assert not _kinds(folder)
 
 
-def test_forfeited_steps_forfeit_evaluations(tmp_path: Path):
+def test_forfeited_steps_forfeit_evaluations(tmp_path):
     with _session(tmp_path, KIND) as session:
         session.step(next(session.batches()), cross_entropy)
         session.forfeit_steps()
@@ -249,7 +249,7 @@ def test_forfeited_steps_forfeit_evaluations(tmp_path: Path):
 
 @pytest.mark.quick("private-error")
 @pytest.mark.parametrize("stop_on", ["private-loss", "private-error"])
-def test_a_run_evaluates_as_often_as_planned(tmp_path: Path, stop_on: str):
+def test_a_run_evaluates_as_often_as_planned(tmp_path, stop_on):
     out = tmp_path / "run"
     result = run(run_config({**PRIVATE, "stop_on": stop_on, "out": str(out)}))
     rows = Metrics.read(out / "metrics.parquet").rows
@@ -268,7 +268,7 @@ def test_a_run_evaluates_as_often_as_planned(tmp_path: Path, stop_on: str):
     assert card_finding(out / "ledger.jsonl", plan, "cpu").passed
 
 
-def test_an_early_end_charges_the_whole_plan(tmp_path: Path, monkeypatch):
+def test_an_early_end_charges_the_whole_plan(tmp_path, monkeypatch):
     monkeypatch.setattr(PrivateEarlyStopping, "is_over", lambda stopping, losses: len(losses) == 2)
     out = tmp_path / "run"
     run(run_config({**PRIVATE, "out": str(out)}))
@@ -282,14 +282,14 @@ def test_an_early_end_charges_the_whole_plan(tmp_path: Path, monkeypatch):
         resume(out)
 
 
-def test_a_resumed_run_stays_within_its_plan(tmp_path: Path, monkeypatch):
+def test_a_resumed_run_stays_within_its_plan(tmp_path, monkeypatch):
     monkeypatch.setattr(PrivateEarlyStopping, "is_over", lambda stopping, losses: False)
     out = tmp_path / "run"
 
-    def crash(*given: object) -> None:
+    def crash(*given):
         raise KeyError
 
-    def end(loop: training_loop.TrainingLoop, row: training_loop.Row) -> bool:
+    def end(loop, row):
         if row.step == 4:
             # The process dies behind the release of step 4, before a checkpoint.
             monkeypatch.setattr(training_loop.TrainingLoop, "_save", crash)
@@ -297,7 +297,7 @@ def test_a_resumed_run_stays_within_its_plan(tmp_path: Path, monkeypatch):
 
     original = training_loop.TrainingLoop._release_loss
 
-    def release(loop: training_loop.TrainingLoop, row: training_loop.Row) -> training_loop.Row:
+    def release(loop, row):
         found = original(loop, row)
         end(loop, row)
         return found
@@ -327,7 +327,7 @@ def test_a_resumed_run_stays_within_its_plan(tmp_path: Path, monkeypatch):
         {"stop_on": "test"},
     ],
 )
-def test_settings_that_do_not_go_together(change: dict):
+def test_settings_that_do_not_go_together(change):
     with pytest.raises(ConfigError):
         prepare(run_config({**PRIVATE, **change}))
 

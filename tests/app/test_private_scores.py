@@ -40,7 +40,7 @@ def test_no_row_adds_more_than_the_norm(form):
 
 
 @pytest.mark.parametrize("classes", [2, 5])
-def test_without_noise_they_are_the_scores(classes: int):
+def test_without_noise_they_are_the_scores(classes):
     torch.manual_seed(0)
     model = torch.nn.Linear(3, classes).double()
     inputs = torch.randn(400, 3).double()
@@ -91,7 +91,7 @@ def test_noise_of_the_known_size_is_in_the_intervals():
 
 
 @pytest.fixture
-def config(tmp_path: Path):
+def config(tmp_path):
     path, schema = write_patients(tmp_path)
     chosen = {**QUICK, "data": str(path), "schema": str(schema), "out": str(tmp_path / "run")}
     return run_config({**chosen, "epsilon": 4.0, "private_scores": 0.25})
@@ -141,7 +141,7 @@ def test_a_run_that_ends_between_release_and_card_releases_once(config, monkeypa
         ({"noise_multiplier": 1.0}, "takes a part of epsilon"),
     ],
 )
-def test_settings_that_do_not_go_together(config, settings: dict, message: str):
+def test_settings_that_do_not_go_together(config, settings, message):
     with pytest.raises(ConfigError, match=message) as raised:
         prepare(config.change(**settings))
     assert len(str(raised.value)) <= 160

@@ -50,14 +50,14 @@ _PIECES = [
 )
 @settings(max_examples=150)
 def test_columns_hold_what_a_careful_reader_finds(
-    tmp_path_factory: pytest.TempPathFactory,
-    pieces: list[str],
-    heading: str,
-    end: str,
-    delimiter: str,
-    encoding: str,
-    joins: bool,
-    block: int,
+    tmp_path_factory,
+    pieces,
+    heading,
+    end,
+    delimiter,
+    encoding,
+    joins,
+    block,
 ):
     path = tmp_path_factory.getbasetemp() / "t.csv"
     text = "\n".join([heading, "".join(pieces)]).replace(",", delimiter)
@@ -123,7 +123,7 @@ _COLUMNS = [
     ),
 )
 @settings(max_examples=300)
-def test_a_column_means_what_its_cells_mean(column: Column, texts: list[str | None]):
+def test_a_column_means_what_its_cells_mean(column, texts):
     whole = column.encode(pa.array(texts, pa.string()))
     alone = [column.encode([text]) for text in texts]
     assert np.array_equal(whole.features, np.concatenate([one.features for one in alone]))
@@ -168,7 +168,7 @@ def _note_opened(event: str, arguments: tuple[Any, ...]) -> None:
         _opened.append(arguments[0])
 
 
-def test_training_opens_data_and_schema_once_and_leaves_no_row(tmp_path: Path):
+def test_training_opens_data_and_schema_once_and_leaves_no_row(tmp_path):
     chosen = _write(tmp_path)
     if not _hooks:
         sys.addaudithook(_note_opened)
@@ -188,13 +188,11 @@ def test_training_opens_data_and_schema_once_and_leaves_no_row(tmp_path: Path):
 
 
 @pytest.mark.parametrize("error", [DatasetError, KeyboardInterrupt])
-def test_an_end_before_the_first_step_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
-):
+def test_an_end_before_the_first_step_leaves_nothing(tmp_path, monkeypatch, error):
     chosen = {**_write(tmp_path), "keep_encoded": True}
     load = Recipe.data
 
-    def fail(recipe: Recipe, config: Any, **others: Any) -> None:
+    def fail(recipe, config, **others):
         load(recipe, config, **others)
         raise error("stop")
 
@@ -204,14 +202,12 @@ def test_an_end_before_the_first_step_leaves_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["s.toml", "t.csv"]
 
 
-def test_a_full_disk_and_a_file_that_changes_are_one_line_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_full_disk_and_a_file_that_changes_are_one_line_each(tmp_path, monkeypatch):
     chosen = _write(tmp_path)
     schema = read_schema(Path(chosen["schema"]))
     append = rows.RowFile.append
 
-    def grow(file: rows.RowFile, encoded: np.ndarray) -> None:
+    def grow(file, encoded):
         append(file, encoded)
         with open(chosen["data"], "a") as other:
             other.write("1,x,0\n")
@@ -226,9 +222,7 @@ def test_a_full_disk_and_a_file_that_changes_are_one_line_each(
             encode_table(Path(chosen["data"]), schema)
 
 
-def test_rows_in_a_file_are_split_as_rows_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_rows_in_a_file_are_split_as_rows_in_memory(tmp_path, monkeypatch):
     chosen = _write(tmp_path)
     monkeypatch.setattr(rows, "_CHUNK", 1000)
     records = encode_table(Path(chosen["data"]), read_schema(Path(chosen["schema"])))
@@ -242,7 +236,7 @@ def test_rows_in_a_file_are_split_as_rows_in_memory(
 # --------------------------------------------------------------------------------------------------
 
 
-def test_json_lines_are_a_table_where_the_schema_has_columns(tmp_path: Path):
+def test_json_lines_are_a_table_where_the_schema_has_columns(tmp_path):
     chosen = _write(tmp_path)
     lines = []
     for line in Path(chosen["data"]).read_text().split()[1:]:
@@ -259,7 +253,7 @@ def test_json_lines_are_a_table_where_the_schema_has_columns(tmp_path: Path):
     assert "[columns.age]" in empty_schema(path, "y", "", None)
 
 
-def test_a_schema_names_the_columns_of_a_file_without_a_header(tmp_path: Path):
+def test_a_schema_names_the_columns_of_a_file_without_a_header(tmp_path):
     path, schema = tmp_path / "t.csv", tmp_path / "s.toml"
     path.write_text("63.0,f,0\n71.5,m,1\n")
     with pytest.raises(DatasetError, match="--target c3 makes a schema with header = false"):
@@ -273,7 +267,7 @@ def test_a_schema_names_the_columns_of_a_file_without_a_header(tmp_path: Path):
     assert encode_table(path, read_schema(schema)).labels.tolist() == [0, 1]
 
 
-def test_a_sheet_has_a_name(tmp_path: Path):
+def test_a_sheet_has_a_name(tmp_path):
     openpyxl = pytest.importorskip("openpyxl")
     book = openpyxl.Workbook()
     book.active.append(["nothing"])
@@ -292,7 +286,7 @@ def test_a_sheet_has_a_name(tmp_path: Path):
         read_table(tmp_path / "t.xlsx", ["a"], replace(schema, sheet="three"))
 
 
-def test_bounds_of_a_pair_in_pairs_show_the_form(tmp_path: Path):
+def test_bounds_of_a_pair_in_pairs_show_the_form(tmp_path):
     path = tmp_path / "s.toml"
     path.write_text('[columns.p]\nkind = "pair"\nbounds = [[60, 250], [30, 150]]\n')
     with pytest.raises(ConfigError, match=r"of a pair \[least, greatest, least, greatest\]"):
@@ -300,7 +294,7 @@ def test_bounds_of_a_pair_in_pairs_show_the_form(tmp_path: Path):
 
 
 @pytest.mark.parametrize("encoder", ["words", "weighted-words"])
-def test_sparse_rows_are_read_as_dense_ones(tmp_path: Path, encoder: str):
+def test_sparse_rows_are_read_as_dense_ones(tmp_path, encoder):
     path = tmp_path / "t.jsonl"
     lines = [f'{{"text": "w{x % 7} v{x % 3} v{x % 3} good", "y": {x % 2}}}' for x in range(60)]
     path.write_text("\n".join([*lines, "{}"]))
@@ -319,7 +313,7 @@ def test_sparse_rows_are_read_as_dense_ones(tmp_path: Path, encoder: str):
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5, 7])
-def test_every_process_has_a_share_of_as_few_rows_as_processes(tmp_path: Path, world: int) -> None:
+def test_every_process_has_a_share_of_as_few_rows_as_processes(tmp_path, world):
     chosen = _write(tmp_path)
     header, *lines = Path(chosen["data"]).read_text("utf-8").splitlines()
     table, schema = tmp_path / "few.csv", read_schema(Path(chosen["schema"]))

@@ -101,7 +101,7 @@ def _remembered_accounting():
 
 
 @pytest.fixture(scope="module")
-def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def planted(tmp_path_factory):
     return write_all(tmp_path_factory.mktemp("data"))
 
 
@@ -146,9 +146,7 @@ def _small_network(classes: int) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_every_recipe_takes_private_steps_on_planted_files(
-    name: str, planted: Path, tmp_path: Path, monkeypatch
-):
+def test_every_recipe_takes_private_steps_on_planted_files(name, planted, tmp_path, monkeypatch):
     for package in NEEDS.get(name, ()):
         pytest.importorskip(package)
     if name in SMALLER:
@@ -166,7 +164,7 @@ def test_every_recipe_takes_private_steps_on_planted_files(
 
 
 @pytest.mark.parametrize("name", _mark_slow(FILES))
-def test_a_missing_or_damaged_file_is_one_line(name: str, planted: Path, tmp_path: Path):
+def test_a_missing_or_damaged_file_is_one_line(name, planted, tmp_path):
     for package in NEEDS.get(name, ()):
         pytest.importorskip(package)
     recipe, config = find_recipe(name), make_config(recipe=name, data_dir=str(tmp_path))
@@ -197,7 +195,7 @@ def test_a_missing_or_damaged_file_is_one_line(name: str, planted: Path, tmp_pat
         if find_recipe(name).probe is not None
     ],
 )
-def test_a_probe_has_the_shape_of_the_data(name: str):
+def test_a_probe_has_the_shape_of_the_data(name):
     recipe = find_recipe(name)
     config = run_config({"recipe": name, "method": "dp-kfc"})
     assert recipe.probe is not None and config.preconditioner.source == "tokens"
@@ -249,7 +247,7 @@ def test_the_hash_is_the_published_one():
 
 
 @pytest.mark.parametrize("asked", ["private", "tf-idf"])
-def test_a_vocabulary_of_private_text_is_refused_with_the_reason(asked: str):
+def test_a_vocabulary_of_private_text_is_refused_with_the_reason(asked):
     with pytest.raises(ConfigError, match="fitted on private text"):
         train_module.prepare(run_config({"recipe": "imdb-logistic", "vocabulary": asked}))
 
@@ -310,7 +308,7 @@ def test_padding_behind_a_text_changes_none_of_its_logits():
     assert torch.allclose(model(short), model(padded)[:, :3])
 
 
-def test_training_texts_of_the_test_file_are_left_out(planted: Path, monkeypatch):
+def test_training_texts_of_the_test_file_are_left_out(planted, monkeypatch):
     from dpkfc.app.recipes import text as text_recipes
 
     seen: list[list[str]] = []
@@ -334,7 +332,7 @@ def test_training_texts_of_the_test_file_are_left_out(planted: Path, monkeypatch
     assert (len(split.train[1]), len(split.test[1])) == (32, 8) and not set(seen[2]) & set(seen[3])
 
 
-def test_a_set_with_a_validation_split_gives_that_one(planted: Path):
+def test_a_set_with_a_validation_split_gives_that_one(planted):
     recipe = find_recipe("pneumoniamnist-cnn")
     plain = recipe.data(make_config(recipe="pneumoniamnist-cnn", data_dir=str(planted)))
     tuned = recipe.data(
@@ -346,7 +344,7 @@ def test_a_set_with_a_validation_split_gives_that_one(planted: Path):
     assert torch.equal(plain.train[0], tuned.train[0])
 
 
-def test_labels_of_another_set_are_named(tmp_path: Path):
+def test_labels_of_another_set_are_named(tmp_path):
     write_medmnist(tmp_path, "breastmnist", classes=9)
     with pytest.raises(DatasetError, match="expected 0 to 1"):
         find_recipe("breastmnist-cnn").data(
@@ -364,7 +362,7 @@ def test_a_smoke_run_takes_little_and_stays_the_same_when_replayed():
     assert cap_for_smoke(config) == config and config.privacy.epsilon == 3.0
 
 
-def test_the_slice_of_a_smoke_run_is_public_and_stated(tmp_path: Path, planted: Path):
+def test_the_slice_of_a_smoke_run_is_public_and_stated(tmp_path, planted):
     from tests.app.files import write_mnist
 
     write_mnist(tmp_path / "mnist", train=400)
@@ -392,7 +390,7 @@ class _Timm(nn.Module):
 
 @pytest.mark.parametrize("name", ["cifar100-crossvit", "cifar100-vit"])
 def test_a_recipe_of_timm_takes_private_steps_with_a_model_in_its_place(
-    name: str, planted: Path, tmp_path: Path, monkeypatch
+    name, planted, tmp_path, monkeypatch
 ):
     made: list[int] = []
     module = SimpleNamespace(
@@ -422,9 +420,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["cifar10-crossvit", "cifar10-vit-small"])
-def test_missing_timm_or_weights_are_said_before_any_data_is_read(
-    name: str, tmp_path: Path, monkeypatch
-):
+def test_missing_timm_or_weights_are_said_before_any_data_is_read(name, tmp_path, monkeypatch):
     config = run_config({"recipe": name, "data_dir": str(tmp_path)})  # a folder without data
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(DatasetError, match=r"timm is not installed.*pip install '\.\[vision\]'"):
@@ -436,7 +432,7 @@ def test_missing_timm_or_weights_are_said_before_any_data_is_read(
         train_module.prepare(config)
 
 
-def test_pretrained_weights_are_refused_where_a_recipe_starts_from_none(tmp_path: Path):
+def test_pretrained_weights_are_refused_where_a_recipe_starts_from_none(tmp_path):
     with pytest.raises(ConfigError, match="starts from no folder"):
         train_module.prepare(run_config({"recipe": "digits"}).change(pretrained="x"))
     pytest.importorskip("transformers")
@@ -471,7 +467,7 @@ def _small_gpt2(folder: Path) -> None:
     transformers.GPT2LMHeadModel(config).save_pretrained(folder)
 
 
-def test_generation_starts_from_a_local_folder(planted: Path, tmp_path: Path):
+def test_generation_starts_from_a_local_folder(planted, tmp_path):
     pytest.importorskip("peft")
     _small_gpt2(tmp_path)
     prepared = train_module.prepare(_smoke("e2e-gpt2-lora", planted, pretrained=str(tmp_path)))

@@ -36,10 +36,10 @@ Folder = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
-def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+def make_folder(tmp_path_factory):
     folders: dict[str, Path] = {}
 
-    def make(host: str) -> Path:
+    def make(host):
         if host not in folders:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -104,7 +104,7 @@ FORGERIES = {
 
 @pytest.mark.quick("dpkfc train", "session", "federated", "opacus")
 @pytest.mark.parametrize("host", HOSTS)
-def test_an_honest_folder_passes(make_folder: Folder, host: str, tmp_path: Path) -> None:
+def test_an_honest_folder_passes(make_folder, host, tmp_path):
     folder = Path(shutil.copytree(make_folder(host), tmp_path / "run"))
     answers = verify_ledger(folder / "ledger.jsonl")
     assert answers["privacy card"] == "states what the ledger shows"
@@ -123,9 +123,7 @@ def test_an_honest_folder_passes(make_folder: Folder, host: str, tmp_path: Path)
 
 @pytest.mark.parametrize("forgery", FORGERIES)
 @pytest.mark.parametrize("host", HOSTS)
-def test_a_forged_folder_is_found(
-    make_folder: Folder, host: str, forgery: str, tmp_path: Path
-) -> None:
+def test_a_forged_folder_is_found(make_folder, host, forgery, tmp_path):
     folder = Path(shutil.copytree(make_folder(host), tmp_path / "run"))
     FORGERIES[forgery](folder)
     with pytest.raises(CardError):
@@ -139,7 +137,7 @@ def test_a_forged_folder_is_found(
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_page_one_has_forty_lines_and_no_code(make_folder: Folder, host: str) -> None:
+def test_page_one_has_forty_lines_and_no_code(make_folder, host):
     page, _, annex = (
         (make_folder(host) / "privacy_card.md").read_text("utf-8").partition("# Annex\n")
     )
@@ -165,7 +163,7 @@ def test_page_one_has_forty_lines_and_no_code(make_folder: Folder, host: str) ->
     assert "### Provenance" in annex and "### Glossary" in annex
 
 
-def test_a_total_over_runs_is_on_page_one() -> None:
+def test_a_total_over_runs_is_on_page_one():
     with open_session() as session:
         card = session_card(
             train(session), **SAID, total={"epsilon": 2.5, "delta": 1e-3, "runs": ["a", "b"]}
@@ -179,14 +177,12 @@ def test_a_total_over_runs_is_on_page_one() -> None:
 
 
 @pytest.mark.parametrize("value", ["two\nlines", 3, "x" * 201, "\u202e"])
-def test_a_field_that_a_page_cannot_show_is_refused(value: Any) -> None:
+def test_a_field_that_a_page_cannot_show_is_refused(value):
     with pytest.raises(ValueError, match="owner of a card"):
         Declared(owner=value)
 
 
-def test_the_command_fills_in_fields_and_shows_page_one(
-    make_folder: Folder, tmp_path: Path
-) -> None:
+def test_the_command_fills_in_fields_and_shows_page_one(make_folder, tmp_path):
     folder = Path(shutil.copytree(make_folder("session"), tmp_path / "run"))
     done = call("card", folder, "--contact", "dpo@example.org | us")
     assert done.exit_code == 0 and "dpo@example.org \\| us" in done.output
@@ -202,7 +198,7 @@ def test_the_command_fills_in_fields_and_shows_page_one(
         assert absent.exit_code == 2 and "absent does not exist; give the folder" in absent.stderr
 
 
-def test_a_damaged_card_is_one_error(make_folder: Folder, tmp_path: Path) -> None:
+def test_a_damaged_card_is_one_error(make_folder, tmp_path):
     folder = Path(shutil.copytree(make_folder("session"), tmp_path / "run"))
     path = folder / "privacy_card.json"
     whole = json.loads(path.read_text("utf-8"))
@@ -223,7 +219,7 @@ def test_a_damaged_card_is_one_error(make_folder: Folder, tmp_path: Path) -> Non
         fill_card(folder, {})
 
 
-def test_an_attack_needs_the_settings_of_a_run(make_folder: Folder) -> None:
+def test_an_attack_needs_the_settings_of_a_run(make_folder):
     done = call("audit", make_folder("session"), "--kind", "one-run")
     assert done.exit_code == 2 and "has no settings" in done.stderr
 
@@ -240,7 +236,7 @@ def refused(session: Any, folder: Path) -> str:
     return str(caught.value)
 
 
-def test_a_script_that_is_run_twice_writes_no_card(tmp_path: Path) -> None:
+def test_a_script_that_is_run_twice_writes_no_card(tmp_path):
     with open_session(tmp_path / "ledger.jsonl") as session:
         train(session)
     with open_session(tmp_path / "ledger.jsonl", resume=True) as again:
@@ -249,7 +245,7 @@ def test_a_script_that_is_run_twice_writes_no_card(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["load", "data", "buffer", "optimizer"])
-def test_weights_that_were_written_since_get_no_card(way: str, tmp_path: Path) -> None:
+def test_weights_that_were_written_since_get_no_card(way, tmp_path):
     with open_session() as session:
         model = session.model
         model.register_buffer("scale", torch.ones(2))
@@ -267,7 +263,7 @@ def test_weights_that_were_written_since_get_no_card(way: str, tmp_path: Path) -
         assert "is not as the last release left it" in refused(session, tmp_path / "card")
 
 
-def test_a_restored_session_writes_the_weights_of_its_checkpoint(tmp_path: Path) -> None:
+def test_a_restored_session_writes_the_weights_of_its_checkpoint(tmp_path):
     with open_session(tmp_path / "ledger.jsonl") as session:
         train(session).save(tmp_path / "checkpoint")
         expected = session.released_state()
@@ -279,7 +275,7 @@ def test_a_restored_session_writes_the_weights_of_its_checkpoint(tmp_path: Path)
     assert verify_ledger(tmp_path / "ledger.jsonl")["weights"].startswith("equal to")
 
 
-def test_the_averaged_weights_are_delivered_and_the_model_keeps_its_own(tmp_path: Path) -> None:
+def test_the_averaged_weights_are_delivered_and_the_model_keeps_its_own(tmp_path):
     with open_session(weight_average=WeightEMA(0.9)) as session:
         own = train(session).model.weight.detach().clone()
         session.write_card(tmp_path, **SAID)
@@ -288,7 +284,7 @@ def test_the_averaged_weights_are_delivered_and_the_model_keeps_its_own(tmp_path
     assert not torch.equal(load_file(tmp_path / "model.safetensors")["weight"], own)
 
 
-def test_a_folder_of_another_run_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_of_another_run_is_left_alone(tmp_path):
     with open_session() as one, open_session(expected_batch_size=10) as other:
         train(one, 2).write_card(tmp_path, **SAID)
         before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -299,7 +295,7 @@ def test_a_folder_of_another_run_is_left_alone(tmp_path: Path) -> None:
     assert len(verify(tmp_path / "ledger.jsonl").releases) == 4
 
 
-def test_a_card_names_no_file_with_other_weights(tmp_path: Path) -> None:
+def test_a_card_names_no_file_with_other_weights(tmp_path):
     with open_session() as session:
         train(session)
         path = tmp_path / "mine.safetensors"
@@ -312,7 +308,7 @@ def test_a_card_names_no_file_with_other_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["session", "engine", "server"])
-def test_a_hook_of_the_state_dict_adds_nothing_to_the_weights(host: str, tmp_path: Path) -> None:
+def test_a_hook_of_the_state_dict_adds_nothing_to_the_weights(host, tmp_path):
     if host == "session":
         trained: Any = train(open_session())
     else:
@@ -331,7 +327,7 @@ def test_a_hook_of_the_state_dict_adds_nothing_to_the_weights(host: str, tmp_pat
     assert set(trained.released_state()) == set(model.state_dict())
 
 
-def test_tied_and_sparse_tensors_of_a_state_dict_are_known() -> None:
+def test_tied_and_sparse_tensors_of_a_state_dict_are_known():
     inner = torch.nn.Linear(3, 3)
     model = torch.nn.ModuleDict({"one": inner, "two": inner})
     model.register_buffer("sparse", torch.eye(3).to_sparse())
@@ -343,7 +339,7 @@ def test_tied_and_sparse_tensors_of_a_state_dict_are_known() -> None:
     ReleasedWeights(model).check_state(model.state_dict())
 
 
-def test_the_fields_are_settings_of_their_own_section(tmp_path: Path) -> None:
+def test_the_fields_are_settings_of_their_own_section(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text('[run]\nrecipe = "digits"\n[card]\nowner = "Ward 3"\ncontact = "us"\n', "utf-8")
     config = run_config(read_choices(path, {"purpose": "predict readmission"}))

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -59,7 +58,7 @@ def _other(field: dataclasses.Field):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_recipe_has_defaults_for_every_method(method: str):
+def test_every_recipe_has_defaults_for_every_method(method):
     for name in RECIPES:
         config = run_config({"recipe": name, "method": method, "public_data": "x.safetensors"})
         wanted = {"dp-sgd": "sgd", "dp-adam": "adam"}.get(method, config.optimizer.optimizer)
@@ -70,7 +69,7 @@ def test_every_recipe_has_defaults_for_every_method(method: str):
             assert changed.optimizer.lr != config.optimizer.lr, name
 
 
-def test_a_written_config_replays_every_field(tmp_path: Path):
+def test_a_written_config_replays_every_field(tmp_path):
     changed = make_config(
         **{name: _other(field) for name, field in FIELDS.items() if name != "out"}
     )
@@ -83,14 +82,14 @@ def test_a_written_config_replays_every_field(tmp_path: Path):
 
 
 @pytest.mark.parametrize("text", ["a", "=3", "a=", "a=1 a=2", "a = 1"])
-def test_named_values_are_names_with_values(text: str):
+def test_named_values_are_names_with_values(text):
     with pytest.raises(ConfigError, match="ranks takes NAME=VALUE"):
         make_config(ranks=text)
     with pytest.raises(ConfigError, match="norm_methods takes NAME=VALUE"):
         make_config(norm_methods=text)
 
 
-def test_epochs_and_steps_exclude_each_other(tmp_path: Path):
+def test_epochs_and_steps_exclude_each_other(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text('recipe = "digits"\nepochs = 3\nsteps = 4\n', "utf-8")
     for file, flags in ((None, {"epochs": 3.0, "steps": 4}), (path, {})):
@@ -109,7 +108,7 @@ def test_epochs_and_steps_exclude_each_other(tmp_path: Path):
     assert run_config(read_choices(path, {})).privacy.steps == 7
 
 
-def test_a_written_config_beats_the_recipe(tmp_path: Path):
+def test_a_written_config_beats_the_recipe(tmp_path):
     changed = run_config({"recipe": "digits", "lr": 0.123, "epochs": 7.0})
     content = tomllib.loads(to_toml(changed))
     assert run_config(flatten(content, "x")) == changed
@@ -117,7 +116,7 @@ def test_a_written_config_beats_the_recipe(tmp_path: Path):
 
 
 @given(st.text(max_size=20), st.floats(1e-9, 1e9), st.integers(0, 10**9))
-def test_any_value_survives_toml(text: str, number: float, integer: int):
+def test_any_value_survives_toml(text, number, integer):
     config = make_config(recipe="digits", chosen_by=text, lr=number, seed=integer)
     assert make_config(**flatten(tomllib.loads(to_toml(config)), "x")) == config
 
@@ -187,7 +186,7 @@ def test_a_setting_stands_in_one_section():
         assert flatten({section: {name: 1}}, "x") == {name: 1}
 
 
-def test_settings_of_a_file_are_read_with_unknown_keys() -> None:
+def test_settings_of_a_file_are_read_with_unknown_keys():
     assert known_settings({"x": 1, "run": {"note": "a", "seed": 3}}) == {
         "x": 1,
         "note": "a",
@@ -215,7 +214,7 @@ def test_settings_of_a_file_are_read_with_unknown_keys() -> None:
         ({"qqq": 1}, "unknown key 'qqq'; known: "),
     ],
 )
-def test_an_unknown_key_names_the_nearest_known_one(content: dict, what: str):
+def test_an_unknown_key_names_the_nearest_known_one(content, what):
     with pytest.raises(ConfigError, match=what):
         flatten(content, "my.toml")
 
@@ -242,7 +241,7 @@ def test_an_unknown_key_names_the_nearest_known_one(content: dict, what: str):
         ({"preconditioner": "kfac", "source": "public"}, "needs public_data"),
     ],
 )
-def test_a_bad_value_names_the_field_and_the_value(settings: dict, what: str):
+def test_a_bad_value_names_the_field_and_the_value(settings, what):
     with pytest.raises(ConfigError, match=what):
         make_config(**settings)
 
@@ -254,7 +253,7 @@ def test_an_integer_is_a_number():
 
 
 @pytest.mark.parametrize("chosen", [{}, {"recipe": ""}, {"recipe": "mnist-"}, {"recipe": 3}])
-def test_an_unknown_recipe_is_named(chosen: dict):
+def test_an_unknown_recipe_is_named(chosen):
     with pytest.raises(ConfigError, match="mnist-cnn|which recipe or data.*dpkfc recipes"):
         run_config(chosen)
 
@@ -375,7 +374,7 @@ def test_a_wrong_value_behind_a_rate_is_named(wrong):
         )
 
 
-def test_a_file_that_is_no_toml_is_named(tmp_path: Path):
+def test_a_file_that_is_no_toml_is_named(tmp_path):
     path = tmp_path / "bad.toml"
     path.write_text("epsilon = = 3")
     with pytest.raises(ConfigError, match=r"bad\.toml: is not TOML"):

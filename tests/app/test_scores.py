@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ def _values(scores) -> dict[str, float | None]:
 
 
 @pytest.mark.parametrize("classes", [2, 4])
-def test_scores_equal_scikit_learns(classes: int):
+def test_scores_equal_scikit_learns(classes):
     logits, labels = _draw(300, classes)
     shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     scores = score_classes(logits, labels)
@@ -118,7 +117,7 @@ def test_what_cannot_be_measured_is_no_number():
 
 
 @pytest.mark.parametrize("shift", ["no.", "other"])
-def test_a_file_without_a_known_test_label_says_so(tmp_path: Path, shift: str):
+def test_a_file_without_a_known_test_label_says_so(tmp_path, shift):
     path, schema = write_patients(tmp_path)
     write_rows(path, [[*row[:-1], shift] for row in patients()])
     run = tmp_path / "run"
@@ -137,7 +136,7 @@ def test_a_file_without_a_known_test_label_says_so(tmp_path: Path, shift: str):
     assert called.exit_code == 2 and "no test row has a known label" in called.output
 
 
-def test_train_evaluate_page_and_card_show_the_same_scores(tmp_path: Path):
+def test_train_evaluate_page_and_card_show_the_same_scores(tmp_path):
     path, schema = write_patients(tmp_path)
     run, page = tmp_path / "run", tmp_path / "page.html"
     words = ["--steps", "2", "--expected-batch-size", "32", "--out", run]

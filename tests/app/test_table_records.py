@@ -122,14 +122,12 @@ _HOSTILE = [
         (",", "\r", "shift_jis", False),
     ],
 )
-def test_a_record_of_a_csv_file_reaches_no_other(
-    tmp_path: Path, kind: str, delimiter: str, end: str, encoding: str, packed: bool
-):
+def test_a_record_of_a_csv_file_reaches_no_other(tmp_path, kind, delimiter, end, encoding, packed):
     rows = _rows(delimiter, kind)
     schema = replace(SCHEMA, delimiter=delimiter, encoding=encoding)
     path = tmp_path / "t.csv"
 
-    def read(rows: Sequence[str]) -> Records:
+    def read(rows):
         _write(path, [row.replace("\n", end) for row in rows], delimiter, end, encoding)
         if not packed:
             return encode_table(path, schema)
@@ -152,7 +150,7 @@ def test_a_record_of_a_csv_file_reaches_no_other(
             assert gone == 0 and new <= 1, (hostile[:40], place)
 
 
-def test_quotes_decide_where_a_schema_lets_them(tmp_path: Path):
+def test_quotes_decide_where_a_schema_lets_them(tmp_path):
     rows = ['1,x,"open,me,1', '7,y,27",p0,0', "2,z,n,p1,1"]
     path = _write(tmp_path / "t.csv", rows, ",", "\n", "utf-8")
     assert len(encode_table(path, SCHEMA)) == 3
@@ -169,7 +167,7 @@ def test_quotes_decide_where_a_schema_lets_them(tmp_path: Path):
         (' a , b "c"', [" a ", ' b "c"']),
     ],
 )
-def test_cells_of_a_line(line: str, cells: list[str]):
+def test_cells_of_a_line(line, cells):
     assert split_line(line, ",") == (cells, "whole")
     assert split_line(line.replace(",", "\t"), "\t")[0] == [x.replace(",", "\t") for x in cells]
 
@@ -205,7 +203,7 @@ WHOLE = [7, 2**53 - 1, 10**10, 10**15, 8, 9, 10]
     ids=lambda ids: str(ids.type),
 )
 @pytest.mark.parametrize("suffix", ["parquet", "feather"])
-def test_a_person_is_one_unit_however_ids_are_stored(tmp_path: Path, ids: pa.Array, suffix: str):
+def test_a_person_is_one_unit_however_ids_are_stored(tmp_path, ids, suffix):
     rows = [number % 7 for number in range(70)]
     table = pa.table({"who": ids.take(pa.array(rows)), "a": rows, "y": [x % 2 for x in rows]})
     path = tmp_path / f"t.{suffix}"
@@ -231,7 +229,7 @@ def test_a_person_is_one_unit_however_ids_are_stored(tmp_path: Path, ids: pa.Arr
     ],
     ids=lambda values: type(values[0]).__name__,
 )
-def test_the_finest_value_of_a_column_changes_no_other(values: list[object]):
+def test_the_finest_value_of_a_column_changes_no_other(values):
     exact = pa.array(values)
     coarse = pa.array(values[:-1])
     if not pa.types.is_decimal(exact.type):
@@ -243,7 +241,7 @@ def test_the_finest_value_of_a_column_changes_no_other(values: list[object]):
 
 
 @pytest.mark.parametrize("is_old", [False, True])
-def test_a_far_date_is_read_as_it_was_written(tmp_path: Path, is_old: bool):
+def test_a_far_date_is_read_as_it_was_written(tmp_path, is_old):
     days = [datetime(1500, 1, 1), datetime(2024, 7, 1, 12), datetime(9999, 12, 31)]
     table = pa.table({"who": days, "a": [1, 2, 3], "y": [0, 1, 0]})
     path = tmp_path / "t.parquet"
@@ -255,7 +253,7 @@ def test_a_far_date_is_read_as_it_was_written(tmp_path: Path, is_old: bool):
 @pytest.mark.parametrize(
     "ids", [pa.nulls(3), pa.array([[1]] * 3), pa.array([{"a": 1}] * 3)], ids=lambda x: str(x.type)
 )
-def test_ids_without_a_text_are_refused_by_their_type(tmp_path: Path, ids: pa.Array):
+def test_ids_without_a_text_are_refused_by_their_type(tmp_path, ids):
     pa.parquet.write_table(
         pa.table({"who": ids, "a": [1, 2, 3], "y": [0, 1, 0]}), tmp_path / "t.parquet"
     )
@@ -264,7 +262,7 @@ def test_ids_without_a_text_are_refused_by_their_type(tmp_path: Path, ids: pa.Ar
         encode_table(tmp_path / "t.parquet", schema)
 
 
-def test_a_person_in_json_is_one_unit(tmp_path: Path):
+def test_a_person_in_json_is_one_unit(tmp_path):
     forms = ["7", "7.0", '"7"', '" 7 "', "7e0"]
     forms += ['{"a": 1, "b": [2]}', '{"b":[2],"a":1}']
     lines = [f'{{"text": "t", "y": 0, "who": {form}}}' for form in forms]
@@ -274,7 +272,7 @@ def test_a_person_in_json_is_one_unit(tmp_path: Path):
     assert len(set(units)) == 2 and len(set(units[:5])) == 1
 
 
-def test_a_text_depends_on_no_other_record(tmp_path: Path):
+def test_a_text_depends_on_no_other_record(tmp_path):
     schema = replace(SCHEMA, unit="", columns={"a": Column(kind="category", buckets=64)})
     for top in (10**3, 10**10, 10**15, 2**53 - 1):
         codes = [top - number for number in range(20)]
@@ -286,7 +284,7 @@ def test_a_text_depends_on_no_other_record(tmp_path: Path):
         assert _changes(*found) == (0, 1)
 
 
-def test_one_value_that_is_no_text_costs_as_much_as_others(tmp_path: Path):
+def test_one_value_that_is_no_text_costs_as_much_as_others(tmp_path):
     schema = replace(SCHEMA, unit="", columns={"a": Column(kind="category", buckets=64)})
     for value in (b"\xff", b"x"):
         table = pa.table({"a": [b"x"] * 20_000 + [value], "y": ["0"] * 20_001})
@@ -317,11 +315,11 @@ def test_one_value_that_is_no_text_costs_as_much_as_others(tmp_path: Path):
     ],
     ids=range(16),
 )
-def test_a_line_of_json_reaches_no_other(tmp_path: Path, line: str):
+def test_a_line_of_json_reaches_no_other(tmp_path, line):
     path = tmp_path / "t.jsonl"
     lines = [f'{{"text": "w{x} v", "y": {x % 2}, "who": {x // 2}}}' for x in range(20)]
 
-    def read(lines: Sequence[str]) -> Records:
+    def read(lines):
         path.write_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
         return encode_texts(path, SCHEMA)
 
@@ -331,7 +329,7 @@ def test_a_line_of_json_reaches_no_other(tmp_path: Path, line: str):
         assert gone == 0 and new <= 1
 
 
-def test_nested_keys_and_decimal_signs_of_stored_numbers(tmp_path: Path):
+def test_nested_keys_and_decimal_signs_of_stored_numbers(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text('{"doc": {"body": "w"}, "m": {"y": 0.5}}\n{"doc.body": "w", "m": 1}\n', "utf-8")
     schema = Schema(

@@ -30,7 +30,7 @@ def _write(
     return folder
 
 
-def test_sentences_and_labels_are_read(tmp_path: Path):
+def test_sentences_and_labels_are_read(tmp_path):
     texts = load_texts(SST2, _write(tmp_path))
     assert texts.train == (["a fine film", "dull"], [1, 0]) and texts.source == "files in sst2/"
     data = texts.tensors(lambda lines: torch.tensor([[len(line)] for line in lines]))
@@ -45,12 +45,12 @@ def test_sentences_and_labels_are_read(tmp_path: Path):
         ("s\tl\na\tx\n", "not a table"),
     ],
 )
-def test_a_damaged_table_is_named(tmp_path: Path, text: str, message: str):
+def test_a_damaged_table_is_named(tmp_path, text, message):
     with pytest.raises(DatasetError, match=message):
         load_texts(SST2, _write(tmp_path, text))
 
 
-def test_a_missing_file_is_named(tmp_path: Path):
+def test_a_missing_file_is_named(tmp_path):
     _write(tmp_path)
     (tmp_path / "sst2" / "dev.tsv.gz").unlink()
     with pytest.raises(DatasetError, match=r"lacks dev\.tsv\.gz.*--data-dir"):

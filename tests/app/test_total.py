@@ -46,7 +46,7 @@ def start_run(
 # -- a budget --------------------------------------------------------------------------------------
 
 
-def test_runs_charge_their_budget_until_it_is_spent(tmp_path: Path) -> None:
+def test_runs_charge_their_budget_until_it_is_spent(tmp_path):
     path = tmp_path / "digits.toml"
     text = call("budget", path, "--epsilon", "1.4", "--delta", "1e-5", "--people", "writers").output
     assert "writers: ε = 1.4 at δ = 1e-05" in text and "1.400" in text
@@ -76,7 +76,7 @@ def test_runs_charge_their_budget_until_it_is_spent(tmp_path: Path) -> None:
     assert total["delta"] == 1e-5 and [run["releases"] for run in total["runs"]] == [3, 3]
 
 
-def test_a_ledger_that_was_moved_keeps_its_charge(tmp_path: Path) -> None:
+def test_a_ledger_that_was_moved_keeps_its_charge(tmp_path):
     path = tmp_path / "digits.toml"
     call("budget", path, "--epsilon", "1.4", "--delta", "1e-5")
     run = PrivacyConfig(expected_batch_size=8, steps=2, max_grad_norm=1.0).calibrate(1.0, 1e-5, 64)
@@ -91,7 +91,7 @@ def test_a_ledger_that_was_moved_keeps_its_charge(tmp_path: Path) -> None:
     assert [charge.path for charge in Budget(path).charges] == [str(new)]
 
 
-def test_a_budget_that_is_not_there_stops_a_run_before_it_begins(tmp_path: Path) -> None:
+def test_a_budget_that_is_not_there_stops_a_run_before_it_begins(tmp_path):
     message = refused(*RUN, "--budget", tmp_path / "none.toml", "--out", tmp_path / "run")
     assert "there is no budget" in message and not list(tmp_path.iterdir())
 
@@ -99,7 +99,7 @@ def test_a_budget_that_is_not_there_stops_a_run_before_it_begins(tmp_path: Path)
 # -- a total ---------------------------------------------------------------------------------------
 
 
-def test_the_total_of_ledgers_counts_what_was_released(tmp_path: Path) -> None:
+def test_the_total_of_ledgers_counts_what_was_released(tmp_path):
     first, second = (
         start_run(tmp_path / "a" / "ledger.jsonl"),
         start_run(tmp_path / "b" / "x.jsonl", 3.0),
@@ -116,7 +116,7 @@ def test_the_total_of_ledgers_counts_what_was_released(tmp_path: Path) -> None:
     assert not total.doubts and describe_total(total)["runs"][0]["ledger"] == str(first)
 
 
-def test_a_federated_run_is_composed_with_a_central_one(tmp_path: Path) -> None:
+def test_a_federated_run_is_composed_with_a_central_one(tmp_path):
     config = FederatedConfig(clients=4, rounds=2, expected_records=100, local=LocalGradient())
     plan = config.with_noise(3.0, 1e-4)
     with plan.open_ledger(tmp_path / "server.jsonl") as ledger:
@@ -126,7 +126,7 @@ def test_a_federated_run_is_composed_with_a_central_one(tmp_path: Path) -> None:
     assert total.epsilon > total.rows[1].epsilon
 
 
-def test_a_total_without_a_guarantee_says_so(tmp_path: Path) -> None:
+def test_a_total_without_a_guarantee_says_so(tmp_path):
     first = start_run(tmp_path / "a" / "ledger.jsonl", test_mode_seed=3)
     second = start_run(tmp_path / "b" / "ledger.jsonl")
     output = call("total", first, second).output
@@ -134,7 +134,7 @@ def test_a_total_without_a_guarantee_says_so(tmp_path: Path) -> None:
     assert json.loads(call("total", first, "--json").output)["certified"] is False
 
 
-def test_what_has_no_common_total_is_one_error(tmp_path: Path) -> None:
+def test_what_has_no_common_total_is_one_error(tmp_path):
     first = start_run(tmp_path / "a" / "ledger.jsonl")
     fixed = start_run(tmp_path / "b" / "ledger.jsonl", sampler="fixed", accountant="rdp")
     assert "counts add_or_remove_one" in refused("total", first, fixed)
@@ -151,7 +151,7 @@ def test_what_has_no_common_total_is_one_error(tmp_path: Path) -> None:
     assert "delta must be in (0, 1)" in refused("total", first, "--delta", "2")
 
 
-def test_copies_that_went_apart_both_count(tmp_path: Path) -> None:
+def test_copies_that_went_apart_both_count(tmp_path):
     first = start_run(tmp_path / "a" / "ledger.jsonl")
     shutil.copytree(tmp_path / "a", tmp_path / "copy")
     plan = PrivacyConfig(expected_batch_size=10, steps=3).with_noise(2.0, 1e-4, 100)
@@ -168,7 +168,7 @@ def test_copies_that_went_apart_both_count(tmp_path: Path) -> None:
 FACT = "weights of the last release"
 
 
-def test_a_folder_says_whether_its_weights_are_those_of_its_ledger(folder: Path) -> None:
+def test_a_folder_says_whether_its_weights_are_those_of_its_ledger(folder):
     ledger = folder / "ledger.jsonl"
     assert verify_ledger(ledger)[FACT].startswith("equal to model.safetensors")
     for name in ("privacy_card.json", "privacy_card.md"):
@@ -186,7 +186,7 @@ def test_a_folder_says_whether_its_weights_are_those_of_its_ledger(folder: Path)
     assert verify_ledger(ledger)[FACT] == "not compared: the ledger carries no digest of them"
 
 
-def test_a_record_that_was_edited_or_exchanged_is_found(folder: Path, tmp_path: Path) -> None:
+def test_a_record_that_was_edited_or_exchanged_is_found(folder, tmp_path):
     record = folder / "ledger.weights.json"
     content = json.loads(record.read_text("utf-8"))
     assert content["releases"] == len(verify(folder / "ledger.jsonl").releases)

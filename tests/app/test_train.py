@@ -73,7 +73,7 @@ def _remembered_accounting():
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory):
+def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
     with draw_figures():
         return run(_config(folder)), folder
@@ -95,7 +95,7 @@ def test_a_run_leaves_its_folder(finished):
     assert not result.interrupted and result.steps == 4 and 0 < result.epsilon <= 0.5
 
 
-def test_the_first_page_draws_the_pictures_of_a_run(finished, tmp_path: Path):
+def test_the_first_page_draws_the_pictures_of_a_run(finished, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(finished[1], folder)
     titles = ["Score and ε by step", "Signal-to-noise ratio of each layer"]
@@ -159,7 +159,7 @@ def test_the_card_and_the_ledger_agree(finished):
     assert "differentially private" in (folder / "privacy_card.md").read_text("utf-8")
 
 
-def test_the_written_config_replays_the_run(finished, tmp_path: Path):
+def test_the_written_config_replays_the_run(finished, tmp_path):
     _, folder = finished
     settings = flatten(read_toml(folder / "config.toml"), "config.toml")
     assert make_config(**settings) == _config("x").change(out="")
@@ -172,7 +172,7 @@ def test_the_written_config_replays_the_run(finished, tmp_path: Path):
     assert not torch.equal(first, second)
 
 
-def test_what_a_ledger_spent_is_read_from_its_lines(finished, tmp_path: Path):
+def test_what_a_ledger_spent_is_read_from_its_lines(finished, tmp_path):
     result, folder = finished
     found = verify_ledger(folder / "ledger.jsonl", 1e-5)
     assert found["releases"] == 4 and found["ε by RDP at δ = 1e-05"] == pytest.approx(
@@ -192,7 +192,7 @@ def test_what_a_ledger_spent_is_read_from_its_lines(finished, tmp_path: Path):
     assert verify_ledger(tmp_path / "ledger.jsonl", 1e-5)["ε"] == 0.0
 
 
-def test_the_delta_of_what_was_spent_is_that_of_the_card_or_of_the_plan(tmp_path: Path):
+def test_the_delta_of_what_was_spent_is_that_of_the_card_or_of_the_plan(tmp_path):
     run(_config(tmp_path / "run", delta=1e-4, method="dp-sgd", steps=2))
     found = verify_ledger(tmp_path / "run" / "ledger.jsonl")
     assert "ε by RDP at δ = 0.0001" in found
@@ -221,7 +221,7 @@ def _raise() -> None:
     [lambda: os.kill(os.getpid(), signal.SIGTERM), _raise],
     ids=["signal", "raised"],
 )
-def test_an_interrupted_run_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act):
+def test_an_interrupted_run_is_continued(tmp_path, monkeypatch, act):
     with monkeypatch.context() as patched:
         _stop_after(patched, 3, act)
         first = run(_config(tmp_path / "run"))
@@ -239,10 +239,8 @@ def test_an_interrupted_run_is_continued(tmp_path: Path, monkeypatch: pytest.Mon
         resume(tmp_path / "run")
 
 
-def test_a_run_that_dies_before_its_first_evaluation_is_continued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def die() -> None:
+def test_a_run_that_dies_before_its_first_evaluation_is_continued(tmp_path, monkeypatch):
+    def die():
         raise OSError("the machine is gone")
 
     with monkeypatch.context() as patched, pytest.raises(OSError, match="gone"):
@@ -258,9 +256,7 @@ def test_a_run_that_dies_before_its_first_evaluation_is_continued(
     ]
 
 
-def test_a_resumed_run_goes_on_from_the_saved_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_resumed_run_goes_on_from_the_saved_weights(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         _stop_after(patched, 1, lambda: os.kill(os.getpid(), signal.SIGINT))
         run(_config(tmp_path / "run", lr=1e-6))
@@ -275,7 +271,7 @@ def test_a_resumed_run_goes_on_from_the_saved_weights(
     [("lr", "0.5", False), ("epsilon", "8.0", False), ("threads", "1", True)],
 )
 def test_a_run_goes_on_with_the_settings_it_was_begun_with(
-    name: str, value: str, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name, value, fits, tmp_path, monkeypatch
 ):
     with monkeypatch.context() as patched:
         _stop_after(patched, 1, lambda: os.kill(os.getpid(), signal.SIGINT))
@@ -294,7 +290,7 @@ def test_a_run_goes_on_with_the_settings_it_was_begun_with(
     assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == spent
 
 
-def test_a_damaged_checkpoint_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_damaged_checkpoint_is_one_clear_error(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         _stop_after(patched, 2, lambda: os.kill(os.getpid(), signal.SIGINT))
         run(_config(tmp_path / "run"))
@@ -304,7 +300,7 @@ def test_a_damaged_checkpoint_is_one_clear_error(tmp_path: Path, monkeypatch: py
         resume(tmp_path / "run")
 
 
-def test_a_folder_that_is_not_empty_is_refused_before_training(tmp_path: Path):
+def test_a_folder_that_is_not_empty_is_refused_before_training(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").write_text("mine")
     with pytest.raises(RunFolderError, match="is not empty"):
@@ -312,7 +308,7 @@ def test_a_folder_that_is_not_empty_is_refused_before_training(tmp_path: Path):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
 
 
-def test_missing_data_leaves_no_folder(tmp_path: Path):
+def test_missing_data_leaves_no_folder(tmp_path):
     with pytest.raises(DatasetError, match="lacks"):
         run(
             run_config(
@@ -322,20 +318,18 @@ def test_missing_data_leaves_no_folder(tmp_path: Path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_below_runs_is_made_when_none_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_folder_below_runs_is_made_when_none_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = run(_config(""))
     assert result.folder.parent.name == "runs" and result.folder.name.startswith("digits-dp-kfc-")
 
 
-def test_a_device_that_is_not_there_is_named(tmp_path: Path):
+def test_a_device_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ConfigError, match="unknown device 'nonsense'; known: cpu, cuda"):
         run(_config(tmp_path / "run", device="nonsense"))
 
 
-def test_test_mode_is_stamped(tmp_path: Path):
+def test_test_mode_is_stamped(tmp_path):
     result = run(_config(tmp_path / "run", test_mode=True, method="dp-sgd"))
     assert result.stamp == "NOT PRIVATE: test mode"
     card = json.loads((tmp_path / "run" / "privacy_card.json").read_text("utf-8"))
@@ -347,20 +341,20 @@ def test_test_mode_is_stamped(tmp_path: Path):
         )
 
 
-def test_test_mode_repeats(tmp_path: Path):
-    def weights(name: str, **changed) -> torch.Tensor:
+def test_test_mode_repeats(tmp_path):
+    def weights(name, **changed):
         run(_config(tmp_path / name, evaluate_every=4, method="dp-sgd", **changed))
         return load_file(tmp_path / name / "model.safetensors")["0.weight"]
 
     assert torch.equal(weights("a", test_mode=True), weights("b", test_mode=True))
 
 
-def test_shuffled_batches_are_stamped_uncertified(tmp_path: Path):
+def test_shuffled_batches_are_stamped_uncertified(tmp_path):
     settings = {"sampler": "shuffle", "uncertified": True, "method": "dp-sgd"}
     assert run(_config(tmp_path / "run", **settings)).stamp == "UNCERTIFIED"
 
 
-def test_validation_figures_are_marked_private(tmp_path: Path):
+def test_validation_figures_are_marked_private(tmp_path):
     result = run(
         _config(tmp_path / "run", validation_size=100, eval_on="validation", method="dp-sgd")
     )
@@ -385,7 +379,7 @@ def test_signals_get_their_handlers_back():
 
 
 @pytest.mark.slow
-def test_the_demo_compares_two_methods(tmp_path: Path):
+def test_the_demo_compares_two_methods(tmp_path):
     settings = {key: value for key, value in QUICK.items() if key != "recipe"}
     with draw_figures():
         done = demo(settings, out=str(tmp_path / "demo"))
@@ -402,7 +396,7 @@ def test_the_demo_compares_two_methods(tmp_path: Path):
     assert len(sigmas) == 1
 
 
-def test_targets_of_the_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_targets_of_the_doctor(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "import torch\nfrom torch import nn\n"
         "def net():\n    return nn.Linear(4, 3)\n"

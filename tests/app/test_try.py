@@ -17,7 +17,7 @@ ANSWERS = ["no|yes", "", "number 20 80", "category female|male", "", "flag", "te
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "people.csv", patients(400))
     return tmp_path
@@ -28,7 +28,7 @@ def _answer(path: Path, lines: list[str]) -> Path:
     return path
 
 
-def test_answers_of_a_file_lead_to_schema_model_scores_and_commands(place: Path):
+def test_answers_of_a_file_lead_to_schema_model_scores_and_commands(place):
     answers = _answer(place / "answers.txt", [*ANSWERS, "yes"])
     called = call("try", "people.csv", "--target", "outcome", "--answers", answers, "--out", "run")
     assert called.exit_code == 0, called.output
@@ -45,7 +45,7 @@ def test_answers_of_a_file_lead_to_schema_model_scores_and_commands(place: Path)
     assert call(*again, "--dry-run").exit_code == 0
 
 
-def test_answers_of_a_terminal_are_asked_again(place: Path, monkeypatch: pytest.MonkeyPatch):
+def test_answers_of_a_terminal_are_asked_again(place, monkeypatch):
     lines = ["maybe", *ANSWERS[:2], "number 80", "nothing", *ANSWERS[2:], "no"]
     stdin = io.StringIO("\n".join(lines) + "\n")
     stdin.isatty = lambda: True  # type: ignore[method-assign]
@@ -56,7 +56,7 @@ def test_answers_of_a_terminal_are_asked_again(place: Path, monkeypatch: pytest.
     assert "begins with no kind" in called.output and (place / "people.toml").is_file()
 
 
-def test_values_are_shown_when_asked_and_marked(place: Path):
+def test_values_are_shown_when_asked_and_marked(place):
     answers = _answer(place / "answers.txt", ["?", "no|yes", "", "?"])
     called = call("try", "people.csv", "--target", "outcome", "--answers", answers)
     assert called.exit_code == 2 and "the answers end before 'age" in called.output
@@ -68,7 +68,7 @@ def test_values_are_shown_when_asked_and_marked(place: Path):
     assert "nurse" not in quiet.output and "PRIVATE" not in quiet.output
 
 
-def test_without_a_terminal_there_is_one_line_with_the_way_out(place: Path):
+def test_without_a_terminal_there_is_one_line_with_the_way_out(place):
     called = call("try", "people.csv", "--target", "outcome")
     assert called.exit_code == 2 and len(called.stderr.splitlines()) == 1
     assert "--schema FILE --yes" in called.stderr and len(called.stderr) <= 168
@@ -78,7 +78,7 @@ def test_without_a_terminal_there_is_one_line_with_the_way_out(place: Path):
     assert call("try", path, *words).exit_code == 0
 
 
-def test_a_schema_that_exists_is_kept(place: Path):
+def test_a_schema_that_exists_is_kept(place):
     (place / "people.toml").write_text("mine", "utf-8")
     answers = _answer(place / "answers.txt", [*ANSWERS, "yes"])
     called = call("try", "people.csv", "--target", "outcome", "--answers", answers)
@@ -97,14 +97,14 @@ def test_a_schema_that_exists_is_kept(place: Path):
         ("unit all", "is not a whole number"),
     ],
 )
-def test_answers_of_another_form(answer: str, message: str):
+def test_answers_of_another_form(answer, message):
     with pytest.raises(ConfigError, match=message) as raised:
         read_column(answer)
     assert len(str(raised.value)) <= 160
 
 
 @pytest.mark.parametrize("answer", ["", "yes", "0 60 90"])
-def test_a_target_has_classes_or_bounds(answer: str):
+def test_a_target_has_classes_or_bounds(answer):
     with pytest.raises(ConfigError, match="neither classes"):
         read_target(answer)
     assert read_target("no | yes") == (("no", "yes"), ()) and read_target("0 60") == ((), (0, 60))

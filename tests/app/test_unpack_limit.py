@@ -76,9 +76,7 @@ FORMATS: dict[str, tuple[str, Callable[[Path], object], Callable[[Path], object]
 
 @pytest.mark.quick("npz", "idx", "zip", "bzip2")
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_file_that_unpacks_to_more_than_the_limit_is_refused_early(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_file_that_unpacks_to_more_than_the_limit_is_refused_early(kind, tmp_path, monkeypatch):
     name, write, read = FORMATS[kind]
     path = tmp_path / name
     write(path)
@@ -97,9 +95,7 @@ def test_a_file_that_unpacks_to_more_than_the_limit_is_refused_early(
         tracemalloc.stop()
 
 
-def test_metrics_with_more_rows_than_the_limit_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_metrics_with_more_rows_than_the_limit_are_refused(tmp_path, monkeypatch):
     path = tmp_path / "metrics.parquet"
     Metrics(rows=[Row(step=i, epsilon=0.5) for i in range(20_000)]).write(path)
     assert path.stat().st_size < MIB and len(Metrics.read(path).rows) == 20_000
@@ -108,7 +104,7 @@ def test_metrics_with_more_rows_than_the_limit_are_refused(
         Metrics.read(path)
 
 
-def test_the_variable_must_be_a_positive_number(monkeypatch: pytest.MonkeyPatch):
+def test_the_variable_must_be_a_positive_number(monkeypatch):
     for wrong in ("", "much", "0", "-1", "nan"):
         monkeypatch.setenv(VARIABLE, wrong)
         with pytest.raises(UnpackedSizeError, match="positive number of GiB"):

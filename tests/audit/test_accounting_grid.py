@@ -91,7 +91,7 @@ def prv(q: float, noise: float, count: int, delta: float) -> float:
 
 @pytest.mark.quick("q 0.5*", "q 0.01, T 2000", "q 0.001, T 100", "q 1,*", "q 0.0001*")
 @pytest.mark.parametrize("group", GROUPS, ids=[f"q {q:g}, T {count}" for q, count in GROUPS])
-def test_the_grid(group: tuple[float, int], evidence) -> None:
+def test_the_grid(group, evidence):
     below = above = ratio = 0.0
     points = [point for point in GRID if (point[0], point[2]) == group]
     for q, noise, count, delta in points:
@@ -127,7 +127,7 @@ PRV += (
 )
 
 
-def test_prv_of_opacus(evidence) -> None:
+def test_prv_of_opacus(evidence):
     worst = checked = 0.0
     for q, noise, count, delta in PRV:
         by_pld = epsilon(Poisson(q, 10).event(noise), count, delta)
@@ -148,7 +148,7 @@ def test_prv_of_opacus(evidence) -> None:
     ("noise", "count"), [(5.0, 100), (2.0, 1), (0.4, 3), (20.0, 50), (200.0, 100_000)]
 )
 @pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-10])
-def test_full_batches_are_the_analytic_gaussian(noise: float, count: int, delta: float) -> None:
+def test_full_batches_are_the_analytic_gaussian(noise, count, delta):
     exact = gaussian_epsilon(noise / math.sqrt(count), delta)
     for event in (Poisson(1.0, 5).event(noise), dp_accounting.GaussianDpEvent(noise)):
         assert exact <= epsilon(event, count, delta) <= exact * (1 + 1e-6) + 1e-8
@@ -165,7 +165,7 @@ ONE_RELEASE = [(0.1, 1.0, 0.5), (0.5, 2.0, 0.1), (1.0, 0.8, 3.0)] + (
 
 
 @pytest.mark.parametrize(("q", "noise", "eps"), ONE_RELEASE)
-def test_one_release_is_the_closed_hockey_stick(q: float, noise: float, eps: float) -> None:
+def test_one_release_is_the_closed_hockey_stick(q, noise, eps):
     from tests.audit.integration import one_release_delta
 
     exact = one_release_delta(q, noise, eps)
@@ -224,7 +224,7 @@ PUBLISHED = PUBLISHED if FULL else [row for row in PUBLISHED if row[2] > 1]
 
 
 @pytest.mark.parametrize("row", PUBLISHED, ids=[row[0] for row in PUBLISHED])
-def test_published_values(row, evidence) -> None:
+def test_published_values(row, evidence):
     source, q, noise, count, value, tolerance, how = row
     ours = epsilon(Poisson(q, 5).event(noise), count, 1e-5, "pld" if how == "pld" else "rdp")
     if isinstance(how, list):  # the orders of an older conversion, then ours below it
@@ -247,7 +247,7 @@ def test_published_values(row, evidence) -> None:
     log_delta=st.floats(-10, -2),
     more=st.floats(1.02, 4),
 )
-def test_epsilon_by_rdp_is_monotonic(log_q, noise, log_count, log_delta, more) -> None:
+def test_epsilon_by_rdp_is_monotonic(log_q, noise, log_count, log_delta, more):
     _check_order("rdp", 10**log_q, noise, round(10**log_count), 10**log_delta, more)
 
 
@@ -259,7 +259,7 @@ def test_epsilon_by_rdp_is_monotonic(log_q, noise, log_count, log_delta, more) -
     log_delta=st.floats(-9, -3),
     more=st.floats(1.1, 3),
 )
-def test_epsilon_by_pld_is_monotonic(log_q, noise, log_count, log_delta, more) -> None:
+def test_epsilon_by_pld_is_monotonic(log_q, noise, log_count, log_delta, more):
     _check_order("pld", 10**log_q, noise, round(10**log_count), 10**log_delta, more)
 
 
@@ -275,7 +275,7 @@ def _check_order(by: str, q: float, noise: float, count: int, delta: float, more
     assert at(q, noise, count, min(0.5, delta * more)) <= base + slack
 
 
-def test_a_smaller_maximum_costs_more() -> None:
+def test_a_smaller_maximum_costs_more():
     values = [
         epsilon(TruncatedPoisson(0.1, 50, most).event(5.0), 50, 1e-5, "rdp")
         for most in (30, 12, 8, 6)
@@ -287,7 +287,7 @@ def test_a_smaller_maximum_costs_more() -> None:
 # -- faults of the accountant itself ---------------------------------------------------------------
 
 
-def test_a_small_delta_after_many_releases_is_not_rounded_away(evidence) -> None:
+def test_a_small_delta_after_many_releases_is_not_rounded_away(evidence):
     """dp-accounting convolves without a tilt: its δ of 1e-10 after 10⁵ releases is short by 8 %,
     its ε by 0.07. Ours is not.
     """
@@ -317,7 +317,7 @@ def test_a_small_delta_after_many_releases_is_not_rounded_away(evidence) -> None
         assert checked["rdp"] >= integral
 
 
-def test_a_divergence_that_rounds_to_nothing_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_divergence_that_rounds_to_nothing_is_not_free(monkeypatch):
     """dp-accounting reports an ε of 0 where a divergence came out as zero or below."""
     event = Poisson(0.01, 5).event(1.0)
     honest = EpsilonCurve(event, 1.1e-5, accountant="rdp").epsilon(7)
@@ -373,8 +373,8 @@ def build(plan, ledger: Path) -> Session:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_disagreement_stops_a_run_before_anything_is_charged(
-    name: str, tmp_path: Path, monkeypatch, evidence
-) -> None:
+    name, tmp_path, monkeypatch, evidence
+):
     settings_, plant, factor = FAULTS[name]
     plan = PrivacyConfig(expected_batch_size=4, steps=37, **settings_).with_noise(6.3, 1e-4, 40)
     # what this process has computed, by the honest accountants

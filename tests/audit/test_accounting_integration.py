@@ -33,7 +33,7 @@ DELTA = 1e-5
     ("q", "noise"), [(0.1, 1.0), (0.02, 0.7), (0.5, 2.0), (1e-3, 0.45), (1.0, 3.0)]
 )
 @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-10])
-def test_one_release_has_its_closed_form(q: float, noise: float, delta: float) -> None:
+def test_one_release_has_its_closed_form(q, noise, delta):
     found = epsilon_of(sampled_losses(q, noise), 1, delta)
     if found == 0:
         assert by_hand.one_release_delta(q, noise, 0.0) <= delta
@@ -48,9 +48,7 @@ if FULL:
 
 
 @pytest.mark.parametrize(("q", "noise", "count", "delta"), CONTOUR)
-def test_the_second_integration_agrees(
-    q: float, noise: float, count: int, delta: float, evidence
-) -> None:
+def test_the_second_integration_agrees(q, noise, count, delta, evidence):
     losses = sampled_losses(q, noise)
     found = epsilon_of(losses, count, delta)
     tilt = _tilt(losses, count, delta)
@@ -70,7 +68,7 @@ FIXED = [(10, 2, 1.5, 20), (1000, 50, 1.0, 100), (10, 9, 3.0, 10), (10, 10, 4.0,
 @pytest.mark.parametrize("delta", [1e-3, 1e-6])
 def test_fixed_size_batches_claim_no_less_than_their_neighbours_cost(
     n, m, noise, count, delta, evidence
-) -> None:
+):
     """Noise of noise_multiplier · 2C on sums of terms within C: the example replaced, the others
     -C, 0 or C.
     """
@@ -108,7 +106,7 @@ if FULL:
 @pytest.mark.parametrize(("n", "q", "most", "noise", "count"), TRUNCATED)
 def test_truncated_poisson_claims_no_less_than_its_neighbours_cost(
     n, q, most, noise, count, evidence
-) -> None:
+):
     event = TruncatedPoisson(q, n, most).event(noise)
     by_pld, by_rdp = (accounting.epsilon(event, count, DELTA, by) for by in ("pld", "rdp"))
     bound = integrated_epsilon(event, count, DELTA)
@@ -135,7 +133,7 @@ def test_truncated_poisson_claims_no_less_than_its_neighbours_cost(
 # -- units, joint releases, filters ----------------------------------------------------------------
 
 
-def test_units_are_the_examples_of_the_integration() -> None:
+def test_units_are_the_examples_of_the_integration():
     """A patient's records share one clip, whichever of them are drawn: shifts within C, mixed at
     random, cost at most C.
     """
@@ -158,7 +156,7 @@ def test_units_are_the_examples_of_the_integration() -> None:
         )
 
 
-def test_the_two_parts_of_gep_are_one_release(evidence) -> None:
+def test_the_two_parts_of_gep_are_one_release(evidence):
     """Embedding and residual, each clipped to C, one coin for both: two coordinates that move
     together by (C, C).
     """
@@ -184,7 +182,7 @@ def test_the_two_parts_of_gep_are_one_release(evidence) -> None:
     )
 
 
-def test_the_two_points_of_disk_are_one_release() -> None:
+def test_the_two_points_of_disk_are_one_release():
     """Gradients at two points are combined, then clipped: one release a step of the event of plain
     DP-SGD.
     """
@@ -206,7 +204,7 @@ def test_the_two_points_of_disk_are_one_release() -> None:
 
 
 @pytest.mark.parametrize("seed", range(size(1, 40)))
-def test_calibrated_noise_keeps_the_target_by_integration_too(seed: int, evidence) -> None:
+def test_calibrated_noise_keeps_the_target_by_integration_too(seed, evidence):
     """Random targets of all samplers: ε of the noise found is at most the target, of a little less
     noise above it.
     """

@@ -5,7 +5,6 @@ refusals that say why.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -57,7 +56,7 @@ CHECKS = {
 
 
 @pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small(monkeypatch):
     if size(1, 0):
         make_audit_quick(monkeypatch)
 
@@ -76,7 +75,7 @@ def calibrated() -> Subject:
 
 
 @pytest.mark.slow
-def test_an_honest_step_passes_every_check(evidence) -> None:
+def test_an_honest_step_passes_every_check(evidence):
     progress: dict[str, list[tuple[int, int]]] = {}
     subject = calibrated()
     found = audit_step(
@@ -109,7 +108,7 @@ def test_an_honest_step_passes_every_check(evidence) -> None:
     )
 
 
-def test_one_failed_check_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_failed_check_fails_the_audit(monkeypatch):
     in_clip.of_micro_batches(monkeypatch)
     for name in ("check_noise", "check_run_noise", "check_charges"):
         monkeypatch.setattr(module, name, lambda subject, **_: [])
@@ -120,7 +119,7 @@ def test_one_failed_check_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.slow
-def test_a_check_that_cannot_be_ended_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_cannot_be_ended_is_a_finding(monkeypatch):
     """Steps without a release leave nothing to judge."""
     in_data.skipping(False)(monkeypatch)
     monkeypatch.setattr(module, "distinguish_neighbors", broken)
@@ -138,9 +137,7 @@ def broken(*_: object, **__: object) -> None:
     ("settings", "noise_multiplier", "message"),
     [({}, 0.0, "adds no noise"), ({"test_mode_seed": 3}, 1.0, "test mode")],
 )
-def test_a_plan_without_a_guarantee_is_refused(
-    settings: dict[str, int], noise_multiplier: float, message: str
-) -> None:
+def test_a_plan_without_a_guarantee_is_refused(settings, noise_multiplier, message):
     plan = PrivacyConfig(expected_batch_size=B, steps=5, **settings).with_noise(
         noise_multiplier, 1e-3, N
     )
@@ -153,7 +150,7 @@ def test_a_plan_without_a_guarantee_is_refused(
         )
 
 
-def test_a_sampler_without_a_proved_event_fails_by_its_name() -> None:
+def test_a_sampler_without_a_proved_event_fails_by_its_name():
     plan = vectors(sampler="shuffle", uncertified=True).plan
     found = list(module._summarize_sampler(plan))
     assert [finding.passed for finding in found] == [False]
@@ -167,7 +164,7 @@ def test_a_sampler_without_a_proved_event_fails_by_its_name() -> None:
 # -- accounting ------------------------------------------------------------------------------------
 
 
-def test_a_budget_that_is_exceeded_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_that_is_exceeded_is_a_finding(monkeypatch):
     plan = calibrated().plan
     assert not select_failed(list(check_accounting(plan)))
     object.__setattr__(plan, "target_epsilon", 3.0)
@@ -178,7 +175,7 @@ def test_a_budget_that_is_exceeded_is_a_finding(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("name", size(["DP-KFC"], ["DP-SGD", "DP-KFC", "patients"]))
-def test_charges_and_checkpoints_of_honest_steps(name: str) -> None:
+def test_charges_and_checkpoints_of_honest_steps(name):
     subject = subject_of(name)
     assert not select_failed([*check_charges(subject), check_checkpoints(subject)])
 
@@ -192,9 +189,7 @@ def test_charges_and_checkpoints_of_honest_steps(name: str) -> None:
         (in_data.with_the_update, "charge before release"),
     ],
 )
-def test_charges_that_are_missing_or_late(
-    patch: Callable[[pytest.MonkeyPatch], None], check: str
-) -> None:
+def test_charges_that_are_missing_or_late(patch, check):
     with pytest.MonkeyPatch.context() as m:
         patch(m)
         assert check in [
@@ -202,7 +197,7 @@ def test_charges_that_are_missing_or_late(
         ]
 
 
-def test_the_value_that_differs_in_a_checkpoint_is_named() -> None:
+def test_the_value_that_differs_in_a_checkpoint_is_named():
     from dpkfc.audit.harness import first_difference
 
     one = {"a": torch.zeros(2), "b": {"c": [1, 2.0], "d": None}}

@@ -56,7 +56,7 @@ def most_misses(runs: int, alpha: float) -> int:
 @pytest.mark.parametrize("n", [1, 7, 60, 1000])
 @pytest.mark.parametrize("p", [0.003, 0.2, 0.5, 0.97])
 @pytest.mark.parametrize("alpha", [0.05, 1e-4])
-def test_clopper_pearson_covers_every_rate(n: int, p: float, alpha: float):
+def test_clopper_pearson_covers_every_rate(n, p, alpha):
     k = np.arange(n + 1)
     weight = binom.pmf(k, n, p)
     assert weight[clopper_pearson_upper(k, n, alpha) < p].sum() <= alpha * (1 + 1e-9)
@@ -80,7 +80,7 @@ def test_clopper_pearson_is_not_loose(evidence):
 @pytest.mark.parametrize(
     ("k", "n", "alpha"), [(3, 2, 0.1), (-1, 2, 0.1), (0, 0, 0.1), (1, 2, 0.0), (1, 2, 1.0)]
 )
-def test_counts_that_are_none_are_refused(k: int, n: int, alpha: float):
+def test_counts_that_are_none_are_refused(k, n, alpha):
     for bound in (clopper_pearson_upper, clopper_pearson_lower):
         with pytest.raises(ValueError, match="must"):
             bound(k, n, alpha)
@@ -90,7 +90,7 @@ def test_counts_that_are_none_are_refused(k: int, n: int, alpha: float):
 
 
 @pytest.mark.parametrize("mu", [0.3, 1.0, 2.5])
-def test_the_bound_on_mu_covers_and_is_close(mu: float, evidence):
+def test_the_bound_on_mu_covers_and_is_close(mu, evidence):
     rng, n = np.random.default_rng(1), 1000
     threshold = mu / 2
     fp, fn = (
@@ -119,7 +119,7 @@ def test_the_bound_on_epsilon_covers_when_the_threshold_is_chosen(evidence):
     rng, epsilon, n, runs = np.random.default_rng(2), 2.0, 600, size(200, 1000)
     truth = math.exp(epsilon) / (1 + math.exp(epsilon))
 
-    def respond(share: float) -> np.ndarray:
+    def respond(share):
         return (rng.random(n) < share) + 0.1 * rng.normal(size=n)
 
     bounds = np.array([best_epsilon(respond(1 - truth), respond(truth)) for _ in range(runs)])
@@ -137,7 +137,7 @@ def test_the_bound_on_epsilon_covers_when_the_threshold_is_chosen(evidence):
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
-def test_the_bound_on_epsilon_covers_the_worst_mechanism(epsilon: float, evidence):
+def test_the_bound_on_epsilon_covers_the_worst_mechanism(epsilon, evidence):
     rng, n, delta = np.random.default_rng(3), 1000, 0.01
     q = 1 / (1 + math.exp(epsilon))  # randomised response, and the truth with probability δ
     fp, fn = rng.binomial(n, (1 - delta) * q, RUNS), rng.binomial(n, (1 - delta) * q, RUNS)
@@ -167,7 +167,7 @@ def test_the_threshold_is_chosen_on_one_half_and_judged_on_the_other():
 
 
 @pytest.mark.parametrize("scores", [[1.0], [0.0, math.nan], [0.0, math.inf]])
-def test_scores_that_cannot_be_judged_are_refused(scores: list[float]):
+def test_scores_that_cannot_be_judged_are_refused(scores):
     with pytest.raises(ValueError, match="scores"):
         best_epsilon([0.0, 1.0], scores)
 
@@ -185,7 +185,7 @@ def reference_p_value(m: int, r: int, v: int, epsilon: float, delta: float) -> f
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-5, 1e-3])
-def test_the_p_value_of_one_run_is_that_of_the_theorem(delta: float):
+def test_the_p_value_of_one_run_is_that_of_the_theorem(delta):
     for m, r in ((100, 10), (100, 100), (1000, 60)):
         for v in range(0, r + 1, max(1, r // 7)):
             for epsilon in (0.0, 0.3, 2.0, 6.0):
@@ -207,9 +207,7 @@ def guesses_of_response(
 
 @pytest.mark.parametrize("epsilon", GAUSSIAN_MU)
 @pytest.mark.parametrize("canaries", [40, 5000])
-def test_the_gaussian_bound_of_one_run_is_as_often_wrong_as_it_says(
-    canaries: int, epsilon: int, evidence
-):
+def test_the_gaussian_bound_of_one_run_is_as_often_wrong_as_it_says(canaries, epsilon, evidence):
     """A run of the Gaussian mechanism that spends (ε, 1e-5) on each canary."""
     rng, mu = np.random.default_rng(5), GAUSSIAN_MU[epsilon]
     bounds = []
@@ -234,7 +232,7 @@ def test_the_gaussian_bound_of_one_run_is_as_often_wrong_as_it_says(
 
 
 @pytest.mark.parametrize("kept", [1.0, 0.8])
-def test_the_bound_of_pairs_of_steps_is_as_often_wrong_as_it_says(kept: float, evidence):
+def test_the_bound_of_pairs_of_steps_is_as_often_wrong_as_it_says(kept, evidence):
     """Half of the canaries are judged; real examples disturb the others in every step."""
     rng, mu, rate, pairs, canaries = np.random.default_rng(7), 0.5, 0.1, 16, 60
     disturbed = np.where(np.arange(canaries) % 2, 9.0, 0.0)
@@ -268,7 +266,7 @@ def test_a_mechanism_that_is_not_gaussian_may_break_the_gaussian_bound():
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 0.0), (4.0, 0.0), (2.0, 1e-5), (2.0, 0.01)])
-def test_the_bound_of_one_run_covers_the_worst_mechanism(epsilon: float, delta: float, evidence):
+def test_the_bound_of_one_run_covers_the_worst_mechanism(epsilon, delta, evidence):
     rng, r = np.random.default_rng(4), 400
     correct = guesses_of_response(rng, epsilon, delta, r, RUNS)
     bounds = {int(v): one_run_epsilon(int(v), r, r, delta, ALPHA) for v in np.unique(correct)}
@@ -298,7 +296,7 @@ IDEAL = {1000: {1: 0.67, 2: 0.92, 4: 1.39, 8: 2.76}, 10_000: {1: 0.56, 2: 0.96, 
 
 @pytest.mark.parametrize("epsilon", [1, 2, 4, 8])
 @pytest.mark.parametrize("canaries", size([1000], [1000, 10_000]))
-def test_ideal_canaries_buy_what_is_published(canaries: int, epsilon: int, evidence):
+def test_ideal_canaries_buy_what_is_published(canaries, epsilon, evidence):
     rng, mu, found = np.random.default_rng(5), GAUSSIAN_MU[epsilon], []
     for _ in range(size(6, 20)):
         coins = rng.random(canaries) < 0.5
@@ -334,7 +332,7 @@ def test_area_and_rates_of_known_scores():
 
 
 @pytest.mark.parametrize("wrong", [(3, 2, 4, 1.0, 0.0), (1, 5, 4, 1.0, 0.0), (1, 2, 4, -1.0, 0.0)])
-def test_counts_of_one_run_that_do_not_fit_are_refused(wrong: tuple[float, ...]):
+def test_counts_of_one_run_that_do_not_fit_are_refused(wrong):
     with pytest.raises(ValueError, match="need"):
         one_run_p_value(*wrong)
     with pytest.raises(ValueError, match="at least one guess"):

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -52,7 +52,7 @@ TWO = size([DEFAULT], [DEFAULT, "dpkfc train, secure noise"])
 
 
 @pytest.fixture(scope="module")
-def driven(tmp_path_factory: pytest.TempPathFactory) -> dict:
+def driven(tmp_path_factory):
     """One process of the driver for all tests of this file: it forks, which this one, with its
     threads, had better not.
     """
@@ -65,7 +65,7 @@ def driven(tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 
 @pytest.mark.parametrize("subject", KILLS)
-def test_killed_at_any_moment_and_resumed(driven: dict, subject: str, evidence) -> None:
+def test_killed_at_any_moment_and_resumed(driven, subject, evidence):
     found = driven["subjects"][subject]
     assert found["problems"] == []
     assert (
@@ -93,7 +93,7 @@ def test_killed_at_any_moment_and_resumed(driven: dict, subject: str, evidence) 
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_the_driver_notices_what_it_is_there_for(driven: dict, mutant: str, evidence) -> None:
+def test_the_driver_notices_what_it_is_there_for(driven, mutant, evidence):
     """An accountant that is saved with the checkpoint; a resumed run that forgets the optimizer's
     state.
     """
@@ -104,7 +104,7 @@ def test_the_driver_notices_what_it_is_there_for(driven: dict, mutant: str, evid
 
 
 @pytest.mark.parametrize("cap", CAPS)
-def test_a_full_disk_stops_a_run_before_the_release(driven: dict, cap: int, evidence) -> None:
+def test_a_full_disk_stops_a_run_before_the_release(driven, cap, evidence):
     """No file may grow beyond `cap` bytes: the header, the first checkpoint, or a line of the
     ledger does not fit.
     """
@@ -128,7 +128,7 @@ def test_a_full_disk_stops_a_run_before_the_release(driven: dict, cap: int, evid
 
 
 @pytest.mark.parametrize("number", range(len(TWO)))
-def test_a_second_process_in_a_run_folder_is_refused(driven: dict, number: int, evidence) -> None:
+def test_a_second_process_in_a_run_folder_is_refused(driven, number, evidence):
     found = driven["two"][number]
     last = found["error"].strip().splitlines()[-1]
     assert found["second"] == 1 and last.endswith(
@@ -164,7 +164,7 @@ class Stopped(BaseException):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _quick() -> Iterator[None]:
+def _quick():
     """Accounting once; figures in the long run alone."""
 
     with remembered(), pytest.MonkeyPatch.context() as patched:
@@ -189,7 +189,7 @@ def _run_until(folder: Path, release: int, **changed: object) -> Path:
 
 
 @pytest.fixture(scope="module")
-def broken_off(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def broken_off(tmp_path_factory):
     """A run of six steps that died after its third release; its checkpoint was written after the
     second.
     """
@@ -197,13 +197,13 @@ def broken_off(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(broken_off: Path, tmp_path: Path) -> Path:
+def folder(broken_off, tmp_path):
     shutil.copytree(broken_off, tmp_path / "run")
     return tmp_path / "run"
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+def expected(tmp_path_factory):
     """Weights after every number of steps of a run left alone."""
     passed = []
     step = training_loop.Session.step
@@ -257,7 +257,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_ledger_stops_a_resume_before_a_release(folder: Path, damage: str) -> None:
+def test_a_damaged_ledger_stops_a_resume_before_a_release(folder, damage):
     ledger = folder / "ledger.jsonl"
     spoil, message = DAMAGE[damage]
     spoil(ledger)
@@ -269,9 +269,7 @@ def test_a_damaged_ledger_stops_a_resume_before_a_release(folder: Path, damage: 
     assert before == after
 
 
-def test_a_torn_last_line_costs_nothing_but_its_own_release(
-    folder: Path, expected: list[dict]
-) -> None:
+def test_a_torn_last_line_costs_nothing_but_its_own_release(folder, expected):
     ledger = folder / "ledger.jsonl"
     ledger.write_bytes(ledger.read_bytes()[:-25])
     result = resume(folder)
@@ -281,9 +279,7 @@ def test_a_torn_last_line_costs_nothing_but_its_own_release(
     _same(load_file(folder / "model.safetensors"), expected[5])
 
 
-def test_a_charged_release_that_was_not_kept_is_not_made_again(
-    folder: Path, expected: list[dict]
-) -> None:
+def test_a_charged_release_that_was_not_kept_is_not_made_again(folder, expected):
     resume(folder)
     _, meta = read(folder / "checkpoint")
     assert meta["step"] == 5
@@ -317,9 +313,7 @@ def _appended(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [_unlinked, _replaced, _emptied, _appended])
-def test_a_ledger_that_changes_under_a_run_ends_it(
-    tmp_path: Path, change: Callable[[Path], None]
-) -> None:
+def test_a_ledger_that_changes_under_a_run_ends_it(tmp_path, change):
     from tests.privacy.test_ledger import PLAN, charge
 
     path = tmp_path / "ledger.jsonl"
@@ -335,12 +329,12 @@ def test_a_ledger_that_changes_under_a_run_ends_it(
         assert ledger.count == 1
 
 
-def test_a_run_that_died_between_two_renames_is_resumed(folder: Path) -> None:
+def test_a_run_that_died_between_two_renames_is_resumed(folder):
     (folder / "checkpoint").rename(folder / "checkpoint.old")
     assert resume(folder).steps == 6
 
 
-def test_two_runs_that_begin_in_one_folder(tmp_path: Path) -> None:
+def test_two_runs_that_begin_in_one_folder(tmp_path):
     first, second = RunFolder.create(tmp_path / "run"), RunFolder.create(tmp_path / "run")
     first.begin("seed = 1\n")
     with pytest.raises(RunFolderError, match="another run has started in"):
@@ -349,15 +343,15 @@ def test_two_runs_that_begin_in_one_folder(tmp_path: Path) -> None:
 
 
 def test_the_card_of_a_run_that_died_after_its_last_release_judges_what_is_delivered(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     """Killed between the last checkpoint and the metrics beside it: the accuracy on the card is
     that of the delivered weights.
     """
     write, alone = Metrics.write, tmp_path / "alone"
     run(run_config({**QUICK, "out": str(alone)}))
 
-    def dies(self: Metrics, path: Path) -> None:
+    def dies(self, path):
         if self.rows[-1].step == 6:
             raise Stopped
         write(self, path)

@@ -73,7 +73,7 @@ def one_of(choices, generator: torch.Generator):
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_share_exceeds_the_clip_and_no_norm_its_slack(kind: str, dtype: str, evidence) -> None:
+def test_no_share_exceeds_the_clip_and_no_norm_its_slack(kind, dtype, evidence):
     worst: dict[str, float] = defaultdict(float)
     rounds, finite_norms = size(20, 1000), 0
     for i in range(rounds):
@@ -125,7 +125,7 @@ def test_no_share_exceeds_the_clip_and_no_norm_its_slack(kind: str, dtype: str, 
     )
 
 
-def test_the_check_sees_a_norm_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_sees_a_norm_that_is_too_small(monkeypatch):
     """Planted: Gram norms without slack and without the closer look, as elsewhere, and a clip with
     one per cent to spare.
     """
@@ -135,7 +135,7 @@ def test_the_check_sees_a_norm_that_is_too_small(monkeypatch: pytest.MonkeyPatch
         g = torch.bmm(block.a, block.a.mT).mul_(torch.bmm(block.b, block.b.mT)).sum((1, 2))
         return type(found)(g.clamp(min=0).sqrt().double(), found.block, found.whitened)
 
-    def worst() -> float:
+    def worst():
         found = 0.0
         for i in range(20):
             block = KINDS["sequence wide"].make("cancel", generator_of(i), torch.float32)
@@ -164,7 +164,7 @@ def largest_share(block, bound: float, method: str | None = None) -> float:
 
 @pytest.mark.parametrize("magnitude", [1e2, 1e3, 1e4, 1e5, 1e7, 1e9])
 @pytest.mark.parametrize("method", ["gram", "materialised"])
-def test_the_cancellation_attack(magnitude: float, method: str, evidence) -> None:
+def test_the_cancellation_attack(magnitude, method, evidence):
     """Pairs ± of long rows and a small rest: a plain float32 Gram norm comes out 61 times too
     small.
     """
@@ -189,7 +189,7 @@ def test_the_cancellation_attack(magnitude: float, method: str, evidence) -> Non
 
 
 @pytest.mark.parametrize("kind", ["sequence", "tied"])
-def test_products_that_vanish_beside_one_that_does_not(kind: str) -> None:
+def test_products_that_vanish_beside_one_that_does_not(kind):
     """a·a' of tiny inputs is zero in float32 while b·b' of huge gradients is not, and one ordinary
     position hides it.
     """
@@ -207,7 +207,7 @@ def test_products_that_vanish_beside_one_that_does_not(kind: str) -> None:
 
 
 @pytest.mark.parametrize("d_out", [1, 10, 1000])
-def test_huge_inputs_with_tiny_gradients(d_out: int) -> None:
+def test_huge_inputs_with_tiny_gradients(d_out):
     """Gradients times a clip factor below the least normal number round by a share that huge inputs
     would make visible.
     """
@@ -229,7 +229,7 @@ def test_huge_inputs_with_tiny_gradients(d_out: int) -> None:
 
 
 @pytest.mark.parametrize("value", [1e18, 2.66e22, 1e25, 1e30, 3e38])
-def test_norms_beyond_float32_count_nothing_or_the_clip(value: float) -> None:
+def test_norms_beyond_float32_count_nothing_or_the_clip(value):
     """A factor near the least denormal number would round up to twice itself."""
     for other in (1.0, 1e-3, value):
         block = Outer(torch.full((N, 1, 1), value), torch.full((N, 1, 1), other))
@@ -400,7 +400,7 @@ def _quick(name: str, kind: str) -> bool:
 @pytest.mark.parametrize(
     ("name", "kind"), [(n, k) for n in MODELS for k in TYPES if size(_quick(n, k), True)]
 )
-def test_no_example_of_a_model_counts_more_than_the_clip(name: str, kind: str, evidence) -> None:
+def test_no_example_of_a_model_counts_more_than_the_clip(name, kind, evidence):
     model, batch, loss = model_in(name, kind)
     dtype, worst, refused = torch.float64 if kind == "float64" else torch.float32, 0.0, ""
     for metric_kind in ("none", *size(("dense",), ("identity", "diagonal", "dense", "low rank"))):
@@ -449,9 +449,7 @@ def test_no_example_of_a_model_counts_more_than_the_clip(name: str, kind: str, e
 
 @pytest.mark.parametrize("metric", ["none", *size((), ("kfac",))])
 @pytest.mark.parametrize("others", ["equal", "tiny", "mixed signs", "huge before the clip"])
-def test_neighbouring_sums_differ_by_the_clip_and_the_rounding_of_adding(
-    others: str, metric: str, evidence
-) -> None:
+def test_neighbouring_sums_differ_by_the_clip_and_the_rounding_of_adding(others, metric, evidence):
     """Adding in float32 rounds: beside a long partial sum short contributions lose their end
     (Casacuberta et al. 2022).
 
@@ -469,10 +467,10 @@ def test_neighbouring_sums_differ_by_the_clip_and_the_rounding_of_adding(
             model, lambda m, f: capture(m, layers, f), 0, rules={x.name: x.rule for x in layers}
         ).metric
 
-    def weighted(m: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def weighted(m, batch):
         return m(batch[0])[:, 0] * batch[1]
 
-    def total(x: Tensor, w: Tensor, rows: int) -> Tensor:
+    def total(x, w, rows):
         summer = ClippedSummer(layers, built, Clip(1.0))
         for start in range(0, len(x), rows):
             part = x[start : start + rows], w[start : start + rows]

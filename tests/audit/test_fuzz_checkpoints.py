@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +55,7 @@ def _session(ledger: Path, optimizer: str = "SGD") -> Session:
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(tmp_path_factory):
     """A run of two steps with a checkpoint."""
     root = tmp_path_factory.mktemp("saved")
     with _session(root / "ledger.jsonl") as session:
@@ -69,7 +68,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def session(saved: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+def session(saved, monkeypatch):
     no_pickle(monkeypatch)
     monkeypatch.setattr(os, "fsync", lambda _: None)
     with _session(saved / "ledger.jsonl") as session:
@@ -77,7 +76,7 @@ def session(saved: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
 
 
 @pytest.fixture
-def damaged(saved: Path, tmp_path: Path) -> Callable[[dict[str, bytes]], Path]:
+def damaged(saved, tmp_path):
     """The checkpoint with other files in the place of some of its own."""
     whole = {
         name: (saved / "checkpoint" / name).read_bytes()
@@ -88,7 +87,7 @@ def damaged(saved: Path, tmp_path: Path) -> Callable[[dict[str, bytes]], Path]:
     shutil.copytree(saved / "checkpoint", folder)
     last: list[str] = []
 
-    def put(files: dict[str, bytes]) -> Path:
+    def put(files):
         for name in last:
             (folder / name).unlink(missing_ok=True)
             if name in whole:
@@ -118,7 +117,7 @@ def _fitting(manifest: Any, folder: Path, changed: dict[str, bytes]) -> bytes:
     return json.dumps(manifest).encode()
 
 
-def test_damaged_checkpoints(session: Session, damaged, saved: Path, evidence) -> None:
+def test_damaged_checkpoints(session, damaged, saved, evidence):
     """A changed byte anywhere in it is noticed; none is taken."""
     whole = {path.name: path.read_bytes() for path in (saved / "checkpoint").iterdir()}
     tally = Tally()
@@ -138,7 +137,7 @@ def _same_content(tally: Tally) -> int:
     return tally.inputs // 50
 
 
-def test_forged_manifests(session: Session, damaged, saved: Path, evidence) -> None:
+def test_forged_manifests(session, damaged, saved, evidence):
     """Hashes that fit, with steps that are text, states that are lists, groups that lie outside of
     the folder.
     """
@@ -161,7 +160,7 @@ def test_forged_manifests(session: Session, damaged, saved: Path, evidence) -> N
     tally.check(evidence, "checkpoints, forged manifests", 140)
 
 
-def test_forged_tensors(session: Session, damaged, saved: Path, evidence) -> None:
+def test_forged_tensors(session, damaged, saved, evidence):
     """Whole files with fitting hashes that hold other names, shapes or types, or a preconditioner
     of another kind.
     """
@@ -213,7 +212,7 @@ def test_forged_tensors(session: Session, damaged, saved: Path, evidence) -> Non
     tally.check(evidence, "checkpoints, forged tensors", 150)
 
 
-def test_a_pickle_in_a_checkpoint_is_never_loaded(session: Session, damaged, saved: Path) -> None:
+def test_a_pickle_in_a_checkpoint_is_never_loaded(session, damaged, saved):
     for name in (*FILES, "optimizer.pt", "data.pkl"):
         folder = damaged({name: PICKLE})
         if name in {path.name for path in (saved / "checkpoint").iterdir()}:
@@ -227,9 +226,7 @@ def test_a_pickle_in_a_checkpoint_is_never_loaded(session: Session, damaged, sav
     ("mine", "other", "message"),
     [("SGD", "Adam", "'step'"), ("Adam", "SGD", "it has no 'dampening' for SGD")],
 )
-def test_the_state_of_another_optimizer_is_refused_before_a_release(
-    mine: str, other: str, message: str, tmp_path: Path
-) -> None:
+def test_the_state_of_another_optimizer_is_refused_before_a_release(mine, other, message, tmp_path):
     """It used to be found by the step, after the release was charged."""
     with _session(tmp_path / "ledger.jsonl", mine) as session:
         session.step(next(session.batches()), _loss)

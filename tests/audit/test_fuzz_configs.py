@@ -9,7 +9,7 @@ import functools
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,7 +39,7 @@ FIELDS = SETTINGS
 
 
 @pytest.fixture(autouse=True)
-def _light(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def _light(monkeypatch, tmp_path):
     """No pickle, a folder of its own, ε from a formula (not the accountants are under test here),
     and no training.
     """
@@ -99,11 +99,11 @@ def _files() -> list[bytes]:
     return shipped + replay
 
 
-def test_damaged_config_files(tmp_path: Path, evidence) -> None:
+def test_damaged_config_files(tmp_path, evidence):
     """Read, checked, laid over the recipe's defaults, and made into a plan."""
     mutator, tally, path = Mutator([*_files(), PICKLE], 1), Tally(), tmp_path / "mine.toml"
 
-    def use() -> None:
+    def use():
         written = flatten(read_toml(path), str(path))
         train.run(run_config({"recipe": "digits", **written, "out": "", "data_dir": ""}))
 
@@ -114,7 +114,7 @@ def test_damaged_config_files(tmp_path: Path, evidence) -> None:
     tally.check(evidence, "config files, bytes", 300)
 
 
-def test_config_files_are_named(tmp_path: Path, evidence) -> None:
+def test_config_files_are_named(tmp_path, evidence):
     """What cannot be read as settings names the file."""
     mutator, tally, path = Mutator([*_files(), PICKLE], 2), Tally(), tmp_path / "mine.toml"
     for _ in range(size(100, 5_000)):
@@ -124,7 +124,7 @@ def test_config_files_are_named(tmp_path: Path, evidence) -> None:
     tally.check(evidence, "config files, names", 100)
 
 
-def test_damaged_configs_of_run_folders(tmp_path: Path, evidence) -> None:
+def test_damaged_configs_of_run_folders(tmp_path, evidence):
     """A resume with a config.toml that was changed; the folder may hold a file where a folder is
     expected.
     """
@@ -132,7 +132,7 @@ def test_damaged_configs_of_run_folders(tmp_path: Path, evidence) -> None:
     (folder / "checkpoint").mkdir(parents=True)
     seed = (folder / "config.toml").write_bytes
 
-    def use() -> None:
+    def use():
         RunFolder.open(folder)
         train.resume(folder)
 
@@ -159,7 +159,7 @@ def _value(rng: random.Random, field: dataclasses.Field[Any]) -> Any:
     return rng.choice(ODD)
 
 
-def test_settings_of_any_kind(evidence) -> None:
+def test_settings_of_any_kind(evidence):
     """A few settings at once, each from its range, its edges or elsewhere."""
     rng, tally = random.Random(4), Tally()
     for _ in range(size(300, 15_000)):
@@ -183,12 +183,12 @@ JSON = st.recursive(
 )
 
 
-def test_invented_settings(evidence) -> None:
+def test_invented_settings(evidence):
     tally = Tally()
 
     @settings(max_examples=size(60, 4_000), derandomize=True, deadline=None, database=None)
     @given(st.dictionaries(st.sampled_from([*FIELDS, *METHODS, "privacy", "x"]), JSON, max_size=4))
-    def look(chosen: dict[str, Any]) -> None:
+    def look(chosen):
         tally.attempt(lambda: make_config(**flatten(chosen, "mine.toml")), chosen)
         tally.attempt(
             lambda: run_config(
@@ -325,7 +325,7 @@ def _judged(arguments: list[str]) -> None:
         raise ConfigError(lines[-1])
 
 
-def test_the_command_line(evidence) -> None:
+def test_the_command_line(evidence):
     """Flags with values that are too large, no numbers, half characters, markup, other flags;
     unknown files and modules.
     """
@@ -342,7 +342,7 @@ def test_the_command_line(evidence) -> None:
     tally.check(evidence, "command line", 40)
 
 
-def test_a_flag_of_every_setting(evidence) -> None:
+def test_a_flag_of_every_setting(evidence):
     """Every flag of `dpkfc train` with every odd word; in the short run a few words each."""
     tally, rng = Tally(), random.Random(7)
     for name in rng.sample(sorted(FIELDS), size(15, len(FIELDS))):

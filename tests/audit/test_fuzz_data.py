@@ -8,8 +8,7 @@ import functools
 import gzip
 import io
 import zipfile
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ from tests.audit.sizes import size
 
 
 @pytest.fixture(autouse=True)
-def _no_pickle(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _no_pickle(monkeypatch):
     no_pickle(monkeypatch)
     yield
 
@@ -43,7 +42,7 @@ def _images(count: int = 3) -> np.ndarray:
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
-def test_damaged_idx_files(tmp_path: Path, packed: bool, evidence) -> None:
+def test_damaged_idx_files(tmp_path, packed, evidence):
     wrap: Callable[[bytes], bytes] = gzip.compress if packed else bytes
     seeds = [idx_bytes(_images()), idx_bytes(np.arange(5)), idx_bytes(_images(0)), PICKLE]
     inner, outer = Mutator(seeds, 1), Mutator([wrap(seed) for seed in seeds], 2)
@@ -55,7 +54,7 @@ def test_damaged_idx_files(tmp_path: Path, packed: bool, evidence) -> None:
     tally.check(evidence, f"IDX files{', gzip' if packed else ''}", 200)
 
 
-def test_idx_files_of_any_shape(tmp_path: Path, evidence) -> None:
+def test_idx_files_of_any_shape(tmp_path, evidence):
     """Headers that promise more than there is, or nothing at all, or more than fits into a
     machine.
     """
@@ -66,7 +65,7 @@ def test_idx_files_of_any_shape(tmp_path: Path, evidence) -> None:
         st.lists(st.sampled_from([0, 1, 2, 28, 2**16, 2**31, 2**32 - 1]), min_size=3, max_size=3),
         st.binary(max_size=40),
     )
-    def look(shape: list[int], content: bytes) -> None:
+    def look(shape, content):
         path.write_bytes(
             b"\0\0\x08\x03" + b"".join(size.to_bytes(4, "big") for size in shape) + content
         )
@@ -96,7 +95,7 @@ def _npy(array: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def test_damaged_npz_files(tmp_path: Path, evidence) -> None:
+def test_damaged_npz_files(tmp_path, evidence):
     write_cifar(tmp_path, 2, 1)
     x = np.zeros((2, 32, 32, 3), np.uint8)
     whole = [(tmp_path / "train.npz").read_bytes(), _npz(x=x, y=np.arange(2))]
@@ -127,7 +126,7 @@ def test_damaged_npz_files(tmp_path: Path, evidence) -> None:
     tally.check(evidence, "npz files", 300)
 
 
-def test_an_array_of_objects_is_refused_by_its_header(tmp_path: Path) -> None:
+def test_an_array_of_objects_is_refused_by_its_header(tmp_path):
     path = tmp_path / "train.npz"
     bomb, labels = np.array([Bomb()], object), np.zeros(1, np.uint8)
     for arrays in ({"x": bomb, "y": labels}, {"x": np.zeros((1, 32, 32, 3)), "y": bomb}):
@@ -139,7 +138,7 @@ def test_an_array_of_objects_is_refused_by_its_header(tmp_path: Path) -> None:
             read_cifar(path)
 
 
-def test_other_arrays(tmp_path: Path, evidence) -> None:
+def test_other_arrays(tmp_path, evidence):
     """Whole archives with labels that are text, tables, numbers with a point, or too many."""
     tally, path = Tally(), tmp_path / "train.npz"
     kinds = ["u1", "i8", "f8", "?", "U3", "O", "M8[s]", "c16", "V4", "u1,i4"]
@@ -159,7 +158,7 @@ def test_other_arrays(tmp_path: Path, evidence) -> None:
     tally.check(evidence, "npz files, other arrays", 150)
 
 
-def test_a_recipe_reads_damaged_sets(tmp_path: Path, evidence) -> None:
+def test_a_recipe_reads_damaged_sets(tmp_path, evidence):
     """All the way to the tensors: files that belong to different sets, labels out of range, nothing
     in them.
     """
@@ -186,7 +185,7 @@ def test_a_recipe_reads_damaged_sets(tmp_path: Path, evidence) -> None:
 TABLE = "sentence\tlabel\na fine film\t1\ndull\t0\nnot a word of it\t0\n"
 
 
-def test_damaged_tables(tmp_path: Path, evidence) -> None:
+def test_damaged_tables(tmp_path, evidence):
     (tmp_path / "sst2").mkdir()
     train, dev = tmp_path / "sst2" / "train.tsv.gz", tmp_path / "sst2" / "dev.tsv.gz"
     dev.write_bytes(gzip.compress(TABLE.encode()))
@@ -197,7 +196,7 @@ def test_damaged_tables(tmp_path: Path, evidence) -> None:
     )
     tally = Tally()
 
-    def use() -> None:
+    def use():
         texts = load_texts(SST2, tmp_path).check("SST-2", num_classes=2)
         texts.tensors(lambda lines: torch.tensor([[len(line)] for line in lines]))
 
@@ -208,7 +207,7 @@ def test_damaged_tables(tmp_path: Path, evidence) -> None:
     tally.check(evidence, "tables of sentences", 300)
 
 
-def test_damaged_public_tensors(tmp_path: Path, evidence) -> None:
+def test_damaged_public_tensors(tmp_path, evidence):
     """The safetensors file behind `public_data`, as curvature and as pre-training read it."""
     path, net = (
         tmp_path / "public.safetensors",
@@ -223,7 +222,7 @@ def test_damaged_public_tensors(tmp_path: Path, evidence) -> None:
     )
     rng, tally = Mutator([b""], 9).rng, Tally()
 
-    def whole() -> bytes:
+    def whole():
         shape = rng.choice(((4, 3, 2, 2), (4, 3, 2, 2), (0, 3, 2, 2), (4, 3, 2), (12,), ()))
         kinds = (
             torch.float32,
@@ -247,7 +246,7 @@ def test_damaged_public_tensors(tmp_path: Path, evidence) -> None:
             }
         )
 
-    def use() -> None:
+    def use():
         read_public_data(path, (3, 2, 2))
         pretrain(config, net, (3, 2, 2))
 

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ REPLACE = dp_accounting.SampledWithoutReplacementDpEvent(
 
 
 @pytest.fixture(autouse=True)
-def _light(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _light(monkeypatch):
     """No pickle; no waiting for the disk; ε from a formula, since not the accountants are under
     test here.
     """
@@ -90,7 +89,7 @@ def chained(lines: list[Any]) -> bytes:
     return b"".join(written)
 
 
-def test_damaged_ledgers(tmp_path: Path, evidence) -> None:
+def test_damaged_ledgers(tmp_path, evidence):
     seeds = [_ledger(tmp_path / "a.jsonl"), _ledger(tmp_path / "b.jsonl", REPLACE), PICKLE]
     mutator, tally, path = Mutator(seeds, 1), Tally(), tmp_path / "ledger.jsonl"
     for _ in range(size(400, 25_000)):
@@ -100,7 +99,7 @@ def test_damaged_ledgers(tmp_path: Path, evidence) -> None:
     tally.check(evidence, "ledgers, bytes", 400)
 
 
-def test_forged_ledgers(tmp_path: Path, evidence) -> None:
+def test_forged_ledgers(tmp_path, evidence):
     """Hashes that fit and content that does not: a number that is text, an event of another kind, a
     list where a line was.
     """
@@ -121,7 +120,7 @@ def test_forged_ledgers(tmp_path: Path, evidence) -> None:
     tally.check(evidence, "ledgers, forged", 380)
 
 
-def test_damaged_cards(tmp_path: Path, evidence) -> None:
+def test_damaged_cards(tmp_path, evidence):
     """The card beside a ledger, whose head the ledger is compared with."""
     path, card = tmp_path / "ledger.jsonl", tmp_path / "privacy_card.json"
     _ledger(path)
@@ -141,7 +140,7 @@ def _dumped(value: Any) -> bytes:
         return b"[" * 9000
 
 
-def test_damaged_metrics(tmp_path: Path, evidence) -> None:
+def test_damaged_metrics(tmp_path, evidence):
     seeds = []
     for rows in (0, 1, 40):
         metrics = Metrics("validation", refreshes=[{"step": 0, "digest": "x", "scale": 1.5}])
@@ -157,7 +156,7 @@ def test_damaged_metrics(tmp_path: Path, evidence) -> None:
     tally.check(evidence, "metrics, bytes", 200)
 
 
-def test_metrics_of_another_program(tmp_path: Path, evidence) -> None:
+def test_metrics_of_another_program(tmp_path, evidence):
     """Whole Parquet files with other columns, other types, missing figures, or a schema that says
     something else.
     """
@@ -242,13 +241,13 @@ RECORD = st.fixed_dictionaries(
 )
 
 
-def test_invented_lines(tmp_path: Path, evidence) -> None:
+def test_invented_lines(tmp_path, evidence):
     """Lines of any JSON at all, with hashes that fit."""
     tally, path = Tally(), tmp_path / "ledger.jsonl"
 
     @settings(max_examples=size(40, 1_500), derandomize=True, deadline=None, database=None)
     @given(st.lists(st.one_of(RECORD, JSON), min_size=1, max_size=4))
-    def look(lines: list[Any]) -> None:
+    def look(lines):
         path.write_bytes(content := chained(lines))
         tally.attempt(lambda: _use(path), content, "ledger.jsonl")
 

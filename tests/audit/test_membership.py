@@ -71,7 +71,7 @@ def test_a_private_model_gives_nothing_away(evidence):
 
 
 @pytest.mark.parametrize("mu", [0.0, 1.0, 3.0])
-def test_losses_of_known_laws(mu: float):
+def test_losses_of_known_laws(mu):
     rng = np.random.default_rng(0)
     n = 20_000
     found = infer_membership_from_losses(rng.normal(size=n), rng.normal(mu, size=n), delta=DELTA)

@@ -29,7 +29,7 @@ def sample_noise(seed: int = 0) -> Releases:
 
 
 @pytest.mark.parametrize("seed", range(size(3, 40)))
-def test_normal_numbers_pass(seed: int) -> None:
+def test_normal_numbers_pass(seed):
     assert not select_failed(judge_noise(list(sample_noise(seed)), PARTS))
 
 
@@ -84,28 +84,28 @@ WRONG: dict[str, tuple[Callable[[Releases], Releases], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_law_is_rejected_by_its_own_test(name: str) -> None:
+def test_a_wrong_law_is_rejected_by_its_own_test(name):
     change, check = WRONG[name]
     assert check in {
         finding.check for finding in select_failed(judge_noise(list(change(sample_noise())), PARTS))
     }
 
 
-def test_the_part_without_noise_is_named() -> None:
+def test_the_part_without_noise_is_named():
     found = select_failed(
         judge_noise(list(WRONG["a parameter without noise"][0](sample_noise())), PARTS)
     )
     assert any("'gain'" in finding.detail for finding in found)
 
 
-def test_releases_are_drawn_across_a_crash_and_its_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_releases_are_drawn_across_a_crash_and_its_resume(monkeypatch):
     """A few releases behind the checkpoint are lost; those that follow it are compared with
     them.
     """
     seen: list[int] = []
     real = judge_noise
 
-    def judged(releases: list[Releases], parts: dict[str, int], rate: float) -> object:
+    def judged(releases, parts, rate):
         seen.extend([len(releases), releases[0].size, sum(parts.values())])
         assert all(not np.array_equal(x, y) for i, x in enumerate(releases) for y in releases[:i])
         return real(releases, parts, rate)
@@ -119,7 +119,7 @@ def test_releases_are_drawn_across_a_crash_and_its_resume(monkeypatch: pytest.Mo
     assert seen == [24, *[sum(p.numel() for p in vectors().model().parameters())] * 2]
 
 
-def test_of_a_large_model_the_beginning_of_every_parameter_is_looked_at() -> None:
+def test_of_a_large_model_the_beginning_of_every_parameter_is_looked_at():
     released = Released(
         gradients={
             "a": torch.arange(90.0).view(9, 10),

@@ -41,12 +41,12 @@ def judge(z: Samples, rate: float = collision_rate(SINGLE)) -> list[Finding]:
 
 @pytest.mark.parametrize("seed", range(size(3, 40)))
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_sound_noise_raises_no_alarm(dtype: str, seed: int) -> None:
+def test_sound_noise_raises_no_alarm(dtype, seed):
     assert not select_failed(judge(sample(dtype), collision_rate(float(np.finfo(dtype).eps))))
 
 
 @pytest.mark.parametrize("power", [12, 20])
-def test_a_declared_grid_passes_and_a_grid_sixteen_times_coarser_fails(power: int) -> None:
+def test_a_declared_grid_passes_and_a_grid_sixteen_times_coarser_fails(power):
     z, grid = sample("float64"), 2.0**-power
     rate = collision_rate(2.0**-52, grid)
     assert check_granularity(np.rint(z / grid) * grid, rate).passed
@@ -92,15 +92,15 @@ FAULTS: list[tuple[Callable[[Samples], Samples], str]] = [
 
 
 @pytest.mark.parametrize(("change", "check"), FAULTS)
-def test_a_fault_fails_its_own_test(change: Callable[[Samples], Samples], check: str) -> None:
+def test_a_fault_fails_its_own_test(change, check):
     assert check in {finding.check for finding in select_failed(judge(change(sample())))}
 
 
-def test_a_repeat_is_reported_with_its_steps() -> None:
+def test_a_repeat_is_reported_with_its_steps():
     assert "steps 3, 110" in check_repeats(repeat_at_an_offset(sample())).detail
 
 
-def test_a_run_draws_the_noise_of_every_step_of_the_plan() -> None:
+def test_a_run_draws_the_noise_of_every_step_of_the_plan():
     steps: list[tuple[int, int]] = []
     findings = check_run_noise(
         vectors(), numbers=60_000, progress=lambda done, of: steps.append((done, of))

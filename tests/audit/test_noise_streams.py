@@ -84,12 +84,12 @@ def stream_table(stream: NoiseStream, dtype: str = "float64", steps: int = STEPS
 
 
 @pytest.fixture(scope="module")
-def fixed() -> np.ndarray:
+def fixed():
     return stream_table(NoiseStream.repeatable(2026))
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_wrong_law_is_rejected(name: str, fixed: np.ndarray, evidence) -> None:
+def test_a_wrong_law_is_rejected(name, fixed, evidence):
     check, plant = PLANTED[name]
     found = judge(plant(np.random.default_rng(5), fixed), LAYERS)
     assert check in found
@@ -97,19 +97,19 @@ def test_a_wrong_law_is_rejected(name: str, fixed: np.ndarray, evidence) -> None
 
 
 @pytest.mark.parametrize("seed", range(size(2, 20)))
-def test_the_stream_is_standard_normal_and_independent(seed: int, evidence) -> None:
+def test_the_stream_is_standard_normal_and_independent(seed, evidence):
     assert not judge(stream_table(NoiseStream.repeatable(seed)), LAYERS)
     evidence("noise", f"repeatable stream {seed}", numbers=NUMBERS)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_a_secret_stream_is_too(dtype: str, evidence) -> None:
+def test_a_secret_stream_is_too(dtype, evidence):
     steps = size(STEPS, 400)
     assert not judge(stream_table(NoiseStream.secure(), dtype, steps), LAYERS, dtype)
     evidence("noise", f"secret stream, {dtype}", numbers=steps * D)
 
 
-def test_streams_of_two_keys_and_of_steps_share_nothing(fixed: np.ndarray, evidence) -> None:
+def test_streams_of_two_keys_and_of_steps_share_nothing(fixed, evidence):
     other = stream_table(NoiseStream.repeatable(2027))
     assert not judge_streams(fixed, other)
     secret = [stream_table(NoiseStream.secure()) for _ in range(2)]
@@ -119,7 +119,7 @@ def test_streams_of_two_keys_and_of_steps_share_nothing(fixed: np.ndarray, evide
     evidence("noise", "two keys", numbers=2 * NUMBERS)
 
 
-def test_a_forked_child_draws_its_own_noise(evidence) -> None:
+def test_a_forked_child_draws_its_own_noise(evidence):
     stream = NoiseStream.secure()
     stream.normal(10, 0)
     count = 100_000
@@ -139,7 +139,7 @@ def test_a_forked_child_draws_its_own_noise(evidence) -> None:
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "rounded"])
-def test_the_mechanism_adds_noise_of_the_planned_scale(noise: str, evidence) -> None:
+def test_the_mechanism_adds_noise_of_the_planned_scale(noise, evidence):
     """On sums that are far from zero: what is added does not depend on them."""
     stddev, divisor, stream = 2.7, 64.0, NoiseStream.repeatable(7)
     rows = []
@@ -203,7 +203,7 @@ def run(
     [{}, {"noise": "rounded"}, {"sampler": "fixed"}],
     ids=["gaussian", "rounded", "fixed size"],
 )
-def test_a_session_releases_noise_of_the_planned_law(settings: dict, evidence) -> None:
+def test_a_session_releases_noise_of_the_planned_law(settings, evidence):
     z = run(None, size(40, 400), **settings)
     found = judge(z, (18_000, 7_200))
     if settings.get("noise") == "rounded":
@@ -213,7 +213,7 @@ def test_a_session_releases_noise_of_the_planned_law(settings: dict, evidence) -
     evidence("noise", row, numbers=z.size, standard_deviation=float(z.std()))
 
 
-def test_a_resumed_session_goes_on_with_fresh_noise(tmp_path: Path, evidence) -> None:
+def test_a_resumed_session_goes_on_with_fresh_noise(tmp_path, evidence):
     first = run(tmp_path, 40, stop=20)
     second = run(tmp_path, 40, resume=True)
     assert len(first) == len(second) == 20
@@ -232,7 +232,7 @@ def _rank(rank: int, port: int, folder: str) -> None:
 
 
 @pytest.mark.skipif(not FULL, reason="two processes")
-def test_two_ranks_share_one_noise_and_add_it_once(tmp_path: Path, evidence) -> None:
+def test_two_ranks_share_one_noise_and_add_it_once(tmp_path, evidence):
     mp.spawn(_rank, args=(free_port(), str(tmp_path)), nprocs=2, join=True)
     one, two = (np.load(tmp_path / f"{rank}.npy") for rank in range(2))
     assert np.array_equal(one, two)
@@ -240,7 +240,7 @@ def test_two_ranks_share_one_noise_and_add_it_once(tmp_path: Path, evidence) -> 
     evidence("noise", "two ranks", numbers=one.size, standard_deviation=float(one.std()))
 
 
-def test_a_session_in_test_mode_repeats_itself_and_is_caught() -> None:
+def test_a_session_in_test_mode_repeats_itself_and_is_caught():
     """What a restored noise stream would do, seen by the same tests."""
     with pytest.warns(UserWarning, match="epsilon is not a guarantee"):
         one, two = (run(None, 4, test_mode_seed=3) for _ in range(2))

@@ -109,7 +109,7 @@ def claimed_by_poisson() -> float:
 @pytest.mark.parametrize(
     "method", size(["DP-SGD", "DP-KFC", "DP-NGD", "fixed batches"], list(METHODS))
 )
-def test_an_honest_run_stays_below_its_claim(method: str, evidence):
+def test_an_honest_run_stays_below_its_claim(method, evidence):
     plan = settings(**METHODS[method]).with_noise(NOISE, DELTA, EXAMPLES)
     result = audit(
         plan, claimed_epsilon=None if method == "fixed batches" else claimed_by_poisson()
@@ -126,13 +126,11 @@ def test_an_honest_run_stays_below_its_claim(method: str, evidence):
 @pytest.mark.quick("*DP-SGD")
 @pytest.mark.parametrize("method", ["DP-SGD", "DP-KFC"])
 @pytest.mark.parametrize("kept", size([0.1, 0.8], [0.8, 0.1, 0.0]))
-def test_a_run_with_too_little_noise_exceeds_its_claim(
-    method: str, kept: float, monkeypatch, evidence
-):
+def test_a_run_with_too_little_noise_exceeds_its_claim(method, kept, monkeypatch, evidence):
     """The plan and the ledger speak of the whole noise; a fifth of it is missing, or more."""
     real = dpkfc.release_pipeline.release
 
-    def weak(clipped: Any, plan: Plan, *others: Any) -> Released:
+    def weak(clipped, plan, *others):
         honest = real(clipped, plan, *others)
         bare = {name: x / plan.expected_batch_size for name, x in clipped.tensors.items()}
         return replace(
@@ -197,7 +195,7 @@ def test_coins_come_from_the_operating_system_unless_seeded(monkeypatch):
     seen: list[np.ndarray] = []
 
     class Noted(PlantedCanaries):
-        def __init__(self, *args: Any, **options: Any) -> None:
+        def __init__(self, *args, **options):
             seen.extend(x.copy() for x in args if isinstance(x, np.ndarray) and x.dtype == bool)
             super().__init__(*args, **options)
 
@@ -276,7 +274,7 @@ def gradient(model: nn.Module, planted: PlantedCanaries, row: int) -> dict[str, 
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_planted_gradient_is_the_matrix_that_was_chosen(case: str):
+def test_a_planted_gradient_is_the_matrix_that_was_chosen(case):
     coins = np.array([True] * 5 + [False])
     model, planted, _ = planted_in(case, coins)
     listener = planted.listener
@@ -307,7 +305,7 @@ def test_canaries_of_a_linear_layer_do_not_overlap():
 
 
 @pytest.mark.parametrize("is_augmented", [False, True])
-def test_no_example_decides_what_a_canary_contributes(is_augmented: bool):
+def test_no_example_decides_what_a_canary_contributes(is_augmented):
     model, (x, y) = network().double(), examples(30)
     plan = settings(steps=4, expected_batch_size=20).with_noise(0.5, DELTA, 60)
     planted = PlantedCanaries(
@@ -324,7 +322,7 @@ def test_no_example_decides_what_a_canary_contributes(is_augmented: bool):
 
 
 def test_no_example_decides_where_canaries_go_or_what_an_error_says():
-    def picky(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    def picky(model, batch):
         if bool(batch[0].isnan().any()):
             raise RuntimeError("a private value")
         return loss(model, batch)
@@ -339,7 +337,7 @@ def test_no_example_decides_where_canaries_go_or_what_an_error_says():
 
 
 @pytest.mark.parametrize("more", [1, 2])
-def test_canaries_in_too_many_batches_are_noticed(more: int):
+def test_canaries_in_too_many_batches_are_noticed(more):
     """Releases are made of planted gradients and noise; rates are the plan's, or twice that."""
     rng, coins = np.random.default_rng(3), np.arange(40) % 2 == 0
     model, planted, plan = planted_in("linear", coins, settings(steps=80, expected_batch_size=20))
@@ -388,7 +386,7 @@ def test_what_cannot_be_audited_is_refused_by_name():
 
 @pytest.mark.skipif(not FULL, reason="times are measured by `make assurance` alone")
 @pytest.mark.parametrize("method", ["DP-SGD", "DP-KFC"])
-def test_what_an_audit_costs_beside_a_training(method: str, evidence):
+def test_what_an_audit_costs_beside_a_training(method, evidence):
     config = settings(**METHODS[method] | {"steps": 60})
     plan = config.with_noise(NOISE, DELTA, EXAMPLES + CANARIES)
     plain, audited = [], []
@@ -405,7 +403,7 @@ def test_what_an_audit_costs_beside_a_training(method: str, evidence):
 
 
 @pytest.mark.parametrize("kind", ["kronecker", "elementwise"])
-def test_the_score_is_the_inner_product_with_the_whitened_gradient(kind: str):
+def test_the_score_is_the_inner_product_with_the_whitened_gradient(kind):
     """Each canary's gradient is whitened and normed on its own, for each release on its own."""
     torch.manual_seed(4)
     square = torch.randn(8, 8).double()

@@ -43,7 +43,7 @@ FEW = ("as it is", "loss × 1e4", "loss × -1e4", "loss × 1e-4", "loss NaN", "r
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", size(("DP-KFC",), ("DP-SGD", "DP-KFC", "DP-NGD", "GEP", ONE_SIZE)))
-def test_the_replay_comes_as_near_to_the_bound_as_can_be(name: str, evidence) -> None:
+def test_the_replay_comes_as_near_to_the_bound_as_can_be(name, evidence):
     """A check that never comes near its bound would pass whatever happens."""
     canaries = canaries_of(name)
     found = replay(
@@ -64,7 +64,7 @@ def test_the_replay_comes_as_near_to_the_bound_as_can_be(name: str, evidence) ->
     )
 
 
-def test_neighbours_differ_by_the_canary_alone() -> None:
+def test_neighbours_differ_by_the_canary_alone():
     """The difference of two releases under frozen noise is the canary's clipped gradient over the
     batch size.
     """
@@ -83,7 +83,7 @@ def test_neighbours_differ_by_the_canary_alone() -> None:
     assert all(float(x.abs().max()) < 1e-15 for n, x in moved.items() if not n.startswith("3."))
 
 
-def test_canaries_come_for_every_layer_and_every_kind_of_input() -> None:
+def test_canaries_come_for_every_layer_and_every_kind_of_input():
     names = canaries_of("DP-KFC").names
     for layer in ("0", "2", "3"):
         assert {f"{layer}: random × 1000", f"{layer}: one entry"} <= set(names)
@@ -96,8 +96,8 @@ def test_canaries_come_for_every_layer_and_every_kind_of_input() -> None:
 
 
 def test_a_replay_stops_at_the_first_departure_where_that_is_enough(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     subject, canaries = vectors(), select(canaries_of("DP-SGD"), *FEW)
     noting_sums(monkeypatch)  # still the real code
     whole = replay(subject, canaries, sizes=(0, 2)).pairs
@@ -105,10 +105,10 @@ def test_a_replay_stops_at_the_first_departure_where_that_is_enough(
     assert replay(subject, canaries, sizes=(0, 2), until_failed=True).pairs == 1 < whole
 
 
-def test_a_canary_at_which_the_step_stops_is_a_departure() -> None:
+def test_a_canary_at_which_the_step_stops_is_a_departure():
     """That it stops is seen by anyone."""
 
-    def careful(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    def careful(model, batch):
         if bool(batch[0].isnan().any()):
             raise FloatingPointError("NaN among the inputs")
         return classified(model, batch)
@@ -121,11 +121,11 @@ def test_a_canary_at_which_the_step_stops_is_a_departure() -> None:
     assert any("NaN among the inputs" in finding.detail for finding in found)
 
 
-def test_a_random_forward_pass_is_an_error() -> None:
+def test_a_random_forward_pass_is_an_error():
     calls = Heard()  # not looked into, so a pass does not put it back
 
     class Counting(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             calls.append(None)
             return x * (1 + 1e-3 * (len(calls) % 7))
 
@@ -136,7 +136,7 @@ def test_a_random_forward_pass_is_an_error() -> None:
 
 
 @pytest.mark.slow
-def test_dropout_and_random_augmentation_raise_no_alarm() -> None:
+def test_dropout_and_random_augmentation_raise_no_alarm():
     dropping = vectors(
         model=lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3))
     )
@@ -146,7 +146,7 @@ def test_dropout_and_random_augmentation_raise_no_alarm() -> None:
         assert check_contributions(subject, canaries).passed
 
 
-def test_shares_need_somebody_without_a_loss() -> None:
+def test_shares_need_somebody_without_a_loss():
     canaries = Canaries()
     canaries.add("as it is", tuple(x[0] for x in vectors().dataset))
     with pytest.raises(ValueError, match="every canary has a loss"):
@@ -156,7 +156,7 @@ def test_shares_need_somebody_without_a_loss() -> None:
 @pytest.mark.parametrize(
     "name", size(("DP-KFC", ROUNDED), ("DP-SGD", "DP-KFC", "GEP", "DiSK", "patients", ROUNDED))
 )
-def test_shares_of_an_honest_step_are_equal_to_the_last_bits(name: str, evidence) -> None:
+def test_shares_of_an_honest_step_are_equal_to_the_last_bits(name, evidence):
     canaries = canaries_of(name)
     found = check_contributions(subject_of(name), size(select(canaries, *FEW), canaries))
     assert found.passed, found
@@ -166,7 +166,7 @@ def test_shares_of_an_honest_step_are_equal_to_the_last_bits(name: str, evidence
 # -- the session on a script -----------------------------------------------------------------------
 
 
-def test_a_script_stops_where_it_ends_and_its_plan_is_that_of_the_run() -> None:
+def test_a_script_stops_where_it_ends_and_its_plan_is_that_of_the_run():
     subject = vectors()
     plan = script_plan(subject.plan, [[0], [], [1, 2]], N, seed=3, micro=2)
     assert (plan.noise_multiplier, plan.sensitivity, plan.event) == (1.0, C, subject.plan.event)
@@ -180,7 +180,7 @@ def test_a_script_stops_where_it_ends_and_its_plan_is_that_of_the_run() -> None:
     assert seen == [[0], [], [1, 2]] and len(session.released) == 3
 
 
-def test_a_metric_is_built_once_where_releases_must_share_their_coordinates() -> None:
+def test_a_metric_is_built_once_where_releases_must_share_their_coordinates():
     subject, canaries = vectors(preconditioner=kfac(every=1)), canaries_of("DP-SGD")
     for still, refreshed in ((True, [0]), (False, [0, 1, 2])):
         with World(subject, canaries, [[0], [1], [2]], still=still) as world:
@@ -189,7 +189,7 @@ def test_a_metric_is_built_once_where_releases_must_share_their_coordinates() ->
             assert world.session._pipeline.preconditioning.refreshed == refreshed
 
 
-def test_what_two_sessions_leave_behind_is_compared() -> None:
+def test_what_two_sessions_leave_behind_is_compared():
     subject, canaries = vectors(), select(canaries_of("DP-SGD"), "as it is")
     with World(subject, canaries, [[0]]) as one, World(subject, canaries, [[1]]) as other:
         assert one.session.differs_from(other.session) == ""
@@ -252,9 +252,7 @@ def record_run(subject, absent: int, monkeypatch, frozen: list | None = None):
 
 
 @pytest.mark.parametrize("name", size(("DP-SGD", "DP-KFC"), WHOLE_RUNS))
-def test_a_whole_run_on_neighbouring_data_differs_by_the_sensitivity(
-    name: str, monkeypatch
-) -> None:
+def test_a_whole_run_on_neighbouring_data_differs_by_the_sensitivity(name, monkeypatch):
     subject, worst = subject_of(name), 0.0
     for absent in (0, 17):
         plan, first, answers, lines, weights = record_run(subject, -1, monkeypatch)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -52,9 +51,7 @@ def on_grid(x: Tensor, grid: float) -> bool:
 
 
 @given(st.floats(1e-30, 1e30), st.integers(1, 10**12))
-def test_the_grid_is_the_largest_power_of_two_that_keeps_the_sensitivity(
-    c: float, numbers: int
-) -> None:
+def test_the_grid_is_the_largest_power_of_two_that_keeps_the_sensitivity(c, numbers):
     """In exact numbers: C + s √d is at most the sensitivity of the plan, and twice that grid would
     be too wide.
     """
@@ -69,12 +66,12 @@ def test_the_grid_is_the_largest_power_of_two_that_keeps_the_sensitivity(
 @pytest.mark.parametrize(
     ("sensitivity", "numbers"), [(0.0, 1), (math.inf, 1), (math.nan, 1), (1.0, 0)]
 )
-def test_there_is_no_grid_for_nonsense(sensitivity: float, numbers: int) -> None:
+def test_there_is_no_grid_for_nonsense(sensitivity, numbers):
     with pytest.raises(ValueError, match="need a positive finite sensitivity"):
         grid_of(sensitivity, numbers)
 
 
-def test_noise_that_float64_cannot_hold_is_refused_before_it_is_charged() -> None:
+def test_noise_that_float64_cannot_hold_is_refused_before_it_is_charged():
     p = rounded(1e9)
     ledger = Ledger.in_memory(p.hash)
     with pytest.raises(ValueError, match="too large for noise='rounded' with sensitivity"):
@@ -88,7 +85,7 @@ def test_noise_that_float64_cannot_hold_is_refused_before_it_is_charged() -> Non
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_what_is_released_lies_on_the_grid_and_is_a_translate(dtype: torch.dtype) -> None:
+def test_what_is_released_lies_on_the_grid_and_is_a_translate(dtype):
     """y(x) = x̂ + y(0) to the last bit for every x: the law of the output is one fixed law, moved
     by a grid point.
 
@@ -114,7 +111,7 @@ def test_what_is_released_lies_on_the_grid_and_is_a_translate(dtype: torch.dtype
     assert float((floats[0] - floats[1] == third.double()).double().mean()) < 0.5
 
 
-def test_rounding_keeps_to_the_widened_sensitivity_and_needs_it() -> None:
+def test_rounding_keeps_to_the_widened_sensitivity_and_needs_it():
     """Pairs at distance C exactly whose entries are rounded apart, from below one half of a step to
     above one.
     """
@@ -139,7 +136,7 @@ def test_rounding_keeps_to_the_widened_sensitivity_and_needs_it() -> None:
     assert 0.2 < worst <= 1
 
 
-def test_entries_beyond_all_steps_stay_finite_and_no_farther_apart() -> None:
+def test_entries_beyond_all_steps_stay_finite_and_no_farther_apart():
     grid = grid_of(widen_sensitivity(1.0), 3)
     x = torch.tensor([1e300, -1e300, 2 * MOST_STEPS * grid], dtype=torch.float64)
     y = rounded_release({"w": x}, 1.0, 1.0, normal_of(0), grid)["w"]
@@ -147,7 +144,7 @@ def test_entries_beyond_all_steps_stay_finite_and_no_farther_apart() -> None:
     assert float(y.abs().max()) <= 2 * MOST_STEPS * grid
 
 
-def test_zero_has_one_sign_whatever_the_sum_was() -> None:
+def test_zero_has_one_sign_whatever_the_sum_was():
     """Otherwise −0, which only −0 and −0 add up to, would say that a sum was slightly below
     zero.
     """
@@ -169,7 +166,7 @@ def two_sided(z: Tensor, stddev: float) -> float:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_the_law_is_the_gaussian_of_the_plan(dtype: torch.dtype, evidence) -> None:
+def test_the_law_is_the_gaussian_of_the_plan(dtype, evidence):
     """More than a million secure numbers: 2 % of the standard deviation are 28 standard errors."""
     numbers = size(1_100_000, 5_000_000)
     p = rounded(1.3, max_grad_norm=2.0)
@@ -226,7 +223,7 @@ def outputs(kind: str, dtype: torch.dtype, x: float, trials: int, numbers: int =
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_low_bits_of_floating_point_noise_tell_two_sums_apart_and_those_of_rounded_noise_do_not(
     dtype, evidence
-) -> None:
+):
     """Around 0, 1 + z has the coarse spacing of floats near 1, and z alone has a finer one (Mironov
     2012).
 
@@ -237,7 +234,7 @@ def test_low_bits_of_floating_point_noise_tell_two_sums_apart_and_those_of_round
     spacing = 2.0**-24 if dtype == torch.float32 else 2.0**-53  # of floats between 1/2 and 1
     trials = size(20_000, 500_000)
 
-    def proof(y: Tensor) -> Tensor:
+    def proof(y):
         """No number w with 1/2 <= |w| gives w + 1 = y."""
         steps = y / spacing
         return (y.abs() < 0.5) & (steps != steps.round())
@@ -270,14 +267,14 @@ def test_low_bits_of_floating_point_noise_tell_two_sums_apart_and_those_of_round
     )
 
 
-def test_a_release_of_a_few_thousand_numbers_is_told_apart_with_certainty(evidence) -> None:
+def test_a_release_of_a_few_thousand_numbers_is_told_apart_with_certainty(evidence):
     """At σ = 1 the ideal mechanism leaves the best attacker an advantage of 0.38; floats give away
     nearly all of it.
     """
     numbers, trials = 4096, size(100, 1000)
     spacing = 2.0**-30  # of floats between 1/128 and 1/64, where z lies if 1/64 + z is near 0
 
-    def advantage(kind: str) -> float:
+    def advantage(kind):
         shown = []
         for x in (0.0, 1 / math.sqrt(numbers)):
             y = outputs(kind, torch.float32, x, trials, numbers)
@@ -314,7 +311,7 @@ def rounded(noise: float = 1.0, **settings: object) -> Plan:
 @pytest.mark.parametrize(
     "settings", [{}, {"sampler": "fixed"}, {"clipping": "normalised"}, {"max_grad_norm": 0.03}]
 )
-def test_a_plan_accounts_for_the_rounding_and_keeps_its_event(settings: dict[str, object]) -> None:
+def test_a_plan_accounts_for_the_rounding_and_keeps_its_event(settings):
     p = rounded(**settings)
     q = PrivacyConfig(**{"expected_batch_size": 8, "steps": 4, **settings}).with_noise(
         1.0, 1e-5, 1000
@@ -328,7 +325,7 @@ def test_a_plan_accounts_for_the_rounding_and_keeps_its_event(settings: dict[str
     assert "noise" not in q.config.describe_mechanism(), "plans of earlier versions keep their hash"
 
 
-def test_unknown_noise_is_refused() -> None:
+def test_unknown_noise_is_refused():
     with pytest.raises(
         ValueError, match="noise must be one of gaussian, rounded, correlated, auto; got 'discrete'"
     ):
@@ -358,9 +355,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS)
-def test_a_run_releases_grid_points_and_charges_what_it_adds(
-    settings: dict[str, object], monkeypatch, tmp_path: Path
-) -> None:
+def test_a_run_releases_grid_points_and_charges_what_it_adds(settings, monkeypatch, tmp_path):
     """The divisor is a power of two and the model float64, so that what is released is on the grid
     over the divisor.
     """

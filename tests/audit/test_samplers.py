@@ -68,7 +68,7 @@ def worst(values: dict[str, float]) -> dict[str, float | str]:
 
 @pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.parametrize("seed", range(size(1, 10)))
-def test_a_shipped_sampler_passes(name: str, seed: int, evidence) -> None:
+def test_a_shipped_sampler_passes(name, seed, evidence):
     p = plan(**SHIPPED[name])
     batches = draw_batches(p, STEPS, SamplingStream.repeatable(seed))
     others = draw_batches(p, STEPS, SamplingStream.repeatable(seed + 1000))
@@ -78,14 +78,14 @@ def test_a_shipped_sampler_passes(name: str, seed: int, evidence) -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_shipped_sampler_passes_on_its_secret_stream(name: str, evidence) -> None:
+def test_a_shipped_sampler_passes_on_its_secret_stream(name, evidence):
     found = check_sampler(plan(**SHIPPED[name]), steps=STEPS)
     assert len(found) > 8
     assert all(finding.passed for finding in found), found
     evidence("samplers", f"{name}, secret stream", batches=2 * STEPS, examples=N, tests=len(found))
 
 
-def test_a_session_draws_by_the_law_of_its_plan(evidence) -> None:
+def test_a_session_draws_by_the_law_of_its_plan(evidence):
     """`session.batches()`, with every step taken: nothing of the loop changes which examples
     come.
     """
@@ -105,13 +105,13 @@ def test_a_session_draws_by_the_law_of_its_plan(evidence) -> None:
     evidence("samplers", "batches of a session", batches=steps, examples=n, **worst(values))
 
 
-def test_ranks_divide_a_batch_without_overlap() -> None:
+def test_ranks_divide_a_batch_without_overlap():
     for batch in sample_batches(Poisson(0.1, 50).indices, 30):
         shares = [DistributedContext(rank, 3).shard(batch) for rank in range(3)]
         assert np.array_equal(np.sort(np.concatenate(shares)), batch)
 
 
-def test_units_are_drawn_and_their_records_uniformly(evidence) -> None:
+def test_units_are_drawn_and_their_records_uniformly(evidence):
     """Patients with 1, 2, 3, 4 and 9 records, of whom at most 3 count: the unit's law is the
     sampler's, its records are even.
     """
@@ -303,14 +303,14 @@ IMPOSTORS: dict[str, tuple[SizeDistribution, Callable[[], list[np.ndarray]], str
 
 
 @pytest.mark.parametrize("name", IMPOSTORS)
-def test_an_impostor_is_caught(name: str, evidence) -> None:
+def test_an_impostor_is_caught(name, evidence):
     claimed, batches, test = IMPOSTORS[name]
     values = compute_p_values(batches(), claimed)
     assert test in alarms(values), values
     evidence("samplers", f"impostor: {name}", rejected_by=sorted(alarms(values)), p=values[test])
 
 
-def test_two_ranks_with_one_seed_are_caught(evidence) -> None:
+def test_two_ranks_with_one_seed_are_caught(evidence):
     one = sample_batches(Poisson(B / N, N).indices)
     values = compute_p_values(one, POISSON, one)
     assert {"another stream", "equal batches in another stream"} <= alarms(values)
@@ -323,14 +323,14 @@ def test_two_ranks_with_one_seed_are_caught(evidence) -> None:
     evidence("samplers", "impostor: two ranks with one seed", rejected_by=sorted(alarms(values)))
 
 
-def test_shuffled_batches_of_an_uncertified_plan_do_not_pass_the_audit() -> None:
+def test_shuffled_batches_of_an_uncertified_plan_do_not_pass_the_audit():
     found = check_sampler(plan(sampler="shuffle", uncertified=True), steps=2000)
     assert {"sampler: inclusion", "sampler: variance of sizes"} <= {
         f.check for f in found if not f.passed
     }
 
 
-def test_the_values_are_spread_as_p_values_are(evidence) -> None:
+def test_the_values_are_spread_as_p_values_are(evidence):
     """Over many seeds: what is exact is uniform, what is a bound is not too small, and nothing is
     small too often.
     """
@@ -355,6 +355,6 @@ def test_the_values_are_spread_as_p_values_are(evidence) -> None:
     evidence("samplers", "p-values over seeds", seeds=seeds, batches=500)
 
 
-def test_an_event_of_another_data_set_is_refused() -> None:
+def test_an_event_of_another_data_set_is_refused():
     with pytest.raises(ValueError, match="describes no batches of 11 examples"):
         SizeDistribution.from_event(FixedSize(2, 10).event(1.0), 11)

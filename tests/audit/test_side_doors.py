@@ -19,7 +19,6 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from io import StringIO
@@ -88,7 +87,7 @@ WORKING = {
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _collector() -> Iterator[None]:
+def _collector():
     """What is there before a world is put out of the collector's sight, see `only_what_is_new`; at
     the end it is seen again.
     """
@@ -128,7 +127,7 @@ def base(name: str, folder: Path) -> Seen:
 
 @pytest.mark.quick("dropout", "natural steps")
 @pytest.mark.parametrize("name", [name for i, name in enumerate(TASKS) if FULL or i % 2])
-def test_the_same_data_twice_differ_in_nothing(name: str, tmp_path: Path) -> None:
+def test_the_same_data_twice_differ_in_nothing(name, tmp_path):
     """Otherwise the walk could not tell a side door from chance; time, memory of a step and places
     in memory are not frozen.
     """
@@ -149,9 +148,7 @@ PAIRS = [(name, neighbour) for name in TASKS for neighbour in neighbours_of(name
 @pytest.mark.parametrize(
     ("name", "neighbour"), [pair for i, pair in enumerate(PAIRS) if FULL or i % 4 == 0]
 )
-def test_neighbours_differ_in_private_figures_alone(
-    name: str, neighbour: str, tmp_path: Path, evidence
-) -> None:
+def test_neighbours_differ_in_private_figures_alone(name, neighbour, tmp_path, evidence):
     one, other = base(name, tmp_path), live(TASKS[name], tmp_path / "neighbour", neighbour)
     found = one.against(other)
     assert {x for x in found if not is_allowed(x)} == set()
@@ -216,7 +213,7 @@ def recipe_world(
 
 
 @pytest.fixture(scope="module")
-def recipe_base(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def recipe_base(tmp_path_factory):
     methods = size(("dp-kfc",), ("dp-kfc", "dp-sgd", "disk"))
     return {
         method: recipe_world(tmp_path_factory.mktemp("base") / "run", method, None)
@@ -227,9 +224,7 @@ def recipe_base(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "neighbour", size(("broken",), ("outlier", "broken", "label", "sparse", "removed"))
 )
-def test_a_run_folder_differs_in_marked_columns_alone(
-    neighbour: str, recipe_base, tmp_path: Path, evidence
-) -> None:
+def test_a_run_folder_differs_in_marked_columns_alone(neighbour, recipe_base, tmp_path, evidence):
     for method, (one, _, card) in recipe_base.items():
         other, _, _ = recipe_world(tmp_path / method, method, neighbour)
         found = {x.removeprefix("file ") if "progress" in x else x for x in one.against(other)}
@@ -260,7 +255,7 @@ def test_a_run_folder_differs_in_marked_columns_alone(
         )
 
 
-def test_every_private_figure_is_marked_where_it_is_made() -> None:
+def test_every_private_figure_is_marked_where_it_is_made():
     from dpkfc.step_record import StepRecord
 
     assert set(PRIVATE) <= set(not_private("test"))
@@ -319,7 +314,7 @@ def engine_world(neighbour: str | None, victim: int = VICTIM) -> Seen:
 
 
 @pytest.mark.parametrize("neighbour", size(("outlier",), ("outlier", "broken", "label", "sparse")))
-def test_scripts_of_opacus_have_no_side_door_either(neighbour: str) -> None:
+def test_scripts_of_opacus_have_no_side_door_either(neighbour):
     one, other = engine_world(None), engine_world(neighbour)
     assert one.sums != other.sums and len(one.objects) > 200
     found = {x for x in one.against(other) if not is_allowed(x)}
@@ -500,7 +495,7 @@ PLANTED: dict[str, tuple[Task, Plant, str]] = {
 
 
 @pytest.mark.parametrize("planted", PLANTED)
-def test_a_planted_side_door_is_found(planted: str, tmp_path: Path, evidence) -> None:
+def test_a_planted_side_door_is_found(planted, tmp_path, evidence):
     task, plant, where = PLANTED[planted]
     _museum.clear()
     neighbour = "outlier" if "forward pass" in planted else "removed"

@@ -40,7 +40,7 @@ def bound(
 @pytest.mark.parametrize(
     "name", size(("DP-KFC",), ("DP-SGD", "DP-KFC", "GEP", "batches of one size"))
 )
-def test_an_honest_step_stays_below_its_claim_and_near_it(name: str, evidence) -> None:
+def test_an_honest_step_stays_below_its_claim_and_near_it(name, evidence):
     found = bound(name)
     assert found.finding().passed and found.mu_claimed == 1
     assert size(-1, 0.3) < found.mu_lower <= 1  # the score sees what there is to see
@@ -51,7 +51,7 @@ def test_an_honest_step_stays_below_its_claim_and_near_it(name: str, evidence) -
 
 @pytest.mark.quick("a tenth of the noise")
 @pytest.mark.parametrize("name", LEAKS)
-def test_a_leak_exceeds_the_claim(name: str, evidence) -> None:
+def test_a_leak_exceeds_the_claim(name, evidence):
     """Noise that is shared between shards has the right law in every number: only a learned score
     sees it cancel.
     """
@@ -67,7 +67,7 @@ def test_a_leak_exceeds_the_claim(name: str, evidence) -> None:
     )
 
 
-def test_the_bound_is_that_of_the_exact_intervals() -> None:
+def test_the_bound_is_that_of_the_exact_intervals():
     subject = subject_of("DP-SGD")
     steps: list[tuple[int, int]] = []
     canaries = select(canaries_of("DP-SGD"), "loss × 1e4", "loss × -1e4")
@@ -79,7 +79,7 @@ def test_the_bound_is_that_of_the_exact_intervals() -> None:
     assert "20 releases a world" in found.finding().detail
 
 
-def test_canaries_that_move_no_release_are_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_canaries_that_move_no_release_are_one_error(monkeypatch):
     def release(*arguments, seed=None):
         return iter([np.zeros(3)] * 2)
 
@@ -89,7 +89,7 @@ def test_canaries_that_move_no_release_are_one_error(monkeypatch: pytest.MonkeyP
         distinguish_neighbors(subject_of("DP-SGD"), canaries, runs=20)
 
 
-def test_scores_look_along_the_difference_and_where_the_noise_repeats() -> None:
+def test_scores_look_along_the_difference_and_where_the_noise_repeats():
     subject: Subject = subject_of("DP-SGD")
     sizes = [p.numel() for p in subject.model().parameters()]
     d, generator = sum(sizes), np.random.default_rng(0)

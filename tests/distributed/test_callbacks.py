@@ -33,7 +33,7 @@ def _watch(rank: int, folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_the_first_process_alone_calls_them_and_an_error_at_the_start_stops_all() -> None:
+def test_the_first_process_alone_calls_them_and_an_error_at_the_start_stops_all():
     first, second = run(_watch, 2)
     steps = first["steps"]
     assert first["calls"] == ["start", *["step"] * steps, "end"] and second["calls"] == []

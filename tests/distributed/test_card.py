@@ -50,7 +50,7 @@ def _work(rank: int, folder: Path, divided: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("divided", [False, True])
-def test_all_processes_write_one_card(divided: bool, tmp_path: Path) -> None:
+def test_all_processes_write_one_card(divided, tmp_path):
     found = group.run(_work, 2, divided, folder=tmp_path)
     assert all(found)
     tensors = load_file(tmp_path / "card" / "model.safetensors")

@@ -22,7 +22,7 @@ bounds = [0, 100]
 
 
 @pytest.mark.slow
-def test_ray_trains_each_worker_on_its_part(tmp_path: Path) -> None:
+def test_ray_trains_each_worker_on_its_part(tmp_path):
     pytest.importorskip("ray")
     words = [str(EXAMPLES / "ray_train.py"), "--steps", "3", "--out", str(tmp_path / "run")]
     _run([sys.executable, *words], RAY_USAGE_STATS_ENABLED="0")
@@ -30,7 +30,7 @@ def test_ray_trains_each_worker_on_its_part(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_of_several_hosts_trains_on_one(tmp_path: Path) -> None:
+def test_the_command_of_several_hosts_trains_on_one(tmp_path):
     rows = [f"{age},{int(age > 50)}" for age in range(20, 80)]
     (tmp_path / "t.csv").write_text("\n".join(["age,ill", *rows]), "utf-8")
     (tmp_path / "t.toml").write_text(TABLE, "utf-8")

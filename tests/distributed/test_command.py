@@ -75,7 +75,7 @@ def _run(folder: Path, *arguments: str, interrupted: int = NEVER) -> list[dict[s
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+def alone(tmp_path_factory):
     """The weights of one process."""
     folder = tmp_path_factory.mktemp("alone") / "run"
     assert call("train", *SETTINGS, "--out", str(folder)).exit_code == 0
@@ -90,7 +90,7 @@ def _same(folder: Path, alone: dict[str, torch.Tensor]) -> None:
     assert [release["step"] for release in verify(folder / "ledger.jsonl").releases] == [0, 1, 2, 3]
 
 
-def test_two_processes_make_the_run_of_one(tmp_path: Path, alone: dict[str, torch.Tensor]) -> None:
+def test_two_processes_make_the_run_of_one(tmp_path, alone):
     first, second = _run(tmp_path, *SETTINGS, "--out", "run")
     assert (first["code"], second["code"]) == (0, 0), (first, second)
     assert "run folder: run" in first["out"] and "accuracy" in first["out"]
@@ -109,9 +109,7 @@ bounds = [0, 100]
 """
 
 
-def test_processes_train_a_table_by_parts_like_one_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_train_a_table_by_parts_like_one_process(tmp_path, monkeypatch):
     """The rows of a file or the files of a folder are divided; moments are released once."""
     monkeypatch.chdir(tmp_path)
     ages = list(range(20, 80))
@@ -137,20 +135,20 @@ def test_processes_train_a_table_by_parts_like_one_process(
     assert "has no row for process 1; start fewer processes" in refused[1]["err"]
 
 
-def test_a_restart_must_find_its_run(tmp_path: Path) -> None:
+def test_a_restart_must_find_its_run(tmp_path):
     for one in _run(tmp_path, *SETTINGS):
         assert one["code"] == 2 and "name the run folder with --out" in one["err"]
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_error_of_the_first_process_is_that_of_all(tmp_path: Path) -> None:
+def test_an_error_of_the_first_process_is_that_of_all(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "something").touch()
     for one in _run(tmp_path, *SETTINGS, "--out", "run"):
         assert one["code"] == 2 and "run is not empty" in one["err"]
 
 
-def test_other_commands_run_on_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_commands_run_on_one_process(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
     result = call("demo")
     assert result.exit_code == 2 and "`dpkfc demo` runs in one process" in result.stderr
@@ -167,8 +165,8 @@ def _elsewhere(
 
 
 def test_a_folder_that_not_all_processes_see_is_refused_before_anything_is_spent(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     for one in run(
         _elsewhere, 2, free_port(), ["train", *SETTINGS, "--out", "run"], False, folder=tmp_path
     ):
@@ -191,7 +189,7 @@ def _other_setting(rank: int, folder: Path, port: int) -> dict[str, Any]:
     )
 
 
-def test_processes_with_other_settings_are_told_so(tmp_path: Path) -> None:
+def test_processes_with_other_settings_are_told_so(tmp_path):
     for one in run(_other_setting, 2, free_port(), folder=tmp_path):
         assert one["code"] == 2, one
         assert (
@@ -212,7 +210,7 @@ def _ledgers_apart(rank: int, folder: Path, swapped: bool) -> str:
         return str(error)
 
 
-def test_a_ledger_on_the_disk_of_another_host_is_not_forgotten(tmp_path: Path) -> None:
+def test_a_ledger_on_the_disk_of_another_host_is_not_forgotten(tmp_path):
     assert run(_ledgers_apart, 2, False, folder=tmp_path) == ["stepped", "stepped"]
     for text in run(_ledgers_apart, 2, True, folder=tmp_path):
         assert "process 1 finds 1 releases" in text and "disk that all hosts share" in text

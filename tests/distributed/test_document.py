@@ -29,7 +29,7 @@ def test_the_document_shows_the_example():
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_document_run(tmp_path: Path):
+def test_the_commands_of_the_document_run(tmp_path):
     (_, script), (_, recipe) = commands(DOCUMENT)
     *words, example = shlex.split(script)
     done = _torchrun(tmp_path, *words, str(ROOT / example))

@@ -70,7 +70,7 @@ def results() -> list[dict[str, dict[str, dict[str, Any]]]]:
     "DP-SGD*", "DP-KFC", "DiSK", "DP-KFC on words", "*micro*", "*NGD*", "DP-KFC, two probes*"
 )
 @pytest.mark.parametrize("name", CASES)
-def test_several_processes_equal_one(name: str) -> None:
+def test_several_processes_equal_one(name):
     alone = _outcome(CASES[name])
     exact = alone["weights"].dtype == torch.float64
     for world in (world for world, names in WORLDS.items() if name in names):

@@ -58,7 +58,7 @@ def _clean(model: torch.nn.Module) -> bool:
     return all(p.grad is None for p in model.parameters())
 
 
-def test_a_process_that_dies_stops_all_others_and_spends_nothing_more(tmp_path: Path) -> None:
+def test_a_process_that_dies_stops_all_others_and_spends_nothing_more(tmp_path):
     *living, dead = run(_dying, 3, folder=tmp_path)
     assert dead is None
     for found in living:
@@ -98,7 +98,7 @@ def _seen_by_one(rank: int, folder: Path) -> list[Any]:
         return [*found, s.ledger.count]
 
 
-def test_what_one_process_sees_before_or_behind_an_exchange_is_told_to_all(tmp_path: Path) -> None:
+def test_what_one_process_sees_before_or_behind_an_exchange_is_told_to_all(tmp_path):
     steps = Case().plan().steps
     for hook, before, failed, behind, last in run(_seen_by_one, 2, folder=tmp_path):
         assert "parameter '0.weight' has a hook on its gradient" in hook
@@ -131,7 +131,7 @@ def _too_large_for_one(rank: int, folder: Path) -> list[list[Any]]:
     return found
 
 
-def test_a_step_that_does_not_fit_on_one_process(tmp_path: Path) -> None:
+def test_a_step_that_does_not_fit_on_one_process(tmp_path):
     """ "auto" makes it smaller there alone, and the release is that of one process; a given size is
     refused on all.
     """
@@ -175,7 +175,7 @@ def _weights(folder: Path) -> list[torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
+def straight(tmp_path_factory):
     """The weights of a run that nothing has interrupted."""
     folder = tmp_path_factory.mktemp("straight")
     CASE.plan().check_accounting()  # remembered, and told to the processes
@@ -204,7 +204,7 @@ def _restarted(rank: int, folder: Path, fault: str) -> bool:
 
 
 @pytest.mark.slow
-def test_torchrun_goes_on_from_the_last_checkpoint(tmp_path: Path, straight: torch.Tensor) -> None:
+def test_torchrun_goes_on_from_the_last_checkpoint(tmp_path, straight):
     """Rank 1 is killed in its third step, before the charge: the run ends as if nothing had
     happened, dropout included.
     """
@@ -221,9 +221,7 @@ def test_torchrun_goes_on_from_the_last_checkpoint(tmp_path: Path, straight: tor
 
 
 @pytest.mark.slow
-def test_a_release_that_was_charged_and_lost_stays_charged(
-    tmp_path: Path, straight: torch.Tensor
-) -> None:
+def test_a_release_that_was_charged_and_lost_stays_charged(tmp_path, straight):
     """Rank 0 dies between the charge and the release: its step is repeated, and the run has one
     step less.
     """
@@ -243,9 +241,7 @@ def test_a_release_that_was_charged_and_lost_stays_charged(
 
 
 @pytest.mark.slow
-def test_another_number_of_processes_is_refused_unless_it_is_meant(
-    tmp_path: Path, straight: torch.Tensor
-) -> None:
+def test_another_number_of_processes_is_refused_unless_it_is_meant(tmp_path, straight):
     """One process goes on with the checkpoint of two, and makes the releases that two would have
     made.
     """

@@ -346,7 +346,7 @@ def _several(rank: int, folder: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """Where the processes work; one undivided process has left a checkpoint there."""
     place = tmp_path_factory.mktemp("fsdp")
     (place / "of-one").mkdir()
@@ -355,7 +355,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(folder: Path) -> list[dict[str, Any]]:
+def results(folder):
     """What both processes have found."""
     for case in RUNS.values():
         case.plan().check_accounting()  # remembered, and told to the processes
@@ -363,7 +363,7 @@ def results(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def several() -> list[dict[str, dict[str, Any]]]:
+def several():
     """What three and four processes have found."""
     for case in RUNS.values():
         case.plan().check_accounting()
@@ -380,9 +380,7 @@ def _close(found: list[float], expected: Tensor) -> None:
     ("world", "name"),
     [(2, name) for name in RUNS] + [(n, name) for n, of in MORE.items() for name in of],
 )
-def test_a_divided_run_equals_one_process(
-    world: int, name: str, request: pytest.FixtureRequest
-) -> None:
+def test_a_divided_run_equals_one_process(world, name, request):
     alone = RUNS[name].train(divided=False)
     if world == 2:
         found = [of["runs"][name] for of in request.getfixturevalue("results")]
@@ -396,14 +394,14 @@ def test_a_divided_run_equals_one_process(
         _close(first[kind], expected)
 
 
-def test_parameters_and_moments_are_divided(results: list[dict[str, Any]]) -> None:
+def test_parameters_and_moments_are_divided(results):
     whole = sum(p.numel() for p in net().parameters())
     (parameters, moments), (others, other_moments) = (of["held"] for of in results)
     assert parameters + others == whole and abs(parameters - others) < whole / 5
     assert (moments, other_moments) == (2 * parameters, 2 * others)
 
 
-def test_a_checkpoint_goes_on_to_the_bit(folder: Path, results: list[dict[str, Any]]) -> None:
+def test_a_checkpoint_goes_on_to_the_bit(folder, results):
     for of in results:
         assert of["checkpoints"]["divided"] == of["checkpoints"]["straight"]
     assert [
@@ -411,35 +409,31 @@ def test_a_checkpoint_goes_on_to_the_bit(folder: Path, results: list[dict[str, A
     ] == [0, 1, 2, 3]
 
 
-def test_a_checkpoint_passes_between_divided_and_undivided_runs(
-    folder: Path, results: list[dict[str, Any]]
-) -> None:
+def test_a_checkpoint_passes_between_divided_and_undivided_runs(folder, results):
     expected = torch.tensor(results[0]["checkpoints"]["straight"], dtype=torch.float64)
     _close(results[0]["checkpoints"]["from one"], expected)
     _close(_state(SAVED, folder / "to-one", divided=False, upto=4, restore=True), expected)
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_the_check_before_the_first_release_catches_a_fault_everywhere(
-    name: str, results: list[dict[str, Any]]
-) -> None:
+def test_the_check_before_the_first_release_catches_a_fault_everywhere(name, results):
     for of in results:
         assert FAULTS[name][2] in of["faults"][name] and "(0 steps)" in of["faults"][name]
 
 
 def test_what_is_drawn_on_reading_is_checked_alike_on_all_processes(
-    results: list[dict[str, Any]],
-) -> None:
+    results,
+):
     assert [of["at random"] for of in results] == [[3] * 4] * 2
 
 
-def test_a_nan_that_one_process_holds_is_told_to_all(results: list[dict[str, Any]]) -> None:
+def test_a_nan_that_one_process_holds_is_told_to_all(results):
     assert all("parameter '0.weight' holds NaN" in of["not finite"] for of in results)
 
 
 def test_settings_that_decide_the_number_of_passes_are_compared(
-    results: list[dict[str, Any]],
-) -> None:
+    results,
+):
     for of in results:
         assert (
             "rank 1 has another max_physical_batch_size than rank 0 (3, not 2)"
@@ -448,27 +442,21 @@ def test_settings_that_decide_the_number_of_passes_are_compared(
 
 
 @pytest.mark.parametrize("name", PROBES)
-def test_a_probe_that_differs_is_named_and_no_processor_is_blamed(
-    name: str, results: list[dict[str, Any]]
-) -> None:
+def test_a_probe_that_differs_is_named_and_no_processor_is_blamed(name, results):
     for of in results:
         assert "the probe returns other inputs on rank 1 than on rank 0" in of["other probe"][name]
         assert "(0 steps)" in of["other probe"][name]
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_other_divisions_are_refused_by_name(
-    name: str, folder: Path, results: list[dict[str, Any]]
-) -> None:
+def test_other_divisions_are_refused_by_name(name, folder, results):
     for of in results:
         assert re.search(REFUSED[name][1], of["refused"][name]), of["refused"][name]
     path = folder / f"{name}.jsonl"
     assert not path.exists() or not verify(path).releases
 
 
-def test_a_process_that_fails_in_the_middle_of_a_pass_ends_the_others(
-    folder: Path, results: list[dict[str, Any]]
-) -> None:
+def test_a_process_that_fails_in_the_middle_of_a_pass_ends_the_others(folder, results):
     waiting, failed = (of["alone"] for of in results)
     assert failed == "KeyError: 'boom'"
     assert waiting.startswith("RankLost: another process of the group died or did not answer")

@@ -228,13 +228,13 @@ def results() -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_it_is_refused_on_every_process(name: str) -> None:
+def test_it_is_refused_on_every_process(name):
     pattern = REFUSED[name][1]
     for found in results():
         assert re.search(pattern, found[name]), found[name]
 
 
-def test_a_failure_tells_the_others_where_and_what() -> None:
+def test_a_failure_tells_the_others_where_and_what():
     zero, one = (found["failure"] for found in results())
     assert one == "KeyError: 'boom'"
     assert zero == (
@@ -243,6 +243,6 @@ def test_a_failure_tells_the_others_where_and_what() -> None:
     )
 
 
-def test_nothing_that_is_private_is_in_an_error() -> None:
+def test_nothing_that_is_private_is_in_an_error():
     for found in results():
         assert not re.search(r"[0-9a-f]{12}", found["records"])

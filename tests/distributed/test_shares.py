@@ -62,7 +62,7 @@ def rows(rank: int, world: int) -> str:
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_shares_release_what_one_process_releases(world: int) -> None:
+def test_shares_release_what_one_process_releases(world):
     outcomes = run(train_shares, world, world)
     for number, case in enumerate(CASES.values()):
         _, alone = case.train()
@@ -93,7 +93,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_batches_that_are_no_unions_of_parts_are_refused(name: str) -> None:
+def test_batches_that_are_no_unions_of_parts_are_refused(name):
     settings, message = SETTINGS[name]
     case = Case({"expected_batch_size": 8, **settings}, options={"share": True})
     with pytest.raises(ValueError, match=message):
@@ -139,7 +139,7 @@ def gathered(held: list[tuple[int, Any]], data: Any = None) -> None:
         ([(5, True), (5, True)], ""),
     ],
 )
-def test_parts_that_overlap_by_name_are_refused(held: Any, message: str) -> None:
+def test_parts_that_overlap_by_name_are_refused(held, message):
     if not message:
         gathered(held)
         return
@@ -148,7 +148,7 @@ def test_parts_that_overlap_by_name_are_refused(held: Any, message: str) -> None
     assert len(str(refused.value)) <= 160
 
 
-def test_views_of_the_same_rows_and_a_wrong_sum_are_refused() -> None:
+def test_views_of_the_same_rows_and_a_wrong_sum_are_refused():
     views = Subset(TensorDataset(*data()), range(2, 7))
     with pytest.raises(ValueError, match="processes 0 and 1 hold the same records"):
         gathered([(5, True), (5, True)], views)

@@ -56,7 +56,7 @@ def config(**options) -> FederatedConfig:
 
 
 @pytest.mark.parametrize("epsilon", REPLACE_ONE)
-def test_noise_of_the_papers_setting(epsilon: float):
+def test_noise_of_the_papers_setting(epsilon):
     mu, upload, secure = REPLACE_ONE[epsilon]
     plan = config(adjacency="replace_one", max_grad_norm=10.0).calibrate(epsilon, DELTA)
     over_c = plan.stddev / 10.0
@@ -72,7 +72,7 @@ def test_noise_of_the_papers_setting(epsilon: float):
 
 
 @pytest.mark.parametrize("epsilon", ADD_OR_REMOVE)
-def test_what_other_noise_would_be_worth(epsilon: float):
+def test_what_other_noise_would_be_worth(epsilon):
     sigma, *dropped, single, replaced = ADD_OR_REMOVE[epsilon]
     plan = config().calibrate(epsilon, DELTA)
     assert plan.stddev == pytest.approx(sigma, rel=4e-3) and plan.epsilon() <= epsilon
@@ -104,7 +104,7 @@ ANOTHER = "another client, which knows its own noise"
 
 @pytest.mark.parametrize("privacy", SHARED, ids=lambda p: p.name)
 @pytest.mark.parametrize("clients", [2, 5])
-def test_shared_noise_hides_from_any_other_client_too(privacy, clients: int):
+def test_shared_noise_hides_from_any_other_client_too(privacy, clients):
     common = {"clients": clients, "rounds": 30, "expected_records": 600, "privacy": privacy}
     plan = FederatedConfig(**common).calibrate(3.0, 1e-4)
     t = plan.config.survivors

@@ -4,8 +4,6 @@ is.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -42,7 +40,7 @@ def app(rounds: int = 4) -> App:
     )
 
 
-def test_an_interrupted_run_goes_on_after_its_last_round(tmp_path: Path):
+def test_an_interrupted_run_goes_on_after_its_last_round(tmp_path):
     def stop(record, run):
         if record.round == 1:
             raise Stopped
@@ -63,7 +61,7 @@ def test_an_interrupted_run_goes_on_after_its_last_round(tmp_path: Path):
     assert torch.equal(vector(dict(again.named_parameters())), vector(run.server.parameters))
 
 
-def test_a_run_that_goes_on_remembers_its_rounds_and_figures(tmp_path: Path, monkeypatch):
+def test_a_run_that_goes_on_remembers_its_rounds_and_figures(tmp_path, monkeypatch):
     plan = plan_of(privacy=SecureAggregation(), rounds=6)
     common = {"ledger_path": tmp_path / "ledger.jsonl", "checkpoint": tmp_path / "checkpoint"}
 

@@ -32,7 +32,7 @@ def settings_of(tmp_path, **more):
 
 @pytest.mark.quick("masked", "shares", "*kfac*")
 @pytest.mark.parametrize("case", CASES)
-def test_every_method_runs_on_clients_that_are_built_for_each_message(tmp_path, case: str):
+def test_every_method_runs_on_clients_that_are_built_for_each_message(tmp_path, case):
     chosen = settings_of(tmp_path, case=case, noise=0.0 if case != "masked" else 1.0)
     wires = Wires(tmp_path, chosen)
     inner = wires.ask

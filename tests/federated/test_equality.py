@@ -91,7 +91,7 @@ def test_a_round_is_the_central_mechanism_on_the_pooled_data(privacy):
 
 @pytest.mark.parametrize("preconditioned", [False, True])
 def test_a_trusted_servers_run_is_a_session_to_the_bit_where_one_client_holds_all(
-    preconditioned: bool,
+    preconditioned,
 ):
     made = (
         KFAC(sides="both", probe=PROBE, probe_size=64, every=2, chunk=4) if preconditioned else None
@@ -119,7 +119,7 @@ def test_a_trusted_servers_run_is_a_session_to_the_bit_where_one_client_holds_al
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.1, 1.0, math.inf])
-def test_clients_of_any_size_and_labels_add_up_to_the_same_round(alpha: float):
+def test_clients_of_any_size_and_labels_add_up_to_the_same_round(alpha):
     data = records(60)
     cut = parts(data, dirichlet(data[1], CLIENTS, alpha, seed=3))
     plan = plan_of(0.0, privacy=TrustedServer(), rule=FedGD(1.0), expected_records=60)
@@ -132,7 +132,7 @@ def test_clients_of_any_size_and_labels_add_up_to_the_same_round(alpha: float):
 
 @pytest.mark.parametrize(("metric", "decay"), [("factors", 0.5), ("seed", 0.0)])
 @pytest.mark.parametrize("privacy", [TrustedServer(), SecureAggregation()])
-def test_every_client_whitens_in_the_servers_coordinates(metric: str, decay: float, privacy):
+def test_every_client_whitens_in_the_servers_coordinates(metric, decay, privacy):
     made = KFAC(sides="both", probe=PROBE, probe_size=64, every=2, decay=decay)
     noise = 1e-3 if privacy.masked else 0.0
     rule = FedGD(1.0)
@@ -172,7 +172,7 @@ def test_a_client_level_contribution_is_the_mean_gradient_clipped_once():
 
 @pytest.mark.parametrize("direction", ["gradient", "momentum"])
 @pytest.mark.parametrize("bias_correction", [False, True])
-def test_sofim_is_the_dense_solve(direction: str, bias_correction: bool):
+def test_sofim_is_the_dense_solve(direction, bias_correction):
     rule = FedSOFIM(
         0.7, rho=0.3, beta=0.8, direction=direction, bias_correction=bias_correction, warmup=1
     )
@@ -257,7 +257,7 @@ def test_all_records_at_once_are_those_looked_up_one_by_one_and_stay_the_clients
 
 
 @pytest.mark.parametrize("bound", [None, 4])
-def test_a_client_with_one_record_takes_the_path_of_several(bound: int | None) -> None:
+def test_a_client_with_one_record_takes_the_path_of_several(bound):
     """Its bound on the norm would otherwise change when a second record joins."""
     own = ClientRecords(tuple(x[:1] for x in records()))
     (_, part), *others = own.micro_batches(own.all, bound)

@@ -144,7 +144,7 @@ def _plain(message):
         (lambda m: {**_plain(m), "kind": "error", "reason": "bad label 7"}, "other-reason"),
     ],
 )
-def test_messages_off_the_list_are_rejected_and_counted(change, reason: str):
+def test_messages_off_the_list_are_rejected_and_counted(change, reason):
     plan = plan_of(privacy=TrustedServer("clients"), min_survivors=3)
     server, clients = world(plan)
     sent = server.open_round()
@@ -165,7 +165,7 @@ HONEST += [{"privacy": PerUpload(), "local": LocalSteps(k, 0.3), "rule": FedAvg(
 
 @pytest.mark.parametrize("options", HONEST)
 @pytest.mark.parametrize("noise", [0.0, 3.0])
-def test_no_honest_message_is_oversized(options, noise: float):
+def test_no_honest_message_is_oversized(options, noise):
     data = records(scale=1e4)
     plan = plan_of(noise=noise, rounds=3, **options)
     cut = [(data[0][:0], data[1][:0])] * (CLIENTS - 1) + [data]  # one client holds everything
@@ -266,7 +266,7 @@ def test_a_wrong_metric_is_not_used():
 
 
 @pytest.mark.parametrize("stage", ["sum", "shares"])
-def test_the_sum_of_a_masked_round_with_a_dead_client_is_exact(stage: str):
+def test_the_sum_of_a_masked_round_with_a_dead_client_is_exact(stage):
     moved = []
     for privacy in (SecureAggregation(), TrustedServer("clients")):
         plan = plan_of(privacy=privacy, min_survivors=3, rounds=1, rule=FedGD(1.0))

@@ -148,13 +148,13 @@ def wrong_records():
 @pytest.mark.parametrize(
     ("name", "record"), list(wrong_records()), ids=lambda x: x if isinstance(x, str) else ""
 )
-def test_other_records_are_no_message(name: str, record):
+def test_other_records_are_no_message(name, record):
     with pytest.raises(ValueError):
         decode_record(record)
 
 
 @pytest.mark.parametrize("case", ["masked", "kfac"])
-def test_the_apps_run_on_a_grid(tmp_path, case: str):
+def test_the_apps_run_on_a_grid(tmp_path, case):
     settings = {"case": case, **QUICK}
     runs, rounds = [], []
     grid = Grid(client_app(APP, settings), tmp_path / "clients")

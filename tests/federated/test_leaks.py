@@ -46,7 +46,7 @@ PAIRS = 20
 
 
 @pytest.fixture(autouse=True)
-def _rare_alarms(monkeypatch: pytest.MonkeyPatch) -> None:
+def _rare_alarms(monkeypatch):
     """The noise is secret and another in every run: a sound client is to be suspected in one of a
     billion runs of a check.
     """
@@ -139,7 +139,7 @@ def test_dropout_without_a_top_up_is_found():
 
     class PaperShare(FederatedPlan):
         @property
-        def client_stddev(self) -> float:
+        def client_stddev(self):
             return self.stddev / math.sqrt(6)
 
     plan = PaperShare(**vars(audit_plan()))

@@ -104,7 +104,7 @@ class Listening(PostProcess):
         ({"privacy": PerUpload(), "local": LocalSteps(3, 0.2), "rule": FedAvg()}, False),
     ],
 )
-def test_filters_are_told_the_variance_of_the_noise_where_it_is_known(options, known: bool):
+def test_filters_are_told_the_variance_of_the_noise_where_it_is_known(options, known):
     """Clients without records, so that what is released is noise."""
     filter_, empty = Listening(), [(x[:0], y[:0]) for x, y in datasets()]
     federate(plan_of(1.0, rounds=60, postprocess=(filter_,), **options), head(), loss_fn, empty)

@@ -379,7 +379,7 @@ def test_a_client_does_not_answer_for_a_cohort_that_is_too_small_or_wrong(cohort
 
 
 @pytest.mark.parametrize("missing", [True, False])
-def test_a_wrong_share_is_counted_and_changes_no_weight(missing: bool):
+def test_a_wrong_share_is_counted_and_changes_no_weight(missing):
     server, clients, messages = masked_round()
     if not missing:
         assert server.receive(messages[3])
@@ -404,7 +404,7 @@ def test_a_wrong_share_is_counted_and_changes_no_weight(missing: bool):
         (lambda m: {**m, "client": 9}, "unknown-client"),
     ],
 )
-def test_keys_off_the_list_are_rejected_and_counted(change, reason: str):
+def test_keys_off_the_list_are_rejected_and_counted(change, reason):
     server, clients = world(plan_of(privacy=SecureAggregation()))
     request = server.request_keys()
     answer = clients[0].answer(request[0])

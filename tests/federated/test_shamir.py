@@ -29,7 +29,7 @@ def rows(shares):
     holders=st.sets(st.integers(1, 400), min_size=1, max_size=9),
     data=st.data(),
 )
-def test_any_threshold_of_shares_gives_the_secret(secret: bytes, holders, data):
+def test_any_threshold_of_shares_gives_the_secret(secret, holders, data):
     threshold = data.draw(st.integers(1, len(holders)))
     shares = split(secret, holders, threshold)
     assert set(shares) == holders and {len(share) for share in shares.values()} == {SHARE_BYTES}
@@ -40,7 +40,7 @@ def test_any_threshold_of_shares_gives_the_secret(secret: bytes, holders, data):
 
 @settings(max_examples=40, deadline=None)
 @given(secret=st.binary(min_size=32, max_size=32), threshold=st.integers(2, 6))
-def test_fewer_shares_fit_every_secret(secret: bytes, threshold: int):
+def test_fewer_shares_fit_every_secret(secret, threshold):
     """For any other secret there is one missing share with which the shares of threshold - 1
     holders give it.
     """
@@ -64,7 +64,7 @@ def test_fewer_shares_fit_every_secret(secret: bytes, threshold: int):
         ({"threshold": 4}, "between 1 and the 3 holders, got 4"),
     ],
 )
-def test_bad_input_is_one_clear_error(change, message: str):
+def test_bad_input_is_one_clear_error(change, message):
     with pytest.raises(ValueError, match=message):
         split(**{"secret": bytes(32), "holders": (1, 2, 3), "threshold": 2, **change})
 

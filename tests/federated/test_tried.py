@@ -105,7 +105,7 @@ def answer(plan, data, loss=loss_fn, **options):
 @pytest.mark.parametrize("made", [Rows, labelled, wide], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("options", SINGLE, ids=lambda o: o["privacy"].name + str(len(o)))
 def test_a_record_that_fails_adds_nothing_and_takes_nothing_from_the_others(
-    options, made, broken: int, caplog
+    options, made, broken, caplog
 ):
     plan = plan_of(noise=0.1, **options)
     client, found = answer(plan, made(broken))

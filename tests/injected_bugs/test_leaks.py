@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,6 @@ from dpkfc.audit.replay import World
 from tests.audit.sizes import FULL
 from tests.injected_bugs import in_clip, in_data, in_noise, ranks
 from tests.injected_bugs.detectors import DETECTORS, SMALL, caught
-from tests.injected_bugs.leak import Leak
 from tests.injected_bugs.subjects import MIXING, SUBJECTS, canaries_of, select, subject_of
 
 Evidence = Callable[..., None]
@@ -39,7 +37,7 @@ LATER = (
 
 
 @pytest.mark.parametrize("leak", LEAKS, ids=lambda leak: leak.name)
-def test_a_planted_leak_is_caught(leak: Leak, evidence: Evidence) -> None:
+def test_a_planted_leak_is_caught(leak, evidence):
     canaries = canaries_of(leak.subject)
     started, by = time.perf_counter(), []
     found = []
@@ -73,7 +71,7 @@ def test_a_planted_leak_is_caught(leak: Leak, evidence: Evidence) -> None:
 
 @pytest.mark.quick("DP-KFC", "DP-SGD", "LSTM")
 @pytest.mark.parametrize("name", SUBJECTS)
-def test_a_step_without_a_leak_raises_no_alarm(name: str, evidence: Evidence) -> None:
+def test_a_step_without_a_leak_raises_no_alarm(name, evidence):
     if name in LATER and not FULL:
         pytest.skip("in the long run")
     subject, canaries = subject_of(name), canaries_of(name)
@@ -92,7 +90,7 @@ def test_a_step_without_a_leak_raises_no_alarm(name: str, evidence: Evidence) ->
 @pytest.mark.parametrize(
     "leak", [leak for leak in LEAKS if leak.subject in MIXING], ids=lambda leak: leak.name
 )
-def test_a_model_that_mixes_raises_no_alarm_where_the_proof_holds(leak: Leak) -> None:
+def test_a_model_that_mixes_raises_no_alarm_where_the_proof_holds(leak):
     """The leak is in the proof: without a patch such examples are differentiated one at a time,
     also unchecked ones.
     """
@@ -103,7 +101,7 @@ def test_a_model_that_mixes_raises_no_alarm_where_the_proof_holds(leak: Leak) ->
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
-def test_an_audit_takes_the_way_that_training_takes(name: str) -> None:
+def test_an_audit_takes_the_way_that_training_takes(name):
     """Canaries leave a pass proved: whole micro-batches are audited, as they are trained on."""
     subject, canaries = subject_of(name), canaries_of(name)
     everyone = [0, 1, *range(subject.size, subject.size + len(canaries.names))]
@@ -114,7 +112,7 @@ def test_an_audit_takes_the_way_that_training_takes(name: str) -> None:
 
 
 @pytest.mark.skipif(not FULL, reason="in the long run: two processes")
-def test_leaks_between_ranks_are_caught(tmp_path: Path, evidence: Evidence) -> None:
+def test_leaks_between_ranks_are_caught(tmp_path, evidence):
     for name, found in ranks.run(tmp_path).items():
         assert bool(found) == (name != "no leak"), (name, found)
         measured = "; ".join(f"{x.check}: {x.measured}" for x in found[:3])

@@ -54,7 +54,7 @@ def weights(model: nn.Module) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
-def test_a_prepared_model_trains_privately_and_only_so(precision: str) -> None:
+def test_a_prepared_model_trains_privately_and_only_so(precision):
     accelerator = Accelerator(mixed_precision=precision, cpu=True)
     model, loader = accelerator.prepare(mlp(), DataLoader(data(), 8))
     with make_session(model, noise=1e5) as session:
@@ -76,7 +76,7 @@ def test_a_prepared_model_trains_privately_and_only_so(precision: str) -> None:
         assert not torch.equal(weights(model), before)
 
 
-def test_a_prepared_optimizer_is_refused() -> None:
+def test_a_prepared_optimizer_is_refused():
     accelerator = Accelerator(cpu=True)
     model = mlp()
     plain = torch.optim.SGD(model.parameters(), 0.1)
@@ -89,7 +89,7 @@ def test_a_prepared_optimizer_is_refused() -> None:
             guard(accelerator, session)
 
 
-def test_another_model_than_the_sessions_is_refused() -> None:
+def test_another_model_than_the_sessions_is_refused():
     accelerator = Accelerator(cpu=True)
     accelerator.prepare(mlp())
     with (
@@ -120,7 +120,7 @@ class Wrapper(nn.parallel.DistributedDataParallel):
         ("distributed_type", "DEEPSPEED", "DEEPSPEED"),
     ],
 )
-def test_scaling_and_distribution_are_refused(setting: str, value, match: str) -> None:
+def test_scaling_and_distribution_are_refused(setting, value, match):
     accelerator = Accelerator(cpu=True)
 
     class Other:
@@ -133,7 +133,7 @@ def test_scaling_and_distribution_are_refused(setting: str, value, match: str) -
         guard(Other(), session)
 
 
-def test_a_wrapped_model_is_refused() -> None:
+def test_a_wrapped_model_is_refused():
     with (
         make_session(Wrapper(mlp())) as session,
         pytest.raises(ValueError, match=r"inside a Wrapper.*unwrap_model"),
@@ -144,7 +144,7 @@ def test_a_wrapped_model_is_refused() -> None:
 # -- an Opacus-shaped engine in such a script ------------------------------------------------------
 
 
-def test_an_engine_takes_no_prepared_optimizer() -> None:
+def test_an_engine_takes_no_prepared_optimizer():
     accelerator = Accelerator(cpu=True)
     model = mlp()
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
@@ -160,7 +160,7 @@ def test_an_engine_takes_no_prepared_optimizer() -> None:
         )
 
 
-def test_an_engine_stays_private_when_its_model_and_optimizer_are_prepared() -> None:
+def test_an_engine_stays_private_when_its_model_and_optimizer_are_prepared():
     accelerator, engine = Accelerator(cpu=True), PrivacyEngine()
     model = mlp()
     model, optimizer, loader = engine.make_private(

@@ -33,8 +33,8 @@ from tests.recording import Heard
 @pytest.mark.parametrize("kind", [dict, UserDict])
 @pytest.mark.parametrize("same_length", [0, 60])
 def test_padding_is_looked_for_in_any_mapping_and_behind_many_records_of_one_length(
-    kind: type, same_length: int
-) -> None:
+    kind, same_length
+):
     g = torch.Generator().manual_seed(0)
     lengths = [5] * same_length + [3, 9] * 4
     rows = [
@@ -60,17 +60,15 @@ def test_padding_is_looked_for_in_any_mapping_and_behind_many_records_of_one_len
 
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("sequence_first", [False, True])
-def test_the_check_of_a_model_takes_no_length_from_a_private_batch(
-    first: int, sequence_first: bool
-) -> None:
+def test_the_check_of_a_model_takes_no_length_from_a_private_batch(first, sequence_first):
     """Its passes are the same whatever the longest text of the first batch is."""
 
     class Noted(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.table, self.head = nn.Embedding(30, 4, padding_idx=0), nn.Linear(4, 3)
 
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        def forward(self, ids):
             shapes.append(tuple(ids.shape))
             return self.head(self.table(ids).sum(0 if sequence_first else 1))
 
@@ -117,7 +115,7 @@ class WithMean(nn.Module):
         return y, y.mean(0)
 
 
-def test_no_error_tells_the_size_of_a_private_batch() -> None:
+def test_no_error_tells_the_size_of_a_private_batch():
     _, model, _, batches = private(WithMean(), verify=False)
     with pytest.raises(ValueError, match="needs one axis for the examples") as mixed:
         for x, _ in batches:
@@ -139,7 +137,7 @@ def one_pass(model, optimizer, batches, physical: int | None) -> int:
 
 
 @pytest.mark.parametrize("physical", [None, 3])
-def test_a_resumed_run_ends_with_its_releases(tmp_path, physical: int | None) -> None:
+def test_a_resumed_run_ends_with_its_releases(tmp_path, physical):
     """Lost steps are spent: the last pass is shorter, and the script comes to its last
     checkpoint.
     """
@@ -161,7 +159,7 @@ def test_a_resumed_run_ends_with_its_releases(tmp_path, physical: int | None) ->
 # -- the model, taken away -------------------------------------------------------------------------
 
 
-def test_a_model_is_scripted_once_its_engine_is_closed() -> None:
+def test_a_model_is_scripted_once_its_engine_is_closed():
     engine, model, optimizer, batches = private(mlp())
     backward(model, next(iter(batches)))
     optimizer.step()

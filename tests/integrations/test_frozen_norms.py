@@ -39,7 +39,7 @@ def trainer(model: nn.Module, folder) -> PrivateTrainer:
     return PrivateTrainer(model, args, plan=PLAN, train_dataset=rows)
 
 
-def test_norms_in_eval_mode_stay_in_it_and_dropout_does_not(tmp_path) -> None:
+def test_norms_in_eval_mode_stay_in_it_and_dropout_does_not(tmp_path):
     model = Net().eval()
     mean = model.norm.running_mean.clone()
     before = model.a.weight.detach().clone()

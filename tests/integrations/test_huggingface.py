@@ -68,7 +68,7 @@ class CutOff(TrainerCallback):
 
 @pytest.mark.quick("masked", "token")
 @pytest.mark.parametrize("task", TASKS)
-def test_the_updates_are_the_releases_of_a_session(task: str, tmp_path) -> None:
+def test_the_updates_are_the_releases_of_a_session(task, tmp_path):
     """In test mode noise and sampling repeat, so that trainer and session must make the same
     weights.
     """
@@ -100,7 +100,7 @@ def test_the_updates_are_the_releases_of_a_session(task: str, tmp_path) -> None:
     assert len(verify(tmp_path / "ledger.jsonl").releases) == 3
 
 
-def test_nothing_but_a_release_can_step_the_optimizer(tmp_path) -> None:
+def test_nothing_but_a_release_can_step_the_optimizer(tmp_path):
     class Intruder(TrainerCallback):
         def on_step_end(self, args, state, control, model=None, optimizer=None, **_):
             model(**pad(examples("sequence", 4))).loss.backward()
@@ -122,7 +122,7 @@ def test_nothing_but_a_release_can_step_the_optimizer(tmp_path) -> None:
 # -- the loss --------------------------------------------------------------------------------------
 
 
-def test_positions_are_averaged_within_each_example() -> None:
+def test_positions_are_averaged_within_each_example():
     torch.manual_seed(0)
     logits, labels = torch.randn(3, 5, 4, dtype=torch.float64), torch.randint(0, 4, (3, 5))
     labels[0, 2:], labels[2] = -100, -100
@@ -134,7 +134,7 @@ def test_positions_are_averaged_within_each_example() -> None:
     torch.testing.assert_close(per_example_cross_entropy(logits[:1], labels[:1], 0.1), losses[:1])
 
 
-def test_a_model_with_another_loss_of_its_own_is_found_before_anything_is_spent(tmp_path) -> None:
+def test_a_model_with_another_loss_of_its_own_is_found_before_anything_is_spent(tmp_path):
     class Weighted(BertForSequenceClassification):
         def forward(self, input_ids=None, attention_mask=None, labels=None):
             outputs = super().forward(input_ids, attention_mask, labels=labels)
@@ -164,7 +164,7 @@ def masking(rows):
     }
 
 
-def test_settings_that_another_trainer_would_read_are_named(tmp_path, caplog) -> None:
+def test_settings_that_another_trainer_would_read_are_named(tmp_path, caplog):
     args = Seq2SeqTrainingArguments(str(tmp_path), use_cpu=True, predict_with_generate=True)
     with pytest.raises(ValueError, match="sets predict_with_generate, which PrivateTrainer would"):
         check_own_settings(args)
@@ -180,7 +180,7 @@ def test_settings_that_another_trainer_would_read_are_named(tmp_path, caplog) ->
     assert "OwnArguments adds to TrainingArguments: packing;" in caplog.text
 
 
-def test_a_collator_that_mixes_at_random_is_refused(tmp_path) -> None:
+def test_a_collator_that_mixes_at_random_is_refused(tmp_path):
     def mixup(rows):
         batch = masking(rows)
         return {**batch, "input_ids": batch["input_ids"][torch.randperm(len(rows))]}
@@ -196,7 +196,7 @@ def accuracy(predicted):
     return {"accuracy": float((np.argmax(predicted.predictions, 1) == predicted.label_ids).mean())}
 
 
-def test_logs_hold_epsilon_and_nothing_private(tmp_path) -> None:
+def test_logs_hold_epsilon_and_nothing_private(tmp_path):
     calls = Calls()
     trainer = trainer_of(
         tmp_path,
@@ -227,7 +227,7 @@ def test_logs_hold_epsilon_and_nothing_private(tmp_path) -> None:
     ]
 
 
-def test_the_private_loss_is_logged_only_when_asked_for(tmp_path) -> None:
+def test_the_private_loss_is_logged_only_when_asked_for(tmp_path):
     trainer = trainer_of(tmp_path, log_private_loss=True)
     trainer.train()
     rows = [row["loss (NOT private)"] for row in trainer.state.log_history if "epsilon" in row]
@@ -236,7 +236,7 @@ def test_the_private_loss_is_logged_only_when_asked_for(tmp_path) -> None:
     assert "NOT private" in json.loads((tmp_path / "privacy.json").read_text())["not_private"][0]
 
 
-def test_a_hook_that_would_be_shown_private_gradients_is_refused(tmp_path) -> None:
+def test_a_hook_that_would_be_shown_private_gradients_is_refused(tmp_path):
     shown = []
 
     class Watch(TrainerCallback):
@@ -251,7 +251,7 @@ def test_a_hook_that_would_be_shown_private_gradients_is_refused(tmp_path) -> No
 
 @pytest.mark.quick("True")
 @pytest.mark.parametrize("preconditioned", [False, True])
-def test_a_run_that_is_cut_off_goes_on(preconditioned: bool, tmp_path) -> None:
+def test_a_run_that_is_cut_off_goes_on(preconditioned, tmp_path):
     from dpkfc.curvature.kfac import KFAC
     from dpkfc.curvature.token_noise import TokenNoise
 
@@ -294,7 +294,7 @@ def test_a_run_that_is_cut_off_goes_on(preconditioned: bool, tmp_path) -> None:
     torch.testing.assert_close(weights(rest.model), weights(whole.model), rtol=1e-6, atol=1e-8)
 
 
-def test_the_best_model_is_loaded_and_early_stopping_leaves_whole_batches(tmp_path) -> None:
+def test_the_best_model_is_loaded_and_early_stopping_leaves_whole_batches(tmp_path):
     trainer = trainer_of(
         tmp_path,
         plan=plan_of(3.0, steps=8),
@@ -317,7 +317,7 @@ def test_the_best_model_is_loaded_and_early_stopping_leaves_whole_batches(tmp_pa
     assert trainer.evaluate()["eval_accuracy"] == trainer.state.best_metric
 
 
-def test_adapters_train_and_the_rest_stays(tmp_path) -> None:
+def test_adapters_train_and_the_rest_stays(tmp_path):
     peft = pytest.importorskip("peft")
     base = model_of("causal", 0.1)
     before = weights(model_of("causal"))
@@ -337,14 +337,14 @@ def test_adapters_train_and_the_rest_stays(tmp_path) -> None:
     assert torch.equal(weights(again), weights(model))
 
 
-def test_unused_columns_are_removed(tmp_path) -> None:
+def test_unused_columns_are_removed(tmp_path):
     datasets = pytest.importorskip("datasets")
     rows = [{**row, "text": "x", "idx": i} for i, row in enumerate(examples("sequence"))]
     trainer = trainer_of(tmp_path, train_dataset=datasets.Dataset.from_list(rows))
     assert trainer.train().global_step == 3
 
 
-def test_bfloat16_is_autocast_and_nothing_of_the_model_is_replaced(tmp_path) -> None:
+def test_bfloat16_is_autocast_and_nothing_of_the_model_is_replaced(tmp_path):
     dtypes = Heard()
 
     def losses(model, inputs):

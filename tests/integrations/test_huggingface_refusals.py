@@ -44,13 +44,13 @@ from tests.integrations.hf_cases import (
         ({"use_liger_kernel": True}, "fused"),
     ],
 )
-def test_arguments_that_contradict_the_plan(settings, match: str, tmp_path) -> None:
+def test_arguments_that_contradict_the_plan(settings, match, tmp_path):
     with pytest.raises(ValueError, match=match):
         trainer_of(tmp_path, **settings)
 
 
 @pytest.mark.parametrize("wrong", [plan_of().config, "plan"])
-def test_a_plan_is_what_a_configuration_was_calibrated_to(wrong, tmp_path) -> None:
+def test_a_plan_is_what_a_configuration_was_calibrated_to(wrong, tmp_path):
     makers = [
         lambda: trainer_of(tmp_path, plan=wrong),
         lambda: Session(wrong, torch.nn.Linear(2, 2), None, []),
@@ -60,7 +60,7 @@ def test_a_plan_is_what_a_configuration_was_calibrated_to(wrong, tmp_path) -> No
             make()
 
 
-def test_loss_scaling_is_refused(tmp_path) -> None:
+def test_loss_scaling_is_refused(tmp_path):
     args = arguments(tmp_path)
     args.fp16 = True  # the constructor of TrainingArguments wants a device for it
     with pytest.raises(ValueError, match="bf16=True, which needs no scaling"):
@@ -69,12 +69,12 @@ def test_loss_scaling_is_refused(tmp_path) -> None:
         )
 
 
-def test_a_trainer_without_arguments_is_refused() -> None:
+def test_a_trainer_without_arguments_is_refused():
     with pytest.raises(ValueError, match=r"args is a NoneType; pass TrainingArguments\(output_dir"):
         PrivateTrainer(model_of("sequence"), None, plan=plan_of())
 
 
-def test_arguments_that_say_the_same_as_the_plan_are_taken(tmp_path) -> None:
+def test_arguments_that_say_the_same_as_the_plan_are_taken(tmp_path):
     settings = {
         "per_device_train_batch_size": B,
         "num_train_epochs": 1,
@@ -84,7 +84,7 @@ def test_arguments_that_say_the_same_as_the_plan_are_taken(tmp_path) -> None:
     assert trainer_of(tmp_path, **settings).train().global_step == 3
 
 
-def test_keywords_and_subclasses_for_a_batch_loss_are_refused(tmp_path) -> None:
+def test_keywords_and_subclasses_for_a_batch_loss_are_refused(tmp_path):
     with pytest.raises(ValueError, match="pass per_example_loss="):
         trainer_of(tmp_path, compute_loss_func=len)
     with pytest.raises(ValueError, match="pass model="):
@@ -113,7 +113,7 @@ class Tokenizer(list):
     def __call__(self, *_: object) -> None: ...
 
 
-def test_a_tokenizer_larger_than_the_embedding_is_named(tmp_path) -> None:
+def test_a_tokenizer_larger_than_the_embedding_is_named(tmp_path):
     """It is public; a private record with such an id adds nothing, and no message tells of it."""
     collator = DataCollatorWithPadding(Tokenizer(range(VOCABULARY + 1)))
     model = model_of("sequence")
@@ -123,14 +123,14 @@ def test_a_tokenizer_larger_than_the_embedding_is_named(tmp_path) -> None:
     trainer_of(tmp_path, model=model, data_collator=collator)
 
 
-def test_label_smoothing_that_a_loss_of_your_own_never_sees_is_refused(tmp_path) -> None:
+def test_label_smoothing_that_a_loss_of_your_own_never_sees_is_refused(tmp_path):
     with pytest.raises(ValueError, match="per_example_loss= never sees"):
         trainer_of(
             tmp_path, per_example_loss=lambda model, inputs: None, label_smoothing_factor=0.1
         )
 
 
-def test_training_data_is_not_evaluated_on(tmp_path) -> None:
+def test_training_data_is_not_evaluated_on(tmp_path):
     rows = examples("sequence")
     other = examples("sequence", 4, seed=1)
     for held_out in (rows, rows[3:5], {"a": other, "b": rows[-1:]}):
@@ -142,7 +142,7 @@ def test_training_data_is_not_evaluated_on(tmp_path) -> None:
     assert trainer.evaluate()["eval_loss"] > 0
 
 
-def test_models_and_datasets_that_no_session_can_take(tmp_path) -> None:
+def test_models_and_datasets_that_no_session_can_take(tmp_path):
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self):
             yield from examples("sequence")
@@ -173,7 +173,7 @@ def test_models_and_datasets_that_no_session_can_take(tmp_path) -> None:
     )
 
 
-def test_schedules_and_datasets_that_do_not_fit(tmp_path) -> None:
+def test_schedules_and_datasets_that_do_not_fit(tmp_path):
     with pytest.raises(
         ValueError, match="stepped? .*releases|steps its learning rate schedule on releases"
     ):

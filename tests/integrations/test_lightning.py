@@ -43,7 +43,7 @@ def _quiet():
 @pytest.mark.parametrize(
     "preconditioner", [None, KFAC(sides="both", probe=FeatureNoise(6), probe_size=16, every=3)]
 )
-def test_the_updates_are_the_releases_of_a_session(preconditioner, tmp_path) -> None:
+def test_the_updates_are_the_releases_of_a_session(preconditioner, tmp_path):
     plan = plan_of(0.7, test_mode_seed=5, preconditioner=preconditioner, max_physical_batch_size=5)
     trainer, mine, _ = fit(tmp_path, plan=plan)
     theirs = Net()
@@ -61,7 +61,7 @@ def test_the_updates_are_the_releases_of_a_session(preconditioner, tmp_path) -> 
     assert max(n for training, n in mine.seen if training) <= 5
 
 
-def test_epsilon_is_logged_and_the_module_is_left_as_it_was(tmp_path) -> None:
+def test_epsilon_is_logged_and_the_module_is_left_as_it_was(tmp_path):
     names = list(Net().state_dict())
     trainer, module, private = fit(tmp_path, log_every_n_steps=3)
     assert trainer.callback_metrics["epsilon"] == pytest.approx(private.plan.epsilon())
@@ -80,9 +80,7 @@ def test_epsilon_is_logged_and_the_module_is_left_as_it_was(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("interval", "frequency", "stepped"), [("epoch", 1, 2), ("epoch", 2, 1), ("step", 3, 4)]
 )
-def test_schedules_are_stepped_at_their_interval(
-    interval: str, frequency: int, stepped: int, tmp_path
-) -> None:
+def test_schedules_are_stepped_at_their_interval(interval, frequency, stepped, tmp_path):
     class Scheduled(Net):
         def configure_optimizers(self):
             configured = super().configure_optimizers()
@@ -105,7 +103,7 @@ class Logging(Net):
         return losses
 
 
-def test_a_private_loss_is_logged_only_under_a_name_that_says_so(tmp_path) -> None:
+def test_a_private_loss_is_logged_only_under_a_name_that_says_so(tmp_path):
     """In batches of one size: the mean of an empty batch is not a number."""
     with pytest.raises(
         ValueError, match=r"logs 'train_loss'.*call it 'train_loss \(NOT private\)'"
@@ -138,7 +136,7 @@ class AtTheEnd(Net):
         self.log(self.name, sum(self.meter) / len(self.meter))
 
 
-def test_what_hooks_of_the_training_log_is_marked(tmp_path) -> None:
+def test_what_hooks_of_the_training_log_is_marked(tmp_path):
     with pytest.raises(
         ValueError,
         match=r"'meter' is logged while training.*'meter \(NOT private\)', or 'meter \(public\)'",
@@ -178,12 +176,12 @@ class Fails(L.Callback):
         ({"min_steps": 4, "max_steps": 6}, 6),
     ],
 )
-def test_only_whole_logical_batches_are_spent(settings, done: int, tmp_path) -> None:
+def test_only_whole_logical_batches_are_spent(settings, done, tmp_path):
     trainer, module, _ = fit(tmp_path, **settings)
     assert trainer.global_step == releases(tmp_path) == module.grads == done
 
 
-def test_an_early_end_costs_the_whole_plan(tmp_path) -> None:
+def test_an_early_end_costs_the_whole_plan(tmp_path):
     """Releases may have decided it, and ε of fewer steps would be too small."""
     early = L.callbacks.EarlyStopping("val_loss", patience=1, min_delta=99.0)
     trainer, _, private = fit(tmp_path, callbacks=[early], limit_train_batches=1)
@@ -192,7 +190,7 @@ def test_an_early_end_costs_the_whole_plan(tmp_path) -> None:
     assert private.session.epsilon == private.plan.epsilon(7)
 
 
-def test_an_exception_leaves_a_right_ledger_and_no_gradient(tmp_path) -> None:
+def test_an_exception_leaves_a_right_ledger_and_no_gradient(tmp_path):
     """What the model raises on a private batch does not end a fit, since a record may cause it."""
     module = Net()
     with pytest.raises(ZeroDivisionError):
@@ -220,7 +218,7 @@ def test_an_exception_leaves_a_right_ledger_and_no_gradient(tmp_path) -> None:
 @pytest.mark.parametrize(
     "preconditioner", [None, KFAC(sides="both", probe=FeatureNoise(6), probe_size=16, every=3)]
 )
-def test_a_checkpoint_continues_the_run(preconditioner, tmp_path) -> None:
+def test_a_checkpoint_continues_the_run(preconditioner, tmp_path):
     plan = plan_of(0.5, test_mode_seed=2, preconditioner=preconditioner)
     _, whole, _ = fit(tmp_path / "whole", plan=plan)
     folder = tmp_path / "cut"
@@ -235,7 +233,7 @@ def test_a_checkpoint_continues_the_run(preconditioner, tmp_path) -> None:
         fit(tmp_path / "other", plan=plan, ckpt_path=folder / "at4.ckpt")
 
 
-def test_a_second_fit_does_not_spend_a_second_budget(tmp_path) -> None:
+def test_a_second_fit_does_not_spend_a_second_budget(tmp_path):
     private, module = PrivateTraining(plan_of(), data()), Net()
     trainer_of(tmp_path, private).fit(module)
     before = weights(module)
@@ -244,7 +242,7 @@ def test_a_second_fit_does_not_spend_a_second_budget(tmp_path) -> None:
     assert torch.equal(weights(module), before)
 
 
-def test_only_the_checkpoint_of_a_private_fit_is_continued(tmp_path) -> None:
+def test_only_the_checkpoint_of_a_private_fit_is_continued(tmp_path):
     trainer, _, _ = fit(tmp_path / "a", max_steps=3)
     trainer.save_checkpoint(tmp_path / "a.ckpt")
     content = torch.load(tmp_path / "a.ckpt", weights_only=False)

@@ -153,8 +153,8 @@ def checkpoints(**settings):
     ],
 )
 def test_what_would_train_otherwise_is_refused_before_anything_is_spent(
-    build, settings, match: str, tmp_path
-) -> None:
+    build, settings, match, tmp_path
+):
     """Batches are of one size: one that comes out with a row or with none shows nothing of what
     mixes examples.
     """
@@ -166,7 +166,7 @@ def test_what_would_train_otherwise_is_refused_before_anything_is_spent(
     assert before is None or torch.equal(weights(module), before)
 
 
-def test_automatic_optimization_switched_on_later_steps_nothing(tmp_path) -> None:
+def test_automatic_optimization_switched_on_later_steps_nothing(tmp_path):
     """Whatever the module does, the optimizer does not move without a release."""
     module = Automatic()
     before = weights(module)
@@ -176,7 +176,7 @@ def test_automatic_optimization_switched_on_later_steps_nothing(tmp_path) -> Non
     assert releases(tmp_path) == 0
 
 
-def test_a_private_module_without_the_callback_does_not_train(tmp_path) -> None:
+def test_a_private_module_without_the_callback_does_not_train(tmp_path):
     module = Net()
     before = weights(module)
     with pytest.raises(RuntimeError, match="add PrivateTraining"):
@@ -184,14 +184,14 @@ def test_a_private_module_without_the_callback_does_not_train(tmp_path) -> None:
     assert torch.equal(weights(module), before)
 
 
-def test_a_loader_of_the_users_own_is_refused(tmp_path) -> None:
+def test_a_loader_of_the_users_own_is_refused(tmp_path):
     module = Net()
     with pytest.raises(ValueError, match="without train_dataloaders"):
         trainer_of(tmp_path, PrivateTraining(plan_of(), data())).fit(module, DataLoader(data(), 8))
 
 
 @pytest.mark.parametrize("sanity", [0, 2])
-def test_private_rows_are_not_validated_on(sanity: int, tmp_path) -> None:
+def test_private_rows_are_not_validated_on(sanity, tmp_path):
     """A plain name of a metric would carry them, without noise, to loggers and an early end."""
     rows = data()
     for held_out in (rows, Subset(rows, range(3))):
@@ -203,7 +203,7 @@ def test_private_rows_are_not_validated_on(sanity: int, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", _UNCALLED)
-def test_a_hook_that_a_private_fit_never_calls_is_refused(name: str, tmp_path) -> None:
+def test_a_hook_that_a_private_fit_never_calls_is_refused(name, tmp_path):
     """A warm-up in `optimizer_step`, say, was left out without a word."""
     own = type("Own", (Net,), {name: lambda self, *_: None})
     with pytest.raises(ValueError, match=f"Own has a {name} of its own"):
@@ -211,7 +211,7 @@ def test_a_hook_that_a_private_fit_never_calls_is_refused(name: str, tmp_path) -
     assert not (tmp_path / "ledger.jsonl").exists()
 
 
-def test_a_step_of_the_users_own_is_refused(tmp_path) -> None:
+def test_a_step_of_the_users_own_is_refused(tmp_path):
     class Own(L.Callback):
         def on_train_batch_end(self, trainer, module, *_):
             F.cross_entropy(module(data().tensors[0]), data().tensors[1]).backward()
@@ -225,7 +225,7 @@ def test_a_step_of_the_users_own_is_refused(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["parameter", "release in the gradient of"])
-def test_weights_written_between_release_and_step_are_refused(kind: str, tmp_path) -> None:
+def test_weights_written_between_release_and_step_are_refused(kind, tmp_path):
     class Own(L.Callback):
         def on_before_optimizer_step(self, trainer, module, optimizer):
             weight = module.layers[0].weight
@@ -236,12 +236,12 @@ def test_weights_written_between_release_and_step_are_refused(kind: str, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["training_step", "train_dataloader"])
-def test_a_private_module_may_not_define_its_own_training(name: str) -> None:
+def test_a_private_module_may_not_define_its_own_training(name):
     with pytest.raises(TypeError, match="per_example_loss"):
         type("Own", (PrivateModule,), {name: lambda self: None})
 
 
-def test_loss_scaling_is_refused(tmp_path) -> None:
+def test_loss_scaling_is_refused(tmp_path):
     private = PrivateTraining(plan_of(), data())
     trainer = trainer_of(tmp_path, private, precision="bf16-mixed")
     module = Net()
@@ -253,6 +253,6 @@ def test_loss_scaling_is_refused(tmp_path) -> None:
         trainer.fit(Net())
 
 
-def test_a_plan_is_what_a_configuration_was_calibrated_to() -> None:
+def test_a_plan_is_what_a_configuration_was_calibrated_to():
     with pytest.raises(ValueError, match=r"plan is a NoneType; pass what PrivacyConfig"):
         PrivateTraining(None, [])

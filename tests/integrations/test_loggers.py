@@ -54,7 +54,7 @@ def trained(logger: Logger, **settings):
 
 
 @pytest.mark.parametrize("private", [False, True])
-def test_a_logger_writes_public_numbers_and_others_only_when_told(private: bool) -> None:
+def test_a_logger_writes_public_numbers_and_others_only_when_told(private):
     writer = Kept()
     s = trained(Logger(writer, private=private), preconditioner=kfac())
     assert writer.parameters == describe_plan(s.plan) and writer.private is private
@@ -66,16 +66,14 @@ def test_a_logger_writes_public_numbers_and_others_only_when_told(private: bool)
     assert bool(s.unprotected_figures) is private
 
 
-def test_public_parameters_name_no_realised_batch() -> None:
+def test_public_parameters_name_no_realised_batch():
     parameters = describe_plan(plan(1.0))
     assert parameters["expected_batch_size"] == 8 and "batch_size" not in parameters
     assert parameters["preconditioner"] == "none"
 
 
 @pytest.mark.parametrize("name", LOGGERS)
-def test_a_package_that_is_absent_is_one_error_with_the_command(
-    name, monkeypatch, tmp_path
-) -> None:
+def test_a_package_that_is_absent_is_one_error_with_the_command(name, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(
         ImportError, match=rf"needs the package {name}.*pip install {name}"
@@ -85,9 +83,7 @@ def test_a_package_that_is_absent_is_one_error_with_the_command(
 
 
 @pytest.mark.parametrize("name", LOGGERS)
-def test_a_run_that_cannot_log_says_so_before_it_makes_anything(
-    name, monkeypatch, tmp_path
-) -> None:
+def test_a_run_that_cannot_log_says_so_before_it_makes_anything(name, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, name, None)
     folder = tmp_path / "run"
     result = call("train", "--recipe", "digits", "--steps", 2, "--log", name, "--out", folder)
@@ -95,7 +91,7 @@ def test_a_run_that_cannot_log_says_so_before_it_makes_anything(
     assert f"pip install {name}" in " ".join(result.output.split())
 
 
-def test_settings_of_logging_are_checked() -> None:
+def test_settings_of_logging_are_checked():
     with pytest.raises(ConfigError, match="log"):
         make_config(recipe="digits", log="tensorbord")
     with pytest.raises(ConfigError, match="log_private = true needs log"):
@@ -116,7 +112,7 @@ def read_events(folder):
 
 
 @pytest.mark.parametrize("private", [False, True])
-def test_tensorboard(private: bool, tmp_path) -> None:
+def test_tensorboard(private, tmp_path):
     pytest.importorskip("tensorboard")
     began = time.time()
     s = trained(Logger(TensorBoard(tmp_path / "log"), private=private))
@@ -131,7 +127,7 @@ def test_tensorboard(private: bool, tmp_path) -> None:
         assert (tmp_path / "log").stat().st_mode & 0o077 == 0
 
 
-def test_a_folder_that_gets_private_numbers_is_closed_to_others(tmp_path, monkeypatch) -> None:
+def test_a_folder_that_gets_private_numbers_is_closed_to_others(tmp_path, monkeypatch):
     folder = tmp_path / "log"
     folder.mkdir(0o755)
     loggers._make_folder(folder, private=False)
@@ -147,14 +143,14 @@ def test_a_folder_that_gets_private_numbers_is_closed_to_others(tmp_path, monkey
         loggers._make_folder(folder, private=True)
 
 
-def test_mlflow_gets_the_begin_for_the_end(monkeypatch) -> None:
+def test_mlflow_gets_the_begin_for_the_end(monkeypatch):
     times = []
     info = SimpleNamespace(run_id="run")
 
     class Client:
-        def __init__(self, tracking_uri=None) -> None: ...
+        def __init__(self, tracking_uri=None): ...
         def get_experiment_by_name(self, name): ...
-        def log_param(self, *values) -> None: ...
+        def log_param(self, *values): ...
 
         def create_experiment(self, name):
             return "0"
@@ -162,10 +158,10 @@ def test_mlflow_gets_the_begin_for_the_end(monkeypatch) -> None:
         def create_run(self, experiment, run_name=None):
             return SimpleNamespace(info=info)
 
-        def log_metric(self, run, name, value, time, step) -> None:
+        def log_metric(self, run, name, value, time, step):
             times.append(time)
 
-        def set_terminated(self, run, status=None, end_time=None) -> None:
+        def set_terminated(self, run, status=None, end_time=None):
             times.append(end_time)
 
     monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=Client))
@@ -173,7 +169,7 @@ def test_mlflow_gets_the_begin_for_the_end(monkeypatch) -> None:
     assert len(set(times)) == 1 and times[0] > 0
 
 
-def test_wandb_gets_one_time_and_settings_that_record_nothing_else(monkeypatch, tmp_path) -> None:
+def test_wandb_gets_one_time_and_settings_that_record_nothing_else(monkeypatch, tmp_path):
     rows, made, waiting = [], {}, []
     kept = SimpleNamespace(log=lambda row, step: rows.append((step, row)), finish=lambda: None)
 
@@ -185,7 +181,7 @@ def test_wandb_gets_one_time_and_settings_that_record_nothing_else(monkeypatch, 
     monkeypatch.setitem(sys.modules, "wandb", fake)
 
     class Watch(Callback):
-        def on_step(self, report) -> None:
+        def on_step(self, report):
             waiting.append(len(rows))
 
     logger = Logger(WandB(tmp_path, project="mine", mode="offline"))

@@ -33,7 +33,7 @@ from tests.integrations.opacus_cases import (
 # -- what is returned ------------------------------------------------------------------------------
 
 
-def test_model_and_optimizer_are_the_same_objects_and_the_loader_a_dataloader() -> None:
+def test_model_and_optimizer_are_the_same_objects_and_the_loader_a_dataloader():
     model, optimizer, source = mlp(), None, loader()
     names = list(model.state_dict())
     optimizer = sgd(model)
@@ -59,7 +59,7 @@ def test_model_and_optimizer_are_the_same_objects_and_the_loader_a_dataloader() 
     assert all(not vars(p) for p in model.parameters())
 
 
-def test_close_leaves_nothing_behind() -> None:
+def test_close_leaves_nothing_behind():
     engine, model, optimizer, batches = private(scaled())
     train(model, optimizer, batches, steps=2)
     engine.close()
@@ -84,7 +84,7 @@ def test_close_leaves_nothing_behind() -> None:
 # -- what is spent ---------------------------------------------------------------------------------
 
 
-def test_epsilon_is_that_of_the_releases_at_any_delta() -> None:
+def test_epsilon_is_that_of_the_releases_at_any_delta():
     engine, model, optimizer, batches = private(
         engine=PrivacyEngine(accountant="rdp"), noise_multiplier=1.0, test_mode_seed=None
     )
@@ -103,7 +103,7 @@ def test_epsilon_is_that_of_the_releases_at_any_delta() -> None:
         engine.get_epsilon("1e-5")
 
 
-def test_an_engine_without_a_model_has_spent_nothing() -> None:
+def test_an_engine_without_a_model_has_spent_nothing():
     engine = PrivacyEngine()
     assert engine.get_epsilon(1e-5) == 0.0
     assert len(engine.accountant) == 0
@@ -112,7 +112,7 @@ def test_an_engine_without_a_model_has_spent_nothing() -> None:
         _ = engine.plan
 
 
-def test_the_budget_ends_the_run_and_a_step_beyond_it_changes_nothing() -> None:
+def test_the_budget_ends_the_run_and_a_step_beyond_it_changes_nothing():
     engine, model, optimizer, batches = with_epsilon()
     for _ in range(2):
         assert train(model, optimizer, batches) == N // B
@@ -130,7 +130,7 @@ def test_the_budget_ends_the_run_and_a_step_beyond_it_changes_nothing() -> None:
     assert engine.ledger.count == 10
 
 
-def test_a_ledger_file_is_continued_by_the_next_run(tmp_path) -> None:
+def test_a_ledger_file_is_continued_by_the_next_run(tmp_path):
     path = tmp_path / "ledger.jsonl"
     engine, model, optimizer, batches = with_epsilon(ledger_path=path)
     train(model, optimizer, batches)
@@ -159,7 +159,7 @@ def test_a_ledger_file_is_continued_by_the_next_run(tmp_path) -> None:
 # -- what reaches the optimizer --------------------------------------------------------------------
 
 
-def test_an_empty_batch_is_a_noise_step_that_is_charged() -> None:
+def test_an_empty_batch_is_a_noise_step_that_is_charged():
     """Invariant 6, whether or not the script runs the model on it."""
     for run_the_model in (True, False):
         engine, model, optimizer, batches = private(
@@ -185,7 +185,7 @@ def test_an_empty_batch_is_a_noise_step_that_is_charged() -> None:
 
 
 @pytest.mark.parametrize("build", [mlp, scaled])
-def test_only_a_release_reaches_the_optimizer(build) -> None:
+def test_only_a_release_reaches_the_optimizer(build):
     """The optimizer sees release / B; the raw gradient of a module without a rule is taken away."""
     model = build()
     seen = []
@@ -208,7 +208,7 @@ def test_only_a_release_reaches_the_optimizer(build) -> None:
     assert 0.6 * 3 / B < flat.std() < 1.6 * 3 / B
 
 
-def test_no_raw_gradient_is_left_before_or_after_an_error() -> None:
+def test_no_raw_gradient_is_left_before_or_after_an_error():
     engine, model, optimizer, batches = private(scaled())
     batch = next(iter(batches))
     backward(model, batch)
@@ -222,14 +222,14 @@ def test_no_raw_gradient_is_left_before_or_after_an_error() -> None:
     assert engine.ledger.count == 0
 
 
-def test_gradients_from_before_make_private_are_dropped() -> None:
+def test_gradients_from_before_make_private_are_dropped():
     model = mlp()
     backward(model, data()[:8])
     private(model)
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_zero_grad_may_stand_anywhere() -> None:
+def test_zero_grad_may_stand_anywhere():
     results = []
     for place in (
         "before the forward pass",
@@ -253,7 +253,7 @@ def test_zero_grad_may_stand_anywhere() -> None:
 
 
 @pytest.mark.parametrize("build", [mlp, scaled])
-def test_anomaly_mode_does_not_end_a_run_at_a_nan_example(build) -> None:
+def test_anomaly_mode_does_not_end_a_run_at_a_nan_example(build):
     """The error told that some record has a NaN, and the releases before it."""
     rows = data()
     rows.tensors[0][3] = float("nan")
@@ -274,7 +274,7 @@ def charging(budget: Budget) -> PrivacyEngine:
     return PrivacyEngine(accountant="rdp", budget=budget)
 
 
-def test_an_engine_charges_its_whole_plan_and_records_its_weights(tmp_path) -> None:
+def test_an_engine_charges_its_whole_plan_and_records_its_weights(tmp_path):
     ward = Budget(tmp_path / "ward.toml", epsilon=50.0, delta=1e-3)
     path = tmp_path / "ledger.jsonl"
     engine, model, optimizer, batches = with_epsilon(charging(ward), ledger_path=path)
@@ -297,7 +297,7 @@ def test_an_engine_charges_its_whole_plan_and_records_its_weights(tmp_path) -> N
     assert read_weights_record(path) == record
 
 
-def test_a_charged_ledger_is_not_opened_without_its_limit(tmp_path) -> None:
+def test_a_charged_ledger_is_not_opened_without_its_limit(tmp_path):
     path = tmp_path / "ledger.jsonl"
     ward = Budget(tmp_path / "ward.toml", epsilon=50.0, delta=1e-3)
     settings = {"epochs": 1, "target_delta": 1e-5, "ledger_path": path}
@@ -314,7 +314,7 @@ def test_a_charged_ledger_is_not_opened_without_its_limit(tmp_path) -> None:
     assert len(ward.charges) == 1
 
 
-def test_an_engine_that_does_not_fit_leaves_nothing_behind(tmp_path) -> None:
+def test_an_engine_that_does_not_fit_leaves_nothing_behind(tmp_path):
     ward = Budget(tmp_path / "ward.toml", epsilon=0.01, delta=1e-3)
     model = mlp()
     with pytest.raises(BudgetExhausted, match=r"ward\.toml has ε"):

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpkfc.integrations.opacus import PrivacyEngine
@@ -29,7 +28,7 @@ FOLDER = Path(__file__).parents[2] / "examples" / "opacus"
     ],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_converted_program_of_opacus_runs(name, flags, monkeypatch, capsys) -> None:
+def test_a_converted_program_of_opacus_runs(name, flags, monkeypatch, capsys):
     monkeypatch.syspath_prepend(FOLDER)
     monkeypatch.setattr(sys, "argv", [name, *flags])
     with torch.random.fork_rng():
@@ -37,8 +36,8 @@ def test_a_converted_program_of_opacus_runs(name, flags, monkeypatch, capsys) ->
     assert re.search(r"\(ε = \d+\.\d\d, δ = ", capsys.readouterr().out)
 
 
-def test_a_loader_that_packs_is_told_to_let_the_model_pack() -> None:
-    def collate(rows: list[tuple[Tensor]]) -> PackedSequence:
+def test_a_loader_that_packs_is_told_to_let_the_model_pack():
+    def collate(rows):
         return pack_sequence([x for (x,) in rows], enforce_sorted=False)
 
     model = torch.nn.LSTM(3, 2, batch_first=True)

@@ -35,7 +35,7 @@ from tests.integrations.opacus_cases import (
 # -- the model -------------------------------------------------------------------------------------
 
 
-def test_copies_and_pickles_of_a_private_model_are_their_own_modules(tmp_path) -> None:
+def test_copies_and_pickles_of_a_private_model_are_their_own_modules(tmp_path):
     engine, model, optimizer, batches = private()
     train(model, optimizer, batches, 1)
     torch.save(model, tmp_path / "model.pt")
@@ -54,7 +54,7 @@ def test_copies_and_pickles_of_a_private_model_are_their_own_modules(tmp_path) -
 # -- the optimizer ---------------------------------------------------------------------------------
 
 
-def test_numbers_and_objects_of_a_private_optimizer() -> None:
+def test_numbers_and_objects_of_a_private_optimizer():
     _, model, optimizer, batches = private(noise_multiplier=2.0)
     assert optimizer.original_optimizer is optimizer
     assert optimizer.expected_batch_size == B and optimizer.max_grad_norm == 1.0
@@ -86,7 +86,7 @@ def test_numbers_and_objects_of_a_private_optimizer() -> None:
         lambda model, optimizer: model.enable_hooks(),
     ],
 )
-def test_parts_of_a_step_are_one_error_and_spend_nothing(use) -> None:
+def test_parts_of_a_step_are_one_error_and_spend_nothing(use):
     engine, model, optimizer, batches = private()
     before = weights(model)
     batch = next(iter(batches))
@@ -98,11 +98,11 @@ def test_parts_of_a_step_are_one_error_and_spend_nothing(use) -> None:
     assert engine.ledger.count == 1
 
 
-def test_a_step_hook_sees_each_release_once_and_before_the_step() -> None:
+def test_a_step_hook_sees_each_release_once_and_before_the_step():
     engine, model, optimizer, batches = private(noise_multiplier=1.0)
     seen = []
 
-    def hook(given) -> None:
+    def hook(given):
         gradients = torch.cat([p.grad.flatten() for p in given.params])
         seen.append((weights(model), gradients, given.noise_multiplier))
 
@@ -122,18 +122,18 @@ def test_a_step_hook_sees_each_release_once_and_before_the_step() -> None:
     torch.testing.assert_close(start - 0.1 * release, weights(model))
 
 
-def test_a_step_hook_cannot_change_what_the_optimizer_sees() -> None:
+def test_a_step_hook_cannot_change_what_the_optimizer_sees():
     """A backward pass inside the hook would add raw gradients to the release."""
     engine, model, optimizer, batches = private(noise_multiplier=1.0)
     batch = next(iter(batches))
 
-    def add_gradients(given) -> None:
+    def add_gradients(given):
         nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
 
-    def clear(given) -> None:
+    def clear(given):
         given.zero_grad()
 
-    def scale(given) -> None:
+    def scale(given):
         given.params[0].grad.data.mul_(2)
 
     before = weights(model)
@@ -148,7 +148,7 @@ def test_a_step_hook_cannot_change_what_the_optimizer_sees() -> None:
     train(model, optimizer, batches, 1)
 
 
-def test_a_gradient_that_is_added_to_a_release_reaches_no_step() -> None:
+def test_a_gradient_that_is_added_to_a_release_reaches_no_step():
     engine, model, optimizer, batches = private()
     train(model, optimizer, batches, 1)
     before = weights(model)
@@ -163,7 +163,7 @@ def test_a_gradient_that_is_added_to_a_release_reaches_no_step() -> None:
 # -- the loader ------------------------------------------------------------------------------------
 
 
-def test_objects_that_opacus_has_wrapped_are_refused_by_the_object_inside() -> None:
+def test_objects_that_opacus_has_wrapped_are_refused_by_the_object_inside():
     opacus = pytest.importorskip("opacus")
     from opacus.data_loader import DPDataLoader
 
@@ -194,7 +194,7 @@ def test_objects_that_opacus_has_wrapped_are_refused_by_the_object_inside() -> N
 # -- the accountant --------------------------------------------------------------------------------
 
 
-def test_history_state_and_precision_of_the_accountant() -> None:
+def test_history_state_and_precision_of_the_accountant():
     engine, model, optimizer, batches = private(
         engine=PrivacyEngine(accountant="rdp"),
         noise_multiplier=2.0,
@@ -230,7 +230,7 @@ def test_history_state_and_precision_of_the_accountant() -> None:
         ),
     ],
 )
-def test_a_state_that_the_ledger_does_not_hold_is_refused(state, match: str) -> None:
+def test_a_state_that_the_ledger_does_not_hold_is_refused(state, match):
     engine, model, optimizer, batches = private(noise_multiplier=2.0)
     for releases in (0, 1):
         with pytest.raises(ValueError, match=match):
@@ -242,7 +242,7 @@ def test_a_state_that_the_ledger_does_not_hold_is_refused(state, match: str) -> 
 # -- checkpoints -----------------------------------------------------------------------------------
 
 
-def test_a_run_goes_on_from_a_checkpoint_and_its_ledger(tmp_path) -> None:
+def test_a_run_goes_on_from_a_checkpoint_and_its_ledger(tmp_path):
     paths = {"ledger_path": tmp_path / "ledger.jsonl", "noise_multiplier": 2.0}
     engine, model, optimizer, batches = private(**paths)
     train(model, optimizer, batches)
@@ -266,7 +266,7 @@ def test_a_run_goes_on_from_a_checkpoint_and_its_ledger(tmp_path) -> None:
     assert engine.ledger.count == 2 * (N // B)
 
 
-def test_a_checkpoint_of_another_model_and_a_path_that_is_a_file_are_refused(tmp_path) -> None:
+def test_a_checkpoint_of_another_model_and_a_path_that_is_a_file_are_refused(tmp_path):
     engine, model, optimizer, batches = private()
     engine.save_checkpoint(path=tmp_path / "saved", module=model)
     other = nn.Linear(3, 3)
@@ -295,7 +295,7 @@ def block() -> nn.Module:
     )
 
 
-def test_the_validator_finds_and_replaces_what_mixes_examples() -> None:
+def test_the_validator_finds_and_replaces_what_mixes_examples():
     model = nn.Sequential(block(), nn.Flatten(), nn.Linear(24 * 4, 3)).double()
     (found,) = ModuleValidator.validate(model, strict=False)
     assert "BatchNorm" in str(found) and not ModuleValidator.is_valid(model)
@@ -316,7 +316,7 @@ def test_the_validator_finds_and_replaces_what_mixes_examples() -> None:
     train(fixed, optimizer, batches, 1)
 
 
-def test_frozen_norms_in_eval_mode_stay_and_an_optimizer_made_before_is_named() -> None:
+def test_frozen_norms_in_eval_mode_stay_and_an_optimizer_made_before_is_named():
     model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
     model[1].eval().requires_grad_(False)
     assert ModuleValidator.fix(model) is model
@@ -339,7 +339,7 @@ class Bounded(torch.optim.SGD):
                 p.data.clamp_(-1, 1)
 
 
-def test_an_optimizer_may_call_the_step_of_its_base_class() -> None:
+def test_an_optimizer_may_call_the_step_of_its_base_class():
     runs = []
     for kind, lr in ((torch.optim.SGD, 0.1), (Bounded, 0.2)):
         model = mlp()
@@ -354,7 +354,7 @@ def test_an_optimizer_may_call_the_step_of_its_base_class() -> None:
     torch.testing.assert_close(runs[0].clamp(-1, 1), runs[1])
 
 
-def test_a_copy_in_the_middle_of_a_batch_holds_nothing_of_it() -> None:
+def test_a_copy_in_the_middle_of_a_batch_holds_nothing_of_it():
     engine, model, optimizer, batches = private(noise_multiplier=1.0)
     x, y = next(iter(batches))
     loss = nn.functional.cross_entropy(model(x), y)
@@ -386,13 +386,13 @@ OTHER_NAMES = {
 
 
 @pytest.mark.parametrize("name", sorted(OTHER_NAMES))
-def test_an_import_of_another_name_of_opacus_points_to_the_table(name: str) -> None:
+def test_an_import_of_another_name_of_opacus_points_to_the_table(name):
     with pytest.raises(ImportError, match=f"{name}; docs/how-to-opacus.md"):
         exec(f"from dpkfc.integrations.opacus import {name}")
 
 
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ew", "ghost"])
-def test_every_way_to_take_gradients_gives_the_same_step(mode: str) -> None:
+def test_every_way_to_take_gradients_gives_the_same_step(mode):
     reference = private(max_grad_norm=0.1)
     train(*reference[1:], 1)
     _, model, optimizer, *rest = private(max_grad_norm=0.1, grad_sample_mode=mode)
@@ -400,6 +400,6 @@ def test_every_way_to_take_gradients_gives_the_same_step(mode: str) -> None:
     torch.testing.assert_close(weights(model), weights(reference[1]))
 
 
-def test_an_unknown_name_is_an_ordinary_error() -> None:
+def test_an_unknown_name_is_an_ordinary_error():
     with pytest.raises(AttributeError, match="no attribute 'Privacy'"):
         _ = opacus_door.Privacy

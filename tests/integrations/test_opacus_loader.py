@@ -54,7 +54,7 @@ class Rows(Dataset):
         (lambda x, y, i: x, lambda b: b),
     ],
 )
-def test_an_empty_batch_has_the_structure_of_any_other(wrap, x_of) -> None:
+def test_an_empty_batch_has_the_structure_of_any_other(wrap, x_of):
     _, model, optimizer, batches = private(
         data_loader=DataLoader(Rows(wrap), batch_size=1), verify=False
     )
@@ -85,9 +85,7 @@ class Augmented(Dataset):
 
 @pytest.mark.parametrize("test_mode_seed", [None, 0], ids=["secure", "test mode"])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_resumed_snapshot_repeats_augmentation_in_test_mode_alone(
-    workers: int, test_mode_seed: int | None
-) -> None:
+def test_a_resumed_snapshot_repeats_augmentation_in_test_mode_alone(workers, test_mode_seed):
     """Two passes begin with the memory of one loader: the generator of its workers, and the global
     one.
     """
@@ -112,7 +110,7 @@ def test_a_resumed_snapshot_repeats_augmentation_in_test_mode_alone(
 @pytest.mark.quick("scaled-*", "cnn-shape1-1")
 @pytest.mark.parametrize("bound", [1, 3, 100])
 @pytest.mark.parametrize(("build", "shape"), [(mlp, (6,)), (cnn, (1, 8, 8)), (scaled, (6,))])
-def test_physical_batches_give_what_one_big_batch_gives(build, shape, bound: int) -> None:
+def test_physical_batches_give_what_one_big_batch_gives(build, shape, bound):
     results = []
     settings = {"preconditioner": kfac(every=1)} if build is mlp else {}
     settings |= {"data_loader": DataLoader(data(shape=shape), batch_size=B)}
@@ -134,7 +132,7 @@ def test_physical_batches_give_what_one_big_batch_gives(build, shape, bound: int
     torch.testing.assert_close(results[0], results[1], rtol=1e-9, atol=1e-12)
 
 
-def test_a_step_inside_a_logical_batch_changes_nothing() -> None:
+def test_a_step_inside_a_logical_batch_changes_nothing():
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters(), 0.1, weight_decay=0.5)
     engine, model, optimizer, batches = private(model, optimizer=optimizer, noise_multiplier=1.0)
@@ -152,11 +150,11 @@ def test_a_step_inside_a_logical_batch_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("way", ["break", "exception", "error in the step", "new loop inside"])
-def test_an_unfinished_logical_batch_never_leaks(way: str) -> None:
+def test_an_unfinished_logical_batch_never_leaks(way):
     """Invariant 8: the release after an interruption is that of its own batch."""
     engine, model, optimizer, batches = private(max_grad_norm=1e-3)
 
-    def interrupted() -> None:
+    def interrupted():
         with cut(batches, optimizer, 1) as physical:
             for i, (x, y) in enumerate(physical):
                 F.cross_entropy(model(x * 100), y).backward()
@@ -184,7 +182,7 @@ def test_an_unfinished_logical_batch_never_leaks(way: str) -> None:
     torch.testing.assert_close(before - weights(model), expected, rtol=1e-6, atol=1e-12)
 
 
-def test_a_batch_left_behind_by_the_manager_cannot_be_stepped_outside() -> None:
+def test_a_batch_left_behind_by_the_manager_cannot_be_stepped_outside():
     engine, model, optimizer, batches = private()
     with cut(batches, optimizer, 100) as physical:
         x, y = next(iter(physical))

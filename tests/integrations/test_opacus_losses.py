@@ -115,7 +115,7 @@ def weighted_by_numpy(out: Tensor, y: Tensor) -> Tensor:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 @pytest.mark.parametrize("alone", [False, True])
-def test_a_loss_that_mixes_examples_is_refused_by_name(loss, match: str, alone: bool) -> None:
+def test_a_loss_that_mixes_examples_is_refused_by_name(loss, match, alone):
     model = OneByOne() if alone else mlp()
     engine, model, optimizer, batches = private(
         model, data_loader=loader(batch_size=20), verify=False
@@ -127,7 +127,7 @@ def test_a_loss_that_mixes_examples_is_refused_by_name(loss, match: str, alone: 
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_a_batch_that_a_script_has_written_into_is_refused() -> None:
+def test_a_batch_that_a_script_has_written_into_is_refused():
     engine, model, optimizer, batches = private(data_loader=loader(batch_size=20), verify=False)
     x, y = next(iter(batches))
     x.data.copy_(x.data.flip(0))
@@ -148,7 +148,7 @@ class OneByOne(nn.Module):
 
 
 @pytest.mark.parametrize("verify", [True, False])
-def test_a_model_that_is_not_proved_gives_the_same_step(verify: bool) -> None:
+def test_a_model_that_is_not_proved_gives_the_same_step(verify):
     """One example at a time, whether public rows have shown it before or the backward pass shows
     it.
     """
@@ -165,7 +165,7 @@ def test_a_model_that_is_not_proved_gives_the_same_step(verify: bool) -> None:
     torch.testing.assert_close(before - weights(model), expected, rtol=1e-6, atol=1e-9)
 
 
-def test_a_later_call_on_what_an_earlier_one_returned_needs_a_proof() -> None:
+def test_a_later_call_on_what_an_earlier_one_returned_needs_a_proof():
     for model in (nn.Linear(6, 6).double(), nn.Sequential(nn.Linear(6, 6), Applied()).double()):
         _, model, optimizer, batches = private(
             model, data_loader=loader(batch_size=20), verify=False
@@ -190,7 +190,7 @@ def check_torch_is_as_before() -> None:
     assert Tensor.backward is TORCH_BACKWARD
 
 
-def test_a_batch_whose_loss_was_refused_is_not_stepped() -> None:
+def test_a_batch_whose_loss_was_refused_is_not_stepped():
     engine, model, optimizer, batches = private(data_loader=loader(batch_size=20), verify=False)
     x, y = next(iter(batches))
     with pytest.raises(ValueError, match="not a sum over examples") as kept:
@@ -202,9 +202,9 @@ def test_a_batch_whose_loss_was_refused_is_not_stepped() -> None:
     assert engine.ledger.count == 0
 
 
-def test_a_refused_model_leaves_torch_as_it_was() -> None:
+def test_a_refused_model_leaves_torch_as_it_was():
     class Centred(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return x - x.mean(0)
 
     _, model, _, batches = private(mlp().append(Centred()))
@@ -222,7 +222,7 @@ def leave_batch(loss) -> weakref.ref[nn.Module]:
     return weakref.ref(model)
 
 
-def test_batches_that_are_left_behind_leave_no_modes_behind() -> None:
+def test_batches_that_are_left_behind_leave_no_modes_behind():
     """Nor do the stacks of modes keep their models in memory."""
     gone = [leave_batch(loss) for loss in (F.cross_entropy, centred)]
     gc.collect()
@@ -251,7 +251,7 @@ def test_batches_that_are_left_behind_leave_no_modes_behind() -> None:
         ("sum", lambda out, y: F.cross_entropy(out, y, reduction="none").sum() / len(y)),
     ],
 )
-def test_a_loss_with_another_factor_than_before_is_refused(declared: str, loss) -> None:
+def test_a_loss_with_another_factor_than_before_is_refused(declared, loss):
     """Sizes, counts and padded lengths of a batch reach the script as numbers, whose origin is not
     seen.
     """
@@ -261,7 +261,7 @@ def test_a_loss_with_another_factor_than_before_is_refused(declared: str, loss) 
     assert engine.ledger.count >= 1
 
 
-def test_ignored_labels_count_in_the_divisor() -> None:
+def test_ignored_labels_count_in_the_divisor():
     """How many labels of a batch are left out is private: the mean divides by the number of all."""
     _, model, optimizer, batches = private(max_grad_norm=1e6)
     before, reference = weights(model), mlp()
@@ -276,7 +276,7 @@ def test_ignored_labels_count_in_the_divisor() -> None:
 
 
 @pytest.mark.parametrize("where", ["input", "loss"])
-def test_what_an_earlier_batch_has_left_is_no_public_number(where: str) -> None:
+def test_what_an_earlier_batch_has_left_is_no_public_number(where):
     """One example of an earlier batch would move the gradients of a whole later one."""
     _, model, optimizer, batches = private()
     left: list[Tensor] = []
@@ -296,7 +296,7 @@ def test_what_an_earlier_batch_has_left_is_no_public_number(where: str) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 8])
-def test_a_gradient_of_backward_multiplies_the_loss(size: int) -> None:
+def test_a_gradient_of_backward_multiplies_the_loss(size):
     settings = {"max_grad_norm": 100.0, "data_loader": loader(batch_size=20)}
     releases = []
     for gradient in (torch.tensor(-0.1, dtype=torch.float64), None):
@@ -313,7 +313,7 @@ def test_a_gradient_of_backward_multiplies_the_loss(size: int) -> None:
     assert not torch.equal(releases[0], weights(mlp()))
 
 
-def test_a_backward_pass_to_some_parameters_is_one_error_and_spends_nothing() -> None:
+def test_a_backward_pass_to_some_parameters_is_one_error_and_spends_nothing():
     engine, model, optimizer, batches = private()
     x, y = next(iter(batches))
     loss = F.cross_entropy(model(x), y)

@@ -32,7 +32,7 @@ from tests.integrations.opacus_cases import (
 # -- the order of things ---------------------------------------------------------------------------
 
 
-def test_leaving_the_loop_or_an_exception_never_leaks_into_the_next_release() -> None:
+def test_leaving_the_loop_or_an_exception_never_leaks_into_the_next_release():
     """Invariant 8: after a break the run goes on as one that never saw the broken part."""
     _, model, optimizer, batches = private()
     for batch in batches:
@@ -51,11 +51,11 @@ def test_leaving_the_loop_or_an_exception_never_leaks_into_the_next_release() ->
 
 
 @pytest.mark.parametrize("layer", ["", "0"])
-def test_hooks_added_after_make_private_are_part_of_the_model(layer: str) -> None:
-    def halve(module: nn.Module, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+def test_hooks_added_after_make_private_are_part_of_the_model(layer):
+    def halve(module, args):
         return (args[0] / 2,)
 
-    def centre(module: nn.Module, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    def centre(module, args):
         return (args[0] - args[0].mean(0),)
 
     _, model, optimizer, batches = private()
@@ -218,7 +218,7 @@ def misuse_input_overwritten(model, optimizer, batches):
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_misuse_is_one_error_and_releases_nothing_more(misuse, match: str) -> None:
+def test_misuse_is_one_error_and_releases_nothing_more(misuse, match):
     engine, model, optimizer, batches = private(data_loader=loader(batch_size=20))
     start = weights(model)
     with pytest.raises((RuntimeError, ValueError), match=match):
@@ -230,7 +230,7 @@ def test_misuse_is_one_error_and_releases_nothing_more(misuse, match: str) -> No
         assert torch.equal(weights(model), start)
 
 
-def test_what_is_not_training_is_not_recorded() -> None:
+def test_what_is_not_training_is_not_recorded():
     """Evaluation passes, attacks in eval mode and a look at one batch go unnoticed."""
     engine, model, optimizer, batches = private()
     next(iter(batches))
@@ -265,7 +265,7 @@ class Centred(nn.Module):
         return y - y.mean(0, keepdim=True)
 
 
-def test_models_that_mix_examples_are_found_before_a_release() -> None:
+def test_models_that_mix_examples_are_found_before_a_release():
     engine, model, optimizer, batches = private(Centred().double())
     with pytest.raises(ValueError, match="mixes examples"):
         train(model, optimizer, batches)
@@ -286,9 +286,7 @@ def test_models_that_mix_examples_are_found_before_a_release() -> None:
         (nn.NLLLoss(reduction="sum"), "mean", "loss is a sum"),
     ],
 )
-def test_a_loss_with_another_reduction_is_found_before_a_release(
-    criterion, declared: str, match: str
-) -> None:
+def test_a_loss_with_another_reduction_is_found_before_a_release(criterion, declared, match):
     model = nn.Sequential(*mlp(), nn.LogSoftmax(1)) if isinstance(criterion, nn.NLLLoss) else mlp()
     engine, model, optimizer, batches = private(
         model, loss_reduction=declared, data_loader=loader(batch_size=20)
@@ -298,7 +296,7 @@ def test_a_loss_with_another_reduction_is_found_before_a_release(
     assert engine.ledger.count == 0
 
 
-def test_shuffled_batches_are_uncertified_and_cover_the_dataset() -> None:
+def test_shuffled_batches_are_uncertified_and_cover_the_dataset():
     source = data()
     source.tensors[1][:] = torch.arange(N) % 3
     engine, model, optimizer, batches = private(
@@ -319,7 +317,7 @@ def test_shuffled_batches_are_uncertified_and_cover_the_dataset() -> None:
         train(model, optimizer, batches, 2)  # a pass that is broken off does not shift the next one
 
 
-def test_manager_refusals() -> None:
+def test_manager_refusals():
     _, model, optimizer, batches = private()
     for settings, match in (
         ({"data_loader": loader()}, "not private"),

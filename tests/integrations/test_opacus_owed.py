@@ -4,7 +4,6 @@ loop does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -93,7 +92,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda f: f.__name__)
-def test_no_batch_is_chosen_by_its_content(way: Callable[..., None]) -> None:
+def test_no_batch_is_chosen_by_its_content(way):
     """Nothing is released any more once a batch with the marked example was drawn and left out."""
     engine, model, optimizer, batches = private(
         data_loader=marked(), noise_multiplier=0.5, max_grad_norm=1.0
@@ -118,7 +117,7 @@ def test_no_batch_is_chosen_by_its_content(way: Callable[..., None]) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_pass_begins_with_the_batch_that_the_last_one_left(workers: int) -> None:
+def test_a_pass_begins_with_the_batch_that_the_last_one_left(workers):
     clean, mine = (
         private(data_loader=loader(num_workers=workers), noise_multiplier=0.5) for _ in range(2)
     )
@@ -136,7 +135,7 @@ def test_a_pass_begins_with_the_batch_that_the_last_one_left(workers: int) -> No
         assert torch.equal(weights(model), weights(clean[1]))
 
 
-def test_a_look_at_the_data_costs_no_batch_of_the_plan() -> None:
+def test_a_look_at_the_data_costs_no_batch_of_the_plan():
     """One batch taken out to look at its shape is the first of the training; evaluation owes
     nothing.
     """
@@ -155,7 +154,7 @@ def test_a_look_at_the_data_costs_no_batch_of_the_plan() -> None:
     assert not any(torch.equal(x, first[0]) for x, _ in batches)
 
 
-def test_a_step_beside_the_missing_batch_is_refused() -> None:
+def test_a_step_beside_the_missing_batch_is_refused():
     engine, model, optimizer, batches = private()
     next(iter(batches))
     model.eval()

@@ -46,9 +46,7 @@ def peer(model: nn.Module, source: DataLoader, max_grad_norm: float, **settings:
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("max_grad_norm", [1e6, 0.3])
 @pytest.mark.parametrize(("build", "shape"), [(mlp, (6,)), (cnn, (1, 8, 8)), (scaled, (6,))])
-def test_the_updates_are_those_of_opacus(
-    build, shape, max_grad_norm: float, reduction: str
-) -> None:
+def test_the_updates_are_those_of_opacus(build, shape, max_grad_norm, reduction):
     source = DataLoader(data(shape=shape), batch_size=B)
     mine, theirs = build(), build()
     start = weights(mine)
@@ -91,7 +89,7 @@ def test_the_updates_are_those_of_opacus(
         "kfac-inverse",
     ],
 )
-def test_the_steps_are_those_of_a_session(preconditioner, clipping: str, readout: str) -> None:
+def test_the_steps_are_those_of_a_session(preconditioner, clipping, readout):
     """One seed, one order, one noise: engine and session release the same."""
     mine, theirs = mlp(), mlp()
     noise = 0.7

@@ -118,7 +118,7 @@ class OwnLoader(DataLoader):
         ),
     ],
 )
-def test_every_refusal_names_the_fix_and_changes_nothing(settings, match) -> None:
+def test_every_refusal_names_the_fix_and_changes_nothing(settings, match):
     model = settings.get("module", mlp())
     optimizer = settings.get("optimizer") or sgd(model if isinstance(model, nn.Module) else mlp())
     chosen = {"data_loader": loader(), "noise_multiplier": 1.0, "max_grad_norm": 1.0, **settings}
@@ -138,7 +138,7 @@ def test_every_refusal_names_the_fix_and_changes_nothing(settings, match) -> Non
         ({"secure_mode": True}, "cipher.*take a Session .*'rounded'"),
     ],
 )
-def test_refused_engines(settings, match: str) -> None:
+def test_refused_engines(settings, match):
     with pytest.raises(ValueError, match=match):
         PrivacyEngine(**settings)
 
@@ -155,12 +155,12 @@ def test_refused_engines(settings, match: str) -> None:
         ({"noise_multiplier": 1.0}, "the target .* decides the noise"),
     ],
 )
-def test_refused_budgets(settings, match: str) -> None:
+def test_refused_budgets(settings, match):
     with pytest.raises(ValueError, match=match):
         with_epsilon(**settings)
 
 
-def test_one_engine_one_model_and_no_model_twice() -> None:
+def test_one_engine_one_model_and_no_model_twice():
     engine, model, optimizer, batches = private()
     settings = {"data_loader": loader(), "noise_multiplier": 1.0, "max_grad_norm": 1.0}
     with pytest.raises(ValueError, match="one PrivacyEngine for each model"):
@@ -170,7 +170,7 @@ def test_one_engine_one_model_and_no_model_twice() -> None:
     assert train(model, optimizer, batches) == N // B
 
 
-def test_lbfgs_and_foreign_parameters_are_refused() -> None:
+def test_lbfgs_and_foreign_parameters_are_refused():
     model = mlp()
     with pytest.raises(ValueError, match="without a closure, got LBFGS"):
         private(model, optimizer=torch.optim.LBFGS(model.parameters()))
@@ -179,7 +179,7 @@ def test_lbfgs_and_foreign_parameters_are_refused() -> None:
         private(model, optimizer=both)
 
 
-def test_validation() -> None:
+def test_validation():
     bad = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     engine, good = PrivacyEngine(), mlp()
     assert engine.is_compatible(module=good, optimizer=None, data_loader=None)
@@ -191,8 +191,8 @@ def test_validation() -> None:
 
 
 def test_processes_that_would_each_train_on_all_data_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(DistributedContext, "current", classmethod(lambda cls: cls(0, 3)))
     with pytest.raises(ValueError, match=r"3 processes.*spend 3 times the budget.*dpkfc\.Session"):
         private()

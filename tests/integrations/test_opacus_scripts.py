@@ -395,9 +395,7 @@ def run(imports: str, script: str, epochs: int = 2) -> dict[str, object]:
 
 @pytest.mark.quick("digits", "names")
 @pytest.mark.parametrize("script", ALL.values(), ids=ALL.keys())
-def test_a_script_runs_with_only_its_imports_changed(
-    script: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_script_runs_with_only_its_imports_changed(script, monkeypatch):
     monkeypatch.setattr(opacus.accountants.RDPAccountant, "DEFAULT_ALPHAS", FEW_ORDERS)
     mine, theirs = run(OURS, script), run(THEIRS, script)
     assert mine["eps"] == pytest.approx(theirs["eps"], rel=0.02)

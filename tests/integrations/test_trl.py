@@ -37,7 +37,7 @@ Trainer = PrivateSFTTrainer | PrivateDPOTrainer
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _quiet() -> None:
+def _quiet():
     disable_progress_bars()
 
 
@@ -186,7 +186,7 @@ def sft_of_experts(folder: Path) -> PrivateSFTTrainer:
     ],
     ids=["sft", "dpo", "experts"],
 )
-def test_the_clipped_sum_is_a_loop_over_single_examples(make, rows, loss, tmp_path) -> None:
+def test_the_clipped_sum_is_a_loop_over_single_examples(make, rows, loss, tmp_path):
     trainer = make(tmp_path)
     with open_session(trainer, None) as session:
         found, norms = session._clipped_sum(Batch(0, np.arange(N)), trainer.per_example_loss)
@@ -206,7 +206,7 @@ def test_the_clipped_sum_is_a_loop_over_single_examples(make, rows, loss, tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["sigmoid", "hinge", "ipo", "apo_zero", "apo_down", "sft"])
-def test_the_loss_of_a_pair_is_that_of_trl_for_the_pair_alone(kind: str, tmp_path) -> None:
+def test_the_loss_of_a_pair_is_that_of_trl_for_the_pair_alone(kind, tmp_path):
     weights = [0.7, 0.3] if kind == "sft" else None
     kinds = ["sigmoid", "sft"] if weights else [kind]
     trainer = dpo(tmp_path, loss_type=kinds, loss_weights=weights, beta=0.4)
@@ -218,7 +218,7 @@ def test_the_loss_of_a_pair_is_that_of_trl_for_the_pair_alone(kind: str, tmp_pat
     torch.testing.assert_close(found, torch.stack(alone).double(), rtol=1e-5, atol=1e-6)
 
 
-def test_the_loss_of_a_text_is_that_of_trl_for_the_text_alone(tmp_path) -> None:
+def test_the_loss_of_a_text_is_that_of_trl_for_the_text_alone(tmp_path):
     trainer = sft(tmp_path, truncation_mode="keep_end")
     trainer.model.eval()
     rows = [{name: row[name] for name in ("input_ids", "labels")} for row in trainer.train_dataset]
@@ -233,7 +233,7 @@ def test_the_loss_of_a_text_is_that_of_trl_for_the_text_alone(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("make", [sft, dpo])
-def test_a_run_logs_no_private_number(make, tmp_path) -> None:
+def test_a_run_logs_no_private_number(make, tmp_path):
     rows = (prompts if make is sft else pairs)()
     held_out = rows.select([0, 1]).map(lambda row: {"prompt": "m " + row["prompt"]})
     settings = {"train_dataset": rows, "eval_dataset": held_out, "eval_strategy": "epoch"}
@@ -252,7 +252,7 @@ def test_a_run_logs_no_private_number(make, tmp_path) -> None:
         make(tmp_path, train_dataset=rows, eval_dataset=rows, units=list(range(N)))
 
 
-def test_an_adapter_that_goes_on_keeps_its_reference(tmp_path) -> None:
+def test_an_adapter_that_goes_on_keeps_its_reference(tmp_path):
     model = get_peft_model(model_of(torch.float32), adapter())
     trainer = dpo(tmp_path, model, peft_config=None)
     trainable = [name for name, p in trainer.model.named_parameters() if p.requires_grad]
@@ -260,7 +260,7 @@ def test_an_adapter_that_goes_on_keeps_its_reference(tmp_path) -> None:
     assert all(".default." in name for name in trainable)
 
 
-def test_packing_joins_the_rows_of_one_unit(tmp_path) -> None:
+def test_packing_joins_the_rows_of_one_unit(tmp_path):
     units = [i % 3 for i in range(N)]
     plan = plan_of(3, unit="person", max_records_per_unit=2, expected_batch_size=1)
     rows = Dataset.from_list(
@@ -296,19 +296,19 @@ def refusals() -> Iterator[tuple[Any, dict[str, Any], str]]:
 
 
 @pytest.mark.parametrize(("make", "settings", "match"), list(refusals()))
-def test_settings_that_join_people_or_would_be_ignored(make, settings, match, tmp_path) -> None:
+def test_settings_that_join_people_or_would_be_ignored(make, settings, match, tmp_path):
     with pytest.raises(ValueError, match=match) as refusal:
         make(tmp_path, **settings)
     assert len(str(refusal.value)) <= 160
 
 
-def test_rows_that_were_packed_before_need_units(tmp_path) -> None:
+def test_rows_that_were_packed_before_need_units(tmp_path):
     rows = Dataset.from_list([{"input_ids": [3, 2, 4, 2], "seq_lengths": [2, 2]}] * N)
     with pytest.raises(ValueError, match="pass units="):
         sft(tmp_path, train_dataset=rows)
 
 
-def test_experts_that_are_balanced_over_a_batch_are_refused(tmp_path) -> None:
+def test_experts_that_are_balanced_over_a_batch_are_refused(tmp_path):
     sparse = MixtralConfig(**SIZES, num_local_experts=2, num_experts_per_tok=1)
     with pytest.raises(ValueError, match="router_aux_loss_coef=0.0"):
         sft(tmp_path, MixtralForCausalLM(sparse))

@@ -67,7 +67,7 @@ def test_the_card_states_the_guarantee_and_the_mechanism():
     ("device", "seed", "text"),
     [("cpu", None, "AES-256"), ("cuda:0", None, "ChaCha20"), ("cpu", 0, "NOT PRIVATE")],
 )
-def test_the_card_says_where_noise_comes_from(device: str, seed: int | None, text: str):
+def test_the_card_says_where_noise_comes_from(device, seed, text):
     card = build_card(_plan(test_mode_seed=seed), replace(FACTS, device=device))
     assert text in card["mechanism"]["noise_generator"] and text in to_markdown(card)
 
@@ -113,7 +113,7 @@ def test_the_markdown_says_all_of_it():
         ({}, 0.0, "NOT PRIVATE"),
     ],
 )
-def test_stamps(changed: dict, sigma: float, text: str):
+def test_stamps(changed, sigma, text):
     config = PrivacyConfig(expected_batch_size=100, steps=5, **changed)
     plan = config.with_noise(sigma, 1e-5, 1000)
     card = build_card(plan, FACTS)

@@ -45,7 +45,7 @@ def test_a_cnn_is_described_layer_by_layer():
 
 
 @pytest.mark.parametrize("axis", [None, 0])
-def test_a_proved_batch_axis_is_told_from_another(axis: int | None):
+def test_a_proved_batch_axis_is_told_from_another(axis):
     class Head(nn.Linear):
         def forward(self, x):
             out = super().forward(x)
@@ -73,7 +73,7 @@ def test_frozen_and_tied_layers_are_said():
 
 def test_embeddings_norms_and_fallbacks_have_rows():
     class Scale(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.gain = nn.Parameter(torch.ones(4))
 
@@ -103,7 +103,7 @@ def test_embeddings_norms_and_fallbacks_have_rows():
 
 def test_a_layer_that_the_probe_does_not_reach_is_said():
     class Model(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.used, self.idle = nn.Linear(4, 3), nn.Linear(4, 3)
 
@@ -124,7 +124,7 @@ EXPERTS = {
 
 
 @pytest.mark.parametrize(("kind", "names"), EXPERTS, ids=str)
-def test_what_trains_of_experts_is_said(kind: str, names: tuple[str, ...]):
+def test_what_trains_of_experts_is_said(kind, names):
     transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
     sizes = {"hidden_size": 8, "intermediate_size": 12, "moe_intermediate_size": 12}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4}
@@ -160,5 +160,5 @@ def test_what_trains_of_experts_is_said(kind: str, names: tuple[str, ...]):
         (nn.Linear(4, 3).requires_grad_(False), "no trainable parameter"),
     ],
 )
-def test_a_model_that_cannot_be_trained_is_a_problem_and_not_a_crash(model: nn.Module, what: str):
+def test_a_model_that_cannot_be_trained_is_a_problem_and_not_a_crash(model, what):
     assert what in diagnose(model, KFAC(sides="both", probe=FeatureNoise(4), probe_size=8)).problem

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from dpkfc.app.metrics import Metrics, Row, not_private
 
 
-def test_rows_come_back(tmp_path: Path):
+def test_rows_come_back(tmp_path):
     metrics = Metrics("validation", refreshes=[{"step": 0, "digest": "ab", "scale": 1.5}])
     metrics.add(Row(step=0, epsilon=0.0, accuracy=0.1, loss=2.3))
     metrics.add(
@@ -24,7 +23,7 @@ def test_rows_come_back(tmp_path: Path):
 
 
 @pytest.mark.parametrize("measured_on", ["test", "validation"])
-def test_every_column_says_whether_it_is_private(tmp_path: Path, measured_on: str):
+def test_every_column_says_whether_it_is_private(tmp_path, measured_on):
     metrics = Metrics(measured_on)
     metrics.add(Row(step=1, epsilon=0.5))
     metrics.write(tmp_path / "m.parquet")
@@ -55,7 +54,7 @@ def test_a_figure_that_is_not_finite_is_not_known_but_epsilon_stays():
     assert metrics.rows[0].median_norm is None and metrics.rows[0].epsilon == math.inf
 
 
-def test_a_damaged_file_is_named(tmp_path: Path):
+def test_a_damaged_file_is_named(tmp_path):
     (tmp_path / "m.parquet").write_bytes(b"junk")
     with pytest.raises(ValueError, match=r"m\.parquet: is not a readable Parquet file"):
         Metrics.read(tmp_path / "m.parquet")

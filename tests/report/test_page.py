@@ -65,7 +65,7 @@ def render_page(tmp_path: Path, words: str = "", method: str = "dp-kfc") -> str:
     return build(contents, words or "Report")
 
 
-def test_the_page_is_well_formed_and_says_what_it_must(tmp_path: Path):
+def test_the_page_is_well_formed_and_says_what_it_must(tmp_path):
     page = checked(render_page(tmp_path))
     text = " ".join(" ".join(page.texts).split())
     for words in (
@@ -88,7 +88,7 @@ def test_the_page_is_well_formed_and_says_what_it_must(tmp_path: Path):
     )
 
 
-def test_smoke_runs_are_marked_at_the_top_and_in_their_row(tmp_path: Path):
+def test_smoke_runs_are_marked_at_the_top_and_in_their_row(tmp_path):
     small = run_folder(tmp_path / "small")
     (small / "config.toml").write_text(
         (small / "config.toml").read_text().replace("[optimizer]", "smoke = true\n[optimizer]")
@@ -101,7 +101,7 @@ def test_smoke_runs_are_marked_at_the_top_and_in_their_row(tmp_path: Path):
     assert "1 of 2 runs are smoke runs" in text and text.count("digits smoke run") == 1
 
 
-def test_every_figure_has_words_and_every_heading_of_a_table_a_scope(tmp_path: Path):
+def test_every_figure_has_words_and_every_heading_of_a_table_a_scope(tmp_path):
     page = checked(render_page(tmp_path))
     figures = [attrs for _, attrs in page.elements if attrs.get("class") == "plot"]
     assert figures and all(
@@ -112,7 +112,7 @@ def test_every_figure_has_words_and_every_heading_of_a_table_a_scope(tmp_path: P
     assert all(attrs.get("type") == "button" for tag, attrs in page.elements if tag == "button")
 
 
-def test_nothing_is_fetched_and_no_script_but_ours_may_run(tmp_path: Path):
+def test_nothing_is_fetched_and_no_script_but_ours_may_run(tmp_path):
     page = checked(render_page(tmp_path))
     links = [
         attrs.get(name)
@@ -129,7 +129,7 @@ def test_nothing_is_fetched_and_no_script_but_ours_may_run(tmp_path: Path):
     assert [attrs for tag, attrs in page.elements if tag == "script"] == [{}]
 
 
-def test_a_card_of_federated_training_says_whom_its_guarantee_holds_against(tmp_path: Path):
+def test_a_card_of_federated_training_says_whom_its_guarantee_holds_against(tmp_path):
     path = run_folder(tmp_path / "a")
     card = json.loads((path / "privacy_card.json").read_text())
     card["title"] = "federated DP-KFC on the digits"
@@ -146,7 +146,7 @@ def test_a_card_of_federated_training_says_whom_its_guarantee_holds_against(tmp_
     assert "federated DP-KFC" in text and "the digits" in text
 
 
-def test_a_hostile_run_folder_stays_text(tmp_path: Path):
+def test_a_hostile_run_folder_stays_text(tmp_path):
     harmless = {tag for tag, _ in checked(render_page(tmp_path / "1")).elements}
     page = checked(render_page(tmp_path / "2", HOSTILE, HOSTILE))
     # Caveats are quoted.
@@ -165,7 +165,7 @@ def test_a_damaged_card_is_named_and_markup_in_a_card_stays_text():
     assert "The card is damaged" in render_card({"format": 1, "guarantee": {}})
 
 
-def test_a_picture_that_is_no_png_is_left_out(tmp_path: Path):
+def test_a_picture_that_is_no_png_is_left_out(tmp_path):
     path = run_folder(tmp_path / "a")
     (path / "plots").mkdir()
     (path / "plots" / "spectra.png").write_text("<svg onload='window.hacked=1'></svg>")
@@ -173,7 +173,7 @@ def test_a_picture_that_is_no_png_is_left_out(tmp_path: Path):
     assert list(read_all([path]).runs[0].pictures) == ["Signal-to-noise ratio of each layer"]
 
 
-def test_a_page_is_written_over_an_earlier_page_and_no_other_file(tmp_path: Path):
+def test_a_page_is_written_over_an_earlier_page_and_no_other_file(tmp_path):
     run, out = run_folder(tmp_path / "a"), tmp_path / "report.html"
     write_page([run], out)
     write_page([run], out)
@@ -198,7 +198,7 @@ def _called(*words: str) -> int:
     return int(ended.value.code or 0)
 
 
-def test_the_command_names_what_it_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_command_names_what_it_leaves_out(tmp_path, capsys):
     run_folder(tmp_path / "a")
     assert _called("report", tmp_path / "a", tmp_path / "none", "--out", tmp_path / "r.html") == 0
     printed = capsys.readouterr()

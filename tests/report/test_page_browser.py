@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ FLAGS = (
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def browser(tmp_path_factory):
     from selenium import webdriver
     from selenium.common.exceptions import WebDriverException
     from selenium.webdriver.chrome.service import Service
@@ -63,7 +62,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def pages(tmp_path_factory):
     """A page of ordinary runs and one of a hostile folder."""
     folder = tmp_path_factory.mktemp("pages")
     run_folder(folder / "a")
@@ -131,7 +130,7 @@ def requested(browser: Any, page: Path) -> list[str]:
     ]
 
 
-def test_it_renders_without_a_complaint_and_asks_for_nothing(browser: Any, pages: dict[str, Path]):
+def test_it_renders_without_a_complaint_and_asks_for_nothing(browser, pages):
     opened(browser, pages["good"])
     open_all(browser)
     assert browser.execute_script("return document.querySelectorAll('.plot > svg').length") >= 6
@@ -150,7 +149,7 @@ def _column(browser: Any, index: int) -> list[str]:
     return browser.execute_script(f"{rows}.map((r) => r.cells[{index}].textContent)")
 
 
-def test_the_table_sorts_by_mouse_and_by_keyboard(browser: Any, pages: dict[str, Path]):
+def test_the_table_sorts_by_mouse_and_by_keyboard(browser, pages):
     from selenium.webdriver.common.keys import Keys
 
     opened(browser, pages["good"])
@@ -172,7 +171,7 @@ def test_the_table_sorts_by_mouse_and_by_keyboard(browser: Any, pages: dict[str,
     )
 
 
-def test_a_method_is_hidden_everywhere_and_comes_back(browser: Any, pages: dict[str, Path]):
+def test_a_method_is_hidden_everywhere_and_comes_back(browser, pages):
     opened(browser, pages["good"])
     open_all(browser)
     find = (
@@ -213,9 +212,7 @@ def fits(browser: Any) -> None:
 
 
 @pytest.mark.parametrize(("width", "share"), [(1400, 0.16), (390, 0.5)])
-def test_the_legend_of_many_methods_scrolls_and_covers_no_heading(
-    browser: Any, pages: dict[str, Path], width: int, share: float
-):
+def test_the_legend_of_many_methods_scrolls_and_covers_no_heading(browser, pages, width, share):
     opened(browser, pages["many"], width=width)
     box = "document.getElementById('methods').getBoundingClientRect()"
     assert browser.execute_script(f"return {box}.height / innerHeight") < share
@@ -233,9 +230,7 @@ def test_the_legend_of_many_methods_scrolls_and_covers_no_heading(
     )
 
 
-def test_a_hostile_folder_runs_nothing_and_does_not_break_the_page(
-    browser: Any, pages: dict[str, Path]
-):
+def test_a_hostile_folder_runs_nothing_and_does_not_break_the_page(browser, pages):
     opened(browser, pages["hostile"], width=390)
     open_all(browser)
     fits(browser)
@@ -253,9 +248,7 @@ def test_a_hostile_folder_runs_nothing_and_does_not_break_the_page(
     assert not browser.get_log("browser")
 
 
-def test_the_page_refuses_a_script_that_is_not_its_own(
-    browser: Any, pages: dict[str, Path], tmp_path: Path
-):
+def test_the_page_refuses_a_script_that_is_not_its_own(browser, pages, tmp_path):
     page = (
         pages["good"]
         .read_text("utf-8")

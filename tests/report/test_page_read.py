@@ -21,7 +21,7 @@ from dpkfc.report.text import number, plain
 from tests.report.page_cases import plan, run_folder, summary, tuning
 
 
-def test_a_run_folder_is_read_as_it_was_written(tmp_path: Path):
+def test_a_run_folder_is_read_as_it_was_written(tmp_path):
     (run,) = read_all([run_folder(tmp_path / "a")]).runs
     assert (run.task, run.method, run.accuracy, run.seed, run.steps, run.sigma) == (
         "digits",
@@ -41,7 +41,7 @@ def test_a_run_folder_is_read_as_it_was_written(tmp_path: Path):
     assert "/where/the/data" not in run.config and 'data_dir = ""' in run.config
 
 
-def test_releases_beside_the_steps_are_no_steps(tmp_path: Path):
+def test_releases_beside_the_steps_are_no_steps(tmp_path):
     path = run_folder(tmp_path / "a")
     card = json.loads((path / "privacy_card.json").read_text())
     card["guarantee"]["releases"] += 2
@@ -50,12 +50,12 @@ def test_releases_beside_the_steps_are_no_steps(tmp_path: Path):
     assert read_all([path]).runs[0].steps == 4
 
 
-def test_a_run_in_test_mode_is_marked(tmp_path: Path):
+def test_a_run_in_test_mode_is_marked(tmp_path):
     (run,) = read_all([run_folder(tmp_path / "a", test_mode=True)]).runs
     assert run.warnings[0] == "NOT PRIVATE: test mode"
 
 
-def test_a_card_that_is_not_certified_is_never_shown_as_certified(tmp_path: Path):
+def test_a_card_that_is_not_certified_is_never_shown_as_certified(tmp_path):
     path = run_folder(tmp_path / "a")
     card = json.loads((path / "privacy_card.json").read_text())
     card["guarantee"]["certified"] = "true"
@@ -98,7 +98,7 @@ def _damage(path: Path, how: str) -> None:
         ("gone", "there is no such file"),
     ],
 )
-def test_a_broken_run_is_one_line_and_the_others_are_shown(tmp_path: Path, how: str, message: str):
+def test_a_broken_run_is_one_line_and_the_others_are_shown(tmp_path, how, message):
     run_folder(tmp_path / "good")
     _damage(run_folder(tmp_path / "bad"), how)
     found = read_all([tmp_path / "good", tmp_path / "bad"])
@@ -127,7 +127,7 @@ def test_text_stays_text():
     assert (epsilon_text("inf"), epsilon_text(0.99951), epsilon_text("x")) == ("∞", "1.000", "–")
 
 
-def test_a_folder_of_runs_is_opened_and_nothing_counts_twice(tmp_path: Path):
+def test_a_folder_of_runs_is_opened_and_nothing_counts_twice(tmp_path):
     run_folder(tmp_path / "a")
     run_folder(tmp_path / "b", "dp-sgd")
     tuning(tmp_path / "tune.json")
@@ -136,7 +136,7 @@ def test_a_folder_of_runs_is_opened_and_nothing_counts_twice(tmp_path: Path):
     assert (len(found.runs), len(found.studies), found.broken) == (2, 1, [])
 
 
-def test_where_nothing_can_be_shown_every_reason_is_told(tmp_path: Path):
+def test_where_nothing_can_be_shown_every_reason_is_told(tmp_path):
     for name, text in (("half", '{"arms": '), ("old", '{"arms": [], "version": 9}'), ("x", "[1]")):
         (tmp_path / f"{name}.json").write_text(text)
     with pytest.raises(ValueError, match=r"^nothing to report: ") as told:
@@ -150,9 +150,7 @@ def test_where_nothing_can_be_shown_every_reason_is_told(tmp_path: Path):
 
 
 @pytest.mark.parametrize("search", ["tpe", "random"])
-def test_a_tuning_study_is_shown_without_the_number_of_trials_where_it_is_secret(
-    tmp_path: Path, search: str
-):
+def test_a_tuning_study_is_shown_without_the_number_of_trials_where_it_is_secret(tmp_path, search):
     contents = read_all([tuning(tmp_path / "tune.json", search=search)])
     page = build(contents, "Report")
     assert "26.00" in page and "lr = 0.1" in page and "not private" in page
@@ -161,7 +159,7 @@ def test_a_tuning_study_is_shown_without_the_number_of_trials_where_it_is_secret
     assert ("All 13 runs" in page) == is_shown
 
 
-def test_smoke_runs_share_neither_group_nor_panel_with_others(tmp_path: Path):
+def test_smoke_runs_share_neither_group_nor_panel_with_others(tmp_path):
     small = run_folder(tmp_path / "small")
     text = (small / "config.toml").read_text()
     (small / "config.toml").write_text(text.replace("[optimizer]", "smoke = true\n[optimizer]"))
@@ -196,10 +194,10 @@ def test_each_method_has_a_look_of_its_own_and_the_common_ones_a_fixed_one():
 
 
 @pytest.mark.parametrize("method", ["dp-sgd", "dp-kfc-a", "dp-adambc", "dp-ngd"])
-def test_a_run_lists_what_its_recipe_and_method_do_not_say(method: str):
+def test_a_run_lists_what_its_recipe_and_method_do_not_say(method):
     public = {"public_data": "file"} if method == "dp-ngd" else {}
 
-    def list_written(**settings: object) -> dict[str, object]:
+    def list_written(**settings):
         config = run_config({"recipe": "digits", "method": method, **public, **settings})
         written = flatten(tomllib.loads(to_toml(config)), "config.toml")
         return list_departures("digits", method, written)

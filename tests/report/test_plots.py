@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -108,7 +107,7 @@ FIGURES = {
 
 @pytest.mark.quick("history*", "comparison*", "signal", "spectra", "spectra of one")
 @pytest.mark.parametrize("name", FIGURES)
-def test_every_figure_is_drawn(tmp_path: Path, name: str):
+def test_every_figure_is_drawn(tmp_path, name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         path = save(FIGURES[name](), tmp_path / "plots" / "x.png")
@@ -146,7 +145,7 @@ def _boxes(figure: Figure) -> list:
         "spectra",
     ],
 )
-def test_no_text_overlaps_another_or_leaves_the_picture(tmp_path: Path, name: str):
+def test_no_text_overlaps_another_or_leaves_the_picture(tmp_path, name):
     figure = FIGURES[name]()
     save(figure, tmp_path / "x.png")
     boxes = [(text, box) for text, box in _boxes(figure) if box.width > 1]
@@ -162,7 +161,7 @@ def test_no_text_overlaps_another_or_leaves_the_picture(tmp_path: Path, name: st
 
 
 @pytest.mark.parametrize("name", ["history, stamped", "signal, stamped", "spectra, stamped"])
-def test_a_run_without_a_guarantee_is_stamped_across_its_pictures(name: str):
+def test_a_run_without_a_guarantee_is_stamped_across_its_pictures(name):
     assert any(
         t.get_text() in {"NOT PRIVATE: test mode", "UNCERTIFIED"} for t in FIGURES[name]().texts
     )

@@ -67,7 +67,7 @@ def kfac() -> KFAC:
     return KFAC(probe=PinkNoise((1, 8, 8)), every=2, probe_size=8)
 
 
-def test_a_card_of_a_session_agrees_with_its_ledger(tmp_path: Path) -> None:
+def test_a_card_of_a_session_agrees_with_its_ledger(tmp_path):
     path, weights = tmp_path / "ledger.jsonl", tmp_path / "mine.safetensors"
     session = trained(plan_of(preconditioner=kfac()), path, steps=5)
     save_file(session.model.state_dict(), weights)
@@ -97,7 +97,7 @@ def test_a_card_of_a_session_agrees_with_its_ledger(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", SAID)
-def test_a_card_without_a_statement_says_which_ones_it_needs(tmp_path: Path, missing: str) -> None:
+def test_a_card_without_a_statement_says_which_ones_it_needs(tmp_path, missing):
     session = trained(plan_of(), tmp_path / "ledger.jsonl", steps=1)
     statements = {name: value for name, value in SAID.items() if name != missing}
     with pytest.raises(TypeError, match="give title, chosen_by .* and not_private"):
@@ -106,7 +106,7 @@ def test_a_card_without_a_statement_says_which_ones_it_needs(tmp_path: Path, mis
     session.write_card(tmp_path / "card", **statements, **{missing: SAID[missing]})
 
 
-def test_a_restored_session_says_which_refreshes_it_does_not_know(tmp_path: Path) -> None:
+def test_a_restored_session_says_which_refreshes_it_does_not_know(tmp_path):
     plan, path = plan_of(preconditioner=kfac()), tmp_path / "ledger.jsonl"
     trained(plan, path, steps=3, save=tmp_path / "checkpoint")
     for steps, first in ((0, 2), (2, 4)):
@@ -117,7 +117,7 @@ def test_a_restored_session_says_which_refreshes_it_does_not_know(tmp_path: Path
         assert f"refreshes before step {first} came before the checkpoint" in text
 
 
-def test_an_engine_without_a_limit_has_planned_nothing() -> None:
+def test_an_engine_without_a_limit_has_planned_nothing():
     model, engine = nn.Linear(64, 2), PrivacyEngine(accountant="rdp")
     optimizer, data = (
         torch.optim.SGD(model.parameters(), 0.1),
@@ -145,7 +145,7 @@ def test_an_engine_without_a_limit_has_planned_nothing() -> None:
     engine.close()
 
 
-def test_a_card_that_was_counted_by_hand_is_refused() -> None:
+def test_a_card_that_was_counted_by_hand_is_refused():
     facts = CardFacts(
         title="t",
         releases=1,
@@ -163,7 +163,7 @@ def test_a_card_that_was_counted_by_hand_is_refused() -> None:
         build_card(plan_of(), replace(facts, releases=7, ledger={"releases": 7}))
 
 
-def test_a_script_that_is_started_again_after_a_crash_is_told(tmp_path: Path) -> None:
+def test_a_script_that_is_started_again_after_a_crash_is_told(tmp_path):
     path = tmp_path / "ledger.jsonl"
     trained(plan_of(), path, steps=2, save=tmp_path / "checkpoint")
     message = "holds 2 releases from before; this session begins at new weights and has 4 left"

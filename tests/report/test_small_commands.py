@@ -38,7 +38,7 @@ print(json.dumps(with_torch))
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory):
     """Return a folder with ledger, card, weights and their digests."""
     folder = tmp_path_factory.mktemp("run")
     model = nn.Linear(4, 2)
@@ -58,7 +58,7 @@ def _losses(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch
     return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def test_help_and_small_commands_do_not_import_torch(run: Path, tmp_path: Path) -> None:
+def test_help_and_small_commands_do_not_import_torch(run, tmp_path):
     table = tmp_path / "patients.csv"
     table.write_text("age,smoker,died\n", "utf-8")
     commands = [
@@ -83,9 +83,7 @@ def test_help_and_small_commands_do_not_import_torch(run: Path, tmp_path: Path) 
     assert not any(json.loads(done.stdout).values()), done.stdout
 
 
-def test_the_record_for_the_registry_passes_its_schema_and_says_what_is_missing(
-    run: Path, tmp_path: Path
-) -> None:
+def test_the_record_for_the_registry_passes_its_schema_and_says_what_is_missing(run, tmp_path):
     """An owner's fields are asked for by the flags that fill them in."""
     schema = yaml.safe_load(Path(__file__).with_name("deployments-schema.yaml").read_text("utf-8"))
     check = jsonschema.Draft7Validator(schema, format_checker=jsonschema.FormatChecker())

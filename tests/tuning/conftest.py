@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from types import ModuleType
 
 import pytest
 
 
 @pytest.fixture
-def study_module() -> Callable[[str], ModuleType]:
+def study_module():
     """Return a function that imports a study by its name."""
     return lambda name: importlib.import_module(f"dpkfc_papers.studies.{name}")

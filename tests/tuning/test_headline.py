@@ -40,7 +40,7 @@ CELLS = [
 ]
 
 
-def test_a_cell_is_the_mean_over_its_seeds(tmp_path: Path):
+def test_a_cell_is_the_mean_over_its_seeds(tmp_path):
     table = headline.table(write_rows(tmp_path)).splitlines()
     assert table[0] == "| MNIST, test % | curvature measured on | ε = 1 (seeds) | ε = 2 (seeds) |"
     assert table[2].startswith("| linear head on features")
@@ -50,7 +50,7 @@ def test_a_cell_is_the_mean_over_its_seeds(tmp_path: Path):
     ]
 
 
-def test_the_picture_leaves_single_seeds_out(tmp_path: Path):
+def test_the_picture_leaves_single_seeds_out(tmp_path):
     pytest.importorskip("matplotlib")
     found = headline._enough(study_cells("mnist-cnn", write_rows(tmp_path)))
     assert {arm: sorted(of) for arm, of in found.items()} == {"dp-sgd": [1.0], "dp-kfc-a": [1.0]}
@@ -58,7 +58,7 @@ def test_the_picture_leaves_single_seeds_out(tmp_path: Path):
     assert (tmp_path / "picture.png").stat().st_size > 5000
 
 
-def test_pages_have_one_number_for_a_cell() -> None:
+def test_pages_have_one_number_for_a_cell():
     rows = read_json(RESULTS / "accuracy" / "cnn.json")["rows"].values()
     for (recipe, arm), name in scores.MORE_SEEDS.items():
         study = [row for row in winners_tests(rows) if row["target_epsilon"] == 1.0]

@@ -49,7 +49,7 @@ def _store_score(store: Store, run: Run, accuracy: float) -> None:
     store.put(run, {"run": run.describe(), "hash": run.hash, **row})
 
 
-def test_every_run_of_the_study_has_settings_that_go_together(study, tmp_path: Path):
+def test_every_run_of_the_study_has_settings_that_go_together(study, tmp_path):
     store = _filled(study, tmp_path / "rows.json")
     listed = {run for stage in study.stages(store) for run in stage if run is not None}
     assert len({run.hash for run in listed}) == len(listed) > 80
@@ -58,7 +58,7 @@ def test_every_run_of_the_study_has_settings_that_go_together(study, tmp_path: P
     assert private.config().data.public_data == ""
 
 
-def test_cells_have_the_printed_numbers_and_a_verdict_or_none(study, pages, tmp_path: Path):
+def test_cells_have_the_printed_numbers_and_a_verdict_or_none(study, pages, tmp_path):
     cells = {cell.label: cell for cell in pages.cells()}
     assert len(cells) == 15
     sparse = cells["Tcur = 32"]
@@ -71,9 +71,7 @@ def test_cells_have_the_printed_numbers_and_a_verdict_or_none(study, pages, tmp_
     assert "| Table 6 | Tcur = 32 | -2.52 | 85.10" in pages.direction_table(store)
 
 
-def test_a_run_that_fails_leaves_a_row_without_an_accuracy(
-    study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_run_that_fails_leaves_a_row_without_an_accuracy(study, tmp_path, monkeypatch):
     def fail(run, place, judge):
         assert judge(1, 0.25)
         assert judge(2, 0.125)

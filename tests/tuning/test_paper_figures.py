@@ -14,7 +14,7 @@ from dpkfc.app.datasets.text import Texts
 from dpkfc_papers import federated_features, federated_runs
 
 
-def test_products_with_a_hessian_equal_the_whole_matrix(study_module) -> None:
+def test_products_with_a_hessian_equal_the_whole_matrix(study_module):
     hessian_product = study_module("hessian").hessian_product
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
@@ -23,7 +23,7 @@ def test_products_with_a_hessian_equal_the_whole_matrix(study_module) -> None:
     product, size = hessian_product(model, inputs, labels)
     found = torch.stack([product(row) for row in torch.eye(size, dtype=torch.float64)])
 
-    def loss(flat: torch.Tensor) -> torch.Tensor:
+    def loss(flat):
         pieces = flat.split([p.numel() for p in model.parameters()])
         named = {
             name: piece.view(p.shape)
@@ -50,7 +50,7 @@ class Rows:
         self.found[run.hash] = {"accuracy": accuracy}
 
 
-def test_a_federated_rate_is_chosen_on_validation_after_its_grid(study_module) -> None:
+def test_a_federated_rate_is_chosen_on_validation_after_its_grid(study_module):
     study = study_module("federated_variations")
     rows = Rows()
     grid = study.client_grid(0.1, "sofim")
@@ -63,7 +63,7 @@ def test_a_federated_rate_is_chosen_on_validation_after_its_grid(study_module) -
 
 
 @pytest.mark.slow
-def test_a_network_trains_from_scratch_on_images(study_module) -> None:
+def test_a_network_trains_from_scratch_on_images(study_module):
     study = study_module("federated_variations")
     x = torch.randn(60, 1, 14, 14)
     y = torch.arange(60) % 10
@@ -83,9 +83,7 @@ def test_a_network_trains_from_scratch_on_images(study_module) -> None:
         assert record["epsilon"] <= study.EPSILON
 
 
-def test_texts_of_the_test_split_are_left_out_of_training(
-    study_module, monkeypatch, tmp_path
-) -> None:
+def test_texts_of_the_test_split_are_left_out_of_training(study_module, monkeypatch, tmp_path):
     features = study_module("features")
     texts = Texts((["a", "b", "c"], [0, 1, 1]), (["b", "d"], [1, 0]), "a test")
     monkeypatch.setattr(features, "load_texts", lambda *_: texts)

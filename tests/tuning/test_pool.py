@@ -79,7 +79,7 @@ class Executor:
 
 
 @pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+def answers(monkeypatch):
     monkeypatch.setattr(Executor, "answers", [])
     monkeypatch.setattr(Executor, "hired", 0)
     monkeypatch.setattr(pool, "ProcessPoolExecutor", Executor)
@@ -88,7 +88,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 @pytest.mark.slow
-def test_real_workers_train_and_a_judge_ends_a_cell_in_them(tmp_path: Path) -> None:
+def test_real_workers_train_and_a_judge_ends_a_cell_in_them(tmp_path):
     pytest.importorskip("sklearn")
     tiny = {"steps": 2, "expected_batch_size": 16, "accountant": "rdp", "evaluate_every": 1}
     runs = [
@@ -107,7 +107,7 @@ def is_first(number: int, accuracy: float) -> bool:
 
 
 @pytest.mark.slow
-def test_a_real_worker_is_stopped_in_time(tmp_path: Path) -> None:
+def test_a_real_worker_is_stopped_in_time(tmp_path):
     pytest.importorskip("sklearn")
     long = Run.of(
         "digits", "dp-sgd", {"steps": 500_000, "expected_batch_size": 16, "accountant": "rdp"}
@@ -117,7 +117,7 @@ def test_a_real_worker_is_stopped_in_time(tmp_path: Path) -> None:
     assert "begins anew" in source.lost[0] and not source.failures
 
 
-def test_a_killed_worker_loses_its_cells_and_others_take_its_place(answers: list[object]) -> None:
+def test_a_killed_worker_loses_its_cells_and_others_take_its_place(answers):
     answers += [BrokenProcessPool(), BrokenProcessPool(), DONE, DONE]
     source = Wanted()
     drive(source, NOWHERE, workers=1)
@@ -125,7 +125,7 @@ def test_a_killed_worker_loses_its_cells_and_others_take_its_place(answers: list
     assert len(source.rows) == 2 and Executor.hired == 3
 
 
-def test_a_full_disk_ends_the_study_and_keeps_what_had_finished(answers: list[object]) -> None:
+def test_a_full_disk_ends_the_study_and_keeps_what_had_finished(answers):
     answers += [DONE, Outcome("full", reason="file x cannot be written (No space left on device)")]
     source = Wanted()
     with pytest.raises(StudyError, match=r"No space left.*is kept, and the same command goes on"):
@@ -133,7 +133,7 @@ def test_a_full_disk_ends_the_study_and_keeps_what_had_finished(answers: list[ob
     assert len(source.rows) == 1 and not source.lost + source.failures
 
 
-def test_an_interrupted_cell_stops_the_study(answers: list[object]) -> None:
+def test_an_interrupted_cell_stops_the_study(answers):
     answers += [DONE, Outcome("stopped")]
     source = Wanted()
     with pytest.raises(KeyboardInterrupt):
@@ -141,13 +141,13 @@ def test_an_interrupted_cell_stops_the_study(answers: list[object]) -> None:
     assert len(source.rows) == 1
 
 
-def test_sigterm_is_ctrl_c(answers: list[object]) -> None:
+def test_sigterm_is_ctrl_c(answers):
     """Otherwise the signal would end this process alone, and leave its workers behind."""
     answers += [DONE] * 2
     before = signal.getsignal(signal.SIGTERM)
     source = Wanted()
 
-    def done(task: Task, row: dict, ended: bool) -> None:
+    def done(task, row, ended):
         source.rows.append((row, ended))
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -157,7 +157,7 @@ def test_sigterm_is_ctrl_c(answers: list[object]) -> None:
     assert len(source.rows) == 1 and signal.getsignal(signal.SIGTERM) == before
 
 
-def test_a_budget_starts_what_fits_and_nothing_else(answers: list[object]) -> None:
+def test_a_budget_starts_what_fits_and_nothing_else(answers):
     answers += [DONE] * 4
     source = Wanted()
     drive(source, NOWHERE, end=end_of(1), expected=lambda run: 30.0 if run.seed % 2 else 120.0)
@@ -170,9 +170,7 @@ def test_a_budget_starts_what_fits_and_nothing_else(answers: list[object]) -> No
             end_of(minutes)
 
 
-def test_cells_that_run_when_the_time_is_up_are_named(
-    answers: list[object], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_cells_that_run_when_the_time_is_up_are_named(answers, monkeypatch, caplog):
     monkeypatch.setattr(logging.getLogger("dpkfc"), "propagate", True)
     end = time.monotonic() + 0.2
     answers += [DONE, Outcome("stopped"), BrokenProcessPool()]
@@ -206,21 +204,19 @@ REAL_WAIT = pool.wait
         (Ended({}, is_deliberate=False), "stopped"),
     ],
 )
-def test_what_the_machine_does_is_told_from_what_is_wrong_with_a_cell(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, kind: str
-) -> None:
-    def cell(*_: object) -> None:
+def test_what_the_machine_does_is_told_from_what_is_wrong_with_a_cell(monkeypatch, error, kind):
+    def cell(*_):
         raise error
 
     monkeypatch.setattr(Run, "measuring", lambda self: cell)
     assert run_one(RUNS[0], NOWHERE, None).kind == kind
 
 
-def test_a_cell_ends_by_a_signal_when_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_ends_by_a_signal_when_the_time_is_up(monkeypatch):
     heard = threading.Event()
     before = signal.signal(signal.SIGTERM, lambda *_: heard.set())
 
-    def cell(*_: object) -> dict:
+    def cell(*_):
         assert heard.wait(60)
         return {}
 
@@ -231,8 +227,8 @@ def test_a_cell_ends_by_a_signal_when_the_time_is_up(monkeypatch: pytest.MonkeyP
         signal.signal(signal.SIGTERM, before)
 
 
-def test_a_full_disk_is_seen_behind_the_error_that_was_made_of_it(tmp_path: Path) -> None:
-    def write(path: Path) -> None:
+def test_a_full_disk_is_seen_behind_the_error_that_was_made_of_it(tmp_path):
+    def write(path):
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     with pytest.raises(RunFolderError) as told:
@@ -241,7 +237,7 @@ def test_a_full_disk_is_seen_behind_the_error_that_was_made_of_it(tmp_path: Path
     assert not worker._is_full(CheckpointError("cannot write the checkpoint"))
 
 
-def test_cores_are_never_oversubscribed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_are_never_oversubscribed(monkeypatch):
     cores = worker_count(None)
     assert 1 <= cores <= os.cpu_count()
     for wrong in (0, cores + 1):

@@ -72,7 +72,7 @@ def run_trial(search: Search, *values: float) -> int:
     return finish(search, search.ask(), *values)
 
 
-def test_rungs_and_thirds() -> None:
+def test_rungs_and_thirds():
     assert [n for n in range(1, 30) if is_rung(n)] == [1, 3, 9, 27]
     assert is_in_best_third(0.1, [])
     assert is_in_best_third(0.2, [0.1]) and not is_in_best_third(0.1, [0.2])
@@ -81,7 +81,7 @@ def test_rungs_and_thirds() -> None:
     assert not is_in_best_third(0.7, [0.9, 0.8, 0.6, 0.5, 0.4])
 
 
-def test_the_first_trial_is_the_recipes_own_and_runs_to_its_end(tmp_path: Path) -> None:
+def test_the_first_trial_is_the_recipes_own_and_runs_to_its_end(tmp_path):
     search = opened(tmp_path)
     number, run = search.ask()
     assert dict(run.settings)["lr"] == 0.15
@@ -90,7 +90,7 @@ def test_the_first_trial_is_the_recipes_own_and_runs_to_its_end(tmp_path: Path) 
     assert judge(search, number, 0.1, 0.1, 0.1, 0.1)
 
 
-def test_hopeless_trials_are_stopped_and_say_nothing_about_the_best(tmp_path: Path) -> None:
+def test_hopeless_trials_are_stopped_and_say_nothing_about_the_best(tmp_path):
     search = opened(tmp_path)
     for value in (0.8, 0.82, 0.84, 0.86, 0.88):
         run_trial(search, value, value, value)
@@ -101,7 +101,7 @@ def test_hopeless_trials_are_stopped_and_say_nothing_about_the_best(tmp_path: Pa
     assert search.counts() == {"full": 5, "pruned": 1, "failed": 0}
 
 
-def test_a_trial_stopped_too_early_runs_once_more_at_the_end(tmp_path: Path) -> None:
+def test_a_trial_stopped_too_early_runs_once_more_at_the_end(tmp_path):
     search = opened(tmp_path, trials=6)
     run_trial(search, 0.8, 0.8, 0.8)
     stopped = run_trial(search, 0.7)
@@ -124,7 +124,7 @@ def test_a_trial_stopped_too_early_runs_once_more_at_the_end(tmp_path: Path) -> 
     assert len(search.rows()) == 6 and search.rows()[run.hash]["accuracy"] == 0.95
 
 
-def test_a_repetition_that_is_lost_is_given_up_in_the_end(tmp_path: Path) -> None:
+def test_a_repetition_that_is_lost_is_given_up_in_the_end(tmp_path):
     search = opened(tmp_path, trials=6)
     run_trial(search, 0.8, 0.8, 0.8)
     for value in (0.7, 0.3, 0.2, 0.1, 0.05):
@@ -136,7 +136,7 @@ def test_a_repetition_that_is_lost_is_given_up_in_the_end(tmp_path: Path) -> Non
     assert opened(tmp_path, trials=6).ask_again() is not None
 
 
-def test_a_trial_is_compared_once_with_each_other_trial(tmp_path: Path) -> None:
+def test_a_trial_is_compared_once_with_each_other_trial(tmp_path):
     search = opened(tmp_path)
     values = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
     for place, value in enumerate(values):
@@ -147,7 +147,7 @@ def test_a_trial_is_compared_once_with_each_other_trial(tmp_path: Path) -> None:
     assert late == [0.8]
 
 
-def test_a_lost_attempt_is_tried_again_and_compared_with_nothing(tmp_path: Path) -> None:
+def test_a_lost_attempt_is_tried_again_and_compared_with_nothing(tmp_path):
     search = opened(tmp_path, trials=2)
     own, run = search.ask()
     assert judge(search, own, 0.9)
@@ -163,7 +163,7 @@ def test_a_lost_attempt_is_tried_again_and_compared_with_nothing(tmp_path: Path)
     assert repeated.hash == search._attempts()[stopped].user_attrs["hash"]
 
 
-def test_a_killed_study_tries_lost_trials_again_once_and_repeats_none(tmp_path: Path) -> None:
+def test_a_killed_study_tries_lost_trials_again_once_and_repeats_none(tmp_path):
     search = opened(tmp_path, trials=6)
     done = [search.ask() for _ in range(2)]
     for asked in done:
@@ -180,7 +180,7 @@ def test_a_killed_study_tries_lost_trials_again_once_and_repeats_none(tmp_path: 
     assert len({run.hash for _, run in [*done, *rest]}) == 6
 
 
-def test_a_trial_that_is_lost_again_and_again_waits_for_the_next_call(tmp_path: Path) -> None:
+def test_a_trial_that_is_lost_again_and_again_waits_for_the_next_call(tmp_path):
     search = opened(tmp_path, trials=2)
     for _ in range(3):
         number, run = search.ask()
@@ -192,7 +192,7 @@ def test_a_trial_that_is_lost_again_and_again_waits_for_the_next_call(tmp_path: 
     assert search.started == 1 and search.ask()[1] == run
 
 
-def test_a_failure_counts_and_its_reason_is_kept(tmp_path: Path) -> None:
+def test_a_failure_counts_and_its_reason_is_kept(tmp_path):
     search = opened(tmp_path, trials=2)
     number, run = search.ask()
     search.fail(number, "no such layer")
@@ -201,7 +201,7 @@ def test_a_failure_counts_and_its_reason_is_kept(tmp_path: Path) -> None:
     assert search.failures() == {run.hash: "no such layer"}
 
 
-def test_a_random_search_stops_nothing(tmp_path: Path) -> None:
+def test_a_random_search_stops_nothing(tmp_path):
     search = opened(tmp_path, kind="random")
     number, _ = search.ask()
     assert search.halving(number) is None
@@ -209,7 +209,7 @@ def test_a_random_search_stops_nothing(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
-def test_a_step_is_searched_as_the_product_of_rate_and_clip(tmp_path: Path) -> None:
+def test_a_step_is_searched_as_the_product_of_rate_and_clip(tmp_path):
     search = opened(tmp_path, trials=12)
     for _ in range(12):
         run_trial(search, 0.5)
@@ -228,13 +228,13 @@ def test_a_step_is_searched_as_the_product_of_rate_and_clip(tmp_path: Path) -> N
         ({"steps": 5}, "steps = 4, not 5"),
     ],
 )
-def test_trials_of_other_settings_are_refused(tmp_path: Path, changed: dict, message: str) -> None:
+def test_trials_of_other_settings_are_refused(tmp_path, changed, message):
     opened(tmp_path)
     with pytest.raises(StudyError, match=message):
         opened(tmp_path, **changed)
 
 
-def test_a_last_line_that_was_cut_short_is_removed_and_nothing_else(tmp_path: Path) -> None:
+def test_a_last_line_that_was_cut_short_is_removed_and_nothing_else(tmp_path):
     run_trial(opened(tmp_path), 0.5)
     path = tmp_path / "trials.log"
     whole = path.read_bytes()
@@ -246,19 +246,17 @@ def test_a_last_line_that_was_cut_short_is_removed_and_nothing_else(tmp_path: Pa
     assert path.read_bytes() == b"a text of somebody"
 
 
-def test_a_file_that_is_not_a_journal_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_journal_is_named(tmp_path):
     (tmp_path / "trials.log").write_text("no journal\nat all\n")
     with pytest.raises(StudyError, match=r"trials\.log cannot be used"):
         opened(tmp_path)
 
 
-def test_trials_that_cannot_be_stored_are_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trials_that_cannot_be_stored_are_one_line(tmp_path, monkeypatch):
     search = opened(tmp_path)
     number, run = search.ask()
 
-    def fail(descriptor: int) -> None:
+    def fail(descriptor):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
@@ -274,7 +272,7 @@ def test_trials_that_cannot_be_stored_are_one_line(
             call()
 
 
-def test_trials_of_other_files_are_taken_over(tmp_path: Path) -> None:
+def test_trials_of_other_files_are_taken_over(tmp_path):
     search = opened(tmp_path)
     run = search.run({"lr": 100.0, "max_grad_norm": 5.0}, seed=0, evaluate_on="validation")
     tag = {"search": search.name, "arm": "dp-sgd", "params": {"lr": 100.0}, "pruned": False}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
-from typing import Any
 
 import dp_accounting
 import pytest
@@ -21,7 +19,7 @@ LABELS = [row % 2 for row in range(12)]
 
 
 @pytest.fixture
-def encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TextEncoder:
+def encoder(tmp_path, monkeypatch):
     """Return a small encoder of random weights, whose blocks the study then takes."""
     transformers = pytest.importorskip("transformers")
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS.words]
@@ -47,9 +45,7 @@ def encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TextEncoder:
 
 
 @pytest.mark.parametrize("name", ["block-1", "block-2"])
-def test_blocks_above_cached_states_give_the_logits_of_the_whole_encoder(
-    encoder: TextEncoder, name: str
-) -> None:
+def test_blocks_above_cached_states_give_the_logits_of_the_whole_encoder(encoder, name):
     arm = fine_tuning.ARMS[name]
     head = torch.randn(2, 4 * 8 + 1)
     model = fine_tuning.make_model(encoder, arm, head)
@@ -63,7 +59,7 @@ def test_blocks_above_cached_states_give_the_logits_of_the_whole_encoder(
 
 
 @pytest.mark.parametrize("name", ["biases", "lora-2", "block-1"])
-def test_an_arm_trains_its_part_in_proved_passes(encoder: TextEncoder, name: str) -> None:
+def test_an_arm_trains_its_part_in_proved_passes(encoder, name):
     if name == "lora-2":
         pytest.importorskip("peft")
     arm = fine_tuning.ARMS[name]
@@ -83,7 +79,7 @@ def test_an_arm_trains_its_part_in_proved_passes(encoder: TextEncoder, name: str
         assert not session.unproved_operation
 
 
-def test_epsilon_of_blocks_includes_their_head() -> None:
+def test_epsilon_of_blocks_includes_their_head():
     noise, spent = fine_tuning.upper_noise(3.0, 1.5, 8)
     head = fine_tuning.whitened_config(fine_tuning.TRAIN, 1.5, 1e-5, 2)
     plan = head.calibrate(1.5, 1e-5, fine_tuning.TRAIN)
@@ -97,7 +93,7 @@ def test_epsilon_of_blocks_includes_their_head() -> None:
 
 
 @pytest.mark.parametrize("name", small_transformer.METHODS)
-def test_a_method_trains_the_small_transformer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_trains_the_small_transformer(name, monkeypatch):
     x = torch.randn(24, small_transformer.LENGTH, small_transformer.WIDTH)
     monkeypatch.setattr(small_transformer, "draw_texts", lambda: x)
     for setting, value in {"BATCH": 8, "STEPS": 2, "DRAWN": 16}.items():
@@ -109,8 +105,8 @@ def test_a_method_trains_the_small_transformer(name: str, monkeypatch: pytest.Mo
     assert row["steps"] == 2 and 0 <= row["accuracy"] <= 100 and row["clip"] > 0
 
 
-def test_tables_show_how_many_seeds_a_cell_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    def row(epsilon: float | None, accuracy: float, **more: Any) -> dict[str, Any]:
+def test_tables_show_how_many_seeds_a_cell_has(monkeypatch):
+    def row(epsilon, accuracy, **more):
         return {"epsilon": epsilon, "accuracy": accuracy, "processor_seconds": 30.0, **more}
 
     rows = {

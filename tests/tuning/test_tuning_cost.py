@@ -14,13 +14,13 @@ from dpkfc.privacy import dp_accountants
 
 
 @pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch):
+def heard(monkeypatch):
     """What reaches the handler of absl's logger, which writes to standard error."""
     monkeypatch.setattr(dp_accountants, "_forwarded", set())
     lines: list[str] = []
 
     class Ear(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
+        def emit(self, record):
             lines.append(record.getMessage())
 
     ear, absl = Ear(), logging.getLogger("absl")

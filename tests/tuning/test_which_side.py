@@ -58,7 +58,7 @@ def _side(root: Tensor) -> Dense:
 
 
 @pytest.mark.parametrize("whitened", [False, True])
-def test_a_step_is_that_of_dense_matrices(which_side, whitened: bool):
+def test_a_step_is_that_of_dense_matrices(which_side, whitened):
     model, x, y = _model(), torch.randn(7, 3, dtype=torch.float64), torch.randint(3, (7,))
     seen = which_side.Measured(model, x, y)
     metric = _dense_metric() if whitened else None

@@ -39,7 +39,7 @@ def is_close_above(found: float, exact: float) -> bool:
 @pytest.mark.parametrize(
     ("noise", "count"), [(30.0, 1), (20.0, 400), (0.5, 7), (3.0, 100_000), (0.02, 1)]
 )
-def test_a_composition_on_the_grid_is_not_below_the_closed_form(noise, count, sign, delta) -> None:
+def test_a_composition_on_the_grid_is_not_below_the_closed_form(noise, count, sign, delta):
     composed = Composition({((1.0, 1.0, noise),): count}, delta, sign, 1 << 14)
     assert is_close_above(composed.epsilon(), gaussian(math.sqrt(count) / noise, delta))
 
@@ -47,10 +47,10 @@ def test_a_composition_on_the_grid_is_not_below_the_closed_form(noise, count, si
 @pytest.mark.parametrize(
     ("rate", "noise"), [(0.3, 1.0), (0.01, 0.4), (1e-3, 0.3), (0.9, 0.7), (0.02, 0.03)]
 )
-def test_one_release_is_not_below_its_hockey_stick(rate: float, noise: float) -> None:
+def test_one_release_is_not_below_its_hockey_stick(rate, noise):
     """The loss grows with x, so the exact δ is a difference of two tails."""
 
-    def excess(e: float) -> float:
+    def excess(e):
         if math.exp(-e) * (1 - rate) >= 1:
             return 1.0
         x = 0.5 + noise**2 * (e + math.log1p(-(1 - rate) * math.exp(-e)) - math.log(rate))
@@ -61,7 +61,7 @@ def test_one_release_is_not_below_its_hockey_stick(rate: float, noise: float) ->
     assert is_close_above(epsilon([(event(rate, noise), 1)], DELTA), exact)
 
 
-def test_events_of_a_ledger_are_composed() -> None:
+def test_events_of_a_ledger_are_composed():
     one, full = event(0.05, 1.1), {"type": "GaussianDpEvent", "noise_multiplier": 4.0}
     both = epsilon([(one, 60), (full, 2)], DELTA)
     nested = {"type": "SelfComposedDpEvent", "event": one, "count": 30}
@@ -76,7 +76,7 @@ def test_events_of_a_ledger_are_composed() -> None:
         epsilon([({"type": "LaplaceDpEvent", "noise_multiplier": 1.0}, 1)], DELTA)
 
 
-def test_attack_rates_are_those_of_a_gaussian() -> None:
+def test_attack_rates_are_those_of_a_gaussian():
     right, found = attack_rates([({"type": "GaussianDpEvent", "noise_multiplier": 2.0}, 1)], 10.0)
     assert norm.cdf(0.25) <= right <= norm.cdf(0.25) + 1e-3
     exact = norm.sf(norm.isf(0.01) - 0.5)
@@ -84,14 +84,14 @@ def test_attack_rates_are_those_of_a_gaussian() -> None:
 
 
 @pytest.mark.parametrize(("rate", "noise"), [(0.03, 0.74), (1e-4, 0.5), (0.3, 20.0), (0.9, 0.2)])
-def test_attack_rates_of_a_small_sample_are_not_too_large(rate: float, noise: float) -> None:
+def test_attack_rates_of_a_small_sample_are_not_too_large(rate, noise):
     """The best attack at even odds knows the total variation, q · (2 Φ(1 / 2σ) − 1)."""
     right, _ = attack_rates([(event(rate, noise), 1)], 10.0)
     exact = 0.5 + 0.5 * rate * (2 * norm.cdf(0.5 / noise) - 1)
     assert exact <= right <= exact + 1e-3
 
 
-def test_the_comparison_with_pld_covers_the_range() -> None:
+def test_the_comparison_with_pld_covers_the_range():
     """`benchmarks/verifier.py` measured it; PLD may lie above, by the error of its own grid."""
     path = ROOT / "benchmarks" / "results" / "verifier.json"
     results = json.loads(path.read_text("utf-8"))

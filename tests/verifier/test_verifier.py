@@ -52,36 +52,36 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory) -> dict[str, Path]:
+def good(tmp_path_factory):
     return good_folders(tmp_path_factory.mktemp("good"))
 
 
 @pytest.fixture(scope="module")
-def forged(tmp_path_factory, good) -> dict[str, tuple[Path, str]]:
+def forged(tmp_path_factory, good):
     return forged_folders(tmp_path_factory.mktemp("forged"), good)
 
 
 @pytest.fixture
-def copied(tmp_path, good) -> Path:
+def copied(tmp_path, good):
     return shutil.copytree(good["certified"], tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_a_folder_whose_files_belong_together_holds(good, name: str) -> None:
+def test_a_folder_whose_files_belong_together_holds(good, name):
     report = verify_run(good[name])
     assert report.verdict == HOLDS and not report.reason, report.findings
     assert FAILS not in [finding["verdict"] for finding in report.findings]
 
 
 @pytest.mark.parametrize("name", FORGED)
-def test_a_forgery_is_one_sentence(forged, capsys, name: str) -> None:
+def test_a_forgery_is_one_sentence(forged, capsys, name):
     folder, expected = forged[name]
     assert main([str(folder)]) == 1
     sentence = sentence_of(capsys.readouterr().out)
     assert expected in sentence and len(sentence) < 200
 
 
-def test_it_runs_where_numpy_and_scipy_alone_can_be_imported(good) -> None:
+def test_it_runs_where_numpy_and_scipy_alone_can_be_imported(good):
     words = [sys.executable, "-c", ALONE, *map(str, good.values()), "--json"]
     path = {"PYTHONPATH": str(ROOT / "verifier")}
     done = subprocess.run(words, capture_output=True, text=True, env=path, check=False)
@@ -92,7 +92,7 @@ def test_it_runs_where_numpy_and_scipy_alone_can_be_imported(good) -> None:
 
 
 @pytest.mark.slow
-def test_it_runs_in_a_fresh_environment(good, tmp_path) -> None:
+def test_it_runs_in_a_fresh_environment(good, tmp_path):
     """The environment has the distribution of the verifier, NumPy and SciPy, and nothing else."""
     source = tmp_path / "source"
     shutil.copytree(ROOT / "verifier", source, ignore=shutil.ignore_patterns("*.egg-info"))
@@ -133,7 +133,7 @@ def test_it_runs_in_a_fresh_environment(good, tmp_path) -> None:
         (lambda c: c.pop("mechanism"), "damaged or changed (KeyError"),
     ],
 )
-def test_each_statement_of_a_card_is_compared(copied, change, expected: str) -> None:
+def test_each_statement_of_a_card_is_compared(copied, change, expected):
     (copied / "certificate.json").unlink()
     path = copied / "privacy_card.json"
     card = json.loads(path.read_text())
@@ -145,28 +145,28 @@ def test_each_statement_of_a_card_is_compared(copied, change, expected: str) -> 
     assert any(expected in text for text in wrong)
 
 
-def test_noise_and_event_of_a_line_must_agree(copied) -> None:
+def test_noise_and_event_of_a_line_must_agree(copied):
     lines = read_lines(copied)
     lines[1]["stddev"] /= 2
     chain(copied, lines)
     assert "line 2 has noise of" in verify_run(copied).reason
 
 
-def test_more_releases_than_were_planned_are_found(copied) -> None:
+def test_more_releases_than_were_planned_are_found(copied):
     lines = read_lines(copied)
     lines[0]["steps"] = 1
     chain(copied, lines)
     assert "releases for steps; 1 were planned" in verify_run(copied).reason
 
 
-def test_a_page_that_says_something_else_is_found(copied) -> None:
+def test_a_page_that_says_something_else_is_found(copied):
     (copied / "certificate.json").unlink()
     page = copied / "privacy_card.md"
     page.write_text(page.read_text().replace("| ε spent | ", "| ε spent | 0."))
     assert verify_run(copied).reason.startswith("page of the card: privacy_card.md lacks")
 
 
-def test_a_head_that_somebody_kept_shows_a_ledger_cut_at_its_end(copied) -> None:
+def test_a_head_that_somebody_kept_shows_a_ledger_cut_at_its_end(copied):
     kept = 4, head_of(copied)
     assert verify_run(copied, head=kept).verdict == HOLDS
     for name in ("privacy_card.json", "certificate.json", "ledger.weights.json"):
@@ -180,19 +180,19 @@ def test_a_head_that_somebody_kept_shows_a_ledger_cut_at_its_end(copied) -> None
 # -- input that cannot be judged -------------------------------------------------------------------
 
 
-def test_a_folder_without_a_ledger_is_one_clear_answer(tmp_path, capsys) -> None:
+def test_a_folder_without_a_ledger_is_one_clear_answer(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
     assert "CANNOT BE CHECKED; ledger: there is no ledger" in capsys.readouterr().out
 
 
-def test_a_certificate_of_a_later_version_is_not_judged(copied) -> None:
+def test_a_certificate_of_a_later_version_is_not_judged(copied):
     path = copied / "certificate.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"certificate": 2}))
     report = verify_run(copied)
     assert report.verdict == OPEN and "has version 2, and this program reads 1" in report.reason
 
 
-def test_a_run_without_a_guarantee_does_not_hold(tmp_path) -> None:
+def test_a_run_without_a_guarantee_does_not_hold(tmp_path):
     for certified, rng, expected in ((True, "repeatable", "NOT PRIVATE"), (False, "secure", "UNC")):
         folder = tmp_path / expected
         folder.mkdir()
@@ -202,7 +202,7 @@ def test_a_run_without_a_guarantee_does_not_hold(tmp_path) -> None:
         assert report.verdict == FAILS and report.reason.startswith(f"guarantee: {expected}")
 
 
-def test_a_total_with_a_run_without_noise_cannot_be_checked(copied, tmp_path, capsys) -> None:
+def test_a_total_with_a_run_without_noise_cannot_be_checked(copied, tmp_path, capsys):
     bare = shutil.copytree(copied, tmp_path / "bare")
     lines = read_lines(bare)
     lines[0]["created"] = "another day"
@@ -213,7 +213,7 @@ def test_a_total_with_a_run_without_noise_cannot_be_checked(copied, tmp_path, ca
     assert "total: cannot be checked: ε is infinite" in capsys.readouterr().out
 
 
-def test_batches_of_a_fixed_size_are_said_to_be_beyond_the_integral(tmp_path) -> None:
+def test_batches_of_a_fixed_size_are_said_to_be_beyond_the_integral(tmp_path):
     folder = shutil.copytree(good_fixed(tmp_path), tmp_path / "copy")
     report = verify_run(folder)
     assert report.verdict == OPEN and "SampledWithoutReplacementDpEvent" in report.reason
@@ -226,7 +226,7 @@ def good_fixed(place: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_million_releases_are_read_and_accounted_for(tmp_path) -> None:
+def test_a_million_releases_are_read_and_accounted_for(tmp_path):
     event = {"type": "GaussianDpEvent", "noise_multiplier": 300.0}
     event = {"type": "PoissonSampledDpEvent", "sampling_probability": 0.01, "event": event}
     header = {"format": 1, "plan_hash": "a" * 64, "certified": True, "rng": "secure"}
@@ -250,7 +250,7 @@ def openssl(*words: object) -> None:
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
-def test_a_stamp_of_a_local_authority_is_checked_without_network(copied, tmp_path) -> None:
+def test_a_stamp_of_a_local_authority_is_checked_without_network(copied, tmp_path):
     pytest.importorskip("rfc3161_client")
     settings = tmp_path / "tsa.cnf"
     (tmp_path / "serial").write_text("01\n")
@@ -297,7 +297,7 @@ def test_a_stamp_of_a_local_authority_is_checked_without_network(copied, tmp_pat
     assert "is not signed under root.pem" in verify_run(copied, root=root).reason
 
 
-def test_what_is_not_a_stamp_is_named(copied, tmp_path) -> None:
+def test_what_is_not_a_stamp_is_named(copied, tmp_path):
     path = tmp_path / "x.tsr"
     for content in (b"", b"hello", stamp_of(b"short"), stamp_of(bytes(32))[:40]):
         (copied / "x.tsr").write_bytes(content)
@@ -310,7 +310,7 @@ def test_what_is_not_a_stamp_is_named(copied, tmp_path) -> None:
 # -- certificates ----------------------------------------------------------------------------------
 
 
-def test_the_commands_certify_a_run_and_give_its_head_away(copied, tmp_path) -> None:
+def test_the_commands_certify_a_run_and_give_its_head_away(copied, tmp_path):
     out = tmp_path / "signed.pdf"
     done = call("certify", copied, "--out", out, "--controller", "Ward 3", "--retention", "2030")
     assert not done.exit_code and out.read_bytes().startswith(b"%PDF"), done.output
@@ -324,7 +324,7 @@ def test_the_commands_certify_a_run_and_give_its_head_away(copied, tmp_path) -> 
     assert done.exit_code == 2 and "--sector is for --format registry alone" in done.stderr
 
 
-def test_a_certificate_is_refused_where_there_is_nothing_to_sign(copied, tmp_path) -> None:
+def test_a_certificate_is_refused_where_there_is_nothing_to_sign(copied, tmp_path):
     with pytest.raises(ValueError, match="must be one line"):
         certify(copied, controller="two\nlines")
     with pytest.raises(ValueError, match="a certificate is a PDF"):
