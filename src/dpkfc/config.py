@@ -37,7 +37,7 @@ from dpkfc.privacy.calibration import (
     check_target,
     estimate_noise_multiplier,
 )
-from dpkfc.privacy.correlated_noise import BandedNoise, choose_bands
+from dpkfc.privacy.correlated_noise import choose_bands
 from dpkfc.privacy.dp_accountants import ACCOUNTANTS
 from dpkfc.privacy.events import NEGLIGIBLE_NOISE, event_to_dict
 from dpkfc.privacy.extra_releases import ExtraRelease
@@ -152,11 +152,6 @@ class Plan(PlanBase):
     def bands(self) -> int:
         """Consecutive steps over which the noise is correlated; 1 for independent noise."""
         return self.config.bands or 1
-
-    @cached_property
-    def noise_weights(self) -> tuple[float, ...]:
-        """Weights of the draws of a step and of those before it, of which its noise consists."""
-        return BandedNoise(self.bands).weights(self.steps)
 
     @cached_property
     def event(self) -> DpEvent:

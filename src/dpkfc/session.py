@@ -45,7 +45,7 @@ from dpkfc.gradients.model_checks import check_unchanged
 from dpkfc.gradients.moment_sum import sum_second_moments
 from dpkfc.gradients.optimizer_step import check_moved, check_optimizer, step_on_release, traces
 from dpkfc.loss_check import LossCheck
-from dpkfc.memory import MicroBatchSize
+from dpkfc.memory import MicroBatchSize, available_bytes
 from dpkfc.postprocess.pipeline import PostprocessPipeline, check_with_optimizer
 from dpkfc.postprocess.weight_average import WeightAverage
 from dpkfc.preconditioning import PreconditionerManager
@@ -54,6 +54,7 @@ from dpkfc.privacy.extra_releases import ExtraRelease, charge_extra
 from dpkfc.privacy.gaussian_pairs import Floats
 from dpkfc.privacy.ledger import BudgetExhausted, LedgerError
 from dpkfc.privacy.mechanism import ClippedSum, Released, release_vector
+from dpkfc.privacy.rng import NoiseStream
 from dpkfc.release_pipeline import ReleasePipeline, set_gradients
 from dpkfc.shared_ledger import open_shared_ledger
 from dpkfc.step_record import PRIVATE_FIGURES, Batch, StepRecord, step_record
@@ -179,6 +180,8 @@ class Session:
         self._size = MicroBatchSize(limit.most, limit.automatic, limit.least)
         self._clip = config.clip(layer.name for layer in self.layers)
         noise = plan.noise_stream()
+        if plan.bands > 1:
+            self._bound_kept_noise(noise)
         # Shares draw from streams of their own, in test mode too.
         self._sampling = plan.sampling_stream(self._ranks.rank if share else 0)
         self.ledger = open_shared_ledger(plan, ledger_path, self._ranks)
@@ -220,6 +223,19 @@ class Session:
         # Whether the model holds the weights of the last release in the ledger.
         self._has_latest_weights = False
         self.receipt = self._begin(budget)
+
+    def _bound_kept_noise(self, noise: NoiseStream) -> None:
+        """Let kept noise take a quarter of the free memory; say where it would take more."""
+        noise.most_kept_bytes = available_bytes() // 4
+        bytes_of_one = sum(p.numel() * max(4, p.element_size()) for p in self._parameters.values())
+        needed = (self.plan.bands - 1) * bytes_of_one
+        if needed > noise.most_kept_bytes:
+            _log.warning(
+                "noise of %d bands takes %d MiB, more than a quarter of the free memory: steps draw"
+                " a part of it again and slow down; fewer bands are faster",
+                self.plan.bands,
+                needed >> 20,
+            )
 
     def _sampler_of_share(self, share: bool | str | Sequence[str]) -> Sampler:
         """Return the sampler of this process's records, whose union the plan's event describes.

@@ -5,6 +5,7 @@ Each bug that is planted here must be noticed by the check beside it.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import math
@@ -22,9 +23,9 @@ from dpkfc.data.sampling import CyclicPoisson, Poisson
 from dpkfc.postprocess import EMA, AdamBC, DiSK
 from dpkfc.privacy import rng
 from dpkfc.privacy.budget import Budget
-from dpkfc.privacy.correlated_noise import BandedNoise, choose_bands
+from dpkfc.privacy.correlated_noise import BandedNoise, Recursion, choose_bands
 from dpkfc.privacy.quick_epsilon import quick_epsilon
-from dpkfc.privacy.rng import CHUNK, NoiseStream
+from dpkfc.privacy.rng import NoiseStream
 from dpkfc.report.total import total_of_ledgers
 from dpkfc.report.verify import verify_ledger
 from dpkfc_verify.run import verify_run
@@ -140,17 +141,89 @@ def _matrix(bands: int, steps: int) -> np.ndarray:
     return sum(column[k] * np.eye(steps, k=-k) for k in range(min(bands, steps)))
 
 
+def draw_pieces(stream: NoiseStream, release: int, size: int, dtype: str, **settings) -> list:
+    bands = BandedNoise(3)
+    pieces = stream.correlated_pieces(size, release, dtype, release + 1, bands, **settings)
+    return [piece.copy() for piece in pieces]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_long_draws_are_made_again_chunk_by_chunk(dtype: str) -> None:
+def test_noise_without_its_cache_is_the_same_to_the_bit(dtype: str, monkeypatch) -> None:
+    """What is kept is dropped, lost midway, too large for the memory, or made by threads."""
+    monkeypatch.setattr(rng, "CHUNK", 16)
+    size, releases = 9 * 16 + 7, 7
+
+    def run(prepare, **settings) -> np.ndarray:
+        stream = NoiseStream.repeatable(5)
+        rows = []
+        for release in range(releases):
+            prepare(stream, release)
+            pieces = draw_pieces(stream, release, size, dtype, **settings)
+            rows.append(np.concatenate(pieces))
+        return np.array(rows)
+
+    def drop(stream: NoiseStream, release: int) -> None:
+        if release in {3, 4}:
+            stream._recursions.clear()
+
+    def bound(stream: NoiseStream, release: int) -> None:
+        stream.most_kept_bytes = 3 * 2 * 16 * np.dtype(dtype).itemsize
+        assert len(stream._recursions) == (3 if release else 0)
+
+    def go_back(stream: NoiseStream, release: int) -> None:
+        if release == 2:
+            stream.kept = copy.deepcopy(stream._recursions)
+        if release in {4, 6}:
+            stream._recursions = stream.kept
+
+    plain = NoiseStream.repeatable(5)
+    z = np.array([plain.normal(size, step, dtype) for step in range(releases)])
+    w = run(lambda stream, release: None)
+    assert w.dtype == np.dtype(dtype)
+    assert np.allclose(w, solve(z.astype(float), coefficients_of_root(3)), atol=1e-6)
+    for prepare in (drop, bound, go_back):
+        assert np.array_equal(run(prepare), w)
+    assert np.array_equal(run(lambda stream, release: None, workers=2), w)
+
+
+def test_a_release_that_fails_midway_leaves_the_next_one_right(monkeypatch) -> None:
+    monkeypatch.setattr(rng, "CHUNK", 16)
     stream, plain = NoiseStream.repeatable(5), NoiseStream.repeatable(5)
-    weights, size = BandedNoise(3).weights(4), CHUNK + 7
-    z = [plain.normal(size, step, dtype) for step in range(3)]
-    for release in range(3):
-        pieces = stream.correlated_pieces(size, release, dtype, release + 1, weights)
-        w = np.concatenate([piece.copy() for piece in pieces])
-        assert w.dtype == np.dtype(dtype)
-        expected = sum(weights[j] * z[release - j].astype(float) for j in range(release + 1))
-        assert np.allclose(w, expected, atol=1e-6)
+    z = np.array([plain.normal(40, step, "float64") for step in range(6)])
+    w = solve(z, coefficients_of_root(3))
+    advance = Recursion.advance
+
+    def fail(recursion: Recursion, numbers: np.ndarray) -> None:
+        advance(recursion, numbers)
+        raise MemoryError
+
+    for release in range(6):
+        if release == 1:
+            pieces = stream.correlated_pieces(40, release, "float64", release + 1, BandedNoise(3))
+            next(pieces)
+        elif release == 3:
+            with monkeypatch.context() as patched, pytest.raises(MemoryError):
+                patched.setattr(Recursion, "advance", fail)
+                draw_pieces(stream, release, 40, "float64")
+        else:
+            found = np.concatenate(draw_pieces(stream, release, 40, "float64"))
+            assert np.allclose(found, w[release], atol=1e-12)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 6e-7), ("float64", 3e-14)])
+@pytest.mark.parametrize("bands", [2, 24, 150])
+def test_the_recursion_stays_at_the_dense_solution(dtype: str, most: float, bands: int) -> None:
+    """Over 2,000 steps, in float64; what is released is w, so C w is compared with z too."""
+    steps = 2000
+    z = np.random.default_rng(0).standard_normal((steps, 8)).astype(dtype)
+    recursion = Recursion(BandedNoise(bands), 8, dtype)
+    w = z.copy()
+    for row in w:
+        recursion.advance(row)
+    matrix = _matrix(bands, steps)
+    expected = np.linalg.solve(matrix, z.astype(float))
+    assert abs(w - expected).max() < most
+    assert abs(matrix @ w - z).max() < most
 
 
 def test_secret_noise_has_the_covariance_of_the_inverse() -> None:
@@ -173,7 +246,6 @@ def test_one_band_is_independent_noise_to_the_bit() -> None:
     assert one == plain
     weights = [train(open_session(plan)).model.state_dict() for plan in (one, plain)]
     assert all(torch.equal(x, weights[1][name]) for name, x in weights[0].items())
-    assert BandedNoise(1).weights(7) == (1.0,)
 
 
 # -- a record's rows never overlap -----------------------------------------------------------------
@@ -181,10 +253,11 @@ def test_one_band_is_independent_noise_to_the_bit() -> None:
 
 def check_sensitivity(plan: Plan) -> None:
     """Check by all patterns of participation that k times cost k columns of norm 1."""
-    column = np.zeros(STEPS)
-    weights = np.array(plan.noise_weights)
-    column[: len(weights)] = weights
-    matrix = np.linalg.inv(sum(column[k] * np.eye(STEPS, k=-k) for k in range(STEPS)))
+    recursion = Recursion(BandedNoise(plan.bands), STEPS, "float64")
+    inverse = np.eye(STEPS)
+    for row in inverse:
+        recursion.advance(row)
+    matrix = np.linalg.inv(inverse)
     separation = plan.sampler.separation
     for k in (1, 2, 3):
         for steps in itertools.combinations(range(STEPS), k):
@@ -225,8 +298,10 @@ def test_a_wrong_sensitivity_is_noticed(monkeypatch) -> None:
 
 
 def test_bands_in_another_order_are_noticed(monkeypatch) -> None:
-    right = BandedNoise.weights
-    monkeypatch.setattr(BandedNoise, "weights", lambda noise, n: right(noise, n)[::-1])
+    right = BandedNoise.coefficients.func
+    monkeypatch.setattr(
+        BandedNoise, "coefficients", property(lambda noise: np.roll(right(noise)[::-1], 1))
+    )
     session = train(open_session(make_plan()))
     expected = solve(draws_of_seed(session), coefficients_of_root(BANDS))
     assert not np.allclose(noise_of(session), expected, atol=1e-3)
@@ -304,13 +379,26 @@ def test_a_resumed_run_takes_further_turns_with_fresh_noise(tmp_path) -> None:
     assert "noise" not in json.dumps(meta, default=str)
 
 
-def test_a_restored_session_takes_further_turns_too(tmp_path) -> None:
-    session = open_session(make_plan(seed=None, expected_batch_size=15))
+def go_back(folder: Path) -> Recorded:
+    """Make 7 releases, and load an older checkpoint in the same process."""
+    session = open_session(make_plan(seed=None, expected_batch_size=15), 1000)
     train(session, 5)
-    session.save(tmp_path / "checkpoint")
+    session.save(folder / "checkpoint")
     train(session, 2)
-    session.restore(tmp_path / "checkpoint")
-    train(session)
+    session.restore(folder / "checkpoint")
+    return train(session)
+
+
+def check_draws(session: Recorded) -> None:
+    """Check that C times the noise of all releases is white: each has one draw of its own."""
+    w = noise_of(session)
+    z = _matrix(BANDS, len(w)) @ w
+    assert np.allclose(z @ z.T / w.shape[1], np.eye(len(z)), atol=6 * 1.5 / math.sqrt(w.shape[1]))
+
+
+def test_a_restored_session_takes_further_turns_too(tmp_path) -> None:
+    session = go_back(tmp_path)
+    check_draws(session)
     assert [place for place, *_ in session.seen] == list(range(STEPS))
     assert [released.step for *_, released in session.seen] == [*range(7), *range(5, 9)]
     check_turns(session)
@@ -332,6 +420,39 @@ def test_noise_that_is_used_again_is_noticed(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(rng, "draw_key", lambda: bytes(32))
     with pytest.raises(AssertionError):
         check_fresh(crash_and_resume(tmp_path))
+
+
+def test_a_stale_cache_is_noticed(tmp_path, monkeypatch) -> None:
+    """Kept noise goes back with the weights, as if it were the noise of the last releases."""
+    kept = {}
+    save, restore = Session.save, Session.restore
+
+    def keep(session: Session, *args, **options) -> None:
+        save(session, *args, **options)
+        kept.update(copy.deepcopy(session._pipeline.noise._recursions))
+
+    def put_back(session: Session, *args, **options) -> None:
+        restore(session, *args, **options)
+        noise = session._pipeline.noise
+        for chunk, old in kept.items():
+            old.draws = noise._recursions[chunk].draws
+        noise._recursions = kept
+
+    monkeypatch.setattr(Session, "save", keep)
+    monkeypatch.setattr(Session, "restore", put_back)
+    with pytest.raises(AssertionError):
+        check_draws(go_back(tmp_path))
+
+
+def test_noise_beyond_the_free_memory_is_drawn_again(monkeypatch, caplog) -> None:
+    plan = make_plan()
+    expected = noise_of(train(open_session(plan)))
+    assert not caplog.records
+    monkeypatch.setattr("dpkfc.session.available_bytes", lambda: 100)
+    session = open_session(plan)
+    assert "noise of 4 bands takes 0 MiB, more than a quarter of the free memory" in caplog.text
+    assert np.array_equal(noise_of(train(session)), expected)
+    assert not session._pipeline.noise._recursions
 
 
 def test_a_charge_without_a_release_uses_the_turn_up(monkeypatch) -> None:

@@ -88,7 +88,7 @@ class PartyMechanism:
     """
 
     clipping = "flat"
-    noise_weights = (1.0,)
+    bands = 1
 
     def __init__(self, plan: FederatedPlan, stddev: float, divisor: int = 1) -> None:
         self.stddev = stddev

@@ -10,6 +10,10 @@ Multiplied by C the releases are C · sums + stddev · z. A record that takes pa
 in `bands` rows, with norm C of the clip at most. If it takes part at most once in `bands` following
 steps, its rows never overlap: each time costs as much as one step with independent noise.
 
+C w = z, row by row, makes the next w from one draw and the `bands` − 1 vectors before it:
+
+    w_t = (z_t − Σ_{0<k<bands} c_k · w_{t−k}) / c_0
+
 Source: Choquette-Choo et al. 2023 (arXiv 2306.08153); coefficients: Fichtenberger et al. 2022
 (arXiv 2202.11205), banded: Kalinin and Lampert 2024 (arXiv 2405.13763).
 """
@@ -20,14 +24,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from dpkfc._checks import check_integer
 from dpkfc.privacy.gaussian_pairs import Floats
 
-# Part of the first weight below which float64 cannot add another one.
-_LEAST = 2.0**-53
 # The search goes from one number of bands to the next by this factor, and ends where the predicted
 # error is so much larger than the smallest.
 _RATIO = 1.25
@@ -67,16 +71,9 @@ class BandedNoise:
         column: Floats = lfilter([1.0], self.coefficients, impulse)
         return column
 
-    def weights(self, steps: int) -> tuple[float, ...]:
-        """Return the weights of the draws of a step and of those before it, the latest first.
-
-        Weights at the end that float64 would round away are left out.
-        """
-        if self.bands == 1:
-            return (1.0,)
-        column = self.invert(steps)
-        counted = np.flatnonzero(np.abs(column) > _LEAST * column[0])
-        return tuple(column[: counted[-1] + 1].tolist())
+    def variance(self, draws: int) -> float:
+        """Return the variance of w in its release number `draws`, counted from 1."""
+        return float(np.sum(self.invert(draws) ** 2))
 
     def error(self, steps: int) -> float:
         """Return the predicted error: the root mean square of the noise in the sums of steps.
@@ -86,6 +83,38 @@ class BandedNoise:
         in_sums = np.cumsum(self.invert(steps))
         remaining = np.arange(steps, 0, -1)
         return math.sqrt(float(remaining @ in_sums**2) / steps)
+
+
+class Recursion:
+    """The last `bands` − 1 vectors of w, from which a draw makes the next one.
+
+    They have the type of the draws, and sums are made in float64. So C w differs from z by the last
+    rounding of each number of w, and this difference does not grow with the steps.
+
+    Args:
+        correlation: of the noise.
+        size: numbers in a vector.
+        dtype: float32 or float64.
+
+    Attributes:
+        draws: of which the vectors are made.
+    """
+
+    def __init__(self, correlation: BandedNoise, size: int, dtype: DTypeLike) -> None:
+        self.draws = 0
+        self._coefficients = correlation.coefficients
+        self._last = np.empty((max(1, correlation.bands - 1), size), dtype)
+
+    def advance(self, z: NDArray[Any]) -> None:
+        """Replace the next draw z `[size]` by the next w, and keep it."""
+        rows = len(self._last)
+        total, term = z.astype(np.float64), np.empty(len(z))
+        for k in range(1, min(self.draws + 1, len(self._coefficients))):
+            row = self._last[(self.draws - k) % rows]
+            total -= np.multiply(row, self._coefficients[k], out=term, dtype=np.float64)
+        z[:] = total / self._coefficients[0]
+        self._last[self.draws % rows] = z
+        self.draws += 1
 
 
 def choose_bands(least: int, most: int, steps: int, estimate_noise: Callable[[int], float]) -> int:

@@ -8,7 +8,7 @@ grid.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dpkfc.privacy.correlated_noise import BandedNoise
 from dpkfc.privacy.extra_releases import ExtraRelease, charge_extra
 from dpkfc.privacy.gaussian_pairs import Floats
 from dpkfc.privacy.grid import MOST_STEPS, ROUNDED, grid_of
@@ -43,7 +44,7 @@ class MechanismPlan(Protocol):
     @property
     def noise(self) -> str: ...  # noqa: D102
     @property
-    def noise_weights(self) -> Sequence[float]: ...  # noqa: D102
+    def bands(self) -> int: ...  # noqa: D102
     @property
     def noise_multiplier(self) -> float: ...  # noqa: D102
     @property
@@ -135,8 +136,8 @@ def release(
 ) -> Released:
     """Charge the ledger, add Gaussian noise to the sum, divide by the expected batch size.
 
-    The noise is stddev · z with independent z ~ N(0, 1), or stddev · Σ_j w_j · z of the j-th last
-    release, with w the plan's `noise_weights`.
+    The noise is stddev · z with independent z ~ N(0, 1), or with more than one band stddev · C⁻¹ z
+    (`correlated_noise`).
 
     The guarantee is the plan's event for one release, provided that the sum was clipped as stated.
     With `plan.noise` "rounded" the guarantee covers the addition in the computer. With "gaussian"
@@ -166,10 +167,10 @@ def release(
         grid = grid_of(plan.sensitivity, max(1, numbers), stddev)
     number = ledger.charge(step, plan.event, plan.noise_multiplier, stddev, plan.sensitivity)
     device = next(iter(tensors.values())).device
-    weights = plan.noise_weights
-    is_correlated = len(weights) > 1
+    correlation = BandedNoise(plan.bands)
+    is_correlated = plan.bands > 1
     if is_correlated:
-        normal = _correlate(noise, step, device, numbers, number, weights)
+        normal = _correlate(noise, step, device, numbers, number, correlation)
     else:
         normal = _choose_source(noise, step, device, numbers)
     if grid:
@@ -178,7 +179,7 @@ def release(
         gradients = gaussian_release(tensors, stddev, divisor, normal)
     variance = (stddev / divisor) ** 2
     if is_correlated:
-        variance *= math.fsum(weight**2 for weight in weights[: noise.correlated_draws])
+        variance *= correlation.variance(noise.correlated_draws)
     return Released(gradients=gradients, noise_variance=variance, step=step, release=number)
 
 
@@ -393,7 +394,7 @@ def _correlate(
     device: torch.device,
     numbers: int,
     release: int,
-    weights: Sequence[float],
+    correlation: BandedNoise,
 ) -> Normal:
     """Return a source of noise that is correlated with earlier releases, drawn on the CPU."""
     pieces: Iterator[NDArray[Any]] | None = None
@@ -403,7 +404,7 @@ def _correlate(
         nonlocal pieces
         if pieces is None:
             kind = str(dtype).removeprefix("torch.")
-            pieces = noise.correlated_pieces(numbers, step, kind, release, weights, workers)
+            pieces = noise.correlated_pieces(numbers, step, kind, release, correlation, workers)
         if size != numbers:
             return torch.from_numpy(next(pieces)).to(device)
         # A piece is valid until the next one.

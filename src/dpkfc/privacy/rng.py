@@ -8,8 +8,8 @@ releases cannot predict another one without breaking the cipher. Batches come fr
 et al. 2011) under fresh keys of their own.
 
 `normal_numbers` makes normal numbers of these words. Correlated noise (`correlated_noise`) keeps
-the keys of earlier releases in memory, to make their draws again. Nothing is stored, and a resumed
-run begins without them.
+the keys of earlier releases in memory, to make their draws again, and the last noise that came of
+them, to do without. Nothing is stored, and a resumed run begins without both.
 
 The guarantee is stated for ideal Gaussian noise. Rounded noise alone (`mechanism`), made of the
 float64 numbers, accounts for the floating-point numbers that a sum with noise can become.
@@ -21,7 +21,7 @@ import hashlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn, TypeVar
 
@@ -30,6 +30,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import DTypeLike, NDArray
 
 from dpkfc._checks import check_optional_integer
+from dpkfc.privacy.correlated_noise import BandedNoise, Recursion
 
 # --------------------------------------------------------------------------------------------------
 # Keys from the operating system, drawn when they are used and never before.
@@ -165,10 +166,13 @@ class NoiseStream(_Stream):
     def __init__(self, seed: int | None = None) -> None:
         super().__init__(seed)
         self._draws = 0
-        # Keys and counters of the last consecutive releases, the latest first, with what a release
-        # must share to be correlated with them.
+        # Keys and counters of consecutive releases, the first one first, with what a release must
+        # share to be correlated with them.
         self._past: list[tuple[bytes, int]] = []
         self._shared: tuple[Any, ...] = ()
+        # Made of `_past` alone, by the number of the chunk.
+        self._recursions: dict[int, Recursion] = {}
+        self.most_kept_bytes = 1 << 62
 
     def normal(self, size: int, step: int, dtype: DTypeLike = np.float32) -> NDArray[Any]:
         """Return independent N(0, 1) numbers `[size]`.
@@ -216,46 +220,57 @@ class NoiseStream(_Stream):
         step: int,
         dtype: DTypeLike,
         release: int,
-        weights: Sequence[float],
+        correlation: BandedNoise,
         workers: int = 1,
     ) -> Iterator[NDArray[Any]]:
-        """Yield Σ_j weights[j] · z_{release − j} by chunks, with a new draw z_release.
+        """Yield the next w = C⁻¹ z by chunks, with a new draw z.
 
-        The draws of earlier releases are made again from their keys, which are in memory alone. The
-        correlation begins anew after a release that did not come here, in a forked process, in
-        another process, or where size or type of the numbers change. The first of these releases
-        then have fewer terms.
+        The last vectors of w stay in memory, `bands` − 1 times the numbers of a release. A chunk
+        whose vectors are not there, or beyond `most_kept_bytes`, is made of the draws of all
+        earlier releases again, from their keys, to the same bit.
+
+        The correlation begins anew after a release that did not come here, in a forked process, in
+        another process, or where size or type of the numbers change. The noise of the first of
+        these releases is then independent noise.
 
         Args:
             size: count of numbers, >= 0.
             step: as of `normal`.
-            dtype: float32 or float64; the sum is made in float64.
+            dtype: float32 or float64.
             release: number of the release in the ledger.
-            weights: of this draw and of those before it.
+            correlation: of the run.
             workers: as of `pieces`.
 
         Raises:
             ValueError: a negative size or step.
         """
-        shared = (release, size, np.dtype(dtype), count_forks())
+        shared = (release, size, np.dtype(dtype), correlation, count_forks())
         if shared != self._shared:
             self._past = []
+            self._recursions = {}
         self._shared = (release + 1, *shared[1:])
-        self._past = [self._next_draw(size, step), *self._past][: len(weights)]
-        terms = list(zip(weights, self._past, strict=False))
+        self._past.append(self._next_draw(size, step))
+        # A later release adds to both, or takes others.
+        past, draws, recursions = self._past, len(self._past), self._recursions
+        of_a_chunk = max(1, correlation.bands - 1) * CHUNK * np.dtype(dtype).itemsize
+        kept_chunks = self.most_kept_bytes // of_a_chunk
 
         def fill(out: NDArray[Any], chunk: int) -> None:
-            total = np.zeros(len(out))
-            for weight, (key, counter) in terms:
+            # What fails midway leaves no vectors.
+            recursion = recursions.pop(chunk, None)
+            if recursion is None or recursion.draws >= draws:
+                recursion = Recursion(correlation, len(out), dtype)
+            for key, counter in past[recursion.draws : draws]:
                 _fill_chunk(out, key, counter, chunk)
-                total += weight * out
-            out[:] = total
+                recursion.advance(out)
+            if chunk < kept_chunks:
+                recursions[chunk] = recursion
 
         return _iterate_chunks(size, dtype, fill, workers)
 
     @property
     def correlated_draws(self) -> int:
-        """The number of draws in the last release with correlated noise."""
+        """The number of draws, the last one included, with which the last release is correlated."""
         return len(self._past)
 
     def _next_draw(self, size: int, step: int) -> tuple[bytes, int]:
