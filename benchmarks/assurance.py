@@ -70,7 +70,7 @@ PROMISES: dict[str, tuple[str, str]] = {
 # The step from a batch to the weights.
 STEP = ("config.py", "session.py", "preconditioning.py", "release_pipeline.py")
 STEP += ("step_record.py", "shared_ledger.py", "loss_check.py", "verification")
-STEP += ("public_rows.py",)
+STEP += ("public_rows",)
 STEP += ("tracking", "rng_state.py", "distributed", "gradients", "graph", "linalg", "curvature")
 STEP += ("postprocess", "privacy", "data")
 RUN = tuple(f"app/{name}.py" for name in ("train", "processes", "metrics", "run_folder"))
@@ -88,7 +88,13 @@ COVERED: dict[str, tuple[str, ...]] = {
     "crash": (*STEP, "checkpoint.py", "resume_checks.py", *RUN),
     "fuzz": (*STEP, "checkpoint.py", "resume_checks.py", "cli.py", "report", "app"),
     "side doors": (*STEP, "checkpoint.py", "callbacks.py", "early_stopping.py", *RUN),
-    "verifier": ("report", "privacy/ledger.py", "weights_record.py", "../../verifier/dpkfc_verify"),
+    "verifier": (
+        "report",
+        "privacy/ledger.py",
+        "privacy/ledger_lines.py",
+        "weights_record.py",
+        "../../verifier/dpkfc_verify",
+    ),
 }
 _LONG = 24  # rows of a folded table
 

@@ -38,6 +38,7 @@ FILES = (
     "privacy/mechanism.py",
     "privacy/chacha20.py",
     "privacy/ledger.py",
+    "privacy/ledger_lines.py",
     "privacy/accounting.py",
     "privacy/cross_check.py",
     "privacy/dp_accountants.py",

@@ -47,5 +47,7 @@ def make_figures_blank(patched: pytest.MonkeyPatch) -> None:
         factors, measured_on = choose_factors(prepared)
         return replace(factors, probe_size=min(factors.probe_size, 32)), measured_on
 
-    patched.setattr("dpkfc.app.plots.save", lambda figure, path: write_atomically(path, Path.touch))
+    patched.setattr(
+        "dpkfc.app.picture_style.save", lambda figure, path: write_atomically(path, Path.touch)
+    )
     patched.setattr(results, "_choose_factors", choose_few)

@@ -12,8 +12,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from dpkfc.app import results, train
-from dpkfc.app.plots import Curve
-from dpkfc.app.settings import SETTINGS
+from dpkfc.app.picture_data import Curve
+from dpkfc.app.run_config import SETTINGS
 from tests.app.accounting import remembered
 from tests.command_line import call
 

@@ -30,7 +30,7 @@ from dpkfc.data.loading import layout
 from dpkfc.features import AdditiveFeatures, AdditiveModel, InputColumn
 from dpkfc.features.additive import MOST_FEATURES, SMOOTHNESS, choose_knots
 from dpkfc.gradients.moment_sum import sum_second_moments
-from dpkfc.privacy.ledger import LedgerError
+from dpkfc.privacy.ledger_lines import LedgerError
 from dpkfc.weight_noise import noise_covariance
 
 COLUMNS = (

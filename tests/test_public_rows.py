@@ -19,7 +19,8 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Subset, TensorDataset
 
 from dpkfc.config import PrivacyConfig
-from dpkfc.public_rows import Template, _axes, _kind, find_template
+from dpkfc.public_rows.record_drawing import axes_of, kind_of
+from dpkfc.public_rows.template import Template, find_template
 from dpkfc.session import Session
 
 N = 24
@@ -79,7 +80,7 @@ OTHERS: dict[str, Any] = {
 
 
 def description(template: Template) -> Any:
-    kinds = [(_kind(x), [*_axes(x)]) for x in template.prototypes]
+    kinds = [(kind_of(x), [*axes_of(x)]) for x in template.prototypes]
     return kinds, template.is_public, template.problem
 
 
@@ -92,7 +93,7 @@ def test_the_first_record_leaves_no_trace(name: str) -> None:
 
 def test_lengths_that_all_records_share_are_kept_and_others_are_varied() -> None:
     for i, prototype in enumerate(find_template(Rows(usual(0))).prototypes):
-        lengths = dict(_axes(prototype))
+        lengths = dict(axes_of(prototype))
         length = (7, 3, 64, 256)[i]
         assert lengths["ids", 0] == lengths["vector", 0] == lengths["text", 0] == length
         assert prototype["array"].shape == (2, 3) and prototype["picture"].size == (6, 4)
@@ -141,7 +142,7 @@ def test_features_of_a_hugging_face_data_set_are_public(form: str | None) -> Non
     made = [Dataset.from_list([row(n), row(2)], features=features) for n in (1, 40)]
     one, other = (find_template(x.with_format(form)) for x in made)
     assert description(one) == description(other) and one.is_public
-    lengths = dict(_axes(one.prototypes[0]))
+    lengths = dict(axes_of(one.prototypes[0]))
     assert lengths["ids", 0] == 7 and lengths["three", 0] == 3
 
 
@@ -149,7 +150,7 @@ def test_a_transform_of_a_hugging_face_data_set_is_followed() -> None:
     dataset = Dataset.from_dict({"x": [1.0, 2.0]})
     dataset.set_transform(lambda batch: {"z": [torch.ones(5) * v for v in batch["x"]]})
     template = find_template(dataset)
-    assert template.is_public and dict(_axes(template.prototypes[0])) == {("z", 0): 5}
+    assert template.is_public and dict(axes_of(template.prototypes[0])) == {("z", 0): 5}
 
 
 class Net(nn.Module):

@@ -16,7 +16,8 @@ from dpkfc.curvature.kfac import KFAC
 from dpkfc.postprocess.weight_average import WeightEMA
 from dpkfc.privacy import Budget, BudgetError
 from dpkfc.privacy.accounting import EpsilonCurve
-from dpkfc.privacy.ledger import BudgetExhausted, LedgerError
+from dpkfc.privacy.ledger import BudgetExhausted
+from dpkfc.privacy.ledger_lines import LedgerError
 from dpkfc.session import Session
 from dpkfc.weights import digest_for_files, digest_weights
 from dpkfc.weights_record import read_weights_record

@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from dpkfc.app.plots import (
+from dpkfc.app.picture_data import evenly_spaced
+from dpkfc.app.picture_style import (
     GRID,
     INK,
     MUTED,
@@ -25,7 +26,6 @@ from dpkfc.app.plots import (
     SPENT,
     WARNING,
     WHITENED,
-    evenly_spaced,
 )
 from dpkfc_papers.noise_sweep import Point, best, points
 from dpkfc_papers.recipes.regression import REGRESSION_ERROR

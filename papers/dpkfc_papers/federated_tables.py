@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpkfc.app.html.answer import interval
-from dpkfc.app.plots import COLOURS, INK, save
+from dpkfc.app.picture_style import COLOURS, INK, save
 from dpkfc.app.tuning.tuned import percent, settings_text
 from dpkfc.data.sampling import REPLACE_ONE
 from dpkfc.federated.plan import FederatedConfig
@@ -17,11 +17,7 @@ from dpkfc.federated.privacy_models import PerUpload
 from dpkfc_papers.accuracy import mean_and_interval, table_line
 from dpkfc_papers.draw import add_legend, dress, grid, sheet
 from dpkfc_papers.federated_features import TASKS
-from dpkfc_papers.federated_runs import (
-    DELTA,
-    IID,
-    Record,
-)
+from dpkfc_papers.federated_runs import DELTA, IID, Record
 from dpkfc_papers.federated_study import METHODS, Study
 from dpkfc_papers.store import Store
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpkfc.app.html.groups import collect
-from dpkfc.app.plots import save
+from dpkfc.app.picture_style import save
 from dpkfc.app.run_folder import write_text
 from dpkfc.app.toml import nearest
 from dpkfc.app.tuning.runs import Plain, Run, StudyError

@@ -13,7 +13,7 @@ from dpkfc.gradients.augmentation import Augmentation
 from dpkfc.gradients.clipped_sum import GradientMode
 from dpkfc.gradients.layers import Layer, device_of_layers
 from dpkfc.gradients.loss_function import LossFn, identify_program
-from dpkfc.public_rows import find_template
+from dpkfc.public_rows.template import find_template
 from dpkfc.verification.check import check_on_public_rows
 
 _log = logging.getLogger(__name__)

@@ -52,7 +52,8 @@ from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.privacy.extra_releases import ExtraRelease, charge_extra
 from dpkfc.privacy.gaussian_pairs import Floats
-from dpkfc.privacy.ledger import BudgetExhausted, LedgerError
+from dpkfc.privacy.ledger import BudgetExhausted
+from dpkfc.privacy.ledger_lines import LedgerError
 from dpkfc.privacy.mechanism import ClippedSum, Released, release_vector
 from dpkfc.privacy.rng import NoiseStream
 from dpkfc.release_pipeline import ReleasePipeline, set_gradients
@@ -736,7 +737,8 @@ class Session:
                 released last; nothing is written then.
             CheckpointError: the folder holds another run, or cannot be written.
         """
-        from dpkfc.report.card import session_card, write_weights_and_card
+        from dpkfc.report.card import session_card
+        from dpkfc.report.card_files import write_weights_and_card
 
         self._ranks.run_on_all(self.check_released)
         state = self._ranks.run_on_all(self.released_state)

@@ -11,7 +11,8 @@ from pathlib import Path
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan
 from dpkfc.distributed.context import DistributedContext
-from dpkfc.privacy.ledger import Ledger, LedgerError, verify
+from dpkfc.privacy.ledger import Ledger, verify
+from dpkfc.privacy.ledger_lines import LedgerError
 
 
 def open_shared_ledger(plan: Plan, path: StrPath | None, ranks: DistributedContext) -> Ledger:

@@ -20,14 +20,12 @@ from typing import Any
 import torch
 import xxhash
 from torch import Tensor, nn
-from torch.utils._python_dispatch import (
-    _disable_current_modes,
-    is_traceable_wrapper_subclass,
-)
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 from dpkfc.distributed.context import SINGLE_PROCESS, DistributedContext
 from dpkfc.distributed.fsdp import reshard
-from dpkfc.privacy.ledger import Ledger, LedgerError
+from dpkfc.privacy.ledger import Ledger
+from dpkfc.privacy.ledger_lines import LedgerError
 from dpkfc.tensors import NamedTensors
 from dpkfc.weights_record import WeightsRecord, read_weights_record, write_weights_record
 

@@ -12,7 +12,7 @@ from dpkfc.app.curvature_settings import Facts, make_kfac
 from dpkfc.app.models import digits_cnn
 from dpkfc.app.optimizers import SGD, AdamW
 from dpkfc.app.plan_settings import make_plan, make_privacy_config
-from dpkfc.app.settings import RunConfig, make_config
+from dpkfc.app.run_config import RunConfig, make_config
 from dpkfc.app.toml import ConfigError
 from dpkfc.curvature import DeadLeaves, FeatureNoise, PinkNoise, PublicData, Refined, WhiteNoise
 from dpkfc.postprocess import AdamBC

@@ -20,7 +20,7 @@ from dpkfc.app.datasets.idx import read_idx
 from dpkfc.app.datasets.pixels import Normalisation, Pixels
 from dpkfc.app.datasets.sources import CIFAR10, MNIST, load_pixels
 from dpkfc.app.recipes.catalogue import find_recipe
-from dpkfc.app.settings import make_config
+from dpkfc.app.run_config import make_config
 from tests.app.files import idx_bytes, write_cifar, write_idx, write_mnist
 
 

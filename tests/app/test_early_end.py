@@ -16,7 +16,7 @@ from dpkfc.app.owndata.tasks import Task, judgement
 from dpkfc.app.prepare import prepare
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.recipes.objective import cross_entropy, evaluate
-from dpkfc.app.settings import make_config
+from dpkfc.app.run_config import make_config
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import resume, run
 from dpkfc.early_stopping import EarlyStopping, PrivateEarlyStopping

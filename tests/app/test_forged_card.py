@@ -12,7 +12,7 @@ import pytest
 from dpkfc.checkpoint import file_digest
 from dpkfc.privacy.events import event_from_dict
 from dpkfc.privacy.ledger import Ledger, verify
-from dpkfc.report.card import write_card_files
+from dpkfc.report.card_files import write_card_files
 from dpkfc.report.promise import agrees
 from dpkfc.report.verify import verify_ledger
 from tests.app.finished import SETTINGS, call

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.app.audit_folder import ledger_finding
+from dpkfc.app.folder_findings import ledger_finding
 from dpkfc.app.prepare import prepare
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.checkpoint import CheckpointError, read_ledger_state

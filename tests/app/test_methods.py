@@ -17,7 +17,7 @@ from dpkfc.app.methods import METHODS
 from dpkfc.app.prepare import prepare
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.recipes.objective import cross_entropy
-from dpkfc.app.settings import SETTINGS, RunConfig
+from dpkfc.app.run_config import SETTINGS, RunConfig
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import resume, run
 from dpkfc.session import Session

@@ -22,7 +22,7 @@ from dpkfc.app.owndata.tasks import Task, load_task, task_examples
 from dpkfc.app.prepare import prepare
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.recipes.objective import cross_entropy, evaluate, score_model
-from dpkfc.app.settings import RunConfig
+from dpkfc.app.run_config import RunConfig
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import read_settings, resume, run
 from dpkfc.privacy.ledger import verify

@@ -15,7 +15,7 @@ from scipy.io import savemat
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.sources import CIFAR100, load_pixels
 from dpkfc.app.recipes.catalogue import find_recipe
-from dpkfc.app.settings import make_config
+from dpkfc.app.run_config import make_config
 from dpkfc_papers.recipes.image_sets import CIFAR100_TASK, SVHN, UTKFACE, read_svhn, read_utkface
 from tests.app.files import write_cifar
 from tests.app.planted import write_faces, write_svhn, write_utkface

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from dpkfc.app import train
-from dpkfc.app.audit_folder import card_finding, ledger_finding
 from dpkfc.app.datasets.errors import DatasetError
+from dpkfc.app.folder_findings import card_finding, ledger_finding
 from dpkfc.app.owndata import recipes as own_recipes
 from dpkfc.app.owndata.bounds import (
     BINS,
@@ -36,7 +36,8 @@ from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import read_settings, resume, run
 from dpkfc.privacy.accounting import event_from_dict, total_epsilon
 from dpkfc.privacy.budget import Budget
-from dpkfc.privacy.ledger import LedgerError, verify
+from dpkfc.privacy.ledger import verify
+from dpkfc.privacy.ledger_lines import LedgerError
 from dpkfc.report.verify import verify_ledger
 from dpkfc.report.written_card import CardError
 from tests.app.accounting import remembered

@@ -15,7 +15,7 @@ pytest.importorskip("sklearn")
 
 from dpkfc import PrivacyConfig, Session
 from dpkfc.app import training_loop
-from dpkfc.app.audit_folder import card_finding, ledger_finding
+from dpkfc.app.folder_findings import card_finding, ledger_finding
 from dpkfc.app.metrics import Metrics
 from dpkfc.app.prepare import prepare
 from dpkfc.app.recipes.catalogue import run_config
@@ -26,7 +26,8 @@ from dpkfc.app.train import read_settings, resume, run
 from dpkfc.early_stopping import Loss, PrivateEarlyStopping, wrong_answers
 from dpkfc.privacy.accounting import event_from_dict, total_epsilon
 from dpkfc.privacy.extra_releases import ExtraRelease
-from dpkfc.privacy.ledger import BudgetExhausted, LedgerError, verify
+from dpkfc.privacy.ledger import BudgetExhausted, verify
+from dpkfc.privacy.ledger_lines import LedgerError
 from dpkfc.privacy.mechanism import release_vector
 from dpkfc.report.verify import verify_ledger
 

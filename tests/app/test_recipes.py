@@ -26,7 +26,7 @@ from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
 from dpkfc.app.recipes.objective import Judged
 from dpkfc.app.recipes.smoke import cap_for_smoke
 from dpkfc.app.recipes.text import NORM, HashedZipf, english_weights, weighted_words
-from dpkfc.app.settings import RunConfig, make_config
+from dpkfc.app.run_config import RunConfig, make_config
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import run
 from dpkfc.curvature.model_inputs import examples

@@ -24,7 +24,8 @@ from dpkfc.app.toml import ConfigError
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.postprocess.weight_average import WeightEMA
 from dpkfc.privacy.ledger import verify
-from dpkfc.report.card import session_card, to_markdown, write_card_files
+from dpkfc.report.card import session_card
+from dpkfc.report.card_files import to_markdown, write_card_files
 from dpkfc.report.officer import Declared
 from dpkfc.report.verify import verify_ledger
 from dpkfc.report.written_card import CardError

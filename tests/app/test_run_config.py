@@ -16,20 +16,12 @@ from dpkfc import convex
 from dpkfc.app import settings as declared
 from dpkfc.app.curvature_settings import Facts, make_kfac
 from dpkfc.app.defaults import layer_settings
+from dpkfc.app.library_values import explain_setting, library_key, library_values
 from dpkfc.app.methods import METHODS
 from dpkfc.app.plan_settings import make_privacy_config
 from dpkfc.app.prepare import prepare
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
-from dpkfc.app.settings import (
-    SECTION_OF,
-    SECTIONS,
-    SETTINGS,
-    RunConfig,
-    explain_setting,
-    library_key,
-    library_values,
-    make_config,
-)
+from dpkfc.app.run_config import SECTION_OF, SECTIONS, SETTINGS, RunConfig, make_config
 from dpkfc.app.settings_file import flatten, known_settings, read_choices, to_toml
 from dpkfc.app.toml import ConfigError, nearest, read_toml, tomllib
 from dpkfc.config import PrivacyConfig

@@ -15,7 +15,7 @@ from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.text import SST2, load_texts
 from dpkfc.app.pretrained import SentenceClassifier, minilm_tokens
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
-from dpkfc.app.settings import make_config
+from dpkfc.app.run_config import make_config
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import run
 

@@ -18,7 +18,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from dpkfc.app import plots, results, training_loop
+from dpkfc.app import picture_style, results, training_loop
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.demo import COMPARED, demo
 from dpkfc.app.doctor import load_target
@@ -26,8 +26,8 @@ from dpkfc.app.html.contents import read_all
 from dpkfc.app.prepare import prepare
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
 from dpkfc.app.recipes.objective import evaluate
+from dpkfc.app.run_config import RunConfig, make_config
 from dpkfc.app.run_folder import RunFolderError
-from dpkfc.app.settings import RunConfig, make_config
 from dpkfc.app.settings_file import flatten
 from dpkfc.app.toml import ConfigError, read_toml
 from dpkfc.app.train import resume, run
@@ -50,7 +50,7 @@ QUICK = {
 }
 
 # Fixtures of this folder leave them out.
-SAVE, CHOOSE_FACTORS = plots.save, results._choose_factors
+SAVE, CHOOSE_FACTORS = picture_style.save, results._choose_factors
 
 
 def _config(out: Path | str, **changed) -> RunConfig:
@@ -61,7 +61,7 @@ def _config(out: Path | str, **changed) -> RunConfig:
 def draw_figures() -> Iterator[None]:
     """Draw figures, and measure them in full."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("dpkfc.app.plots.save", SAVE)
+        patched.setattr("dpkfc.app.picture_style.save", SAVE)
         patched.setattr("dpkfc.app.results._choose_factors", CHOOSE_FACTORS)
         yield
 

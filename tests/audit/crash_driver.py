@@ -38,7 +38,7 @@ import pyarrow.parquet as pq
 import torch
 
 from dpkfc import checkpoint
-from dpkfc.privacy import ledger as chain
+from dpkfc.privacy import ledger_lines as chain
 from tests.app.accounting import remembered
 from tests.audit.crash_places import (
     LIMIT_S,

@@ -28,7 +28,7 @@ from dpkfc.app.toml import ConfigError
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.privacy.budget import BudgetError
 from dpkfc.privacy.calibration import CalibrationError
-from dpkfc.privacy.ledger import LedgerError
+from dpkfc.privacy.ledger_lines import LedgerError
 from dpkfc.report.written_card import CardError
 
 OWN = (

@@ -26,7 +26,8 @@ from dpkfc.app.run_folder import RunFolder, RunFolderError
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import resume, run
 from dpkfc.checkpoint import CheckpointError, read
-from dpkfc.privacy.ledger import Ledger, LedgerError, verify
+from dpkfc.privacy.ledger import Ledger, verify
+from dpkfc.privacy.ledger_lines import LedgerError
 from tests import forked
 from tests.app.accounting import remembered
 from tests.audit.crash_driver import drive
@@ -112,7 +113,7 @@ def test_a_full_disk_stops_a_run_before_the_release(driven, cap, evidence):
     assert found["status"] == 1 and found["made"] == found["charged"]
     last = found["error"].strip().splitlines()[-1]
     assert last.startswith(
-        ("dpkfc.privacy.ledger.LedgerError: ", "dpkfc.checkpoint.CheckpointError: ")
+        ("dpkfc.privacy.ledger_lines.LedgerError: ", "dpkfc.checkpoint.CheckpointError: ")
     ), last
     assert "File too large" in last and ("ledger.jsonl" in last or "checkpoint" in last)
     assert found["again"] == 0 and found["same"], (

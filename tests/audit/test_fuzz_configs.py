@@ -25,8 +25,8 @@ from dpkfc.app.methods import METHODS
 from dpkfc.app.plan_settings import make_plan, settle
 from dpkfc.app.recipes import images
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
+from dpkfc.app.run_config import SETTINGS, RunConfig, make_config
 from dpkfc.app.run_folder import RunFolder
-from dpkfc.app.settings import SETTINGS, RunConfig, make_config
 from dpkfc.app.settings_file import flatten, to_toml
 from dpkfc.app.toml import ConfigError, read_toml
 from dpkfc.privacy import accounting, cross_check

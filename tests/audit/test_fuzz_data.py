@@ -25,7 +25,7 @@ from dpkfc.app.pretraining import pretrain
 from dpkfc.app.public_data import read_public_data
 from dpkfc.app.recipes.images import CIFAR10_CNN as CIFAR10
 from dpkfc.app.recipes.images import MNIST_CNN as MNIST
-from dpkfc.app.settings import make_config
+from dpkfc.app.run_config import make_config
 from tests.app.files import idx_bytes, write_cifar, write_mnist
 from tests.audit.fuzzing import PICKLE, Bomb, Mutator, Tally, no_pickle
 from tests.audit.sizes import size

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from dpkfc.app.metrics import Metrics, Row
 from dpkfc.privacy import accounting
-from dpkfc.privacy.ledger import Ledger, LedgerError, verify
+from dpkfc.privacy.ledger import Ledger, verify
+from dpkfc.privacy.ledger_lines import LedgerError
 from dpkfc.report.verify import verify_ledger
 from tests.audit.fuzzing import ODD, PICKLE, Mutator, Tally, no_pickle
 from tests.audit.sizes import size

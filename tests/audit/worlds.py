@@ -90,9 +90,9 @@ def freeze(patched: pytest.MonkeyPatch, victim: int | None = None) -> list[tuple
     clock = types.SimpleNamespace(
         datetime=types.SimpleNamespace(now=lambda zone=None: moment), timezone=timezone
     )
-    patched.setattr("dpkfc.privacy.ledger.datetime", clock)
+    patched.setattr("dpkfc.privacy.ledger_lines.datetime", clock)
     name = types.SimpleNamespace(hex="0" * 32)
-    patched.setattr("dpkfc.privacy.ledger.uuid", types.SimpleNamespace(uuid4=lambda: name))
+    patched.setattr("dpkfc.privacy.ledger_lines.uuid", types.SimpleNamespace(uuid4=lambda: name))
     if victim is not None:
         draw = Session._draw
 

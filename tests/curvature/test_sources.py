@@ -16,7 +16,8 @@ from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.eigen import Eigen
 from dpkfc.linalg.metric import Kronecker
 from dpkfc.linalg.sides import Dense, LowRank
-from dpkfc.report.card import CardFacts, build_card, stamp, to_markdown
+from dpkfc.report.card import CardFacts, build_card, stamp
+from dpkfc.report.card_files import to_markdown
 from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, dense_matrix, mlp
 
 

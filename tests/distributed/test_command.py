@@ -16,7 +16,8 @@ from pyarrow import csv, parquet
 from safetensors.torch import load_file
 
 from dpkfc.app import processes, training_loop
-from dpkfc.privacy.ledger import LedgerError, verify
+from dpkfc.privacy.ledger import verify
+from dpkfc.privacy.ledger_lines import LedgerError
 from tests.command_line import call
 from tests.distributed.cases import Case
 from tests.distributed.group import run, start

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from dpkfc.privacy.budget import Budget, BudgetError
-from dpkfc.privacy.ledger import Ledger, LedgerError
+from dpkfc.privacy.ledger import Ledger
+from dpkfc.privacy.ledger_lines import LedgerError
 
 HARNESS = Path(__file__).parents[1] / "without_unix.py"
 # A run that is stopped after two steps, while it holds its ledger; then what a user does next.
@@ -53,7 +54,8 @@ RIVAL = """
 import sys
 
 sys.modules["fcntl"] = None
-from dpkfc.privacy.ledger import Ledger, LedgerError, verify
+from dpkfc.privacy.ledger import Ledger, verify
+from dpkfc.privacy.ledger_lines import LedgerError
 
 verify("run/ledger.jsonl")
 try:

@@ -19,7 +19,7 @@ from dpkfc.federated import (
     federate,
     simulation,
 )
-from dpkfc.report.card import to_markdown
+from dpkfc.report.card_files import to_markdown
 from dpkfc.report.federated_card import build_federated_card
 from dpkfc.report.verify import verify_ledger
 from dpkfc.report.written_card import CardError

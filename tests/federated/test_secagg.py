@@ -31,7 +31,7 @@ from dpkfc.federated.secure_aggregation import (
 )
 from dpkfc.federated.shamir import join
 from dpkfc.federated.simulation import run_round
-from dpkfc.report.card import to_markdown
+from dpkfc.report.card_files import to_markdown
 from dpkfc.report.federated_card import build_federated_card
 from tests.federated.worlds import (
     CLIENTS,

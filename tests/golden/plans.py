@@ -19,7 +19,7 @@ from dpkfc.app.curvature_settings import Facts
 from dpkfc.app.methods import METHODS
 from dpkfc.app.plan_settings import make_plan
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
-from dpkfc.app.settings import RunConfig
+from dpkfc.app.run_config import RunConfig
 from dpkfc.app.toml import ConfigError
 
 PATH = Path(__file__).parent / "plans.json"

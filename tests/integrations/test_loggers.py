@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from dpkfc import Callback
-from dpkfc.app.settings import make_config
+from dpkfc.app.run_config import make_config
 from dpkfc.app.toml import ConfigError
 from dpkfc.integrations import loggers
 from dpkfc.integrations.loggers import (

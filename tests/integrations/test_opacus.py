@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader
 from dpkfc.integrations.opacus import PrivacyEngine
 from dpkfc.privacy import Budget
 from dpkfc.privacy.accounting import epsilon
-from dpkfc.privacy.ledger import BudgetExhausted, LedgerError, verify
+from dpkfc.privacy.ledger import BudgetExhausted, verify
+from dpkfc.privacy.ledger_lines import LedgerError
 from dpkfc.weights import digest_for_files
 from dpkfc.weights_record import read_weights_record
 from tests.integrations.opacus_cases import (

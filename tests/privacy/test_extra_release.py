@@ -15,7 +15,8 @@ from dpkfc.privacy.accounting import total_epsilon
 from dpkfc.privacy.budget import Budget
 from dpkfc.privacy.calibration import share_noise
 from dpkfc.privacy.extra_releases import ExtraRelease
-from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, encode_line, verify
+from dpkfc.privacy.ledger import BudgetExhausted, Ledger, verify
+from dpkfc.privacy.ledger_lines import LedgerError, encode_line
 from dpkfc.privacy.mechanism import release_vector
 
 BOUNDS = ExtraRelease(purpose="bounds", noise_multiplier=4.0, norm=2.0)

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpkfc.privacy.events import event_from_dict
-from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
+from dpkfc.privacy.ledger import BudgetExhausted, Ledger, verify
+from dpkfc.privacy.ledger_lines import LedgerError
 from tests import forked
 
 EVENT = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.5))

@@ -13,7 +13,8 @@ import torch
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.privacy import mechanism
-from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
+from dpkfc.privacy.ledger import BudgetExhausted, Ledger, verify
+from dpkfc.privacy.ledger_lines import LedgerError
 from dpkfc.privacy.mechanism import ClippedSum, gaussian_release, release
 from dpkfc.privacy.rng import CHUNK, NoiseStream
 

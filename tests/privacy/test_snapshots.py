@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from dpkfc import rng_state
 from dpkfc.privacy import rng
-from dpkfc.privacy.ledger import Ledger, LedgerError
+from dpkfc.privacy.ledger import Ledger
+from dpkfc.privacy.ledger_lines import LedgerError
 from dpkfc.privacy.rng import CHUNK, NoiseStream, SamplingStream, draw_key
 
 DRAWS: dict[str, Callable[[NoiseStream | SamplingStream, int], np.ndarray]] = {

@@ -11,7 +11,8 @@ import pytest
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import KFAC, PinkNoise
 from dpkfc.privacy.accounting import epsilon
-from dpkfc.report.card import CardFacts, build_card, dataset_size, software, stamp, to_markdown
+from dpkfc.report.card import CardFacts, build_card, dataset_size, software, stamp
+from dpkfc.report.card_files import to_markdown
 
 FACTS = CardFacts(
     title="DP-KFC on digits",

@@ -12,15 +12,9 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from dpkfc.app.plots import (
-    comparison,
-    effects,
-    history,
-    save,
-    signal_to_noise,
-    spectra,
-)
-from dpkfc.app.run_figures import ColumnEffect, Curve, LayerSignal, LayerSpectra, spectrum_points
+from dpkfc.app.picture_data import ColumnEffect, Curve, LayerSignal, LayerSpectra, spectrum_points
+from dpkfc.app.picture_style import save
+from dpkfc.app.run_pictures import comparison, effects, history, signal_to_noise, spectra
 
 
 def _curve(label: str = "DP-KFC on digits", count: int = 6, **changed) -> Curve:

@@ -19,8 +19,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from dpkfc import KFAC, PinkNoise, PrivacyConfig, Session
 from dpkfc.app.html.page import render_card
 from dpkfc.integrations.opacus import PrivacyEngine
-from dpkfc.privacy.ledger import LedgerError
-from dpkfc.report.card import CardFacts, build_card, session_card, to_markdown
+from dpkfc.privacy.ledger_lines import LedgerError
+from dpkfc.report.card import CardFacts, build_card, session_card
+from dpkfc.report.card_files import to_markdown
 from dpkfc.report.verify import verify_ledger
 
 N, X, Y = 40, torch.randn(40, 1, 8, 8), torch.randint(2, (40,))

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from dpkfc.app.commands.certify import certify
-from dpkfc.privacy.ledger import Ledger, encode_line
-from dpkfc.report.card import write_card_files
+from dpkfc.privacy.ledger import Ledger
+from dpkfc.privacy.ledger_lines import encode_line
+from dpkfc.report.card_files import write_card_files
 from dpkfc.report.witness import keep_stamp, witness_line
 from dpkfc_verify.__main__ import main
 from dpkfc_verify.run import FAILS, HOLDS, OPEN, verify_run

@@ -19,7 +19,7 @@ from dpkfc.app.datasets.examples import Examples, ExampleSet
 from dpkfc.app.datasets.sources import Source
 from dpkfc.app.recipes.objective import Judged, Objective, model_outputs
 from dpkfc.app.recipes.recipe import Recipe
-from dpkfc.app.settings import RunConfig
+from dpkfc.app.run_config import RunConfig
 from dpkfc.curvature.probes import Probe, Sample
 from dpkfc.curvature.token_noise import TokenNoise
 from dpkfc.features.zipf_words import COMMON_WORDS, ZipfWords

@@ -16,7 +16,7 @@ from dpkfc.app.recipes.images import (
     source_recipe,
 )
 from dpkfc.app.recipes.recipe import Recipe
-from dpkfc.app.settings import RunConfig
+from dpkfc.app.run_config import RunConfig
 from dpkfc_papers.recipes.image_sets import CIFAR100_TASK, PATH, SVHN, UTKFACE
 from dpkfc_papers.recipes.networks import cifar_vit, mnist_vit, resnet20, wide_resnet
 from dpkfc_papers.recipes.timm_models import check_timm, timm_model

@@ -12,8 +12,8 @@ from dpkfc.app.models import linear_from_zero
 from dpkfc.app.number_scores import score_numbers
 from dpkfc.app.recipes.objective import Judged, Objective, model_outputs, squared_error
 from dpkfc.app.recipes.recipe import Recipe
+from dpkfc.app.run_config import RunConfig
 from dpkfc.app.scores import Scores
-from dpkfc.app.settings import RunConfig
 
 # Linear regression on synthetic data, for sweeps of the noise multiplier. DiSK, Figure 6a, is a
 # study of this kind.

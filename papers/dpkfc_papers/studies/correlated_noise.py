@@ -23,7 +23,7 @@ from dpkfc.app.datasets.examples import ExampleSet
 from dpkfc.app.models import mnist_cnn, seeded
 from dpkfc.app.recipes.images import MNIST_CNN
 from dpkfc.app.recipes.objective import cross_entropy
-from dpkfc.app.settings import RunConfig
+from dpkfc.app.run_config import RunConfig
 from dpkfc_papers.studies.harness import RESULTS, interval, markdown
 from dpkfc_papers.studies.rows import Row, RowFile, Stopwatch, run_rows
 

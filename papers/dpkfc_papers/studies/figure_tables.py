@@ -190,7 +190,7 @@ def draw(folder: Path) -> None:
 
     `dpkfc reproduce` draws them first, from all that it has measured.
     """
-    from dpkfc.app.plots import save
+    from dpkfc.app.picture_style import save
     from dpkfc_papers import draw as pictures
 
     of_checkpoints = {

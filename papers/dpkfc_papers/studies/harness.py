@@ -355,7 +355,7 @@ def sheet(rows: int = 1, columns: int = 1, *, height: float, **options: Any) -> 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    from dpkfc.app.plots import STYLE
+    from dpkfc.app.picture_style import STYLE
 
     # Labels of logarithmic axes are formulas; no text of a user is drawn here.
     plt.style.use([STYLE, {"text.parse_math": True}])

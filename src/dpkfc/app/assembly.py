@@ -12,7 +12,7 @@ from dpkfc.app.datasets.examples import Examples, ExampleSet
 from dpkfc.app.optimizers import SGD, AdamW
 from dpkfc.app.private_scores import CountForm
 from dpkfc.app.recipes.recipe import Recipe
-from dpkfc.app.settings import RunConfig
+from dpkfc.app.run_config import RunConfig
 from dpkfc.app.toml import ConfigError
 from dpkfc.config import Plan
 from dpkfc.data.augment import Augment, horizontal_flip, random_crop, reflect_pad_crop_flip

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dpkfc.app.recipes.catalogue import run_config
-from dpkfc.app.settings import RECIPE_DEFAULTS, SECTION_OF, RunConfig
+from dpkfc.app.run_config import SECTION_OF, RunConfig
+from dpkfc.app.settings import RECIPE_DEFAULTS
 from dpkfc.app.toml import ConfigError
 
 # Settings that a search may choose: all settings of these sections, and single ones of others.

@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
+from dpkfc.app.library_values import library_values
 from dpkfc.app.public_data import read_public_data
-from dpkfc.app.settings import RunConfig, library_values
+from dpkfc.app.run_config import RunConfig
 from dpkfc.app.toml import ConfigError
 from dpkfc.curvature.base import Preconditioner
 from dpkfc.curvature.diagonal import AdaDPS

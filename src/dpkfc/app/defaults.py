@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpkfc.app.methods import METHODS, Method, Settings
-from dpkfc.app.settings import OPTIMIZERS, SETTINGS, RunConfig, check_name, make_config
+from dpkfc.app.run_config import SETTINGS, RunConfig, check_name, make_config
+from dpkfc.app.settings import OPTIMIZERS
 from dpkfc.app.settings_file import flatten
 from dpkfc.app.toml import ensure_text
 from dpkfc.postprocess import AdamBC

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from dpkfc.app import plots
+from dpkfc.app import picture_style, run_pictures
 from dpkfc.app.methods import METHOD_LABELS
 from dpkfc.app.run_folder import RunFolder
 
@@ -59,6 +59,6 @@ def demo(chosen: dict[str, Any], out: str = "", console: Console | None = None) 
         caption = f"digits: {result.curve.caption}"
         curves.append(replace(result.curve, label=METHOD_LABELS[method], caption=caption))
     title = "The same privacy budget, with and without the preconditioner"
-    figure = plots.comparison(curves, title, curves[0].caption)
-    plots.save(figure, folder.path / "comparison.png")
+    figure = run_pictures.comparison(curves, title, curves[0].caption)
+    picture_style.save(figure, folder.path / "comparison.png")
     return Demo(folder=folder.path, results=results)

@@ -12,8 +12,8 @@ from dpkfc.app.owndata.display import print_shares, schema_table
 from dpkfc.app.owndata.tasks import call_function
 from dpkfc.app.recipes.catalogue import RECIPES, configure, find_recipe, recipe_of, run_config
 from dpkfc.app.recipes.recipe import Recipe
+from dpkfc.app.run_config import RunConfig, make_config
 from dpkfc.app.run_folder import RunFolder
-from dpkfc.app.settings import RunConfig, make_config
 from dpkfc.app.toml import ConfigError, nearest
 from dpkfc.app.train import read_settings
 from dpkfc.report.doctor import diagnose, layer_table, part_table

@@ -15,7 +15,7 @@ from dpkfc.app.assembly import Prepared
 from dpkfc.app.owndata.columns import Column
 from dpkfc.app.owndata.scales import from_share
 from dpkfc.app.owndata.schema import Schema
-from dpkfc.app.run_figures import ColumnEffect
+from dpkfc.app.picture_data import ColumnEffect
 from dpkfc.features import AdditiveModel, Effect
 from dpkfc.session import Session
 from dpkfc.weight_noise import mean_curvature, noise_covariance

@@ -19,11 +19,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from torch import Tensor, nn
 
-from dpkfc.app import plots
+from dpkfc.app import picture_style, run_pictures
 from dpkfc.app.datasets.digits import read_digits
 from dpkfc.app.models import linear_from_zero
+from dpkfc.app.picture_data import Curve
 from dpkfc.app.recipes.objective import cross_entropy, evaluate
-from dpkfc.app.run_figures import Curve
 from dpkfc.app.run_folder import RunFolder, write_json
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.noise_probes import FeatureNoise
@@ -212,7 +212,7 @@ def _finish(run: SimulatedRun, settings: Settings, folder: Path) -> None:
     """Write model, privacy card, rounds and plot of a finished run."""
     place = RunFolder(folder)
     curve = _curve(run, settings["method"])
-    plots.save(plots.history(curve), place.plots / "history.png")
+    picture_style.save(run_pictures.history(curve), place.plots / "history.png")
     write_json(place.path / "rounds.json", {"rounds": [vars(record) for record in run.records]})
     images = len(_digits(settings).test[1])
     run.server.write_card(
@@ -303,10 +303,10 @@ def federated_demo(
             settings = {"method": method, "epsilon": epsilon, "rounds": rounds}
             runs.append(_run(engine, start, settings, RunFolder.create(place).path, console))
     curves = [run.curve for run in runs if run.engine == runs[0].engine]
-    figure = plots.comparison(
+    figure = run_pictures.comparison(
         curves, "The same clients under the same budget", f"{caption}, ε = {epsilon:g}"
     )
-    plots.save(figure, folder.path / "comparison.png")
+    picture_style.save(figure, folder.path / "comparison.png")
     return FederatedDemo(folder=folder.path, runs=tuple(runs))
 
 

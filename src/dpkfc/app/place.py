@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from dpkfc.app.datasets.errors import DatasetError, unreadable_error
-from dpkfc.app.settings import RunConfig
+from dpkfc.app.run_config import RunConfig
 from dpkfc.app.toml import ConfigError
 from dpkfc.checkpoint import file_digest
 

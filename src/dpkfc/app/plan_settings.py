@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from dpkfc.app.curvature_settings import Facts, library_errors, make_preconditioner
+from dpkfc.app.library_values import library_values
 from dpkfc.app.owndata.bounds import norm_of
 from dpkfc.app.private_scores import PURPOSE as SCORES
-from dpkfc.app.settings import RunConfig, library_values
+from dpkfc.app.run_config import RunConfig
 from dpkfc.app.toml import ConfigError
 from dpkfc.config import Plan, PrivacyConfig, count_steps
 from dpkfc.convex import convex_clip, gaussian_noise, moments_release, whitened_clip

@@ -18,7 +18,7 @@ from dpkfc.app.private_scores import make_form
 from dpkfc.app.public_data import read_labelled
 from dpkfc.app.recipes.catalogue import recipe_of
 from dpkfc.app.recipes.recipe import Recipe
-from dpkfc.app.settings import RunConfig
+from dpkfc.app.run_config import RunConfig
 from dpkfc.app.toml import ConfigError, nearest
 from dpkfc.curvature.second_moments import split_head
 from dpkfc.distributed.context import DistributedContext

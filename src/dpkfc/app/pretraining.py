@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dpkfc.app.models import seeded
 from dpkfc.app.public_data import read_labelled
 from dpkfc.app.recipes.objective import evaluate
-from dpkfc.app.settings import RunConfig
+from dpkfc.app.run_config import RunConfig
 from dpkfc.app.toml import ConfigError
 
 _BATCH = 50

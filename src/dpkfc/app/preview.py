@@ -16,7 +16,7 @@ from dpkfc.app.assembly import Prepared, make_augment, make_optimizer
 from dpkfc.app.owndata.display import print_shares
 from dpkfc.app.prepare import prepare
 from dpkfc.app.recipes.recipe import Recipe
-from dpkfc.app.settings import RunConfig
+from dpkfc.app.run_config import RunConfig
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import check_budget
 from dpkfc.report.tables import plan_table

@@ -14,8 +14,8 @@ from dpkfc.app.datasets.examples import Examples
 from dpkfc.app.owndata.bounds import norm_of
 from dpkfc.app.recipes.objective import NOTHING_KNOWN, Judged
 from dpkfc.app.recipes.recipe import Recipe
+from dpkfc.app.run_config import RunConfig
 from dpkfc.app.scores import Floats, Score, Scores
-from dpkfc.app.settings import RunConfig
 from dpkfc.app.toml import ConfigError
 from dpkfc.gradients.evaluation_mode import evaluation_mode
 from dpkfc.gradients.state import own_pass

@@ -13,17 +13,12 @@ import torch
 import torch.distributed as dist
 
 from dpkfc import checkpoint
-from dpkfc.app.assembly import (
-    Prepared,
-)
+from dpkfc.app.assembly import Prepared
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.examples import ExampleSet
+from dpkfc.app.run_config import RunConfig
 from dpkfc.app.run_folder import RunFolder, RunFolderError
-from dpkfc.app.settings import RunConfig
-from dpkfc.app.settings_file import (
-    deciding_settings,
-    read_config,
-)
+from dpkfc.app.settings_file import deciding_settings, read_config
 from dpkfc.app.toml import ConfigError
 from dpkfc.distributed.context import DistributedContext
 from dpkfc.privacy.ledger import verify

@@ -20,18 +20,12 @@ from dpkfc.app.curvature_settings import NOISE_PROBES, Facts, make_kfac
 from dpkfc.app.effects import column_effects
 from dpkfc.app.methods import METHOD_LABELS
 from dpkfc.app.metrics import Metrics, Row, not_private
+from dpkfc.app.picture_data import Curve, LayerSignal, LayerSpectra, RunFigures, spectrum_points
 from dpkfc.app.private_scores import PURPOSE, CountForm, count_rows, judge, noisy_scores
 from dpkfc.app.recipes.objective import finite
-from dpkfc.app.run_figures import (
-    Curve,
-    LayerSignal,
-    LayerSpectra,
-    RunFigures,
-    spectrum_points,
-)
+from dpkfc.app.run_config import RunConfig
 from dpkfc.app.run_folder import RunFolder, write_json, write_text
 from dpkfc.app.scores import Scores, missing_score
-from dpkfc.app.settings import RunConfig
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.report import factor_letter
@@ -40,7 +34,8 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layer_contributions import capture
 from dpkfc.preconditioning import refresh_microbatch_size
 from dpkfc.privacy.accounting import describe_extra
-from dpkfc.report.card import CardFacts, build_card, dataset_size, stamp, write_weights_and_card
+from dpkfc.report.card import CardFacts, build_card, dataset_size, stamp
+from dpkfc.report.card_files import write_weights_and_card
 from dpkfc.report.text import rounded_up
 from dpkfc.session import Session
 

@@ -6,15 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dpkfc.app.library_values import explain_setting
 from dpkfc.app.methods import Settings
-from dpkfc.app.settings import (
-    SECTION_OF,
-    SECTIONS,
-    RunConfig,
-    check_name,
-    explain_setting,
-    make_config,
-)
+from dpkfc.app.run_config import SECTION_OF, SECTIONS, RunConfig, check_name, make_config
 from dpkfc.app.toml import ConfigError, nearest, read_toml
 
 

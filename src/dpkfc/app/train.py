@@ -36,15 +36,10 @@ from dpkfc.app.progress import TrainingProgress
 from dpkfc.app.recipes.catalogue import recipe_of
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.results import Result, make_curve, write_results
+from dpkfc.app.run_config import RunConfig
 from dpkfc.app.run_folder import RunFolder, write_text
 from dpkfc.app.scores import Scores
-from dpkfc.app.settings import RunConfig
-from dpkfc.app.settings_file import (
-    check_unchanged,
-    deciding_settings,
-    read_config,
-    to_toml,
-)
+from dpkfc.app.settings_file import check_unchanged, deciding_settings, read_config, to_toml
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.training_loop import TrainingLoop, Watch
 from dpkfc.config import Plan

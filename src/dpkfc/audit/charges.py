@@ -13,7 +13,8 @@ from dpkfc.audit.harness import Subject, WatchedSession
 from dpkfc.audit.step_canaries import Canaries
 from dpkfc.config import Plan
 from dpkfc.privacy.events import event_to_dict
-from dpkfc.privacy.ledger import LedgerError, verify
+from dpkfc.privacy.ledger import verify
+from dpkfc.privacy.ledger_lines import LedgerError
 
 if TYPE_CHECKING:
     import dp_accounting

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dpkfc.data.loading import Collate
 from dpkfc.memory import is_out_of_memory
-from dpkfc.public_rows import find_template
+from dpkfc.public_rows.template import find_template
 
 LossFn = Callable[[nn.Module, Any], Tensor]
 # Positional arguments of a module, or a batch of any parts.

@@ -22,7 +22,7 @@ from dpkfc.gradients.loss_function import LossFn
 from dpkfc.gradients.loss_state import make_stateless
 from dpkfc.gradients.one_pass import move_batch
 from dpkfc.gradients.state import own_pass
-from dpkfc.public_rows import UNREADABLE, find_template
+from dpkfc.public_rows.template import UNREADABLE, find_template
 from dpkfc.rng_state import randomize_generators
 from dpkfc.tensors import NamedTensors, Tensors
 from dpkfc.verification.check import check_on_public_rows

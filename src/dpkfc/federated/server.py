@@ -30,13 +30,7 @@ from dpkfc import checkpoint, resume_checks
 from dpkfc.checkpoint import StrPath
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.federated.key_exchange import KeyExchange
-from dpkfc.federated.messages import (
-    Message,
-    Received,
-    add_prefix,
-    find_problem,
-    to_bytes,
-)
+from dpkfc.federated.messages import Message, Received, add_prefix, find_problem, to_bytes
 from dpkfc.federated.party import PartyModel, stream_seed
 from dpkfc.federated.plan import FACTORS, FederatedPlan
 from dpkfc.federated.rounds import MetricDelivery, OpenRound, RoundCharge, RoundRecord
@@ -447,7 +441,7 @@ class Server(PartyModel):
             RuntimeError: no round was released, or the model does not hold what was released last.
             CheckpointError: the folder holds another run, or cannot be written.
         """
-        from dpkfc.report.card import write_weights_and_card
+        from dpkfc.report.card_files import write_weights_and_card
         from dpkfc.report.federated_card import build_federated_card
 
         state = self.released_state()

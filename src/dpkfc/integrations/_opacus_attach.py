@@ -26,7 +26,8 @@ from dpkfc.integrations._opacus_loader import LogicalBatchSampler, PrivateLoader
 from dpkfc.integrations._opacus_options import Options
 from dpkfc.integrations._opacus_step import PrivateStep
 from dpkfc.privacy.budget import Budget
-from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError
+from dpkfc.privacy.ledger import BudgetExhausted, Ledger
+from dpkfc.privacy.ledger_lines import LedgerError
 
 Parts = tuple[nn.Module, Optimizer, DataLoader[Any]]
 """Model, optimizer and loader of a script."""

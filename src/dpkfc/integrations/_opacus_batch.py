@@ -43,13 +43,8 @@ from dpkfc.gradients.replica import Replica, replicate, replicate_variables
 from dpkfc.gradients.state import own_pass
 from dpkfc.gradients.tape import Tape
 from dpkfc.memory import is_out_of_memory
-from dpkfc.public_rows import (
-    PublicRows,
-    Template,
-    draw_public_rows,
-    unwrap_containers,
-    warn_of_padding,
-)
+from dpkfc.public_rows.rows import PublicRows, draw_public_rows, unwrap_containers, warn_of_padding
+from dpkfc.public_rows.template import Template
 from dpkfc.tracking.modes import follow, modes_of
 from dpkfc.tracking.states import BatchAxis, State, Total, Unknown, example_first, one_example_a_row
 from dpkfc.tracking.tracker import Tracker

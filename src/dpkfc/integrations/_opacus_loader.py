@@ -35,7 +35,7 @@ from dpkfc.data.loading import Collate, split
 from dpkfc.integrations._opacus_batch import Indices, PhysicalBatch
 from dpkfc.integrations._opacus_step import PrivateStep
 from dpkfc.privacy.rng import SamplingStream
-from dpkfc.public_rows import find_template
+from dpkfc.public_rows.template import find_template
 from dpkfc.rng_state import fresh_seed, renew
 
 

@@ -54,17 +54,13 @@ from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.budget import Receipt
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum
-from dpkfc.public_rows import find_template
+from dpkfc.public_rows.template import find_template
 from dpkfc.release_pipeline import ReleasePipeline, set_gradients
 from dpkfc.rng_state import preserve_generators, renew
 from dpkfc.tensors import copy_tensors
 from dpkfc.tracking.states import Unknown
 from dpkfc.tracking.tracker import forget_batches
-from dpkfc.weights import (
-    ReleasedWeights,
-    check_recorded_weights,
-    record_weights,
-)
+from dpkfc.weights import ReleasedWeights, check_recorded_weights, record_weights
 from dpkfc.weights_record import read_weights_record
 
 if TYPE_CHECKING:

@@ -57,8 +57,8 @@ from dpkfc.integrations._shared import (
     write_summary,
 )
 from dpkfc.privacy.budget import Budget
-from dpkfc.privacy.ledger import LedgerError, parse
-from dpkfc.public_rows import Attempts, find_template
+from dpkfc.privacy.ledger_lines import LedgerError, parse
+from dpkfc.public_rows.template import Attempts, find_template
 from dpkfc.session import Session
 
 __all__ = ["PrivateTrainer", "per_example_cross_entropy"]

@@ -212,7 +212,8 @@ class PrivacyEngine:
 
     def write_card(self, folder: StrPath, **statements: Any) -> dict[str, Any]:
         """Write weights, ledger and privacy card, as `Session.write_card` does."""
-        from dpkfc.report.card import session_card, write_weights_and_card
+        from dpkfc.report.card import session_card
+        from dpkfc.report.card_files import write_weights_and_card
 
         card = session_card(self, **statements)
         return write_weights_and_card(folder, self._private.released_state(), self.ledger, card)

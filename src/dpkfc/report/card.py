@@ -1,4 +1,4 @@
-"""Build the privacy card of a session, render the card of any run, and write it with weights.
+"""Build the privacy card of a session.
 
 A card holds what is promised for a model, by which mechanism, on which assumptions, and what ε
 does not cover. It is a dictionary of plain values that JSON can hold.
@@ -13,7 +13,6 @@ Sections of federated runs alone: rounds, chosen_by.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import platform
@@ -27,20 +26,14 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from dpkfc.checkpoint import CheckpointError, file_digest, place_file
+from dpkfc.checkpoint import file_digest
 from dpkfc.config import Plan
 from dpkfc.privacy import accounting
 from dpkfc.privacy.accounting import describe_extra
 from dpkfc.privacy.budget import Receipt
-from dpkfc.privacy.ledger import Ledger, LedgerError, encode_line, verify
-from dpkfc.report.officer import (
-    Declared,
-    explain_guarantee,
-    registry_record,
-    render,
-    show_name,
-)
-from dpkfc.report.text import ensure_mapping, json_number, number, plain, rounded_up
+from dpkfc.privacy.ledger import Ledger
+from dpkfc.report.officer import Declared, explain_guarantee
+from dpkfc.report.text import json_number
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -51,10 +44,6 @@ if TYPE_CHECKING:
 FORMAT = 1
 # Version of the Markdown. `dpkfc ledger verify` compares the Markdown of this version alone.
 LAYOUT = 3
-WEIGHTS = "model.safetensors"
-LEDGER = "ledger.jsonl"
-CARD = "privacy_card.json"
-REGISTRY = "card.json"
 _NEIGHBOURS = {
     "add_or_remove_one": "one {} added or removed",
     "replace_one": "one {} replaced by another",
@@ -62,7 +51,7 @@ _NEIGHBOURS = {
 _PACKAGES = ("dpkfc", "torch", "dp-accounting", "numpy", "scipy")
 
 # Steps before the clip and after the noise, with their labels. A card names the ones that are used.
-_OPTIONAL_STEPS = {
+OPTIONAL_STEPS = {
     "augmentations": "views of an example, averaged before the clip",
     "readout": "read-out",
     "postprocess": "between release and optimizer",
@@ -79,8 +68,6 @@ _NOISE = {
     "rounded": "Gaussian, sum and noise rounded to one grid, which the sensitivity accounts for",
     "correlated": "Gaussian in floating-point numbers, correlated over {bands} consecutive steps",
 }
-
-# -- building --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +177,7 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
         "noise": _NOISE[plan.noise].format(bands=plan.bands),
         "noise_generator": _noise_generator(plan, facts.device),
     }
-    for name in _OPTIONAL_STEPS:
+    for name in OPTIONAL_STEPS:
         if described.get(name) not in _DEFAULTS:
             mechanism[name] = described[name]
     if plan.bands > 1:
@@ -418,104 +405,6 @@ def _check_file(path: Path, state: Mapping[str, Tensor]) -> None:
         )
 
 
-# -- a folder with weights, ledger and card --------------------------------------------------------
-
-
-def write_weights_and_card(
-    folder: str | os.PathLike[str],
-    state: Mapping[str, Tensor],
-    ledger: Ledger,
-    card: dict[str, Any],
-) -> dict[str, Any]:
-    """Write the weights of a run, a copy of its ledger, and the card of both.
-
-    Session, engine, server, estimator and `dpkfc train` write their folders by this function. If
-    the run keeps its ledger in the folder, no copy is made.
-
-    Args:
-        folder: made if it is missing. It may hold an earlier state of the same run.
-        state: of `released_state` of the session, engine or server.
-        ledger: of the run.
-        card: of the same run, without weights.
-
-    Returns:
-        The card as it was written, with the digest of the weights.
-
-    Raises:
-        CheckpointError: the folder holds another run, or cannot be written.
-    """
-    from safetensors.torch import save_file
-
-    place = Path(folder)
-    promise = card["guarantee"]
-    # Values of a safetensors header are texts.
-    header = {
-        "epsilon": str(promise["epsilon"]),
-        "delta": str(promise["delta"]),
-        "plan_hash": card["plan_hash"],
-        "certified": str(promise["certified"]),
-        "stamp": card.get("stamp") or "",
-    }
-    path = place / LEDGER
-    is_in_place = ledger.path is not None and ledger.path.resolve() == path.resolve()
-    if not is_in_place:
-        _check_same_run(path, ledger)
-    place_file(place / WEIGHTS, lambda part: save_file(dict(state), part, metadata=header))
-    if not is_in_place:
-        place_file(path, lambda part: part.write_bytes(ledger_bytes(ledger)))
-    weights = {"file": WEIGHTS, "sha256": file_digest(place / WEIGHTS)}
-    written = {**card, "ledger": {**card["ledger"], "file": LEDGER}, "weights": weights}
-    write_card_files(place, written)
-    return written
-
-
-def write_card_files(folder: Path, card: Mapping[str, Any]) -> None:
-    """Write a card as JSON, as Markdown, and in the form of the public registry.
-
-    Raises:
-        CheckpointError: the disk cannot take a file; an earlier file of that name remains.
-    """
-    text = to_markdown(card)
-    place_file(folder / CARD, lambda part: part.write_text(to_json(card), "utf-8"))
-    markdown = (folder / CARD).with_suffix(".md")
-    place_file(markdown, lambda part: part.write_text(text, "utf-8"))
-    record = to_json(registry_record(card))
-    place_file(folder / REGISTRY, lambda part: part.write_text(record, "utf-8"))
-
-
-def to_json(content: Mapping[str, Any]) -> str:
-    """Return a card or a record as the text of its file."""
-    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def ledger_bytes(ledger: Ledger) -> bytes:
-    """Return the content of a ledger's file, also for a ledger that is in memory alone."""
-    lines = []
-    for line in (ledger.header, *ledger.releases):
-        content = {name: value for name, value in line.items() if name != "hash"}
-        lines.append(encode_line(content)[0])
-    return b"".join(lines)
-
-
-def _check_same_run(path: Path, ledger: Ledger) -> None:
-    """Refuse to replace the ledger of another run.
-
-    Raises:
-        CheckpointError: the file is not an earlier state of this ledger.
-    """
-    if not path.exists():
-        return
-    try:
-        found = verify(path)
-        is_same = ledger.contains(len(found.releases), found.heads[-1])
-    except LedgerError:
-        is_same = False
-    if not is_same:
-        raise CheckpointError(
-            f"{path} belongs to another run; give a folder of its own for this card"
-        )
-
-
 def describe_guarantee(plan: Plan | FederatedPlan, epsilon: float) -> dict[str, Any]:
     """Return the entries that `guarantee` has on every card."""
     return {
@@ -605,94 +494,3 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed as a package"
-
-
-# -- rendering -------------------------------------------------------------------------------------
-
-
-def to_markdown(card: Mapping[str, Any]) -> str:
-    """Render a card for readers, by `templates/card.md`.
-
-    Args:
-        card: of `build_card`, `session_card` or `build_federated_card`, or read from its JSON file.
-
-    Returns:
-        The text of the page.
-
-    Raises:
-        KeyError: a section or an entry is missing.
-    """
-    audit = card.get("audit")
-    return render(
-        "card.md",
-        card,
-        failed=failed_checks(audit),
-        audit_rows=audit_rows(audit),
-        audit_summary=audit_summary(audit),
-        optional_steps=_OPTIONAL_STEPS,
-    )
-
-
-# -- the section that `dpkfc audit` adds -----------------------------------------------------------
-#
-# The section may come from a file that somebody has changed, so no entry is taken for granted.
-
-_ABOUT = (
-    "The rows of ledger, card and membership are about this run. All others are about its settings "
-    "with the code of that day, not about the training that made these weights: one step at fresh "
-    "initial weights, and for canaries in one run a training of their own. Two worlds bounds one "
-    "release, without sampling."
-)
-
-
-def audit_rows(audit: Any) -> list[tuple[str, str, str, str, str]]:
-    """Return check, measured value, bound, verdict and detail of every check of an audit."""
-    sections = ensure_mapping(audit)
-    rows = [_finding_row(ensure_mapping(sections[x])) for x in ("ledger", "card") if x in sections]
-    findings = ensure_mapping(sections.get("step")).get("findings")
-    if isinstance(findings, list):
-        rows += [_finding_row(ensure_mapping(finding)) for finding in findings]
-    for name in ("one_run", "membership"):
-        if bound := ensure_mapping(sections.get(name)):
-            rows.append(_bound_row(show_name(name), bound))
-    return rows
-
-
-def _finding_row(finding: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
-    check, measured, bound, detail = (
-        _text(finding.get(key)) for key in ("check", "measured", "bound", "detail")
-    )
-    return check, measured, bound, _verdict(finding), detail
-
-
-def _bound_row(name: str, bound: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
-    """Return the row of a lower bound on ε."""
-    lower, claimed = number(bound.get("epsilon_lower")), number(bound.get("claimed_epsilon"))
-    measured = _text(bound.get("epsilon_lower")) if lower is None else f"{lower:.3g}"
-    most = _text(bound.get("claimed_epsilon")) if claimed is None else rounded_up(claimed, 4)
-    detail = _text(bound.get("detail"))
-    return name, f"ε ≥ {measured}", f"ε ≤ {most}", _verdict(bound), detail
-
-
-def failed_checks(audit: Any) -> list[str]:
-    """Return the names of the checks that failed."""
-    return [row[0] for row in audit_rows(audit) if row[3] != "held"]
-
-
-def audit_summary(audit: Any) -> str:
-    """Return when the audit was made, and what it was about."""
-    sections = ensure_mapping(audit)
-    dates = set()
-    for name in ("ledger", "card", "step", "one_run", "membership"):
-        date = ensure_mapping(sections.get(name)).get("date")
-        if isinstance(date, str):
-            dates.add(date)
-    return f"Audited {', '.join(sorted(dates)) or 'at an unknown time'}. {_ABOUT}"
-
-
-def _verdict(finding: Mapping[str, Any]) -> str:
-    return "held" if finding.get("passed") is True else "FAILED"
-
-
-def _text(value: Any) -> str:
-    return "–" if value is None or value == "" else plain(value)

@@ -16,7 +16,8 @@ from typing import Any
 
 from dpkfc.checkpoint import file_digest, place_file
 from dpkfc.privacy.ledger import verify
-from dpkfc.report.card import CARD, LEDGER, audit_rows, failed_checks, to_json
+from dpkfc.report.audit_section import audit_rows, failed_checks
+from dpkfc.report.card_files import CARD, LEDGER, to_json
 from dpkfc.report.officer import check_line, describe_noun, is_promised, meaning_lines
 from dpkfc.report.text import number, rounded_up
 from dpkfc.report.verify import verify_ledger

@@ -10,7 +10,7 @@ from typing import Any
 from dpkfc.privacy.accounting import describe_extra
 from dpkfc.privacy.calibration import hash_plan
 from dpkfc.privacy.events import is_gaussian
-from dpkfc.privacy.ledger import Verified
+from dpkfc.privacy.ledger_lines import Verified
 from dpkfc.report.card import check_total, neighbours
 from dpkfc.report.officer import explain_guarantee
 from dpkfc.report.spent import charges_of, relation_of_releases

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dpkfc.checkpoint import place_file
-from dpkfc.report.card import LEDGER
+from dpkfc.report.card_files import LEDGER
 from dpkfc.report.officer import MISSING, check_line, is_promised, registry_record
 from dpkfc.report.verify import verify_ledger
 from dpkfc.report.written_card import CardError, require_card

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dpkfc._errors import one_line
 from dpkfc.privacy.accounting import total_epsilon
 from dpkfc.privacy.events import event_from_dict, relation_of
-from dpkfc.privacy.ledger import Verified
+from dpkfc.privacy.ledger_lines import Verified
 from dpkfc.report.written_card import CardError
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Any
 
 from dpkfc.privacy.accounting import total_epsilon
 from dpkfc.privacy.budget import unit_of
-from dpkfc.privacy.ledger import Verified
-from dpkfc.report.card import LEDGER
+from dpkfc.privacy.ledger_lines import Verified
+from dpkfc.report.card_files import LEDGER
 from dpkfc.report.spent import charges_of, doubt_of, relation_of_releases
 from dpkfc.report.text import json_number
 from dpkfc.report.verify import verify_history

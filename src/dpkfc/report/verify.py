@@ -10,8 +10,10 @@ from safetensors import SafetensorError
 
 from dpkfc.checkpoint import file_digest, read_ledger_state
 from dpkfc.privacy.accounting import describe_extra
-from dpkfc.privacy.ledger import Verified, verify
-from dpkfc.report.card import CARD, LAYOUT, REGISTRY, WEIGHTS, to_json, to_markdown
+from dpkfc.privacy.ledger import verify
+from dpkfc.privacy.ledger_lines import Verified
+from dpkfc.report.card import LAYOUT
+from dpkfc.report.card_files import CARD, REGISTRY, WEIGHTS, to_json, to_markdown
 from dpkfc.report.officer import registry_record
 from dpkfc.report.promise import check_promise
 from dpkfc.report.spent import doubt_of, epsilon_of_releases, relation_of_releases

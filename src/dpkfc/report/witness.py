@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpkfc.checkpoint import place_file
-from dpkfc.report.card import LEDGER
+from dpkfc.report.card_files import LEDGER
 from dpkfc.report.verify import verify_history
 from dpkfc.report.written_card import CardError
 

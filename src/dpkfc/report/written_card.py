@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpkfc.report.card import CARD, FORMAT, LEDGER
+from dpkfc.report.card import FORMAT
+from dpkfc.report.card_files import CARD, LEDGER
 
 # What parsing a damaged card raises. OverflowError comes from int(), RecursionError from json.
 DAMAGE = (

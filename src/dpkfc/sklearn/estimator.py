@@ -25,8 +25,10 @@ from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.gradients.loss_function import LossFn
 from dpkfc.postprocess.weight_average import WeightEMA
-from dpkfc.privacy.ledger import Ledger, parse
-from dpkfc.report.card import LEDGER, ledger_bytes, session_card, write_weights_and_card
+from dpkfc.privacy.ledger import Ledger
+from dpkfc.privacy.ledger_lines import parse
+from dpkfc.report.card import session_card
+from dpkfc.report.card_files import LEDGER, ledger_bytes, write_weights_and_card
 from dpkfc.rng_state import preserve_generators, seed_generators
 from dpkfc.session import Session
 from dpkfc.sklearn.values import (

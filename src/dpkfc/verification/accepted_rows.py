@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dpkfc.gradients.state import ends_run
 from dpkfc.memory import is_out_of_memory
-from dpkfc.public_rows import Attempts, PublicRows
+from dpkfc.public_rows.rows import PublicRows
+from dpkfc.public_rows.template import Attempts
 from dpkfc.verification.public_passes import PublicPasses
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dpkfc.distributed.context import flatten
 from dpkfc.memory import is_out_of_memory
-from dpkfc.public_rows import PublicRows, warn_of_padding
+from dpkfc.public_rows.rows import PublicRows, warn_of_padding
 from dpkfc.rng_state import restarter
 from dpkfc.tracking.states import Unknown
 from dpkfc.verification.constant_numbers import ConstantNumbers

@@ -29,7 +29,8 @@ from dpkfc.gradients.loss_function import LossFn
 from dpkfc.gradients.model_checks import check_finite
 from dpkfc.gradients.state_check import check_memory, checked_state
 from dpkfc.memory import is_out_of_memory
-from dpkfc.public_rows import Attempts, PublicRows
+from dpkfc.public_rows.rows import PublicRows
+from dpkfc.public_rows.template import Attempts
 from dpkfc.rng_state import all_states, has_drawn, preserve_generators, seed_generators
 from dpkfc.tracking.states import Unknown
 from dpkfc.tracking.tracker import UnknownOperation, forget_batches

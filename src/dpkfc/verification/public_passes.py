@@ -16,7 +16,7 @@ from dpkfc.gradients.loss_function import LossFn, check_losses, losses_of
 from dpkfc.gradients.one_pass import follow_augmentation, follow_pass, move_batch
 from dpkfc.gradients.state_check import PublicCheck
 from dpkfc.gradients.tape import Tape
-from dpkfc.public_rows import PublicRows
+from dpkfc.public_rows.rows import PublicRows
 from dpkfc.rng_state import restarter
 from dpkfc.tracking.states import Unknown
 from dpkfc.verification.constant_numbers import ConstantNumbers

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from dpkfc.gradients.layers import tensors_of
-from dpkfc.public_rows import PublicRows
+from dpkfc.public_rows.rows import PublicRows
 from dpkfc.rng_state import restarter
 from dpkfc.tracking.states import Unknown
 from dpkfc.verification.differences import are_rows_equal

@@ -14,7 +14,7 @@ from dpkfc.gradients.layer_matrices import split_sum
 from dpkfc.gradients.layers import Call, Layer, tensors_of
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.memory import is_out_of_memory
-from dpkfc.public_rows import PublicRows
+from dpkfc.public_rows.rows import PublicRows
 from dpkfc.rng_state import restarter
 from dpkfc.tensors import Tensors
 from dpkfc.tracking.states import Unknown

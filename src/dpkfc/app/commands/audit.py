@@ -34,6 +34,7 @@ def audit(
         settings: flags of settings that were given.
     """
     from dpkfc.app import audit_folder as audits
+    from dpkfc.app.audit_verdict import verdict_table
     from dpkfc.app.recipes.catalogue import run_config
 
     console = open_console()
@@ -51,7 +52,7 @@ def audit(
         verdict = audits.audit_folder(run, **options)
     else:
         verdict = audits.audit(run_config(read_choices(config, settings or {})), **options)
-    console.print(audits.verdict_table(verdict))
+    console.print(verdict_table(verdict))
     if not verdict.passed:
         raise ConfigError(
             "the audit FAILED: the guarantee that is claimed does not hold, or not for what lies"

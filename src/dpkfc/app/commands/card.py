@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpkfc.report.card import CARD, LAYOUT, LEDGER, to_markdown, write_card_files
+from dpkfc.report.card import LAYOUT
+from dpkfc.report.card_files import CARD, LEDGER, to_markdown, write_card_files
 from dpkfc.report.officer import Declared
 from dpkfc.report.verify import verify_ledger
 from dpkfc.report.written_card import Card, CardError, require_card

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 from cyclopts import Group, Parameter
 from cyclopts.token import Token
 
-from dpkfc.app.settings import SECTION_OF, SETTINGS, explain_setting
+from dpkfc.app.library_values import explain_setting
+from dpkfc.app.run_config import SECTION_OF, SETTINGS
 from dpkfc.terminal import make_table, open_console
 
 # What `--help` shows of the settings, by group; `dpkfc settings` shows all of them by section.

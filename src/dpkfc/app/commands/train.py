@@ -24,7 +24,7 @@ from dpkfc.torchrun import is_first, is_launched
 if TYPE_CHECKING:
     from dpkfc.app.recipes.recipe import Recipe
     from dpkfc.app.results import Result
-    from dpkfc.app.settings import RunConfig
+    from dpkfc.app.run_config import RunConfig
 
 
 def train(

@@ -20,14 +20,14 @@ from typing import Any
 
 from dpkfc.app.datasets.unpacking import UnpackedSizeError
 from dpkfc.app.metrics import Metrics
+from dpkfc.app.picture_data import ColumnEffect, RunFigures, evenly_spaced
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.recipes.objective import finite
-from dpkfc.app.run_figures import ColumnEffect, RunFigures, evenly_spaced
 from dpkfc.app.run_folder import RunFolder, RunFolderError, write_atomically
 from dpkfc.app.settings_file import MACHINE, known_settings
 from dpkfc.app.toml import ConfigError, ensure_text, tomllib
 from dpkfc.app.tuning.tuned import Tuned
-from dpkfc.report.card import failed_checks
+from dpkfc.report.audit_section import failed_checks
 from dpkfc.report.text import ensure_mapping, number, plain
 
 CARD_FORMAT = 1
@@ -395,7 +395,7 @@ def _is_drawn(folder: RunFolder) -> bool:
 
 
 def _draw_pictures(folder: RunFolder) -> dict[str, bytes]:
-    from dpkfc.app.plots import draw_run
+    from dpkfc.app.run_pictures import draw_run
 
     columns = []
     content = {}

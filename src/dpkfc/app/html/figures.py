@@ -18,8 +18,8 @@ from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 from dpkfc.app.html.answer import group_by_budget, interval, scores_of
 from dpkfc.app.html.groups import MethodStyle, Panel, RunGroup, collect
 from dpkfc.app.html.texts import count_text, epsilon_text, score_text
-from dpkfc.app.plots import apply_style, make_figure
-from dpkfc.app.run_figures import evenly_spaced
+from dpkfc.app.picture_data import evenly_spaced
+from dpkfc.app.picture_style import apply_style, make_figure
 from dpkfc.report.text import plain
 
 MAX_LINES = 48

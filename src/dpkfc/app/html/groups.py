@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from dpkfc.app.html.contents import RunSummary
 from dpkfc.app.html.texts import delta_text, show
-from dpkfc.app.plots import PALETTE
+from dpkfc.app.picture_style import PALETTE
 from dpkfc.report.text import number, plain
 
 Item = TypeVar("Item")

@@ -19,8 +19,8 @@ from dpkfc.app.html.figures import plot_accuracy, plot_learning, plot_spending
 from dpkfc.app.html.groups import RunGroup, assign_styles, comparable_panels, group_runs
 from dpkfc.app.html.texts import count_text, delta_text, epsilon_text, score_text
 from dpkfc.app.run_folder import RunFolderError, write_text
-from dpkfc.privacy.ledger import version
-from dpkfc.report.card import to_markdown
+from dpkfc.privacy.ledger_lines import version
+from dpkfc.report.card_files import to_markdown
 from dpkfc.report.text import plain
 
 GENERATOR = "dpkfc report"

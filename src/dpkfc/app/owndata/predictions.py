@@ -21,9 +21,9 @@ from dpkfc.app.owndata.records import Records
 from dpkfc.app.recipes.catalogue import recipe_of
 from dpkfc.app.recipes.objective import Judged, model_outputs
 from dpkfc.app.recipes.recipe import Recipe, compute_features
+from dpkfc.app.run_config import RunConfig
 from dpkfc.app.run_folder import RunFolder, RunFolderError, write_atomically
 from dpkfc.app.scores import NO_LABEL, Scores
-from dpkfc.app.settings import RunConfig
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import read_settings
 from dpkfc.features import build_features

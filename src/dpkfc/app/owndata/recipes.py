@@ -28,7 +28,7 @@ from dpkfc.app.owndata.tasks import judgement, load_task, make_model, task_examp
 from dpkfc.app.recipes.images import image_features, use_features
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.recipes.text import REASON_OF_TEXTS, HashedZipf
-from dpkfc.app.settings import RunConfig
+from dpkfc.app.run_config import RunConfig
 from dpkfc.app.toml import ConfigError
 from dpkfc.config import Plan
 from dpkfc.curvature.noise_probes import DeadLeaves, FeatureNoise

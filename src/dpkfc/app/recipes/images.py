@@ -19,23 +19,11 @@ from dpkfc.app.datasets.sources import (
     Source,
     load_pixels,
 )
-from dpkfc.app.models import (
-    cifar_cnn,
-    digits_cnn,
-    linear_from_zero,
-    mnist_cnn,
-    mnist_mlp,
-)
+from dpkfc.app.models import cifar_cnn, digits_cnn, linear_from_zero, mnist_cnn, mnist_mlp
 from dpkfc.app.recipes.recipe import Recipe, image_recipe
-from dpkfc.app.settings import RunConfig
+from dpkfc.app.run_config import RunConfig
 from dpkfc.curvature.probes import Probe
-from dpkfc.features import (
-    FeaturesOf,
-    JoinedFeatures,
-    Scattering,
-    SyntheticEncoder,
-    SyntheticImages,
-)
+from dpkfc.features import FeaturesOf, JoinedFeatures, Scattering, SyntheticEncoder, SyntheticImages
 
 
 def source_recipe(name: str, source: Source, **rest: Any) -> Recipe:

@@ -23,7 +23,7 @@ from dpkfc.app.owndata.schema import Schema
 from dpkfc.app.pretrained import multiplies_bfloat16
 from dpkfc.app.recipes.objective import CLASSIFICATION, Objective
 from dpkfc.app.recipes.smoke import slice_for_smoke
-from dpkfc.app.settings import RunConfig
+from dpkfc.app.run_config import RunConfig
 from dpkfc.app.toml import ConfigError, tomllib
 from dpkfc.config import Plan
 from dpkfc.curvature.probes import Probe

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dpkfc.app.datasets.examples import Examples, ExampleSet
-from dpkfc.app.settings import RunConfig
+from dpkfc.app.run_config import RunConfig
 
 _MOST = {
     "steps": 3,

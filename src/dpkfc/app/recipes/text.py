@@ -40,7 +40,7 @@ from dpkfc.app.pretrained import (
 )
 from dpkfc.app.recipes.images import LinearHead
 from dpkfc.app.recipes.recipe import Recipe
-from dpkfc.app.settings import RunConfig
+from dpkfc.app.run_config import RunConfig
 from dpkfc.convex import AVERAGE, STEPS
 from dpkfc.curvature.model_inputs import Sample
 from dpkfc.curvature.noise_probes import FeatureNoise

@@ -17,11 +17,11 @@ from scipy.optimize import brentq
 
 from dpkfc._errors import one_line
 from dpkfc.app.tuning.runs import StudyError
-from dpkfc.privacy import ledger
+from dpkfc.privacy import ledger_lines
 from dpkfc.privacy.accounting import EpsilonCurve, total_epsilon
 from dpkfc.privacy.dp_accountants import quiet_accountants
 from dpkfc.privacy.events import event_from_dict
-from dpkfc.privacy.ledger import LedgerError, Verified
+from dpkfc.privacy.ledger_lines import LedgerError, Verified
 from dpkfc.report.text import rounded_up
 
 SCOPE = (
@@ -204,11 +204,11 @@ def _read(path: Path) -> Verified | None:
     end = content.rfind(b"\n") + 1
     whole = content[:end]
     last = content[end:]
-    if last and ledger.is_complete(last):
+    if last and ledger_lines.is_complete(last):
         whole = content + b"\n"
-    if not whole and ledger.begins_a_ledger(content):
+    if not whole and ledger_lines.begins_a_ledger(content):
         return None
-    return ledger.parse(whole or content, f"{path.parent.name}/{path.name}")
+    return ledger_lines.parse(whole or content, f"{path.parent.name}/{path.name}")
 
 
 def _count_events(verified: Verified) -> Counter[str]:

@@ -23,10 +23,10 @@ import torch
 from dpkfc.app.metrics import Metrics
 from dpkfc.app.recipes.catalogue import read_data, run_config
 from dpkfc.app.recipes.objective import finite
+from dpkfc.app.run_config import SETTINGS, RunConfig
 from dpkfc.app.run_folder import RunFolder
-from dpkfc.app.settings import SETTINGS, RunConfig
 from dpkfc.app.toml import ConfigError
-from dpkfc.privacy.ledger import version
+from dpkfc.privacy.ledger_lines import version
 
 
 class StudyError(ValueError):

@@ -21,7 +21,7 @@ from dpkfc.allocator import keep_freed_memory
 from dpkfc.app.run_folder import RunFolderError
 from dpkfc.app.tuning.runs import Ended, Judge, Place, Row, Run
 from dpkfc.checkpoint import CheckpointError
-from dpkfc.privacy.ledger import LedgerError
+from dpkfc.privacy.ledger_lines import LedgerError
 
 # Seconds that a stopped worker has to end.
 PATIENCE = 10.0

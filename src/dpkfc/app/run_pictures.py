@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import textwrap
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from matplotlib import rc_context, rc_params_from_file
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import (
@@ -23,7 +19,7 @@ from matplotlib.ticker import (
     PercentFormatter,
 )
 
-from dpkfc.app.run_figures import (
+from dpkfc.app.picture_data import (
     ColumnEffect,
     Curve,
     LayerSignal,
@@ -31,74 +27,26 @@ from dpkfc.app.run_figures import (
     RunFigures,
     evenly_spaced,
 )
-from dpkfc.app.run_folder import write_atomically
+from dpkfc.app.picture_style import (
+    COLOURS,
+    GRID,
+    INK,
+    MUTED,
+    PALETTE,
+    PLAIN,
+    SPENT,
+    WHITENED,
+    apply_style,
+    make_figure,
+)
 from dpkfc.report.text import rounded_up
 
-INK = "#22303c"
-MUTED = "#6b7886"
-GRID = "#e4e8ec"
-PAPER = "#ffffff"
-WARNING = "#b3261e"
-# The style of all pictures, and its colours.
-STYLE = Path(__file__).with_name("pictures.mplstyle")
-_RC = rc_params_from_file(STYLE, use_default_template=False)
-PALETTE: tuple[str, ...] = tuple(_RC["axes.prop_cycle"].by_key()["color"])
-BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY = PALETTE
-PLAIN, WHITENED, SPENT = GREY, VERMILION, BLUE
-COLOURS = (PLAIN, WHITENED, SPENT, GREEN, PURPLE, ORANGE)
 MAX_PANELS = 16
 _DASHES = (0, (4, 3))
 # Points of a curve up to which each has a marker.
 _MARKED = 40
 # Inches across, so that text can be read on a narrow screen too.
 _WIDTH = 5.4
-_P = ParamSpec("_P")
-Item = TypeVar("Item")
-
-
-def apply_style(draw: Callable[_P, Item]) -> Callable[_P, Item]:
-    """Let a function draw in the style of all pictures, and leave the global style as it is."""
-
-    @functools.wraps(draw)
-    def styled(*args: _P.args, **kwargs: _P.kwargs) -> Item:
-        with rc_context(_RC):
-            return draw(*args, **kwargs)
-
-    return styled
-
-
-def make_figure(
-    width: float, height: float, title: str = "", caption: str = "", stamp: str = ""
-) -> Figure:
-    """Return an empty figure with title, caption, and a stamp of a run without a certified ε."""
-    figure = Figure(figsize=(width, height), dpi=150)
-    FigureCanvasAgg(figure)
-    lines = textwrap.wrap(title, round(9.5 * width)) + textwrap.wrap(caption, round(12 * width))
-    if lines:
-        figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=10, color=INK)
-    if stamp:
-        figure.text(
-            0.5,
-            0.5,
-            stamp,
-            fontsize=24,
-            color=WARNING,
-            alpha=0.16,
-            rotation=20,
-            ha="center",
-            va="center",
-            weight="bold",
-        )
-    return figure
-
-
-def save(figure: Figure, path: Path) -> Path:
-    """Write a figure as PNG.
-
-    Raises:
-        RunFolderError: the path cannot be written.
-    """
-    return write_atomically(path, lambda part: figure.savefig(part, format="png"))
 
 
 def draw_run(figures: RunFigures, columns: Sequence[ColumnEffect]) -> dict[str, Figure]:
