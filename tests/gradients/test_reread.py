@@ -101,13 +101,13 @@ def test_sums_and_norms_are_those_of_layers_on_their_own(
     found = summer.add(calls, N)
     assert torch.equal(found, torch.stack([x.square() for x in alone.values()]).sum(0).sqrt())
     wanted = {
-        "identity": (7, 0),
+        "identity": (6, 0),
         "shared side": (7, 2),
         "other factors": (8, 3),
         "other sides": (8, 3),
     }
-    # of eight products of inputs and outputs one is spared where query and key share; the value has
-    # no ones in its inputs
+    # of eight products of inputs and outputs two are spared where query, key and value share; a
+    # shared side leaves the value with no ones in its whitened inputs
     assert (len(made), len(applied)) == wanted[name]
 
 

@@ -25,7 +25,13 @@ from dpkfc.linalg.norm_bounds import (
     root,
 )
 from dpkfc.linalg.norm_methods import is_materialised
-from dpkfc.linalg.row_norms import exact_row_norms, limit_inputs, row_norms
+from dpkfc.linalg.row_norms import (
+    GRAM_DEPTH,
+    count_terms,
+    exact_row_norms,
+    limit_inputs,
+    row_norms,
+)
 from dpkfc.linalg.sides import Identity
 
 # --------------------------------------------------------------------------------------------------
@@ -102,8 +108,6 @@ def _kronecker_norms_of_one_position(block: Outer) -> Tensor:
 # What rounding may take from a square is bounded with it. Where the bound is more than a small
 # fraction of the square, the rows of that example, and of it alone, are recomputed in float64.
 
-_DEPTH = 256  # columns multiplied in float32
-
 
 def gram_norms(block: Outer, cache: InputCache) -> Tensor:
     """Return upper bounds of ‖Σ_t b_t a_tᵀ‖ `[N * groups]` in float64.
@@ -136,19 +140,22 @@ def _gram_squares(block: Outer, cache: InputCache) -> tuple[Tensor, Tensor, Tens
     """Return ‖Σ_t b_t a_tᵀ‖², Σ_t ‖a_t‖‖b_t‖ and how many b_t are not 0, `[n]`."""
     a = block.a
     ones = block.homogeneous
-    input_norms = cache.get_or_compute(a, ("norms", ones), lambda: bound_input_norms(block))
-    input_products = cache.get_or_compute(a, ("products", ones), lambda: _input_products(block))
-    output_norms = row_norms(block.b)
+    input_products = cache.get_or_compute(a, "products", lambda: _row_products(a))
     output_products = _row_products(block.b)
+    input_norms = cache.get_or_compute(
+        a, ("norms", ones), lambda: bound_input_norms(block, input_products)
+    )
+    output_norms = row_norms(block.b, output_products)
     magnitudes = (input_norms * output_norms).sum(1)
     position_counts = (output_norms > 0).sum(1)
+    if ones:
+        input_products = input_products + 1
     products = input_products * output_products
     squares = products.sum((1, 2)).double()
     if block.b.dtype != torch.float32:
         return squares, magnitudes, position_counts
-    longest = _DEPTH + 2
-    input_depth = min(block.d_in, longest)
-    output_depth = min(block.d_out, longest)
+    input_depth = count_terms(block.d_in)
+    output_depth = count_terms(block.d_out)
     depth_sum = 2 * math.log2(a.shape[1])
     units = input_depth + output_depth + depth_sum + 8
     # Products of tiny rows may vanish, and are multiplied with products of huge rows.
@@ -177,22 +184,16 @@ def _gram_squares(block: Outer, cache: InputCache) -> tuple[Tensor, Tensor, Tens
     return squares, magnitudes, position_counts
 
 
-def _input_products(block: Outer) -> Tensor:
-    """Return inner products of the inputs `[n, t, t]`, with the implied coordinate."""
-    products = _row_products(block.a)
-    return products.add_(1) if block.homogeneous else products
-
-
 def _row_products(x: Tensor) -> Tensor:
     """Return inner products `[n, t, t]` of the rows of `[n, t, d]`.
 
-    Products of long float32 rows are computed in pieces, which are added in float64.
+    Long float32 rows are multiplied in pieces, so that few terms are added one after another.
     """
-    if x.dtype != torch.float32 or x.shape[2] <= _DEPTH:
+    if x.dtype != torch.float32:
         return torch.bmm(x, x.mT)
-    n, positions, _ = x.shape
-    products = x.new_zeros(n, positions, positions, dtype=torch.float64)
-    for part in x.split(_DEPTH, 2):
+    first, *others = x.split(GRAM_DEPTH, 2)
+    products = torch.bmm(first, first.mT)
+    for part in others:
         products += torch.bmm(part, part.mT)
     return products
 

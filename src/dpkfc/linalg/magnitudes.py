@@ -56,9 +56,14 @@ def bound_row_magnitudes(block: Outer) -> tuple[Tensor, Tensor]:
     return products.sum(1), has_gradient.sum(1)
 
 
-def bound_input_norms(block: Outer) -> Tensor:
-    """Return upper bounds of ‖a_t‖ with the implied coordinate, `[N * groups, T]`."""
-    norms = limit_inputs(row_norms(block.a), block.a)
+def bound_input_norms(block: Outer, products: Tensor | None = None) -> Tensor:
+    """Return upper bounds of ‖a_t‖ with the implied coordinate, `[N * groups, T]`.
+
+    Args:
+        block: the rows.
+        products: inner products of the inputs, where they are known.
+    """
+    norms = limit_inputs(row_norms(block.a, products), block.a)
     squares = norms.square() + block.homogeneous
     return squares.sqrt()
 

@@ -13,11 +13,18 @@ from dpkfc.linalg.deferred_flags import is_on_accelerator
 TINY = 2.0**-80
 """Squared norms below it may have lost terms that are too small for float32."""
 _SHORT = 64  # longest piece of a row that is summed in float32
+GRAM_DEPTH = 256
+"""Columns of a Gram matrix that are multiplied at once in float32."""
 _CACHED = 1 << 18  # entries whose copy in float64 stays in the caches of a processor
 _REACH = 2.0**100
 
 
-def row_norms(x: Tensor) -> Tensor:
+def count_terms(d: int) -> int:
+    """Return how many terms of an entry of a Gram matrix are added one after another."""
+    return min(d, GRAM_DEPTH) + -(-d // GRAM_DEPTH)
+
+
+def row_norms(x: Tensor, products: Tensor | None = None) -> Tensor:
     """Return upper bounds of the norms over the last axis, in float64, each of its own row.
 
     The sum of k squares in float32 is off by a fraction of at most (k + 2) u. Rows are therefore
@@ -25,12 +32,23 @@ def row_norms(x: Tensor) -> Tensor:
     may bound the same example in a neighbouring batch, where it may move by rounding alone. Rows
     whose squares leave the range of float32 are recomputed in float64. On a GPU, whose values
     the host does not wait for, such rows are bounded by √d times their largest entry.
+
+    Args:
+        x: rows `[..., d]`.
+        products: inner products of the rows `[n, t, t]` where they are known, with the squares on
+            their diagonal.
     """
     d = x.shape[-1]
     if x.dtype != torch.float32:
         return exact_row_norms(x)
-    fraction_lost = (min(d, _SHORT) + 2) * torch.finfo(x.dtype).eps
-    norms = _join_norms_of_pieces(x) * math.sqrt(1 + fraction_lost)
+    if products is None:
+        terms = min(d, _SHORT)
+        norms = _join_norms_of_pieces(x)
+    else:
+        terms = count_terms(d)
+        norms = products.diagonal(dim1=1, dim2=2).double().sqrt()
+    fraction_lost = (terms + 2) * torch.finfo(x.dtype).eps
+    norms = norms * math.sqrt(1 + fraction_lost)
     if not x.numel():
         return norms
     # Each entry may lose a square that is too small for float32.
